@@ -1,0 +1,1 @@
+"""The nouns: frozen values and pure functions. Imports nothing else of Plait, and never torch."""

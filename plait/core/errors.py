@@ -1,0 +1,79 @@
+"""Every error Plait raises on purpose.
+
+    PlaitError
+    ├── JobError          what the user wrote is wrong         exit status 2
+    ├── InfeasiblePlan    no strategy meets a constraint       exit status 2
+    ├── ScheduleError     an op list that cannot run           exit status 2
+    ├── PlacementError    ranks do not fit on the nodes        exit status 2
+    ├── DataError         a corpus, shard or tokenizer file    exit status 2
+    ├── CheckpointError   a checkpoint cannot be used          exit status 2
+    ├── LaunchError       ranks or the lab could not start     exit status 2
+    └── RankFailure       a running rank died or hung          exit status 1
+
+The command line prints one paragraph for each of these, never a traceback; any other exception is a bug and
+does show its traceback. ``assert`` is for our own invariants.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlaitError(Exception):
+    """Base of every deliberate error; ``exit_status`` is what the command line returns."""
+
+    exit_status = 2
+
+
+class JobError(PlaitError):
+    """What the user wrote cannot be used: says where, which value, what is allowed and what to change."""
+
+    def __init__(self, problem: str, *, file: str | None = None, key: str | None = None, fix: str | None = None) -> None:
+        where = ": ".join(part for part in (file, key) if part)
+        super().__init__(". ".join(part.rstrip(".") for part in (f"{where}: {problem}" if where else problem, fix) if part) + ".")
+        self.problem, self.file, self.key, self.fix = problem, file, key, fix
+
+    def in_file(self, file: str) -> JobError:
+        """The same error with the file it was read from."""
+        return JobError(self.problem, file=file, key=self.key, fix=self.fix)
+
+
+class InfeasiblePlan(PlaitError):
+    """No strategy meets the constraints: which one, and by how much."""
+
+
+class ScheduleError(PlaitError):
+    """An op list that cannot run: names the op or the cycle."""
+
+
+class PlacementError(PlaitError):
+    """Ranks do not fit on the nodes."""
+
+
+class DataError(PlaitError):
+    """A corpus, token shard or tokenizer file cannot be used."""
+
+
+class CheckpointError(PlaitError):
+    """A checkpoint cannot be read or written."""
+
+
+class LaunchError(PlaitError):
+    """Ranks, or the emulated cluster, could not be started."""
+
+
+class RankFailure(PlaitError):
+    """A running rank died or stopped answering: names the rank and the cause."""
+
+    exit_status = 1
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the known word closest to ``word``, or nothing.
+
+    >>> nearest("hiden", ["hidden", "layers"])
+    " (did you mean 'hidden'?)"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

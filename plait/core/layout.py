@@ -1,0 +1,73 @@
+"""Layout: the one place where rank order exists.
+
+Axes from outermost to innermost: ``pp, dp, sp, tp``; tp is innermost so that it stays inside a node. A rank's
+number is the mixed-radix number of its coordinates. Placement permutes nodes, never the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import get_args, Literal
+
+Axis = Literal["pp", "dp", "sp", "tp"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Degrees of the four axes.
+
+    >>> Layout(dp=2, tp=2).groups("tp")
+    ((0, 1), (2, 3))
+    >>> Layout(dp=2, tp=2).coordinates(3)
+    {'pp': 0, 'dp': 1, 'sp': 0, 'tp': 1}
+    """
+
+    pp: int = 1
+    dp: int = 1
+    sp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        assert all(d >= 1 for d in self.degrees), f"degrees must be positive, got {self.degrees}"
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    @property
+    def world_size(self) -> int:
+        return prod(self.degrees)
+
+    def rank(self, **coordinates: int) -> int:
+        """The rank at these coordinates; axes left out are 0."""
+        number = 0
+        for axis in AXES:
+            degree, at = getattr(self, axis), coordinates.get(axis, 0)
+            if not 0 <= at < degree:
+                raise ValueError(f"coordinate {axis}={at} outside 0..{degree - 1}")
+            number = number * degree + at
+        return number
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where ``rank`` stands on every axis."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} outside 0..{self.world_size - 1}")
+        result: dict[str, int] = {}
+        for axis in reversed(AXES):
+            rank, result[axis] = divmod(rank, getattr(self, axis))
+        return {axis: result[axis] for axis in AXES}
+
+    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every group along ``axis``, groups in order of their lowest rank."""
+        others = [a for a in AXES if a != axis]
+        spans = [range(getattr(self, a)) for a in others]
+        lines = (tuple(self.rank(**dict(zip(others, at, strict=True)), **{axis: i}) for i in range(getattr(self, axis))) for at in product(*spans))
+        return tuple(sorted(lines))
+
+    def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
+        """The group along ``axis`` that holds ``rank``."""
+        at = self.coordinates(rank)
+        return tuple(self.rank(**{**at, axis: i}) for i in range(getattr(self, axis)))

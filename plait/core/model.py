@@ -1,0 +1,256 @@
+"""ModelSpec: the shapes of a decoder-only transformer, and what follows from them (parameters, FLOPs).
+
+Two families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown 2020,
+arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no biases (Touvron 2023,
+arXiv 2307.09288; Llama 3, arXiv 2407.21783). Shapes in comments: S sequence, B batch, H hidden, N heads,
+D head size, F feed-forward, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from plait.core.errors import JobError, nearest
+
+Family = Literal["gpt", "llama"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1 frequency scaling (arXiv 2407.21783; the ``llama3`` rope type of Hugging Face configs)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Shapes of one model. Raises JobError naming the field when they contradict each other.
+
+    >>> ModelSpec(family="gpt", num_layers=2, hidden=8, num_heads=2, vocab=16, max_sequence=4).num_parameters
+    1912
+    """
+
+    family: Family
+    num_layers: int
+    hidden: int
+    num_heads: int
+    vocab: int
+    max_sequence: int
+    num_kv_heads: int = 0  # 0: as many as num_heads
+    ffn_hidden: int = 0  # 0: 4 * hidden (gpt); required for llama
+    head_size: int = 0  # 0: hidden / num_heads
+    tied_embeddings: bool | None = None  # None: the family's habit (gpt tied, llama not)
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    dropout: float = 0.0  # one probability for the embedding, attention and residual sites
+
+    def __post_init__(self) -> None:
+        if self.family not in get_args(Family):
+            raise JobError(f"'{self.family}' is no model family", key="model.family", fix=f"Use one of {', '.join(get_args(Family))}")
+        for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
+            if getattr(self, name) < 1:
+                raise JobError(f"{getattr(self, name)} is not a positive number", key=f"model.{name}")
+        for name in ("num_kv_heads", "ffn_hidden", "head_size"):
+            if getattr(self, name) < 0:
+                raise JobError(f"{getattr(self, name)} is negative", key=f"model.{name}", fix="Leave it out for the default")
+        set_ = object.__setattr__
+        if not self.head_size and self.hidden % self.num_heads:
+            raise JobError(f"{self.num_heads} heads do not divide hidden = {self.hidden}", key="model.num_heads",
+                           fix="Choose a divisor of hidden, or set head_size")  # fmt: skip
+        set_(self, "head_size", self.head_size or self.hidden // self.num_heads)
+        set_(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
+        if self.num_heads % self.num_kv_heads:
+            raise JobError(f"{self.num_kv_heads} key/value heads do not divide num_heads = {self.num_heads}", key="model.num_kv_heads")
+        if not self.ffn_hidden and self.family == "llama":
+            raise JobError("a llama model needs its feed-forward size", key="model.ffn_hidden", fix="Set ffn_hidden (often near 8/3 * hidden)")
+        set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
+        if self.tied_embeddings is None:
+            set_(self, "tied_embeddings", self.family == "gpt")
+        if self.family == "gpt" and self.num_kv_heads != self.num_heads:
+            raise JobError("the gpt family has no grouped-query heads", key="model.num_kv_heads", fix="Use family = \"llama\" or leave it out")
+        if self.family == "llama" and self.head_size % 2:
+            raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size")
+        if not 0.0 <= self.dropout < 1.0:
+            raise JobError(f"{self.dropout} is not a probability in [0, 1)", key="model.dropout")
+
+    # ---- what the family decides ----
+
+    @property
+    def has_bias(self) -> bool:
+        return self.family == "gpt"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up projection (SwiGLU)."""
+        return self.family == "llama"
+
+    @property
+    def learned_positions(self) -> bool:
+        return self.family == "gpt"
+
+    # ---- counts ----
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one attention sublayer, its norm included."""
+        query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        weights = self.hidden * (query + 2 * kv) + query * self.hidden
+        biases = (query + 2 * kv) + self.hidden if self.has_bias else 0
+        return weights + biases + self._norm_parameters
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Parameters of one MLP sublayer, its norm included."""
+        weights = self.hidden * self.ffn_hidden * (3 if self.gated else 2)
+        biases = self.ffn_hidden + self.hidden if self.has_bias else 0
+        return weights + biases + self._norm_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Word and position embeddings, and the head where it is not tied."""
+        words = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return words + (self.max_sequence * self.hidden if self.learned_positions else 0)
+
+    @property
+    def num_parameters(self) -> int:
+        """All trainable parameters, exactly (vocabulary padding for tensor parallelism not counted)."""
+        return self.num_layers * (self.attention_parameters + self.mlp_parameters) + self.embedding_parameters + self._norm_parameters
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden * (2 if self.family == "gpt" else 1)
+
+    def attention_flops(self, sequence: int) -> int:
+        """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not deducted.
+
+        The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not counted.
+        """
+        query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        linears = 2 * sequence * self.hidden * (2 * query + 2 * kv)
+        return linears + 4 * sequence * sequence * query
+
+    def mlp_flops(self, sequence: int) -> int:
+        """Forward FLOPs of one MLP sublayer for one sequence."""
+        return 2 * sequence * self.hidden * self.ffn_hidden * (3 if self.gated else 2)
+
+    def head_flops(self, sequence: int) -> int:
+        """Forward FLOPs of the language-model head for one sequence."""
+        return 2 * sequence * self.hidden * self.vocab
+
+    def step_flops(self, sequence: int, batch: int) -> int:
+        """Forward and backward FLOPs of one step: the backward costs twice the forward."""
+        forward = self.num_layers * (self.attention_flops(sequence) + self.mlp_flops(sequence)) + self.head_flops(sequence)
+        return 3 * forward * batch
+
+    # ---- reading ----
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> ModelSpec:
+        """A spec from plain values (a job file's [model] table, a plan). Refuses unknown keys."""
+        known = {f.name for f in fields(ModelSpec)}
+        for key in values:
+            if key not in known:
+                raise JobError(f"unknown key{nearest(key, known)}", key=f"model.{key}", fix=f"Known keys: {', '.join(sorted(known))}")
+        required = ("family", "num_layers", "hidden", "num_heads", "vocab", "max_sequence")
+        for key in required:
+            if key not in values:
+                raise JobError("is missing", key=f"model.{key}", fix="Name a preset (model.preset) or give every shape")
+        for key, value in values.items():
+            _check_type(key, value)
+        scaling = values.get("rope_scaling")
+        if isinstance(scaling, dict):
+            values = {**values, "rope_scaling": _rope_scaling(cast("dict[str, Any]", scaling))}
+        return ModelSpec(**values)
+
+    @staticmethod
+    def from_huggingface(path: str | Path) -> ModelSpec:
+        """The spec a Hugging Face ``config.json`` (``gpt2`` or ``llama``) describes. Raises JobError for what we cannot run."""
+        file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+        try:
+            config = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise JobError(f"cannot be read as a Hugging Face config: {error}", file=str(file)) from None
+        try:
+            return _FROM_HUGGINGFACE[config.get("model_type")](config)
+        except KeyError as error:
+            if config.get("model_type") in _FROM_HUGGINGFACE:
+                raise JobError("is missing", file=str(file), key=str(error).strip("'")) from None
+            raise JobError(f"model_type '{config.get('model_type')}' is not supported", file=str(file),
+                           key="model_type", fix=f"Supported: {', '.join(_FROM_HUGGINGFACE)}") from None  # fmt: skip
+        except JobError as error:
+            raise error.in_file(str(file)) from None
+
+    @staticmethod
+    def preset(name: str, folder: Path) -> ModelSpec:
+        """The spec in ``folder/NAME.toml``."""
+        file = folder / f"{name}.toml"
+        if not file.is_file():
+            known = sorted(p.stem for p in folder.glob("*.toml"))
+            raise JobError(f"no model preset '{name}'{nearest(name, known)}", key="model.preset", fix=f"Known presets: {', '.join(known)}")
+        return ModelSpec.from_dict(tomllib.loads(file.read_text()))
+
+
+def _check_type(key: str, value: Any) -> None:
+    """Refuse a value whose type is not its field's: TOML gives ints, floats, strings, booleans and tables."""
+    expected: tuple[type, ...] = {
+        "family": (str,), "tied_embeddings": (bool, type(None)), "rope_scaling": (dict, RopeScaling, type(None)),
+        "norm_eps": (float, int), "rope_theta": (float, int), "dropout": (float, int),
+    }.get(key, (int,))  # fmt: skip
+    if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+        allowed = " or ".join(t.__name__ for t in expected if t not in (type(None), RopeScaling))
+        raise JobError(f"{value!r} is not of type {allowed}", key=f"model.{key}")
+
+
+def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
+    known = {f.name for f in fields(RopeScaling)}
+    if set(values) != known:
+        raise JobError(f"needs exactly the keys {', '.join(sorted(known))}", key="model.rope_scaling")
+    return RopeScaling(**values)
+
+
+def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
+    if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
+        raise JobError(f"activation '{config['activation_function']}' is not supported", key="activation_function", fix="Supported: gelu_new")
+    drops = {config.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    return ModelSpec(
+        family="gpt", num_layers=config["n_layer"], hidden=config["n_embd"], num_heads=config["n_head"],
+        vocab=config["vocab_size"], max_sequence=config["n_positions"], ffn_hidden=config.get("n_inner") or 0,
+        tied_embeddings=config.get("tie_word_embeddings", True), norm_eps=config.get("layer_norm_epsilon", 1e-5),
+        dropout=drops.pop() if len(drops) == 1 else 0.0,
+    )  # fmt: skip
+
+
+def _from_llama(config: dict[str, Any]) -> ModelSpec:
+    for key, only in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
+        if config.get(key, only) != only:
+            raise JobError(f"{config[key]!r} is not supported", key=key, fix=f"Supported: {only!r}")
+    # Newer files hold everything rotary under rope_parameters; older ones split it over rope_theta and rope_scaling.
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise JobError(f"rope type '{kind}' is not supported", key="rope_scaling", fix="Supported: default, llama3")
+    scaling = None
+    if kind == "llama3":
+        scaling = RopeScaling(rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"])
+    return ModelSpec(
+        family="llama", num_layers=config["num_hidden_layers"], hidden=config["hidden_size"],
+        num_heads=config["num_attention_heads"], num_kv_heads=config.get("num_key_value_heads") or 0,
+        head_size=config.get("head_dim") or 0, ffn_hidden=config["intermediate_size"], vocab=config["vocab_size"],
+        max_sequence=config["max_position_embeddings"], tied_embeddings=config.get("tie_word_embeddings", False),
+        norm_eps=config.get("rms_norm_eps", 1e-6), rope_theta=rope.get("rope_theta", config.get("rope_theta", 10000.0)),
+        rope_scaling=scaling,
+    )  # fmt: skip
+
+
+_FROM_HUGGINGFACE = {"gpt2": _from_gpt2, "llama": _from_llama}

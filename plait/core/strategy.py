@@ -1,0 +1,95 @@
+"""Strategy: how one job is split and in which manner its communication is hidden, with the rules of validity.
+
+The planner and the runtime check a strategy by the same function, before any process starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from plait.core.errors import JobError, nearest
+from plait.core.model import ModelSpec
+
+Overlap = Literal["sync", "async", "domino", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """Degrees, slices and manner of overlap.
+
+    overlap: ``sync`` waits for every collective where it starts (plain tensor parallelism); ``async`` hides a
+    backward collective behind the weight gradient of its own sublayer (Megatron-LM); ``domino`` lets slices
+    hide each other's collectives (arXiv 2409.15241); ``none`` leaves the tensor-parallel collectives out and
+    computes wrong numbers at the speed that hiding everything would reach: for measurements only.
+    p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
+    sequence_parallel: residual stream sharded over the sequence, all-gather and reduce-scatter instead of
+    all-reduce (Korthikanti 2022, arXiv 2205.05198).
+    """
+
+    tp: int = 1
+    overlap: Overlap = "domino"
+    p1: int = 1
+    p2: int = 1
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        if self.overlap not in get_args(Overlap):
+            raise JobError(f"'{self.overlap}' is no overlap mode", key="strategy.overlap", fix=f"Use one of {', '.join(get_args(Overlap))}")
+        for name in ("tp", "p1", "p2"):
+            if getattr(self, name) < 1:
+                raise JobError(f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}")
+
+    def check(self, model: ModelSpec, *, batch: int, sequence: int) -> None:
+        """Raise JobError, naming the key, if this strategy cannot run ``model`` on micro-batches of ``batch`` x ``sequence``."""
+        tp = self.tp
+        if model.num_heads % tp:
+            raise JobError(f"tp = {tp} does not divide num_heads = {model.num_heads}", key="strategy.tp",
+                           fix=f"Allowed here: {_divisors(model.num_heads)}")  # fmt: skip
+        if model.num_kv_heads % tp and tp % model.num_kv_heads:
+            raise JobError(f"tp = {tp} and num_kv_heads = {model.num_kv_heads}: neither divides the other", key="strategy.tp")
+        if model.ffn_hidden % tp:
+            raise JobError(f"tp = {tp} does not divide ffn_hidden = {model.ffn_hidden}", key="strategy.tp")
+        if self.p1 > batch:
+            raise JobError(f"p1 = {self.p1} slices of a micro-batch of {batch} sequences", key="strategy.p1",
+                           fix=f"Use p1 <= {batch} or a larger micro-batch")  # fmt: skip
+        if model.hidden % self.p2:
+            raise JobError(f"p2 = {self.p2} does not divide hidden = {model.hidden}", key="strategy.p2")
+        if self.sequence_parallel and sequence % tp:
+            raise JobError(f"tp = {tp} does not divide the sequence length {sequence}", key="strategy.sequence_parallel",
+                           fix="Switch sequence_parallel off or change data.sequence")  # fmt: skip
+        if sequence > model.max_sequence:
+            raise JobError(f"{sequence} exceeds the model's max_sequence = {model.max_sequence}", key="data.sequence")
+
+    def kv_replicas(self, model: ModelSpec) -> int:
+        """How many tensor-parallel ranks hold a copy of each key/value head (1 unless tp exceeds their number)."""
+        return max(1, self.tp // model.num_kv_heads)
+
+    def padded_vocab(self, model: ModelSpec) -> int:
+        """The vocabulary rounded up to a multiple of tp; padded rows never receive probability or gradient."""
+        return -(-model.vocab // self.tp) * self.tp
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Strategy:
+        known = {f.name for f in fields(Strategy)}
+        for key in values:
+            if key not in known:
+                raise JobError(f"unknown key{nearest(key, known)}", key=f"strategy.{key}", fix=f"Known keys: {', '.join(sorted(known))}")
+        return Strategy(**values)
+
+
+def slice_sizes(total: int, parts: int) -> tuple[int, ...]:
+    """Sizes of ``parts`` contiguous slices of ``total``, as equal as can be, larger ones first.
+
+    >>> slice_sizes(8, 3)
+    (3, 3, 2)
+    """
+    base, extra = divmod(total, parts)
+    return tuple(base + (i < extra) for i in range(parts))
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
