@@ -50,7 +50,8 @@ class ModelSpec:
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
-    dropout: float = 0.0  # one probability for the embedding, attention and residual sites
+    dropout: float = 0.0  # after the embedding and on every sublayer's output
+    attention_dropout: float = 0.0  # on the attention weights; forgoes the fused attention kernels
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
@@ -78,8 +79,9 @@ class ModelSpec:
             raise JobError("the gpt family has no grouped-query heads", key="model.num_kv_heads", fix="Use family = \"llama\" or leave it out")
         if self.family == "llama" and self.head_size % 2:
             raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size")
-        if not 0.0 <= self.dropout < 1.0:
-            raise JobError(f"{self.dropout} is not a probability in [0, 1)", key="model.dropout")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise JobError(f"{getattr(self, name)} is not a probability in [0, 1)", key=f"model.{name}")
 
     # ---- what the family decides ----
 
@@ -205,7 +207,7 @@ def _check_type(key: str, value: Any) -> None:
     """Refuse a value whose type is not its field's: TOML gives ints, floats, strings, booleans and tables."""
     expected: tuple[type, ...] = {
         "family": (str,), "tied_embeddings": (bool, type(None)), "rope_scaling": (dict, RopeScaling, type(None)),
-        "norm_eps": (float, int), "rope_theta": (float, int), "dropout": (float, int),
+        "norm_eps": (float, int), "rope_theta": (float, int), "dropout": (float, int), "attention_dropout": (float, int),
     }.get(key, (int,))  # fmt: skip
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
         allowed = " or ".join(t.__name__ for t in expected if t not in (type(None), RopeScaling))
@@ -222,12 +224,13 @@ def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
 def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
     if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise JobError(f"activation '{config['activation_function']}' is not supported", key="activation_function", fix="Supported: gelu_new")
-    drops = {config.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    if config.get("resid_pdrop", 0.1) != config.get("embd_pdrop", 0.1):
+        raise JobError("differs from embd_pdrop, and one probability serves both sites", key="resid_pdrop")
     return ModelSpec(
         family="gpt", num_layers=config["n_layer"], hidden=config["n_embd"], num_heads=config["n_head"],
         vocab=config["vocab_size"], max_sequence=config["n_positions"], ffn_hidden=config.get("n_inner") or 0,
         tied_embeddings=config.get("tie_word_embeddings", True), norm_eps=config.get("layer_norm_epsilon", 1e-5),
-        dropout=drops.pop() if len(drops) == 1 else 0.0,
+        dropout=config.get("resid_pdrop", 0.1), attention_dropout=config.get("attn_pdrop", 0.1),
     )  # fmt: skip
 
 
@@ -249,7 +252,7 @@ def _from_llama(config: dict[str, Any]) -> ModelSpec:
         head_size=config.get("head_dim") or 0, ffn_hidden=config["intermediate_size"], vocab=config["vocab_size"],
         max_sequence=config["max_position_embeddings"], tied_embeddings=config.get("tie_word_embeddings", False),
         norm_eps=config.get("rms_norm_eps", 1e-6), rope_theta=rope.get("rope_theta", config.get("rope_theta", 10000.0)),
-        rope_scaling=scaling,
+        rope_scaling=scaling, attention_dropout=config.get("attention_dropout", 0.0),
     )  # fmt: skip
 
 

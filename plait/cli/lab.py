@@ -1,0 +1,83 @@
+"""``plait lab``: an emulated cluster on this machine, and its cables."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Emulate a cluster on this Linux machine: hosts behind links of a given rate.")
+
+LabName = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="Which lab, when several run.")]
+Host = Annotated[int, typer.Argument(metavar="HOST", help="Number of the host, from 0.")]
+
+
+# Options end where the command begins, so that the command's own options need no `--` before them.
+@app.command("run", context_settings={"allow_interspersed_args": False})
+def run_command(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What every rank runs.", show_default=False)] = None,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 2,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host; they speak over its loopback.")] = 1,
+    nic: Annotated[str, typer.Option(metavar="RATE", help="Rate of a host's link, each way: 400mbit, 2.5gbit, unlimited.")] = "1gbit",
+    mtu: Annotated[int, typer.Option(help="Largest packet of a link, in bytes.")] = 9000,
+    name: Annotated[str | None, typer.Option(help="What to call the lab.", show_default="lab1, lab2, ...")] = None,
+    only_rank: Annotated[int | None, typer.Option(metavar="N", help="Show what this rank prints, not the others.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Let ranks write to this terminal as they are, without [rank] before lines.")] = False,
+    grace: Annotated[float, typer.Option(metavar="SECONDS", help="Between asking ranks to end and killing them.")] = 5.0,
+) -> None:
+    """Run a command once per rank on emulated hosts, with the variables torchrun would set.
+
+    Returns 0 if every rank does; else the status of the first rank that failed, and the others are ended. Needs root or user namespaces.
+    """
+    from plait.lab import LabSpec, run
+
+    spec = LabSpec(hosts=hosts, ranks_per_host=ranks_per_host, nic=nic, mtu=mtu)
+    raise typer.Exit(run(spec, command or [], name=name, only_rank=only_rank, raw=raw, grace=grace))
+
+
+@app.command()
+def cut(host: Host, lab: LabName = None) -> None:
+    """Pull a host's cable in a running lab."""
+    from plait.lab import find
+
+    entry = find(lab)
+    entry.network.cut(host)
+    typer.echo(f"{entry.name}: host {host} is cut off")
+
+
+@app.command()
+def heal(host: Host, lab: LabName = None) -> None:
+    """Plug a host's cable in again."""
+    from plait.lab import find
+
+    entry = find(lab)
+    entry.network.heal(host)
+    typer.echo(f"{entry.name}: host {host} is connected")
+
+
+@app.command()
+def slow(host: Host, rate: Annotated[str, typer.Argument(metavar="RATE", help="Such as 100mbit, or unlimited.")], lab: LabName = None) -> None:
+    """Give a host's link another rate, in both directions."""
+    from plait.lab import find
+
+    entry = find(lab)
+    entry.network.slow(host, rate)
+    typer.echo(f"{entry.name}: the link of host {host} now has {rate}")
+
+
+@app.command("list")
+def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the labs that run now, and the links of their hosts."""
+    from plait.lab import running
+
+    entries = running()
+    if as_json:
+        typer.echo(json.dumps([entry.report() for entry in entries], indent=2))
+        return
+    if not entries:
+        typer.echo("no lab is running")
+    for entry in entries:
+        typer.echo(f"{entry.name}  {entry.spec}  pid {entry.pid}  {' '.join(entry.command)}")
+        for host in entry.network.state():
+            typer.echo(f"  host {host.host}  {host.address}  {host.nic}{'  cut off' if host.cut else ''}")

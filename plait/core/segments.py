@@ -1,0 +1,302 @@
+"""The inside of a stage as data: which segment of which slice runs next, where a collective starts and is awaited.
+
+A transformer stage is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. Each is
+cut by hand (detached) into ops, and an op exists once for every slice of the batch:
+
+    N  norm       add the previous segment's output to the residual stream, normalise
+    F  forward    first weight (column-parallel) and what follows it: attention core, activation, vocabulary softmax
+    R  row        second weight (row-parallel), one op per column part; its partial sum is reduced
+    L  loss       combine the softmax statistics of the vocabulary shards (head only)
+    D  input gradient through the second weight and the core
+    C  input gradient of the first weight, one op per part; its partial sum is reduced
+    W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only)
+    J  backward of N ("join")
+
+Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention, ``>attn3.R0.1``
+starts the collective of its result, ``<attn3.R0.1`` waits for it. With all-reduce tensor parallelism R and C
+carry the collectives; sequence-parallel, N and J (all-gather) do too, and R and C become reduce-scatters.
+The list is the same on every rank, hence so is the order of collectives, and any legal order adds into each
+weight's gradient slice by slice, so that results do not depend on the order chosen.
+
+>>> graph = SegmentGraph(num_layers=1, p1=2)
+>>> actions = sync_order(graph)
+>>> parse(format_actions(actions)) == actions
+True
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple, cast
+
+from plait.core.errors import ScheduleError
+
+Site = Literal["embed", "attn", "mlp", "head"]
+Kind = Literal["N", "F", "R", "L", "D", "C", "W", "J"]
+Verb = Literal["run", "start", "wait"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+FORWARD_KINDS = frozenset("NFRL")
+
+
+class SegmentOp(NamedTuple):
+    """One computation of one slice in one segment; ``layer`` is 0 for embed and head."""
+
+    site: Site
+    layer: int
+    kind: Kind
+    slice: int
+    part: int = 0
+
+    @property
+    def forward(self) -> bool:
+        return self.kind in FORWARD_KINDS
+
+    def __str__(self) -> str:
+        segment = f"{self.site}{self.layer}" if self.site in ("attn", "mlp") else self.site
+        return f"{segment}.{self.kind}{self.slice}" + (f".{self.part}" if self.part else "")
+
+
+class Action(NamedTuple):
+    """Run an op, start the collective of its result, or wait for that collective."""
+
+    verb: Verb
+    op: SegmentOp
+
+    def __str__(self) -> str:
+        return _SIGNS[self.verb] + str(self.op)
+
+
+class Need(NamedTuple):
+    """An op that must have run before; ``collective`` says that its collective must have been awaited too."""
+
+    op: SegmentOp
+    collective: bool = False
+
+
+_SIGNS: dict[str, str] = {"run": "", "start": ">", "wait": "<"}
+_VERBS = {sign: verb for verb, sign in _SIGNS.items()}
+_WORD = re.compile(r"([<>]?)(?:(attn|mlp)(\d+)|(embed|head))\.([NFRLDCWJ])(\d+)(?:\.(\d+))?")
+
+
+def format_actions(actions: Iterable[Action]) -> str:
+    """The text form, words separated by blanks."""
+    return " ".join(str(action) for action in actions)
+
+
+def parse(text: str) -> list[Action]:
+    """The actions of a text form. Raises ScheduleError naming the word that is none."""
+    actions: list[Action] = []
+    for word in text.split():
+        match = _WORD.fullmatch(word)
+        if not match:
+            raise ScheduleError(f"'{word}' is not a segment action; one looks like attn3.F0, >mlp0.R1.1 or <head.C0")
+        sign, site, layer, end, kind, at, part = match.groups()
+        op = SegmentOp(cast(Site, site or end), int(layer or 0), cast(Kind, kind), int(at), int(part or 0))
+        actions.append(Action(cast(Verb, _VERBS[sign]), op))
+    return actions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentGraph:
+    """All ops of one micro-batch on one stage, and what each needs.
+
+    communicates: False where tp = 1, so that no collective exists at all.
+    """
+
+    num_layers: int
+    p1: int = 1
+    p2: int = 1
+    sequence_parallel: bool = False
+    communicates: bool = True
+    backward: bool = True
+
+    @property
+    def segments(self) -> tuple[tuple[Site, int], ...]:
+        """(site, layer) from the embedding to the head."""
+        inner = [(site, layer) for layer in range(self.num_layers) for site in ("attn", "mlp")]
+        return cast("tuple[tuple[Site, int], ...]", (("embed", 0), *inner, ("head", 0)))
+
+    def parts(self, site: Site, kind: Kind) -> int:
+        """How many parts an op has."""
+        if kind == "R":
+            return self.p2 if site in ("attn", "mlp") else 1
+        if kind == "C":  # row blocks of one buffer; a reduce-scatter over the sequence cannot be cut that way
+            return 1 if self.sequence_parallel else self.p2
+        if kind == "W":
+            return 2 if site in ("attn", "mlp") else 1
+        return 1
+
+    def kinds(self, site: Site) -> tuple[Kind, ...]:
+        """The kinds of op a segment has, in the order in which one slice alone would run them."""
+        forward, backward = _KINDS[site]
+        return cast("tuple[Kind, ...]", tuple(forward + (backward if self.backward else "")))
+
+    def collective(self, op: SegmentOp) -> Collective | None:
+        """What crosses the network with the result of ``op``, if anything does."""
+        if not self.communicates:
+            return None
+        if op.kind in ("R", "C"):
+            return "reduce_scatter" if self.sequence_parallel else "all_reduce"
+        if op.kind == "F" and op.site == "head":
+            return "all_gather"  # three numbers a token: maximum, sum of exponentials, the target's logit
+        if op.kind in ("N", "J") and self.sequence_parallel:
+            return "all_gather"
+        return None
+
+    def ops(self) -> list[SegmentOp]:
+        """Every op once, in an order that satisfies every need (segment by segment, slice by slice)."""
+        forward = [self._of(segment, at, True) for segment in self.segments for at in range(self.p1)]
+        backward = [self._of(segment, at, False) for segment in reversed(self.segments) for at in range(self.p1)]
+        return [op for group in forward + backward for op in group]
+
+    def _of(self, segment: tuple[Site, int], at: int, forward: bool) -> list[SegmentOp]:
+        site, layer = segment
+        kinds = [kind for kind in self.kinds(site) if (kind in FORWARD_KINDS) == forward]
+        return [SegmentOp(site, layer, kind, at, part) for kind in kinds for part in range(self.parts(site, kind))]
+
+    def before(self, op: SegmentOp) -> tuple[Site, int]:
+        """The segment that feeds ``op``'s segment."""
+        return self.segments[self._index(op) - 1]
+
+    def after(self, op: SegmentOp) -> tuple[Site, int]:
+        """The segment that ``op``'s segment feeds."""
+        return self.segments[self._index(op) + 1]
+
+    def _index(self, op: SegmentOp) -> int:
+        return {"embed": 0, "attn": 1 + 2 * op.layer, "mlp": 2 + 2 * op.layer, "head": 1 + 2 * self.num_layers}[op.site]
+
+    def needs(self, op: SegmentOp) -> list[Need]:
+        """What must precede ``op``: the data it reads, and the slice before it where both add into one gradient."""
+        at = op.slice
+        needs: list[Need] = []
+
+        def need(segment: tuple[Site, int], kind: Kind, part: int = 0) -> None:
+            source = SegmentOp(*segment, kind, at, part)
+            needs.append(Need(source, self.collective(source) is not None))
+
+        def need_all(segment: tuple[Site, int], kind: Kind) -> None:
+            for part in range(self.parts(segment[0], kind)):
+                need(segment, kind, part)
+
+        here = (op.site, op.layer)
+        match op.kind:
+            case "N":
+                need_all(self.before(op), "R")
+            case "F":
+                need(here, "N")
+            case "R" if op.site != "embed":
+                need(here, "F")
+            case "L":
+                need(here, "F")
+            case "D":
+                need(self.after(op), "J")
+            case "C":
+                need(here, "L" if op.site == "head" else "D")
+            case "J":
+                need_all(here, "C")
+            case "W" if op.site == "head":
+                need(here, "L")
+            case "W" if op.site == "embed":
+                need(self.after(op), "J")
+                needs.append(Need(SegmentOp("head", 0, "W", self.p1 - 1)))  # tied weights: the head adds first
+            case "W":
+                need(here, "D")
+            case _:
+                pass
+        if op.part and op.kind in ("R", "C"):
+            needs.append(Need(op._replace(part=op.part - 1)))
+        if at and op.kind in ("W", "J"):
+            needs.append(Need(op._replace(slice=at - 1)))
+        return needs
+
+
+_KINDS: dict[str, tuple[str, str]] = {"embed": ("R", "W"), "attn": ("NFR", "DCWJ"), "mlp": ("NFR", "DCWJ"), "head": ("NFL", "CWJ")}
+
+
+@cache
+def needs_table(graph: SegmentGraph) -> dict[SegmentOp, tuple[Need, ...]]:
+    """``needs`` of every op of the graph."""
+    return {op: tuple(graph.needs(op)) for op in graph.ops()}
+
+
+def check(graph: SegmentGraph, actions: Sequence[Action]) -> None:
+    """Raise ScheduleError, naming the op, unless ``actions`` runs the whole graph legally.
+
+    Every op once; nothing before what it needs; every collective started after its op, awaited once, and
+    awaited before anybody reads its result.
+    """
+    needs = needs_table(graph)
+    done: dict[Verb, set[SegmentOp]] = {"run": set(), "start": set(), "wait": set()}
+    for verb, op in actions:
+        if op not in needs:
+            raise ScheduleError(f"{op} does not exist in a graph of {graph.num_layers} layers, p1 = {graph.p1}, p2 = {graph.p2}")
+        if op in done[verb]:
+            raise ScheduleError(f"{Action(verb, op)} stands twice")
+        if verb == "run":
+            for need in needs[op]:
+                if need.op not in done["run"]:
+                    raise ScheduleError(f"{op} runs before {need.op}, which it needs")
+                if need.collective and need.op not in done["wait"]:
+                    raise ScheduleError(f"{op} reads the result of {need.op} before its collective is awaited")
+        elif graph.collective(op) is None:
+            raise ScheduleError(f"{Action(verb, op)}: {op} has no collective")
+        elif op not in done["run" if verb == "start" else "start"]:
+            raise ScheduleError(f"{Action(verb, op)} stands before {'the op' if verb == 'start' else 'its start'}")
+        done[verb].add(op)
+    _check_complete(graph, done)
+
+
+def _check_complete(graph: SegmentGraph, done: dict[Verb, set[SegmentOp]]) -> None:
+    for op in graph.ops():
+        if op not in done["run"]:
+            raise ScheduleError(f"{op} never runs")
+        if graph.collective(op) and op not in done["wait"]:
+            raise ScheduleError(f"the collective of {op} is never {'awaited' if op in done['start'] else 'started'}")
+
+
+def sync_order(graph: SegmentGraph) -> list[Action]:
+    """Plain tensor parallelism: every collective is awaited where it starts."""
+    actions: list[Action] = []
+    for op in graph.ops():
+        actions.append(Action("run", op))
+        if graph.collective(op):
+            actions += [Action("start", op), Action("wait", op)]
+    return actions
+
+
+def async_order(graph: SegmentGraph) -> list[Action]:
+    """Megatron-LM's overlap: a backward collective is hidden behind its own sublayer's weight gradients only."""
+    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == "C")
+
+
+def insert_waits(graph: SegmentGraph, order: Iterable[SegmentOp], late: Callable[[SegmentOp], bool] = lambda _: True) -> list[Action]:
+    """Actions for a run order: a collective starts right after its op, and is awaited just before its first reader.
+
+    late: where it says no, the collective is awaited at once.
+    """
+    needs, awaited = needs_table(graph), set[SegmentOp]()
+    actions: list[Action] = []
+
+    def wait(op: SegmentOp) -> None:
+        if op not in awaited:
+            awaited.add(op)
+            actions.append(Action("wait", op))
+
+    pending: list[SegmentOp] = []
+    for op in order:
+        for need in needs[op]:
+            if need.collective:
+                wait(need.op)
+        actions.append(Action("run", op))
+        if graph.collective(op):
+            actions.append(Action("start", op))
+            pending.append(op)
+            if not late(op):
+                wait(op)
+    for op in pending:
+        wait(op)
+    return actions

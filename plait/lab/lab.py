@@ -1,0 +1,140 @@
+"""``Lab``: an emulated cluster for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from plait.core.errors import LaunchError
+from plait.lab import environment
+from plait.lab.network import Network, tool
+from plait.lab.registry import Entry, note, strike
+from plait.lab.spec import LabSpec
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+
+
+class Lab:
+    """Hosts behind rate-limited links, up inside the ``with`` block; every process on them ends with it.
+
+    >>> with Lab(LabSpec.parse("2x1@1gbit")) as lab:  # doctest: +SKIP
+    ...     lab.popen(1, ["hostname", "-I"]).wait()
+    """
+
+    def __init__(self, spec: LabSpec, *, name: str | None = None, command: Sequence[str] = ()) -> None:
+        self.spec = spec
+        self.command = tuple(command)  # what `plait lab list` shows
+        self._wanted_name = name
+        self._entry: Entry | None = None
+        self._keeper: subprocess.Popen[str] | None = None
+        self._lifeline = -1
+        self._ranks: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Lab:
+        if not sys.platform.startswith("linux"):
+            raise LaunchError(f"the lab needs Linux network namespaces, and this is {sys.platform}. Run it on a Linux machine or in a Linux VM.")
+        for program in ("ip", "tc", "nsenter"):
+            tool(program)
+        try:
+            network = self._start_keeper()
+            network.build(self.spec)
+            self._entry = note(self._wanted_name, self.spec, network, self.command)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _start_keeper(self) -> Network:
+        read_end, self._lifeline = os.pipe()
+        try:
+            argv = [sys.executable, "-I", "-S", str(_KEEPER), str(self.spec.hosts)]
+            self._keeper = subprocess.Popen(argv, stdin=read_end, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True)
+        finally:
+            os.close(read_end)
+        assert self._keeper.stdout is not None
+        answer = self._keeper.stdout.readline()
+        reply = json.loads(answer or '{"error": "?", "message": "its first process ended early"}')
+        if "error" in reply:
+            raise LaunchError(_why_not(reply["error"], reply["message"]))
+        return Network(self._keeper.pid, tuple(reply["fds"]), reply["userns"])
+
+    def close(self) -> None:
+        """End every process on the hosts at once, and remove the network."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        if self._keeper is not None:
+            self._keeper.wait()
+            if self._keeper.stdout is not None:
+                self._keeper.stdout.close()
+        for process in self._ranks:
+            process.wait()
+        if self._entry is not None:
+            strike(self._entry)
+            self._entry = None
+
+    @property
+    def entry(self) -> Entry:
+        """The lab's line in the list of running labs."""
+        if self._entry is None:
+            raise LaunchError("the lab is not up. Use it inside its `with` block.")
+        return self._entry
+
+    @property
+    def name(self) -> str:
+        """What the lab is called in ``plait lab list``."""
+        return self.entry.name
+
+    @property
+    def network(self) -> Network:
+        """The lab's switch and links."""
+        return self.entry.network
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The variables to add for a rank: torchrun's and the lab's own."""
+        return environment.rank_environment(self.spec, self.name, rank)
+
+    def rank_command(self, rank: int, argv: Sequence[str]) -> list[str]:
+        """The command that runs ``argv`` on the host of a rank; it ends with the lab, whoever starts it."""
+        return self.network.enter(self.spec.host_of(rank), argv)
+
+    def popen(self, rank: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start ``argv`` as a rank, in a process group of its own; ``options`` are those of ``subprocess.Popen``."""
+        base = options.pop("env", None)
+        env = {**(environment.inherited() if base is None else base), **self.environment(rank)}
+        options.setdefault("start_new_session", True)
+        process = subprocess.Popen(self.rank_command(rank, argv), env=env, **options)
+        self._ranks.append(process)
+        return process
+
+    def cut(self, host: int) -> None:
+        """Pull a host's cable."""
+        self.network.cut(host)
+
+    def heal(self, host: int) -> None:
+        """Plug a host's cable in again."""
+        self.network.heal(host)
+
+    def slow(self, host: int, rate: str) -> None:
+        """Change the rate of a host's link, in both directions."""
+        self.network.slow(host, rate)
+
+
+def _why_not(code: str, message: str) -> str:
+    """One paragraph on why the kernel refused a namespace."""
+    if code in ("EPERM", "EACCES", "ENOSPC", "EINVAL", "ENOSYS"):
+        return (
+            f"the lab may not create network namespaces here ({message}): it needs root, or a kernel that lets users create "
+            "user namespaces. Run it as root, or allow them (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+            "or on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0)."
+        )
+    return f"the lab could not start: {message}."

@@ -1,0 +1,141 @@
+"""Which labs run now: one small file per lab, so that another terminal can list them and reach their networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import JobError
+from plait.lab.environment import runtime_dir
+from plait.lab.network import Network
+from plait.lab.spec import LabSpec
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A running lab as other processes see it."""
+
+    name: str
+    pid: int
+    started: int  # clock ticks since boot: with the pid it names one process for ever
+    spec: LabSpec
+    network: Network
+    keeper_started: int
+    command: tuple[str, ...]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the lab and the keeper of its network both run still."""
+        return start_time(self.pid) == self.started and start_time(self.network.keeper) == self.keeper_started
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        network = {"keeper": self.network.keeper, "fds": list(self.network.fds), "userns": self.network.userns}
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "started": self.started,
+            "spec": str(self.spec),
+            "network": network,
+            "keeper_started": self.keeper_started,
+            "command": list(self.command),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """What ``plait lab list --json`` shows: the lab, and each host's link as it is now."""
+        hosts = [asdict(state) for state in self.network.state()]
+        return {"name": self.name, "pid": self.pid, "spec": asdict(self.spec), "command": list(self.command), "hosts": hosts}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Entry:
+        """The inverse of :meth:`to_dict`."""
+        net = values["network"]
+        network = Network(net["keeper"], tuple(net["fds"]), net["userns"])
+        spec = LabSpec.parse(values["spec"])
+        return cls(values["name"], values["pid"], values["started"], spec, network, values["keeper_started"], tuple(values["command"]))
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it has ended (a zombie has)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def note(name: str | None, spec: LabSpec, network: Network, command: Sequence[str]) -> Entry:
+    """Enter a lab of this process in the list, under ``name`` or the first free of lab1, lab2, ..."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise JobError(f"{name!r} cannot name a lab", fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    running()  # removes the files of labs that have crashed
+    number = 0
+    while True:
+        number += 1
+        chosen = name or f"lab{number}"
+        entry = Entry(chosen, os.getpid(), start_time(os.getpid()) or 0, spec, network, start_time(network.keeper) or 0, tuple(command))
+        if _create(_path(chosen), json.dumps(entry.to_dict())):
+            return entry
+        if name is not None:
+            raise JobError(f"a lab called {name!r} is running already", fix="choose another name")
+
+
+def strike(entry: Entry) -> None:
+    """Take a lab off the list."""
+    _path(entry.name).unlink(missing_ok=True)
+
+
+def running() -> list[Entry]:
+    """The labs of this user that run now, by name; what crashed labs left in the list is removed."""
+    entries: list[Entry] = []
+    for path in sorted(runtime_dir().glob("*.json")):
+        try:
+            entry = Entry.from_dict(json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError, JobError):
+            entry = None  # half written by a lab that was killed, or by another version
+        if entry is not None and entry.alive:
+            entries.append(entry)
+        else:
+            path.unlink(missing_ok=True)
+    return entries
+
+
+def find(name: str | None = None) -> Entry:
+    """The running lab of that name, or the only one."""
+    entries = running()
+    if not entries:
+        raise JobError("no lab is running", fix="start one with: plait lab run -- COMMAND")
+    names = ", ".join(entry.name for entry in entries)
+    if name is None:
+        if len(entries) > 1:
+            raise JobError(f"several labs are running ({names})", fix="say which one with --lab NAME")
+        return entries[0]
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    raise JobError(f"no lab called {name!r} is running", fix=f"running now: {names}")
+
+
+def _path(name: str) -> Path:
+    return runtime_dir() / f"{name}.json"
+
+
+def _create(path: Path, text: str) -> bool:
+    """Write a new file in one piece; False if there is one of that name."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    try:
+        os.link(draft, path)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()

@@ -1,0 +1,191 @@
+"""Run one command as every rank of a lab, and end all ranks together."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, BinaryIO
+
+from plait.core.errors import JobError, LaunchError
+from plait.lab.lab import Lab
+from plait.lab.output import Stream
+from plait.lab.spec import LabSpec
+
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(
+    spec: LabSpec, argv: Sequence[str], *, name: str | None = None, only_rank: int | None = None, raw: bool = False, grace: float = GRACE
+) -> int:
+    """Run ``argv`` as every rank of a new lab; 0 if all ranks return 0, else the status of the first that did not.
+
+    A rank that fails ends the others: SIGTERM, and SIGKILL after ``grace`` seconds. So do SIGINT and SIGTERM to this process; a
+    second one kills at once. Output is passed on with ``[rank] `` before each line; ``only_rank`` shows one rank, and ``raw`` gives
+    the ranks this process's own output.
+    """
+    if not argv:
+        raise JobError("there is nothing to run", fix="give the command of a rank after --, such as: plait lab run -- python train.py")
+    if shutil.which(argv[0]) is None:
+        raise JobError(f"the command {argv[0]!r} is not an executable file", fix="check its name, or give its path")
+    if only_rank is not None:
+        spec.host_of(only_rank)
+    with Lab(spec, name=name, command=argv) as lab:
+        return Supervisor(lab, grace).run(argv, only_rank, raw)
+
+
+def describe_exit(returncode: int) -> str:
+    """How a process ended, in words.
+
+    >>> describe_exit(-9)
+    'was killed by SIGKILL'
+    """
+    if returncode >= 0:
+        return f"exited with status {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def say(message: str) -> None:
+    """A line from the lab itself, apart from what ranks print."""
+    print(f"plait lab: {message}", file=sys.stderr, flush=True)
+
+
+class Supervisor:
+    """Watches the ranks of a lab, their output and the user's signals, in one thread that sleeps until something happens."""
+
+    def __init__(self, lab: Lab, grace: float) -> None:
+        self.lab, self.grace = lab, grace
+        self.selector = selectors.DefaultSelector()
+        self.alive: dict[int, subprocess.Popen[Any]] = {}
+        self.errors: dict[int, Stream] = {}
+        self.streams: list[Stream] = []
+        self.status = 0
+        self.stopping = False
+        self.kill_at: float | None = None
+
+    def run(self, argv: Sequence[str], only_rank: int | None, raw: bool) -> int:
+        """Start every rank, wait for all of them, return the lab's status."""
+        with self.selector, self._signals():
+            self._watch(os.pidfd_open(self.lab.network.keeper), self._keeper_ended)
+            for rank in range(self.lab.spec.world_size):
+                self._start(rank, argv, only_rank, raw)
+            while self.alive:
+                timeout = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+                for key, _ in self.selector.select(timeout):
+                    key.data()
+                if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                    self._signal_all(signal.SIGKILL)
+                    self.kill_at = None
+            self.lab.close()  # ends what ranks left behind, so that the pipes below do end
+            for stream in self.streams:
+                stream.finish()
+        return self.status
+
+    def _start(self, rank: int, argv: Sequence[str], only_rank: int | None, raw: bool) -> None:
+        shown = only_rank in (None, rank)
+        plain = raw or self.lab.spec.world_size == 1
+        out = None if shown and plain else subprocess.PIPE if shown else subprocess.DEVNULL
+        err = None if shown and plain else subprocess.PIPE
+        process = self.lab.popen(rank, argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        self.alive[rank] = process
+        prefix = "" if only_rank is not None else f"[{rank}] "
+        if process.stdout is not None:
+            self._stream(process.stdout, sys.stdout.buffer, prefix)
+        if process.stderr is not None:
+            self.errors[rank] = self._stream(process.stderr, sys.stderr.buffer if shown else None, prefix)
+        self._watch(os.pidfd_open(process.pid), lambda: self._rank_ended(rank))
+
+    def _watch(self, pidfd: int, ended: Callable[[], None]) -> None:
+        """Call ``ended`` once, when the process of a descriptor has ended."""
+
+        def once() -> None:
+            self.selector.unregister(pidfd)
+            os.close(pidfd)
+            ended()
+
+        self.selector.register(pidfd, selectors.EVENT_READ, once)
+
+    def _stream(self, source: Any, sink: BinaryIO | None, prefix: str) -> Stream:
+        stream = Stream(source, sink, prefix)
+
+        def pump() -> None:
+            if not stream.pump():
+                self.selector.unregister(stream)
+
+        self.selector.register(stream, selectors.EVENT_READ, pump)
+        self.streams.append(stream)
+        return stream
+
+    def _rank_ended(self, rank: int) -> None:
+        returncode = self.alive.pop(rank).wait()
+        if returncode == 0 or self.stopping:
+            return
+        self.status = returncode if returncode > 0 else 128 - returncode
+        if rank in self.errors and self.errors[rank].sink is None:
+            self._show_hidden_errors(rank)
+        others = "; ending the other ranks" if self.alive else ""
+        say(f"rank {rank} on host {self.lab.spec.host_of(rank)} {describe_exit(returncode)}{others}")
+        self._stop()
+
+    def _show_hidden_errors(self, rank: int) -> None:
+        """The last lines of a rank that is not shown, now that it has failed."""
+        stream = self.errors[rank]
+        stream.drain()
+        sys.stderr.buffer.writelines(f"[{rank}] ".encode() + line for line in stream.tail)
+        sys.stderr.buffer.flush()
+
+    def _keeper_ended(self) -> None:
+        raise LaunchError("the process that holds the lab's network ended unexpectedly, and the lab with it.")
+
+    def _stop(self) -> None:
+        self.stopping = True
+        self._signal_all(signal.SIGTERM)
+        self.kill_at = time.monotonic() + self.grace
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self.alive.values():
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:  # ended, and not yet waited for
+                pass
+
+    def _signalled(self, number: int) -> None:
+        if self.stopping:
+            self._signal_all(signal.SIGKILL)
+            return
+        say(f"{signal.Signals(number).name} received; ending the ranks (once more to kill them)")
+        self.status = 128 + number
+        self._stop()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn the user's signals into events of the loop; outside the main thread they are the caller's to handle."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        read_end, write_end = os.pipe()
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            os.write(write_end, bytes([number]))
+
+        self.selector.register(read_end, selectors.EVENT_READ, lambda: self._signalled(os.read(read_end, 1)[0]))
+        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(read_end)
+            os.close(write_end)

@@ -1,0 +1,100 @@
+"""What a lab looks like: how many hosts, ranks on each, and the link between a host and the switch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from plait.core.errors import JobError
+
+UNLIMITED = "unlimited"
+MAX_HOSTS = 1000  # a Linux bridge takes 1024 ports
+MIN_RATE, MAX_RATE = 1_000_000, 10**12  # bits per second; below, the token bucket alone would carry whole messages
+MIN_MTU, MAX_MTU = 576, 65535
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([a-z]*)")
+_SPEC = re.compile(r"(\d+)x(\d+)(?:@([^,]*))?(?:,mtu=(\d+))?")
+
+
+def parse_rate(text: str) -> int | None:
+    """Bits per second of a rate as tc writes it, or None for ``unlimited``.
+
+    >>> parse_rate("2.5gbit")
+    2500000000
+    """
+    lowered = text.strip().lower()
+    if lowered == UNLIMITED:
+        return None
+    match = _RATE.fullmatch(lowered)
+    if not match or match[2] not in _UNITS:
+        raise JobError(f"{text!r} is not a link rate", fix="write a number and bit, kbit, mbit or gbit, such as 400mbit or 2.5gbit, or unlimited")
+    rate = round(float(match[1]) * _UNITS[match[2]])
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise JobError(f"the link rate {text!r} is out of range", fix="choose a rate from 1mbit to 1000gbit, or unlimited")
+    return rate
+
+
+def format_rate(rate: int | None) -> str:
+    """The shortest tc form of a rate: the inverse of :func:`parse_rate`.
+
+    >>> format_rate(2_500_000_000)
+    '2.5gbit'
+    """
+    if rate is None:
+        return UNLIMITED
+    for unit in ("gbit", "mbit", "kbit"):
+        for digits in range(4):
+            number = f"{rate / _UNITS[unit]:.{digits}f}"
+            if float(number) and round(float(number) * _UNITS[unit]) == rate and (rate >= _UNITS[unit] or unit == "kbit"):
+                return f"{number}{unit}"
+    return f"{rate}bit"
+
+
+@dataclass(frozen=True)
+class LabSpec:
+    """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind one link of rate ``nic``.
+
+    >>> LabSpec.parse("2x4@10gbit").world_size
+    8
+    """
+
+    hosts: int = 2
+    ranks_per_host: int = 1
+    nic: str = "1gbit"
+    mtu: int = 9000
+
+    def __post_init__(self) -> None:
+        for key, value, limit in (("hosts", self.hosts, MAX_HOSTS), ("ranks_per_host", self.ranks_per_host, 1024)):
+            if not 1 <= value <= limit:
+                raise JobError(f"a lab cannot have {key} = {value}", fix=f"choose {key} from 1 to {limit}")
+        if not MIN_MTU <= self.mtu <= MAX_MTU:
+            raise JobError(f"a link cannot have mtu = {self.mtu}", fix=f"choose an mtu from {MIN_MTU} to {MAX_MTU}; 1500 and 9000 are usual")
+        parse_rate(self.nic)
+
+    @classmethod
+    def parse(cls, text: str) -> LabSpec:
+        """Read ``HOSTSxRANKS[@NIC][,mtu=MTU]``, such as ``2x1@1gbit`` or ``4x2@400mbit,mtu=1500``."""
+        match = _SPEC.fullmatch(text.strip().lower())
+        if not match or len(match[1] + match[2] + (match[4] or "")) > 15:
+            raise JobError(f"{text!r} does not describe a lab", fix="write HOSTSxRANKS@RATE, such as 2x1@1gbit or 4x2@400mbit,mtu=1500")
+        hosts, ranks, nic, mtu = match.groups()
+        return cls(int(hosts), int(ranks), cls.nic if nic is None else nic, cls.mtu if mtu is None else int(mtu))
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.ranks_per_host}@{self.nic},mtu={self.mtu}"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all hosts together."""
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def rate(self) -> int | None:
+        """Bits per second of a host's link in each direction; None when unlimited."""
+        return parse_rate(self.nic)
+
+    def host_of(self, rank: int) -> int:
+        """The host a rank lives on: ranks fill one host after the other."""
+        if not 0 <= rank < self.world_size:
+            raise JobError(f"rank {rank} does not exist", fix=f"this lab has ranks 0 to {self.world_size - 1}")
+        return rank // self.ranks_per_host

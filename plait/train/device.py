@@ -1,0 +1,96 @@
+"""One small interface to the accelerator: CPU, CUDA and ROCm behind the same few calls.
+
+Nothing outside this file names ``torch.cuda``. The CPU form is trivial: a mark is a clock reading. On a GPU a mark is
+an event on the current stream, read only after the step, so that recording never makes the host wait.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from plait.core.errors import JobError
+
+
+class Device:
+    """Where tensors live, which collective backend serves them, and how moments on it are marked."""
+
+    backend = "gloo"
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+
+    @property
+    def description(self) -> str:
+        """What a report should call the device."""
+        return "cpu"
+
+    def mark(self) -> Any:
+        """A moment in the device's order of work; ``seconds`` reads it later."""
+        return time.perf_counter()
+
+    def seconds(self, mark: Any) -> float:
+        """Seconds of a mark on this process's clock; on a GPU only after ``synchronize``."""
+        return mark
+
+    def mark_when_done(self, work: Any, callback: Any) -> None:
+        """Call ``callback(mark)`` with the moment at which an asynchronous collective ended."""
+        work.get_future().then(lambda _: callback(time.perf_counter()))
+
+    def synchronize(self) -> None:
+        """Wait until everything submitted has finished."""
+
+    def memory_peak(self) -> int | None:
+        """Peak bytes allocated on the device, where it keeps count."""
+        return None
+
+
+class CudaDevice(Device):
+    """NVIDIA through NCCL, AMD through RCCL (PyTorch's ROCm build answers to the same names)."""
+
+    backend = "nccl"
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        torch.cuda.set_device(torch_device)
+        self._side = torch.cuda.Stream(torch_device)
+        self._base = torch.cuda.Event(enable_timing=True)
+        self._base.record()
+        self._base.synchronize()
+        self._base_seconds = time.perf_counter()
+
+    @property
+    def description(self) -> str:
+        return torch.cuda.get_device_name(self.torch_device)
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, mark: Any) -> float:
+        return self._base_seconds + self._base.elapsed_time(mark) / 1e3
+
+    def mark_when_done(self, work: Any, callback: Any) -> None:
+        with torch.cuda.stream(self._side):
+            work.wait()  # makes the side stream wait, not the host
+            callback(self.mark())
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def memory_peak(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+
+def open_device(kind: str, local_rank: int) -> Device:
+    """The device of one rank: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one for every local rank."""
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and local_rank >= available:
+        raise JobError(f"local rank {local_rank} has no GPU of its own ({available} found)", key="run.device",
+                       fix="Start fewer ranks on this node, or use device = \"cpu\"")  # fmt: skip
+    if kind == "cuda" or (kind == "auto" and local_rank < available):
+        return CudaDevice(torch.device("cuda", local_rank))
+    return Device(torch.device("cpu"))

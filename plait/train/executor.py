@@ -1,0 +1,309 @@
+"""Runs a segment list: the only place where the model's mathematics meets the wire.
+
+Every op of the list is one method (``_F``, ``_R``, ...). Segments are detached from each other: autograd sees only
+what lies inside one (``join`` and ``norm``; ``core``), the linears are called here, so that the list alone decides
+when an input gradient, a weight gradient or a collective happens. Equal to unsharded training by test, for any
+legal list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.core.segments import Action, SegmentGraph, SegmentOp, check
+from plait.core.strategy import slice_sizes
+from plait.train.device import Device
+from plait.train.dropout import DropoutKey
+from plait.train.gradients import Gradients
+from plait.train.loss import VocabularyLoss
+from plait.train.model import SliceContext, Transformer
+from plait.train.recorder import Recorder
+from plait.train.wire import NullWire, Wire
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """tokens, targets: [B, S] int64, target -100 is ignored. samples: [B] global sample numbers, the dropout keys.
+
+    scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout keys.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    samples: Tensor
+    scale: float
+    step: int
+
+
+@dataclass
+class _Slot:
+    """What lives between the ops of one segment of one slice; fields are dropped as soon as nobody needs them."""
+
+    context: SliceContext
+    tokens: Tensor  # [S, b]
+    targets: Tensor  # [S, b]
+    h_in: Tensor | None = None  # residual stream entering join
+    y_in: Tensor | None = None  # previous segment's output entering join
+    h: Tensor | None = None  # residual stream leaving join
+    n: Tensor | None = None  # normalised input, this rank's shard
+    full: Tensor | None = None  # n over the whole sequence, [S, b, H]
+    z: Tensor | None = None
+    o: Tensor | None = None
+    y: Tensor | None = None  # [parts, S_local, b, H / parts] once reduced
+    y_partial: Tensor | None = None
+    g_h: Tensor | None = None  # gradient of h_in
+    g_y: Tensor | None = None  # gradient of y, this rank's shard
+    g_y_full: Tensor | None = None
+    g_z: Tensor | None = None
+    g_full: Tensor | None = None  # partial, then reduced, gradient of full
+    g_n: Tensor | None = None  # gradient of n, this rank's shard
+    operands: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)  # (output gradient, input) of the weight gradients
+    loss: VocabularyLoss | None = None
+    graph: list[Tensor] = field(default_factory=list)
+
+
+class SegmentExecutor:
+    """Executes one list for one model on one rank. Not reentrant: one micro-batch at a time."""
+
+    def __init__(self, model: Transformer, graph: SegmentGraph, actions: Sequence[Action], wire: Wire, *,
+                 gradients: Gradients | None, device: Device, recorder: Recorder | None = None, seed: int = 0) -> None:  # fmt: skip
+        check(graph, actions)
+        self.model, self.graph, self.actions, self.wire = model, graph, list(actions), wire
+        self.gradients, self.device, self.recorder, self.seed = gradients, device, recorder, seed
+        self.sp = graph.sequence_parallel
+        self._slots: dict[tuple[str, int, int], _Slot] = {}
+        self._flights: dict[SegmentOp, Any] = {}
+        self._programme = [(action, getattr(self, f"_{action.op.kind}" if action.verb == "run" else f"_{action.verb}")) for action in self.actions]
+
+    @torch.no_grad()
+    def run(self, batch: MicroBatch) -> Tensor:
+        """One micro-batch; adds into the gradients, returns the scaled loss of its tokens (0-d, equal on all ranks)."""
+        self._begin(batch)
+        try:
+            if self.recorder is None:
+                for action, method in self._programme:
+                    method(action.op)
+            else:
+                self._run_recorded(self.recorder)
+            losses = [self._slots["head", 0, at].loss for at in range(self.graph.p1)]
+            total = torch.stack([loss.total for loss in losses if loss is not None]).sum()
+            assert not self._flights, f"collectives never awaited: {list(self._flights)}"
+            return total
+        finally:
+            self._slots.clear()
+            self._flights.clear()
+
+    def _run_recorded(self, recorder: Recorder) -> None:
+        for action, method in self._programme:
+            if action.verb == "start":
+                method(action.op)
+            else:
+                start = self.device.mark()
+                method(action.op)
+                recorder.add(action, start, self.device.mark())
+
+    def _begin(self, batch: MicroBatch) -> None:
+        sequence = batch.tokens.shape[1]
+        local = sequence // self.wire.size if self.sp else sequence
+        first = self.wire.rank * local if self.sp else 0
+        positions = torch.arange(first, first + local, device=batch.tokens.device)
+        dropping = self.model.training and (self.model.spec.dropout or self.model.spec.attention_dropout)
+        dropout = DropoutKey(self.seed, batch.step) if dropping and self.gradients is not None else None
+        sizes = slice_sizes(batch.tokens.shape[0], self.graph.p1)
+        assert min(sizes) > 0, f"p1 = {self.graph.p1} slices of a micro-batch of {batch.tokens.shape[0]}"
+        rows = zip(batch.tokens.split(sizes), batch.targets.split(sizes), batch.samples.split(sizes), strict=True)
+        self._scale = batch.scale
+        for at, (tokens, targets, samples) in enumerate(rows):
+            context = SliceContext(samples, positions, dropout)
+            for site, layer in self.graph.segments:
+                self._slots[site, layer, at] = _Slot(context, tokens.t().contiguous(), targets.t().contiguous())
+
+    def _at(self, op: SegmentOp) -> _Slot:
+        return self._slots[op.site, op.layer, op.slice]
+
+    def _segment(self, op: SegmentOp) -> Any:
+        return self.model.sublayer(op.site, op.layer) if op.site in ("attn", "mlp") else self.model
+
+    def _producer(self, op: SegmentOp) -> tuple[Any, _Slot]:
+        """The module and slot of the segment before ``op``'s."""
+        site, layer = self.graph.before(op)
+        return (self.model.embedding if site == "embed" else self.model.sublayer(site, layer)), self._slots[site, layer, op.slice]
+
+    # ---- collectives ----
+
+    def _start(self, op: SegmentOp) -> None:
+        kind = self.graph.collective(op)
+        assert kind is not None
+        result, source = self._buffers(op)
+        started = self.device.mark() if self.recorder else None
+        work = self._flights[op] = self.wire.start(kind, result, source)
+        if self.recorder and not isinstance(self.wire, NullWire):
+            self.recorder.watch(op, kind, result, source, self.wire.size, started, work)
+
+    def _wait(self, op: SegmentOp) -> None:
+        self._flights.pop(op).wait()
+
+    def _buffers(self, op: SegmentOp) -> tuple[Tensor, Tensor]:
+        """(result, source) of an op's collective; the result buffer of a gather or scatter is made here."""
+        slot = self._at(op)
+        if op.kind == "R":
+            assert slot.y_partial is not None
+            source = slot.y_partial[op.part]
+            if slot.y is None:
+                slot.y = self._shard_of(slot.y_partial, dim=1) if self.sp else slot.y_partial
+            return slot.y[op.part], source
+        if op.kind == "C":
+            assert slot.g_full is not None
+            if self.sp:
+                slot.g_n = self._shard_of(slot.g_full, dim=0)
+                return slot.g_n, slot.g_full
+            slot.g_n = slot.g_full
+            part = self._row_part(op, slot.g_full.flatten(0, 1))
+            return part, part
+        if op.kind == "F":
+            assert slot.loss is not None
+            return slot.loss.gathered, slot.loss.statistics
+        if op.kind == "N":
+            assert slot.n is not None
+            slot.full = self._gathered(slot.n)
+            return slot.full, slot.n
+        _, producer = self._producer(op)
+        assert op.kind == "J" and producer.g_y is not None
+        producer.g_y_full = self._gathered(producer.g_y)
+        return producer.g_y_full, producer.g_y
+
+    def _shard_of(self, whole: Tensor, dim: int) -> Tensor:
+        shape = list(whole.shape)
+        shape[dim] //= self.wire.size
+        return whole.new_empty(shape)
+
+    def _gathered(self, shard: Tensor) -> Tensor:
+        return shard.new_empty((shard.shape[0] * self.wire.size, *shard.shape[1:]))
+
+    def _row_part(self, op: SegmentOp, rows: Tensor) -> Tensor:
+        """The part of [M, ...] that part ``op.part`` of an input gradient covers."""
+        return rows.split(slice_sizes(rows.shape[0], self.graph.parts(op.site, op.kind)))[op.part]
+
+    # ---- forward ----
+
+    def _N(self, op: SegmentOp) -> None:  # noqa: N802
+        slot, (producer, before) = self._at(op), self._producer(op)
+        train = self.graph.backward
+        assert before.y is not None
+        slot.y_in = before.y.detach().requires_grad_(train)
+        slot.h_in = None if before.h is None else before.h.detach().requires_grad_(train)
+        before.y = before.y_partial = None
+        norm = self.model.norm if op.site == "head" else self._segment(op).norm
+        with torch.set_grad_enabled(train):
+            h = producer.join(slot.h_in, slot.y_in, slot.context)
+            n = norm(h)
+        slot.graph = [n, h]
+        slot.h, slot.n = h.detach(), n.detach()
+        slot.full = slot.n  # a gather, if there is one, replaces it
+
+    def _F(self, op: SegmentOp) -> None:  # noqa: N802
+        slot = self._at(op)
+        assert slot.full is not None
+        if op.site == "head":
+            weight = self.model.head.weight
+            slot.loss = VocabularyLoss(slot.full.flatten(0, 1) @ weight.t(), slot.targets.flatten(), self.model.embedding, self.model.spec.vocab, self.wire.size)
+            return
+        segment = self._segment(op)
+        z = _linear(slot.full, segment.column.weight, segment.column.bias).requires_grad_(self.graph.backward)
+        with torch.set_grad_enabled(self.graph.backward):
+            o = segment.core(z, slot.context)
+        slot.z, slot.graph = z, [*slot.graph, o]
+        slot.o = o.detach().flatten(0, 1)
+
+    def _R(self, op: SegmentOp) -> None:  # noqa: N802
+        slot = self._at(op)
+        s, b = slot.tokens.shape
+        if op.site == "embed":
+            rows, here = self.model.embedding.local(slot.tokens)
+            partial = self.model.embedding.words.weight[rows].mul_(here[..., None])
+            slot.y_partial = partial[None]
+        else:
+            assert slot.o is not None
+            row = self._segment(op).row.weight  # [H, K]
+            width = row.shape[0] // self.graph.p2
+            if slot.y_partial is None:
+                slot.y_partial = slot.o.new_empty((self.graph.p2, s, b, width))
+            torch.mm(slot.o, row[op.part * width : (op.part + 1) * width].t(), out=slot.y_partial[op.part].view(s * b, width))
+        if self.graph.collective(op) is None:
+            slot.y = slot.y_partial
+
+    def _L(self, op: SegmentOp) -> None:  # noqa: N802
+        slot = self._at(op)
+        assert slot.loss is not None and slot.full is not None
+        slot.g_z = slot.loss.finish(self._scale, gradient=self.graph.backward)
+        slot.operands = [(slot.g_z, slot.full.flatten(0, 1))] if slot.g_z is not None else []
+        slot.full = None
+
+    # ---- backward ----
+
+    def _D(self, op: SegmentOp) -> None:  # noqa: N802
+        slot, segment = self._at(op), self._segment(op)
+        assert slot.o is not None and slot.z is not None and slot.full is not None
+        gradient, o = self._output_gradient(slot), slot.graph.pop()
+        (g_z,) = torch.autograd.grad(o, [slot.z], (gradient @ segment.row.weight).view(o.shape))
+        slot.g_z = g_z.flatten(0, 1)
+        slot.operands = [(gradient, slot.o), (slot.g_z, slot.full.flatten(0, 1))]
+        slot.z = slot.o = slot.full = slot.g_y = slot.g_y_full = None
+
+    def _C(self, op: SegmentOp) -> None:  # noqa: N802
+        slot = self._at(op)
+        s, b = slot.tokens.shape
+        g_z, weight = slot.g_z, (self.model.head if op.site == "head" else self._segment(op).column).weight
+        assert g_z is not None
+        if slot.g_full is None:
+            slot.g_full = g_z.new_empty((s, b, self.model.spec.hidden))
+        torch.mm(self._row_part(op, g_z), weight, out=self._row_part(op, slot.g_full.flatten(0, 1)))
+        if op.part == self.graph.parts(op.site, "C") - 1:
+            slot.g_z = None
+        if self.graph.collective(op) is None:
+            slot.g_n = slot.g_full
+
+    def _W(self, op: SegmentOp) -> None:  # noqa: N802
+        slot, gradients = self._at(op), self.gradients
+        assert gradients is not None
+        if op.site == "embed":
+            rows, here = self.model.embedding.local(slot.tokens)
+            gradients.add_rows(self.model.embedding.words.weight, rows.flatten(), self._output_gradient(slot) * here.flatten()[:, None])
+            return
+        operands, slot.operands[op.part] = slot.operands[op.part], None
+        assert operands is not None
+        linear = self.model.head if op.site == "head" else self._segment(op).row if op.part == 0 else self._segment(op).column
+        gradients.add_product(linear.weight, *operands)
+        if op.part == 1 and linear.bias is not None:  # the second weight's bias belongs to join
+            gradients.add(linear.bias, operands[0].sum(0))
+
+    def _J(self, op: SegmentOp) -> None:  # noqa: N802
+        slot, (producer, before) = self._at(op), self._producer(op)
+        norm = self.model.norm if op.site == "head" else self._segment(op).norm
+        parameters = [p for p in (norm.weight, norm.bias, *producer.join_parameters()) if p is not None]
+        inputs = [slot.y_in, *([] if slot.h_in is None else [slot.h_in]), *parameters]
+        outputs = slot.graph if op.site != "head" else slot.graph[:1]  # nobody reads the residual stream after the last norm
+        incoming = [slot.g_n, slot.g_h][: len(outputs)]
+        found = torch.autograd.grad(outputs, inputs, incoming)  # type: ignore[arg-type]
+        for parameter, gradient in zip(parameters, found[len(found) - len(parameters) :], strict=True):
+            assert self.gradients is not None
+            self.gradients.add(parameter, gradient)
+        before.g_y = found[0].permute(1, 2, 0, 3).flatten(2)  # parts of the hidden size side by side again, [S, b, H]
+        before.g_h = found[1] if slot.h_in is not None else None
+        slot.graph, slot.h_in, slot.y_in, slot.h, slot.n, slot.g_n, slot.g_h, slot.g_full = [], None, None, None, None, None, None, None
+
+    def _output_gradient(self, slot: _Slot) -> Tensor:
+        """Gradient of a segment's output over the whole sequence, [S * b, H]."""
+        gradient = slot.g_y if slot.g_y_full is None else slot.g_y_full
+        assert gradient is not None
+        return gradient.flatten(0, 1)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[S, B, in] -> [S, B, out]."""
+    return torch.nn.functional.linear(x, weight, bias)

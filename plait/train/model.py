@@ -1,0 +1,280 @@
+"""GPT and Llama as plain modules: parameters and the mathematics between collectives, no wire and no order.
+
+Activations are [S, B, H] (sequence first), so that a sequence shard is a contiguous range of rows. A sublayer is::
+
+    h' = join(h, y)      residual stream plus the previous sublayer's reduced output (bias, dropout)
+    n  = norm(h')
+    z  = n @ column^T + bias        this rank's heads, or its share of the feed-forward features
+    o  = core(z)                    attention, or activation
+    y  = o @ row^T                  partial sums over ranks, to be reduced
+
+The linears are called by the executor (their input and weight gradients are scheduled apart); ``join``, ``norm`` and
+``core`` are differentiated by autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from plait.train.dropout import DropoutKey, DropoutSite
+from plait.train.parameters import Piece, initialise, pieces
+
+
+@dataclass(frozen=True)
+class SliceContext:
+    """What the mathematics of one slice depends on besides activations.
+
+    samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when sequence-parallel).
+    """
+
+    samples: Tensor
+    positions: Tensor
+    dropout: DropoutKey | None
+
+
+class Sublayer(nn.Module):
+    """Attention or MLP: norm, a column-parallel weight, a core, a row-parallel weight."""
+
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
+        super().__init__()
+        self.spec, self.layer = spec, layer
+        self.norm = Norm(spec)
+        self.column = Weight()
+        self.row = Weight()
+
+    site: DropoutSite
+
+    def join(self, h: Tensor | None, y: Tensor, context: SliceContext) -> Tensor:
+        """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts], reduced.
+
+        Column parts are read where the collectives left them: the sum writes the contiguous result, so there is no
+        concatenation.
+        """
+        assert h is not None
+        parts, width = y.shape[0], y.shape[3]
+        y = y.permute(1, 2, 0, 3) if parts > 1 else y.view(*h.shape)
+        h = h.view(*h.shape[:2], parts, width) if parts > 1 else h
+        if self.row.bias is not None:
+            y = y + (self.row.bias.view(parts, width) if parts > 1 else self.row.bias)
+        if context.dropout is not None and self.spec.dropout:
+            like = h.view(*h.shape[:2], -1)
+            mask = context.dropout.hidden(self.spec.dropout, self.layer, self.site, context.samples, context.positions, like)
+            y = y * mask.view(y.shape)
+        return (h + y).view(*h.shape[:2], -1)
+
+    def join_parameters(self) -> list[nn.Parameter]:
+        """Parameters that ``join`` reads."""
+        return [self.row.bias] if self.row.bias is not None else []
+
+    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+        """[S, B, first weight's rows] -> [S, B, second weight's columns]."""
+        raise NotImplementedError
+
+
+class Attention(Sublayer):
+    """Causal self-attention over this rank's heads; grouped-query where there are fewer key/value heads."""
+
+    site = "attn"
+
+    def __init__(self, spec: ModelSpec, layer: int, strategy: Strategy, tp_rank: int, rope: Rope | None) -> None:
+        super().__init__(spec, layer)
+        self.num_heads = spec.num_heads // strategy.tp
+        self.num_kv_heads = max(1, spec.num_kv_heads // strategy.tp)
+        self.first_head = tp_rank * self.num_heads
+        self.rope = rope
+
+    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+        """Rotary positions, attention, heads side by side again."""
+        s, b, _ = z.shape
+        size = self.spec.head_size
+        q, k, v = z.view(s, b, -1, size).split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2)  # [S, B, N, D]
+        if self.rope is not None:
+            cos, sin = self.rope.tables(s, z)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))  # [B, N, S, D]
+        o = self._attend(q, k, v, context)
+        return o.permute(2, 0, 1, 3).reshape(s, b, -1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
+        dropout, grouped = context.dropout, self.num_heads != self.num_kv_heads
+        if dropout is None or not self.spec.attention_dropout:
+            if not grouped or q.is_cuda:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        # The fused kernels draw their own random numbers; masks that do not depend on order need the weights in the open.
+        if grouped:
+            k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
+        s = q.shape[2]
+        scores = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
+        scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
+        heads = torch.arange(self.first_head, self.first_head + self.num_heads, device=q.device)
+        mask = dropout.attention(self.spec.attention_dropout, self.layer, context.samples, heads, scores)
+        return (scores.softmax(dim=-1) * mask) @ v
+
+
+class Mlp(Sublayer):
+    """GELU (tanh form, as GPT-2) or SwiGLU over this rank's features."""
+
+    site = "mlp"
+
+    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+        """Activation; with a gate, its rows come first."""
+        if not self.spec.gated:
+            return F.gelu(z, approximate="tanh")
+        gate, up = z.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+class Embedding(nn.Module):
+    """Vocabulary-parallel word embedding, learned positions where the family has them, embedding dropout."""
+
+    def __init__(self, spec: ModelSpec, strategy: Strategy, tp_rank: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.rows = strategy.padded_vocab(spec) // strategy.tp
+        self.first = tp_rank * self.rows
+        self.words = Weight()
+        self.positions = Weight() if spec.learned_positions else None
+
+    def local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(row in this rank's shard, whether the token is in it), both shaped like ``tokens``."""
+        rows = tokens - self.first
+        here = (rows >= 0) & (rows < self.rows)
+        return rows.clamp(0, self.rows - 1), here
+
+    def join(self, h: Tensor | None, y: Tensor, context: SliceContext) -> Tensor:
+        """The residual stream's beginning: reduced word embeddings [1, S, B, H] plus positions."""
+        assert h is None
+        y = y[0]
+        if self.positions is not None:
+            y = y + self.positions.weight[context.positions][:, None, :]
+        if context.dropout is not None and self.spec.dropout:
+            y = y * context.dropout.hidden(self.spec.dropout, 0, "embed", context.samples, context.positions, y)
+        return y
+
+    def join_parameters(self) -> list[nn.Parameter]:
+        """Parameters that ``join`` reads."""
+        return [self.positions.weight] if self.positions is not None else []
+
+
+class Norm(nn.Module):
+    """LayerNorm (gpt) or RMSNorm (llama)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weight: nn.Parameter
+        self.bias: nn.Parameter | None = None
+
+    def forward(self, h: Tensor) -> Tensor:
+        """[S, B, H] -> [S, B, H]."""
+        if self.spec.family == "gpt":
+            return F.layer_norm(h, (self.spec.hidden,), self.weight, self.bias, self.spec.norm_eps)
+        return F.rms_norm(h, (self.spec.hidden,), self.weight, self.spec.norm_eps)
+
+
+class Weight(nn.Module):
+    """A weight and perhaps a bias, filled in by ``Transformer``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: nn.Parameter
+        self.bias: nn.Parameter | None = None
+
+
+class Rope:
+    """Rotary position tables (Su 2021, arXiv 2104.09864), half-split as in Hugging Face's Llama, computed once.
+
+    Positions belong to tokens, so slices over the batch share the tables and never wait for each other.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._cache: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def tables(self, sequence: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, [S, 1, 1, D], in the dtype and on the device of ``like``."""
+        key = (sequence, like.dtype, like.device)
+        if key not in self._cache:
+            angles = torch.arange(sequence, dtype=torch.float64)[:, None] * self._frequencies()[None, :]
+            both = torch.cat((angles, angles), dim=1)[:, None, None, :]
+            self._cache[key] = both.cos().to(like), both.sin().to(like)
+        return self._cache[key]
+
+    def _frequencies(self) -> Tensor:
+        spec, size = self.spec, self.spec.head_size
+        frequencies = spec.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        if (scaling := spec.rope_scaling) is None:
+            return frequencies
+        wavelengths = 2 * math.pi / frequencies
+        turns = scaling.original_max_positions / wavelengths
+        blend = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+        return frequencies * (blend + (1 - blend) / scaling.factor)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2) of the last dim of [S, B, N, D]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Transformer(nn.Module):
+    """One tensor-parallel rank's share of a model, initialised the same whatever the degree."""
+
+    def __init__(self, spec: ModelSpec, strategy: Strategy, *, tp_rank: int = 0, seed: int = 0,
+                 dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> None:  # fmt: skip
+        super().__init__()
+        self.spec, self.strategy, self.tp_rank = spec, strategy, tp_rank
+        rope = Rope(spec) if spec.family == "llama" else None
+        self.embedding = Embedding(spec, strategy, tp_rank)
+        self.attn = nn.ModuleList(Attention(spec, layer, strategy, tp_rank, rope) for layer in range(spec.num_layers))
+        self.mlp = nn.ModuleList(Mlp(spec, layer) for layer in range(spec.num_layers))
+        self.norm = Norm(spec)
+        self.head = self.embedding.words if spec.tied_embeddings else Weight()
+        self.pieces: list[Piece] = pieces(spec, strategy, tp_rank)
+        self._fill(seed, dtype, device or torch.device("cpu"))
+
+    def _fill(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Make every parameter from its pieces; rows that no piece covers (vocabulary padding) are zero."""
+        by_parameter: dict[str, list[Piece]] = {}
+        for piece in self.pieces:
+            by_parameter.setdefault(piece.parameter, []).append(piece)
+        self.named: dict[str, nn.Parameter] = {}
+        for name, members in by_parameter.items():
+            last = members[-1]
+            rows = self.embedding.rows if name in ("embedding.weight", "head.weight") else last.offset + last.local_shape[0]
+            value = torch.zeros((rows, *last.local_shape[1:]), dtype=dtype, device=device)
+            for piece in members:
+                piece.view(value).copy_(initialise(self.spec, piece, seed))
+            self.named[name] = nn.Parameter(value)
+            module, tail = self._owner(name)
+            setattr(module, tail, self.named[name])
+
+    def _owner(self, name: str) -> tuple[nn.Module, str]:
+        head, _, tail = name.rpartition(".")
+        match head.split("."):
+            case ["embedding"]:
+                return self.embedding.words, tail
+            case ["positions"]:
+                assert self.embedding.positions is not None
+                return self.embedding.positions, tail
+            case ["layers", layer, site, part]:
+                return getattr(getattr(self, site)[int(layer)], part), tail
+            case _:
+                return getattr(self, head), tail
+
+    def sublayer(self, site: str, layer: int) -> Sublayer:
+        """The attention or MLP of a layer."""
+        return getattr(self, site)[layer]
+
+    def replicas(self, name: str) -> list[tuple[Piece, int]]:
+        """(piece, number of ranks that hold its range) for the pieces of a parameter."""
+        return [(piece, piece.replicas) for piece in self.pieces if piece.parameter == name]

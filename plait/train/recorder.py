@@ -1,0 +1,78 @@
+"""The always-on recorder: spans of every op, wait and collective of a step, bounded, read only after the step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from plait.core.segments import Action, Collective, SegmentOp
+from plait.train.device import Device
+from plait.train.wire import wire_bytes
+
+
+class _Flight:
+    """A collective under way; ``ended`` is set by the device when it is over."""
+
+    __slots__ = ("bytes", "ended", "op", "started")
+
+    def __init__(self, op: SegmentOp, started: Any, size: int) -> None:
+        self.op, self.started, self.bytes, self.ended = op, started, size, None
+
+    def end(self, mark: Any) -> None:
+        self.ended = mark
+
+
+class RecordedSpan(NamedTuple):
+    """One resolved span, seconds on this process's clock. kind: compute, wait or comm."""
+
+    op: SegmentOp
+    kind: str
+    start: float
+    end: float
+    bytes: int
+
+
+class Recorder:
+    """Collects marks during a step and resolves them to spans afterwards; a full recorder drops the oldest, never blocks."""
+
+    def __init__(self, device: Device, capacity: int = 200_000) -> None:
+        self.device = device
+        self._marks: deque[tuple[Action, Any, Any]] = deque(maxlen=capacity)
+        self._flights: deque[_Flight] = deque(maxlen=capacity)
+
+    def add(self, action: Action, start: Any, end: Any) -> None:
+        """An op or a wait ran between two marks."""
+        self._marks.append((action, start, end))
+
+    def watch(self, op: SegmentOp, kind: Collective, result: Tensor, source: Tensor, size: int, started: Any, work: Any) -> None:
+        """A collective was started; note when it ends."""
+        flight = _Flight(op, started, wire_bytes(kind, result, source, size))
+        self._flights.append(flight)
+        self.device.mark_when_done(work, flight.end)
+
+    def take(self) -> list[RecordedSpan]:
+        """All spans since the last call, in order of their start; collectives are cut where they overlap.
+
+        A group serves one collective at a time, so one that starts while another travels begins when that ends.
+        """
+        self.device.synchronize()
+        spans = [RecordedSpan(a.op, "wait" if a.verb == "wait" else "compute", self._at(s), self._at(e), 0) for a, s, e in self._marks]
+        spans += self._collectives()
+        self._marks.clear()
+        self._flights.clear()
+        return sorted(spans, key=lambda span: span.start)
+
+    def _collectives(self) -> Iterator[RecordedSpan]:
+        free = 0.0
+        for flight in self._flights:
+            if flight.ended is None:
+                continue
+            end = self._at(flight.ended)
+            yield RecordedSpan(flight.op, "comm", min(max(self._at(flight.started), free), end), end, flight.bytes)
+            free = max(free, end)
+
+    def _at(self, mark: Any) -> float:
+        return self.device.seconds(mark)

@@ -1,0 +1,120 @@
+"""How true a lab's links are, and what they cost: ``python tests/lab/measure.py`` prints the figures of docs/adr/0003-lab.md as JSON lines.
+
+The same file is the rank: it sends a plain TCP stream from the first ranks to the last, or both ways at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+BLOCK = bytes(1 << 18)
+
+
+def receive(connection: socket.socket, result: dict[str, float]) -> None:
+    """Count what arrives, from the first byte to the last."""
+    buffer, total = bytearray(len(BLOCK)), 0
+    total = connection.recv_into(buffer)
+    start = time.perf_counter()
+    while got := connection.recv_into(buffer):
+        total += got
+    result.update(bytes=total, seconds=time.perf_counter() - start)
+
+
+def send(connection: socket.socket, size: int) -> None:
+    """Send ``size`` bytes and say that there are no more."""
+    left = size
+    while left > 0:
+        left -= connection.send(BLOCK[:left])
+    connection.shutdown(socket.SHUT_WR)
+
+
+def connect(rank: int, address: str, port: int) -> socket.socket:
+    """Rank 0 listens on its address, rank 1 connects to it."""
+    if rank == 0:
+        with socket.create_server((address, port)) as server:
+            return server.accept()[0]
+    for _ in range(500):
+        try:
+            return socket.create_connection((address, port), timeout=10)
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    raise TimeoutError(f"no answer from {address}")
+
+
+def rank_main(size: int, mode: str) -> None:
+    """As a rank: send (rank 1), receive (rank 0), or both at once; receivers print goodput in bits per second."""
+    rank = int(os.environ["RANK"])
+    connection = connect(rank, os.environ["MASTER_ADDR"], 5000)
+    connection.settimeout(None)
+    result: dict[str, float] = {}
+    sends = mode == "both" or (rank == 1) == (mode == "to0")
+    receives = mode == "both" or not sends
+    receiver = threading.Thread(target=receive, args=(connection, result))
+    if receives:
+        receiver.start()
+    if sends:
+        send(connection, size)
+    if receives:
+        receiver.join()
+        print(json.dumps({"rank": rank, "goodput": result["bytes"] * 8 / result["seconds"], **result}))
+    elif connection.recv(1) != b"":
+        raise AssertionError("unexpected data")
+
+
+def goodputs(lab: Any, size: int, mode: str, ranks: tuple[int, int] = (0, 1)) -> list[float]:
+    """Bits per second that arrive at the receiving rank, or at both when ``mode`` is ``both``."""
+    argv = [sys.executable, str(Path(__file__).resolve()), "rank", str(size), mode]
+    processes = []
+    for number, rank in enumerate(ranks):
+        variables = {**lab.environment(rank), "RANK": str(number), "MASTER_ADDR": lab.environment(0)["MASTER_ADDR"]}
+        command = lab.rank_command(rank, ["env", *(f"{key}={value}" for key, value in variables.items()), *argv])
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    return [json.loads(text)["goodput"] for process in processes if (text := process.communicate(timeout=60)[0])]
+
+
+def cpu_seconds() -> dict[str, float]:
+    """CPU time of the whole machine so far, in and out of the kernel."""
+    user, nice, system, _, _, irq, softirq = (int(x) / os.sysconf("SC_CLK_TCK") for x in Path("/proc/stat").read_text().split("\n")[0].split()[1:8])
+    return {"user": user + nice, "sys": system, "softirq": irq + softirq}
+
+
+def drops(lab: Any) -> int:
+    """Packets the links have dropped."""
+    total = 0
+    for host in [None, *range(lab.spec.hosts)]:
+        text = subprocess.run(lab.network.enter(host, ["tc", "-s", "-j", "qdisc", "show"]), capture_output=True, text=True, check=True).stdout
+        total += sum(q.get("drops", 0) for q in json.loads(text))
+    return total
+
+
+def main() -> None:
+    """Every rate and MTU: one way, then both ways."""
+    from plait.lab import Lab, LabSpec
+
+    for nic, seconds in (("100mbit", 1.0), ("1gbit", 1.0), ("2.5gbit", 1.0), ("10gbit", 1.0), ("unlimited", 1.0)):
+        for mtu in (1500, 9000, 65000):
+            spec = LabSpec(2, 1, nic, mtu)
+            size = int((spec.rate or 20e9) / 8 * seconds)
+            for mode in ("to0", "both"):
+                with Lab(spec) as lab:
+                    before, start = cpu_seconds(), time.perf_counter()
+                    rates = goodputs(lab, size, mode)
+                    after, wall = cpu_seconds(), time.perf_counter() - start
+                    per_gb = {key: round((after[key] - before[key]) / (size * len(rates) / 1e9), 2) for key in before}
+                    share = [round(rate / spec.rate, 3) if spec.rate else f"{rate / 1e9:.1f}gbit" for rate in rates]
+                    print(json.dumps({"nic": nic, "mtu": mtu, "mode": mode, "share": share, "cpu_s_per_GB": per_gb, "drops": drops(lab), "wall": round(wall, 2)}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        rank_main(int(sys.argv[2]), sys.argv[3])
+    else:
+        main()

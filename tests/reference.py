@@ -1,0 +1,100 @@
+"""The unsharded answer: a plain single-process transformer in autograd, written without any of the runtime's code.
+
+It shares with the runtime only the initial values and the dropout masks, which are functions of their keys.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from plait.train.dropout import DropoutKey
+from plait.train.parameters import initialise, pieces
+
+
+class Reference:
+    """Weights by logical name; ``loss`` builds one ordinary autograd graph."""
+
+    def __init__(self, spec: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        self.spec = spec
+        self.weights = {p.name: initialise(spec, p, seed).to(dtype).requires_grad_() for p in pieces(spec, Strategy(), 0)}
+
+    def perturb(self, seed: int = 1) -> None:
+        """Make biases and norms differ from their trivial initial values."""
+        for i, (_name, weight) in enumerate(sorted(self.weights.items())):
+            generator = torch.Generator().manual_seed(seed * 1000 + i)
+            with torch.no_grad():
+                weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight) * 0.05)
+
+    def logits(self, tokens: Tensor, dropout: DropoutKey | None = None, samples: Tensor | None = None) -> Tensor:
+        """[B, S] -> [B, S, V]."""
+        spec, w = self.spec, self.weights
+        batch, sequence = tokens.shape
+        samples = torch.arange(batch) if samples is None else samples
+        positions = torch.arange(sequence)
+
+        def drop(x: Tensor, layer: int, site: str) -> Tensor:
+            if dropout is None or not spec.dropout:
+                return x
+            like = x.transpose(0, 1)
+            return x * dropout.hidden(spec.dropout, layer, site, samples, positions, like).transpose(0, 1)  # type: ignore[arg-type]
+
+        h = w["embedding.weight"][tokens]
+        if spec.learned_positions:
+            h = h + w["positions.weight"][:sequence]
+        h = drop(h, 0, "embed")
+        for layer in range(spec.num_layers):
+            at = f"layers.{layer}"
+            h = h + drop(self._attention(f"{at}.attn", self._norm(f"{at}.attn.norm", h), layer, dropout, samples), layer, "attn")
+            h = h + drop(self._mlp(f"{at}.mlp", self._norm(f"{at}.mlp.norm", h)), layer, "mlp")
+        head = w["embedding.weight"] if spec.tied_embeddings else w["head.weight"]
+        return self._norm("norm", h) @ head.T
+
+    def loss(self, tokens: Tensor, targets: Tensor, **keys: object) -> Tensor:
+        """Mean over targets that are not -100."""
+        logits = self.logits(tokens, **keys)  # type: ignore[arg-type]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+    def _norm(self, at: str, h: Tensor) -> Tensor:
+        weight, eps = self.weights[f"{at}.weight"], self.spec.norm_eps
+        if self.spec.family == "llama":
+            return h * (h.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+        centred = h - h.mean(-1, keepdim=True)
+        return centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt() * weight + self.weights[f"{at}.bias"]
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if self.spec.has_bias else y
+
+    def _attention(self, at: str, n: Tensor, layer: int, dropout: DropoutKey | None, samples: Tensor) -> Tensor:
+        spec, (b, s, _) = self.spec, n.shape
+        q, k, v = (self._linear(f"{at}.{name}", n).view(b, s, -1, spec.head_size).transpose(1, 2) for name in "qkv")
+        if spec.family == "llama":
+            q, k = self._rotate(q), self._rotate(k)
+        group = spec.num_heads // spec.num_kv_heads
+        k, v = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
+        scores = q @ k.transpose(2, 3) / math.sqrt(spec.head_size) + torch.full((s, s), float("-inf"), dtype=n.dtype).triu(1)
+        weights = scores.softmax(-1)
+        if dropout is not None and spec.attention_dropout:
+            weights = weights * dropout.attention(spec.attention_dropout, layer, samples, torch.arange(spec.num_heads), weights)
+        return self._linear(f"{at}.o", (weights @ v).transpose(1, 2).reshape(b, s, -1))
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        """Rotary positions by complex multiplication of the pairs (i, i + D/2)."""
+        size = self.spec.head_size
+        frequencies = self.spec.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        turns = torch.polar(torch.ones(1, dtype=torch.float64), torch.outer(torch.arange(x.shape[2], dtype=torch.float64), frequencies))
+        pairs = torch.complex(x[..., : size // 2].double(), x[..., size // 2 :].double()) * turns
+        return torch.cat((pairs.real, pairs.imag), dim=-1).to(x.dtype)
+
+    def _mlp(self, at: str, n: Tensor) -> Tensor:
+        if self.spec.family == "llama":
+            return self._linear(f"{at}.down", F.silu(self._linear(f"{at}.gate", n)) * self._linear(f"{at}.up", n))
+        inner = self._linear(f"{at}.up", n)
+        activated = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
+        return self._linear(f"{at}.down", activated)
