@@ -23,7 +23,7 @@ def run_command(
     mtu: Annotated[int, typer.Option(help="Largest packet of a link, in bytes.")] = 9000,
     name: Annotated[str | None, typer.Option(help="What to call the lab.", show_default="lab1, lab2, ...")] = None,
     only_rank: Annotated[int | None, typer.Option(metavar="N", help="Show what this rank prints, not the others.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Let ranks write to this terminal as they are, without [rank] before lines.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Let ranks write to this terminal as they are, their lines unmarked.")] = False,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="Between asking ranks to end and killing them.")] = 5.0,
 ) -> None:
     """Run a command once per rank on emulated hosts, with the variables torchrun would set.

@@ -19,6 +19,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
+
 
 class PlaitError(Exception):
     """Base of every deliberate error; ``exit_status`` is what the command line returns."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import get_args, Literal
+from typing import Literal, get_args
 
 Axis = Literal["pp", "dp", "sp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -35,10 +35,12 @@ class Layout:
 
     @property
     def degrees(self) -> tuple[int, ...]:
+        """Degrees in the order of ``AXES``."""
         return tuple(getattr(self, axis) for axis in AXES)
 
     @property
     def world_size(self) -> int:
+        """How many ranks there are."""
         return prod(self.degrees)
 
     def rank(self, **coordinates: int) -> int:
@@ -64,8 +66,8 @@ class Layout:
         """The ranks of every group along ``axis``, groups in order of their lowest rank."""
         others = [a for a in AXES if a != axis]
         spans = [range(getattr(self, a)) for a in others]
-        lines = (tuple(self.rank(**dict(zip(others, at, strict=True)), **{axis: i}) for i in range(getattr(self, axis))) for at in product(*spans))
-        return tuple(sorted(lines))
+        first_ranks = (self.rank(**dict(zip(others, at, strict=True))) for at in product(*spans))
+        return tuple(self.group_of(rank, axis) for rank in sorted(first_ranks))
 
     def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
         """The group along ``axis`` that holds ``rank``."""

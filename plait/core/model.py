@@ -71,12 +71,16 @@ class ModelSpec:
         if self.num_heads % self.num_kv_heads:
             raise JobError(f"{self.num_kv_heads} key/value heads do not divide num_heads = {self.num_heads}", key="model.num_kv_heads")
         if not self.ffn_hidden and self.family == "llama":
-            raise JobError("a llama model needs its feed-forward size", key="model.ffn_hidden", fix="Set ffn_hidden (often near 8/3 * hidden)")
+            raise JobError(
+                "a llama model needs its feed-forward size", key="model.ffn_hidden", fix="Set ffn_hidden (often near 8/3 * hidden)"
+            )
         set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         if self.tied_embeddings is None:
             set_(self, "tied_embeddings", self.family == "gpt")
         if self.family == "gpt" and self.num_kv_heads != self.num_heads:
-            raise JobError("the gpt family has no grouped-query heads", key="model.num_kv_heads", fix="Use family = \"llama\" or leave it out")
+            raise JobError(
+                "the gpt family has no grouped-query heads", key="model.num_kv_heads", fix='Use family = "llama" or leave it out'
+            )
         if self.family == "llama" and self.head_size % 2:
             raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size")
         for name in ("dropout", "attention_dropout"):
@@ -87,6 +91,7 @@ class ModelSpec:
 
     @property
     def has_bias(self) -> bool:
+        """Whether linear layers and norms have biases."""
         return self.family == "gpt"
 
     @property
@@ -96,6 +101,7 @@ class ModelSpec:
 
     @property
     def learned_positions(self) -> bool:
+        """Whether positions are a trained embedding (rotary otherwise)."""
         return self.family == "gpt"
 
     # ---- counts ----
@@ -155,6 +161,7 @@ class ModelSpec:
     # ---- reading ----
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` reads them back."""
         return asdict(self)
 
     @staticmethod
@@ -196,11 +203,16 @@ class ModelSpec:
     @staticmethod
     def preset(name: str, folder: Path) -> ModelSpec:
         """The spec in ``folder/NAME.toml``."""
+        return ModelSpec.from_dict(ModelSpec.preset_values(name, folder))
+
+    @staticmethod
+    def preset_values(name: str, folder: Path) -> dict[str, Any]:
+        """What ``folder/NAME.toml`` says, before anything is derived from it, so that a job may still change a shape."""
         file = folder / f"{name}.toml"
         if not file.is_file():
             known = sorted(p.stem for p in folder.glob("*.toml"))
             raise JobError(f"no model preset '{name}'{nearest(name, known)}", key="model.preset", fix=f"Known presets: {', '.join(known)}")
-        return ModelSpec.from_dict(tomllib.loads(file.read_text()))
+        return tomllib.loads(file.read_text())
 
 
 def _check_type(key: str, value: Any) -> None:
@@ -223,7 +235,9 @@ def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
 
 def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
     if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
-        raise JobError(f"activation '{config['activation_function']}' is not supported", key="activation_function", fix="Supported: gelu_new")
+        raise JobError(
+            f"activation '{config['activation_function']}' is not supported", key="activation_function", fix="Supported: gelu_new"
+        )
     if config.get("resid_pdrop", 0.1) != config.get("embd_pdrop", 0.1):
         raise JobError("differs from embd_pdrop, and one probability serves both sites", key="resid_pdrop")
     return ModelSpec(

@@ -48,7 +48,10 @@ def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence:
     """
     tp, tokens, numbers = strategy.tp, batch * sequence, batch * sequence * model.hidden
     query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size * strategy.kv_replicas(model)
-    first = {"attn": 2 * tokens * model.hidden * (query + 2 * kv) / tp, "mlp": 2 * tokens * model.hidden * model.ffn_hidden * (1 + model.gated) / tp}
+    first = {
+        "attn": 2 * tokens * model.hidden * (query + 2 * kv) / tp,
+        "mlp": 2 * tokens * model.hidden * model.ffn_hidden * (1 + model.gated) / tp,
+    }
     second = {"attn": 2 * tokens * model.hidden * query / tp, "mlp": 2 * tokens * model.hidden * model.ffn_hidden / tp}
     core = {"attn": 4 * tokens * sequence * query / tp / 2, "mlp": 0.0}  # causal: half the square
     norm = 4.0 * bytes_per_number * 4 * numbers / (tp if strategy.sequence_parallel else 1)

@@ -39,7 +39,7 @@ Kind = Literal["N", "F", "R", "L", "D", "C", "W", "J"]
 Verb = Literal["run", "start", "wait"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
-FORWARD_KINDS = frozenset("NFRL")
+FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
 
 
 class SegmentOp(NamedTuple):

@@ -70,10 +70,12 @@ class Strategy:
         return -(-model.vocab // self.tp) * self.tp
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` reads them back."""
         return asdict(self)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Strategy:
+        """A strategy from plain values. Refuses unknown keys."""
         known = {f.name for f in fields(Strategy)}
         for key in values:
             if key not in known:

@@ -1,8 +1,8 @@
 """The process that holds a lab's namespaces, and ends everything inside them when the lab ends.
 
-Started by ``Lab`` as ``python -I -S keeper.py HOSTS`` with the read end of a pipe as standard input; only the lab holds the other
-end. However the lab ends, ``kill -9`` included, the pipe closes: the keeper kills every process that lives in its namespaces, then
-exits. Nothing refers to the namespaces any more, and the kernel removes them with their links and queues. Nothing has a name, so
+Started by ``Lab`` as ``python -I -S keeper.py HOSTS PID`` with the read end of a pipe as standard input; the lab, process PID, holds
+the other end. The lab closes the pipe or dies, by ``kill -9`` included: the keeper kills every process that lives in its namespaces,
+then exits. Nothing refers to the namespaces any more, and the kernel removes them with their links and queues. Nothing has a name, so
 nothing can be left behind. Standard library only: this file is run as a script, in a bare interpreter that starts in milliseconds.
 """
 
@@ -12,6 +12,7 @@ import ctypes
 import errno
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -85,6 +86,17 @@ def kill_inside(pid: int, namespaces: set[int]) -> bool:
         os.close(handle)
 
 
+def wait_for_the_end(lab: int) -> None:
+    """Until the lab closes our standard input, or has died: a child it forked may hold its end of the pipe open."""
+    ends = select.poll()
+    ends.register(0, select.POLLIN | select.POLLHUP)
+    try:
+        ends.register(os.pidfd_open(lab), select.POLLIN)
+    except ProcessLookupError:
+        return
+    ends.poll()
+
+
 def main() -> int:
     """Make the namespaces, say so in one JSON line, wait for the lab to end, sweep."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the lab decides when it is over, not the terminal
@@ -97,8 +109,7 @@ def main() -> int:
     namespaces = {os.fstat(fd).st_ino for fd in fds} | {os.stat("/proc/self/ns/net").st_ino}
     print(json.dumps({"userns": in_userns, "fds": fds}), flush=True)
     os.close(1)
-    while os.read(0, 64):
-        pass
+    wait_for_the_end(int(sys.argv[2]))
     kill_all_inside(namespaces)
     return 0
 

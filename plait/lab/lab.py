@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from plait.core.errors import LaunchError
 from plait.lab import environment
@@ -36,9 +36,9 @@ class Lab:
         self._lifeline = -1
         self._ranks: list[subprocess.Popen[Any]] = []
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> Self:
         if not sys.platform.startswith("linux"):
-            raise LaunchError(f"the lab needs Linux network namespaces, and this is {sys.platform}. Run it on a Linux machine or in a Linux VM.")
+            raise LaunchError(f"the lab needs Linux network namespaces, and this is {sys.platform}. Use a Linux machine.")
         for program in ("ip", "tc", "nsenter"):
             tool(program)
         try:
@@ -56,7 +56,7 @@ class Lab:
     def _start_keeper(self) -> Network:
         read_end, self._lifeline = os.pipe()
         try:
-            argv = [sys.executable, "-I", "-S", str(_KEEPER), str(self.spec.hosts)]
+            argv = [sys.executable, "-I", "-S", str(_KEEPER), str(self.spec.hosts), str(os.getpid())]
             self._keeper = subprocess.Popen(argv, stdin=read_end, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True)
         finally:
             os.close(read_end)
@@ -65,7 +65,7 @@ class Lab:
         reply = json.loads(answer or '{"error": "?", "message": "its first process ended early"}')
         if "error" in reply:
             raise LaunchError(_why_not(reply["error"], reply["message"]))
-        return Network(self._keeper.pid, tuple(reply["fds"]), reply["userns"])
+        return Network(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec.mtu)
 
     def close(self) -> None:
         """End every process on the hosts at once, and remove the network."""
@@ -77,6 +77,8 @@ class Lab:
             if self._keeper.stdout is not None:
                 self._keeper.stdout.close()
         for process in self._ranks:
+            if process.poll() is None:  # the keeper has killed it, unless somebody killed the keeper
+                process.kill()
             process.wait()
         if self._entry is not None:
             strike(self._entry)

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Any
 
 from plait.core.errors import JobError, LaunchError
 from plait.lab.spec import LabSpec, format_rate, parse_rate
 
 IFNAME = "eth0"
+UNLIMITED_RATE = 10**12  # bits per second; far more than one machine moves
+TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate
+QUEUE_SECONDS = 20e-3  # how long a packet waits at most in a full queue ...
+SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. Only many senders to one host fill a queue
 _FIRST_ADDRESS = IPv4Address("10.77.0.1")
+_QUEUE = "root handle 1: htb default 1"
+_CLASS = re.compile(r"^class htb 1:1 .*?\brate (\S+)", re.MULTILINE)
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 
 
@@ -36,13 +42,19 @@ def address(host: int) -> str:
     return str(_FIRST_ADDRESS + host)
 
 
-def shaper(rate: int | None) -> str:
-    """The queueing discipline, in tc's words, that lets ``rate`` bits per second through."""
-    if rate is None:
-        return "noqueue"
-    burst = max(80_000, int(rate / 8 * 200e-6))
-    limit = max(8 * burst, int(rate / 8 * 10e-3))
-    return f"tbf rate {rate}bit burst {burst} limit {limit}"
+def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
+    """The commands of tc that let ``rate`` bits per second out of a device; they replace an earlier rate without losing a packet.
+
+    One HTB class and not TBF: HTB passes a packet larger than its bucket and makes the next one wait, so that the 64 KiB segments of
+    TCP need no bucket of their size. A small bucket is what makes a message after a pause take as long as on a real link.
+    """
+    bits = UNLIMITED_RATE if rate is None else rate
+    bucket = max(mtu + 14, int(bits / 8 * TIMER_SLACK))
+    queue = max(SHORTEST_QUEUE, int(bits / 8 * QUEUE_SECONDS))
+    return [
+        f"class replace dev {device} parent 1: classid 1:1 htb rate {bits}bit burst {bucket} cburst {bucket} quantum 65536",
+        f"qdisc replace dev {device} parent 1:1 handle 10: bfifo limit {min(queue, 2**31)}",
+    ]
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Network:
     keeper: int
     fds: tuple[int, ...]
     userns: bool
+    mtu: int
 
     def enter(self, host: int | None, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on a host, or on the switch (None)."""
@@ -72,23 +85,26 @@ class Network:
     def checked(self, host: int) -> int:
         """``host`` if there is one of that number."""
         if not 0 <= host < len(self.fds):
-            raise JobError(f"host {host} does not exist", fix=f"this lab has hosts 0 to {len(self.fds) - 1}")
+            raise JobError(f"host {host} does not exist", fix=f"This lab has hosts 0 to {len(self.fds) - 1}")
         return host
 
     def build(self, spec: LabSpec) -> None:
         """Make the switch, the hosts' links and their limits."""
-        switch = [f"link add name sw0 mtu {spec.mtu} type bridge forward_delay 0 stp_state 0 mcast_snooping 0", "link set lo up", "link set sw0 up"]
+        bridge = f"link add name sw0 mtu {spec.mtu} type bridge forward_delay 0 stp_state 0 mcast_snooping 0"
+        switch = [bridge, "link set lo up", "link set sw0 up"]
         for host, fd in enumerate(self.fds):
             far_end = f"peer name {IFNAME} mtu {spec.mtu} netns /proc/{self.keeper}/fd/{fd}"
             switch.append(f"link add name host{host} mtu {spec.mtu} type veth {far_end}")
             # Without IPv6 addresses a link is silent until a rank speaks.
             switch.append(f"link set host{host} addrgenmode none master sw0 up")
         self._batch(None, "ip", switch)
-        self._batch(None, "tc", [f"qdisc replace dev host{host} root {shaper(spec.rate)}" for host in range(spec.hosts)])
+        ports = [f"host{host}" for host in range(spec.hosts)]
+        self._batch(None, "tc", [f"qdisc replace dev {port} {_QUEUE}" for port in ports])
+        self._batch(None, "tc", [line for port in ports for line in shaper(port, spec.rate, spec.mtu)])
         for host in range(spec.hosts):
             up = [f"link set {IFNAME} addrgenmode none up", "link set lo up", f"addr add {address(host)}/16 dev {IFNAME}"]
             self._batch(host, "ip", up)
-            self._batch(host, "tc", [f"qdisc replace dev {IFNAME} root {shaper(spec.rate)}"])
+            self._batch(host, "tc", [f"qdisc replace dev {IFNAME} {_QUEUE}", *shaper(IFNAME, spec.rate, spec.mtu)])
 
     def cut(self, host: int) -> None:
         """Pull the host's cable: its packets go nowhere, and none reach it."""
@@ -100,29 +116,29 @@ class Network:
 
     def slow(self, host: int, rate: str) -> None:
         """Give the host's link another rate, in both directions."""
-        limit = shaper(parse_rate(rate))
-        self._batch(None, "tc", [f"qdisc replace dev host{self.checked(host)} root {limit}"])
-        self._batch(host, "tc", [f"qdisc replace dev {IFNAME} root {limit}"])
+        bits = parse_rate(rate)
+        self._batch(None, "tc", shaper(f"host{self.checked(host)}", bits, self.mtu))
+        self._batch(host, "tc", shaper(IFNAME, bits, self.mtu))
 
     def state(self) -> list[HostState]:
         """How each host's link is, as the kernel has it."""
-        links = {link["ifname"]: link for link in self._ask("ip", "link", "show")}
-        rates = {q["dev"]: q.get("options", {}).get("rate") for q in self._ask("tc", "qdisc", "show")}
-        states: list[HostState] = []
-        for host in range(len(self.fds)):
-            port, rate = f"host{host}", rates.get(f"host{host}")
-            states.append(HostState(host, address(host), format_rate(rate and rate * 8), "UP" not in links[port]["flags"]))
-        return states
+        links = json.loads(self._call(self.enter(None, [tool("ip"), "-json", "link", "show"]), ""))
+        cut = {link["ifname"] for link in links if "UP" not in link["flags"]}
+        # Many versions of tc have no JSON form for classes.
+        classes = self._batch(None, "tc", [f"class show dev host{host}" for host in range(len(self.fds))])
+        rates = [parse_rate(text) for text in _CLASS.findall(classes)]
+        assert len(rates) == len(self.fds)
+        return [
+            HostState(host, address(host), format_rate(None if rate is None or rate >= UNLIMITED_RATE else rate), f"host{host}" in cut)
+            for host, rate in enumerate(rates)
+        ]
 
-    def _ask(self, program: str, *words: str) -> list[dict[str, Any]]:
-        return json.loads(self._call(self.enter(None, [tool(program), "-json", *words]), ""))
-
-    def _batch(self, host: int | None, program: str, lines: Sequence[str]) -> None:
-        """Several commands of ``ip`` or ``tc`` in one process, all or an error."""
-        self._call(self.enter(host, [tool(program), "-batch", "-"]), "\n".join(lines))
+    def _batch(self, host: int | None, program: str, lines: Sequence[str]) -> str:
+        """Several commands of ``ip`` or ``tc`` in one process: what they print."""
+        return self._call(self.enter(host, [tool(program), "-batch", "-"]), "\n".join(lines))
 
     def _call(self, argv: list[str], text: str) -> str:
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, env={"LC_ALL": "C", "PATH": os.defpath})
+        done = subprocess.run(argv, check=False, input=text, capture_output=True, text=True, env={"LC_ALL": "C", "PATH": os.defpath})
         if done.returncode != 0:
             cause = " ".join((done.stderr or done.stdout).split())
             raise LaunchError(f"the lab could not set its network up: {cause or f'{argv[0]} exited with status {done.returncode}'}.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +60,8 @@ class Entry:
     def from_dict(cls, values: dict[str, Any]) -> Entry:
         """The inverse of :meth:`to_dict`."""
         net = values["network"]
-        network = Network(net["keeper"], tuple(net["fds"]), net["userns"])
         spec = LabSpec.parse(values["spec"])
+        network = Network(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu)
         return cls(values["name"], values["pid"], values["started"], spec, network, values["keeper_started"], tuple(values["command"]))
 
 
@@ -75,67 +78,64 @@ def start_time(pid: int) -> int | None:
 def note(name: str | None, spec: LabSpec, network: Network, command: Sequence[str]) -> Entry:
     """Enter a lab of this process in the list, under ``name`` or the first free of lab1, lab2, ..."""
     if name is not None and not _NAME.fullmatch(name):
-        raise JobError(f"{name!r} cannot name a lab", fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit")
-    running()  # removes the files of labs that have crashed
-    number = 0
-    while True:
-        number += 1
-        chosen = name or f"lab{number}"
-        entry = Entry(chosen, os.getpid(), start_time(os.getpid()) or 0, spec, network, start_time(network.keeper) or 0, tuple(command))
-        if _create(_path(chosen), json.dumps(entry.to_dict())):
-            return entry
-        if name is not None:
-            raise JobError(f"a lab called {name!r} is running already", fix="choose another name")
+        raise JobError(f"{name!r} cannot name a lab", fix="Use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    pid, keeper = os.getpid(), network.keeper
+    with _locked() as folder:
+        taken = {entry.name for entry in _read(folder)}
+        if name in taken:
+            raise JobError(f"a lab called {name!r} is running already", fix="Choose another name")
+        chosen = name or next(f"lab{number}" for number in count(1) if f"lab{number}" not in taken)
+        entry = Entry(chosen, pid, start_time(pid) or 0, spec, network, start_time(keeper) or 0, tuple(command))
+        (folder / f"{chosen}.json").write_text(json.dumps(entry.to_dict()))
+    return entry
 
 
 def strike(entry: Entry) -> None:
     """Take a lab off the list."""
-    _path(entry.name).unlink(missing_ok=True)
+    with _locked() as folder:
+        (folder / f"{entry.name}.json").unlink(missing_ok=True)
 
 
 def running() -> list[Entry]:
     """The labs of this user that run now, by name; what crashed labs left in the list is removed."""
+    with _locked() as folder:
+        return _read(folder)
+
+
+def _read(folder: Path) -> list[Entry]:
     entries: list[Entry] = []
-    for path in sorted(runtime_dir().glob("*.json")):
+    for path in sorted(folder.glob("*.json")):
         try:
             entry = Entry.from_dict(json.loads(path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, JobError):
+        except (ValueError, KeyError, TypeError, JobError):
             entry = None  # half written by a lab that was killed, or by another version
         if entry is not None and entry.alive:
             entries.append(entry)
         else:
-            path.unlink(missing_ok=True)
+            path.unlink()
     return entries
+
+
+@contextmanager
+def _locked() -> Iterator[Path]:
+    """The folder of the list, for one process at a time."""
+    folder = runtime_dir()
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 def find(name: str | None = None) -> Entry:
     """The running lab of that name, or the only one."""
     entries = running()
     if not entries:
-        raise JobError("no lab is running", fix="start one with: plait lab run -- COMMAND")
+        raise JobError("no lab is running", fix="Start one with: plait lab run -- COMMAND")
     names = ", ".join(entry.name for entry in entries)
     if name is None:
         if len(entries) > 1:
-            raise JobError(f"several labs are running ({names})", fix="say which one with --lab NAME")
+            raise JobError(f"several labs are running ({names})", fix="Say which one with --lab NAME")
         return entries[0]
     for entry in entries:
         if entry.name == name:
             return entry
-    raise JobError(f"no lab called {name!r} is running", fix=f"running now: {names}")
-
-
-def _path(name: str) -> Path:
-    return runtime_dir() / f"{name}.json"
-
-
-def _create(path: Path, text: str) -> bool:
-    """Write a new file in one piece; False if there is one of that name."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    try:
-        os.link(draft, path)
-        return True
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink()
+    raise JobError(f"no lab called {name!r} is running", fix=f"Running now: {names}")

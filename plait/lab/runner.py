@@ -34,9 +34,9 @@ def run(
     the ranks this process's own output.
     """
     if not argv:
-        raise JobError("there is nothing to run", fix="give the command of a rank after --, such as: plait lab run -- python train.py")
+        raise JobError("there is nothing to run", fix="Give the command of a rank after --, such as: plait lab run -- python train.py")
     if shutil.which(argv[0]) is None:
-        raise JobError(f"the command {argv[0]!r} is not an executable file", fix="check its name, or give its path")
+        raise JobError(f"the command {argv[0]!r} is not an executable file", fix="Check its name, or give its path")
     if only_rank is not None:
         spec.host_of(only_rank)
     with Lab(spec, name=name, command=argv) as lab:
@@ -181,7 +181,8 @@ class Supervisor:
             os.write(write_end, bytes([number]))
 
         self.selector.register(read_end, selectors.EVENT_READ, lambda: self._signalled(os.read(read_end, 1)[0]))
-        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+        # A signal that is ignored already stays so: that is how nohup works.
+        before = {number: signal.signal(number, handle) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
         try:
             yield
         finally:

@@ -9,11 +9,11 @@ from plait.core.errors import JobError
 
 UNLIMITED = "unlimited"
 MAX_HOSTS = 1000  # a Linux bridge takes 1024 ports
-MIN_RATE, MAX_RATE = 1_000_000, 10**12  # bits per second; below, the token bucket alone would carry whole messages
+MIN_RATE, MAX_RATE = 10**6, 8 * 10**11  # bits per second
 MIN_MTU, MAX_MTU = 576, 65535
-_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([a-z]*)")
-_SPEC = re.compile(r"(\d+)x(\d+)(?:@([^,]*))?(?:,mtu=(\d+))?")
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]*)")
+_SPEC = re.compile(r"([0-9]+)x([0-9]+)(?:@([^,]*))?(?:,mtu=([0-9]+))?")
 
 
 def parse_rate(text: str) -> int | None:
@@ -27,10 +27,10 @@ def parse_rate(text: str) -> int | None:
         return None
     match = _RATE.fullmatch(lowered)
     if not match or match[2] not in _UNITS:
-        raise JobError(f"{text!r} is not a link rate", fix="write a number and bit, kbit, mbit or gbit, such as 400mbit or 2.5gbit, or unlimited")
+        raise JobError(f"{text!r} is not a link rate", fix="Write it like 400mbit or 2.5gbit, or unlimited")
     rate = round(float(match[1]) * _UNITS[match[2]])
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise JobError(f"the link rate {text!r} is out of range", fix="choose a rate from 1mbit to 1000gbit, or unlimited")
+        raise JobError(f"the link rate {text!r} is out of range", fix="Choose a rate from 1mbit to 800gbit, or unlimited")
     return rate
 
 
@@ -66,9 +66,9 @@ class LabSpec:
     def __post_init__(self) -> None:
         for key, value, limit in (("hosts", self.hosts, MAX_HOSTS), ("ranks_per_host", self.ranks_per_host, 1024)):
             if not 1 <= value <= limit:
-                raise JobError(f"a lab cannot have {key} = {value}", fix=f"choose {key} from 1 to {limit}")
+                raise JobError(f"a lab cannot have {key} = {value}", fix=f"Choose {key} from 1 to {limit}")
         if not MIN_MTU <= self.mtu <= MAX_MTU:
-            raise JobError(f"a link cannot have mtu = {self.mtu}", fix=f"choose an mtu from {MIN_MTU} to {MAX_MTU}; 1500 and 9000 are usual")
+            raise JobError(f"a link cannot have mtu = {self.mtu}", fix=f"Choose one from {MIN_MTU} to {MAX_MTU}, such as 9000")
         parse_rate(self.nic)
 
     @classmethod
@@ -76,7 +76,7 @@ class LabSpec:
         """Read ``HOSTSxRANKS[@NIC][,mtu=MTU]``, such as ``2x1@1gbit`` or ``4x2@400mbit,mtu=1500``."""
         match = _SPEC.fullmatch(text.strip().lower())
         if not match or len(match[1] + match[2] + (match[4] or "")) > 15:
-            raise JobError(f"{text!r} does not describe a lab", fix="write HOSTSxRANKS@RATE, such as 2x1@1gbit or 4x2@400mbit,mtu=1500")
+            raise JobError(f"{text!r} does not describe a lab", fix="Write HOSTSxRANKS@RATE, such as 2x1@1gbit or 4x2@400mbit,mtu=1500")
         hosts, ranks, nic, mtu = match.groups()
         return cls(int(hosts), int(ranks), cls.nic if nic is None else nic, cls.mtu if mtu is None else int(mtu))
 
@@ -96,5 +96,5 @@ class LabSpec:
     def host_of(self, rank: int) -> int:
         """The host a rank lives on: ranks fill one host after the other."""
         if not 0 <= rank < self.world_size:
-            raise JobError(f"rank {rank} does not exist", fix=f"this lab has ranks 0 to {self.world_size - 1}")
+            raise JobError(f"rank {rank} does not exist", fix=f"This lab has ranks 0 to {self.world_size - 1}")
         return rank // self.ranks_per_host

@@ -92,23 +92,23 @@ def prepare(
     out = Path(os.path.realpath(Path(out).expanduser()))
     files = find_files(sources, pattern, leave_out=out)
     source = _fingerprint(files, eval_fraction, shard_tokens)
-    if corpus := _prepared(out, tokenizer, source):
+    if corpus := _prepared(out, tokenizer.fingerprint, source):
         return corpus
+    _refuse_foreign(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(out) as alone:
-            if corpus := _prepared(out, tokenizer, source):  # another process made it while this one waited
+            if corpus := _prepared(out, tokenizer.fingerprint, source):  # another process made it while this one waited
                 return corpus
-            _refuse_foreign(out)
             if alone:  # nobody else is writing, so what is here was left by a preparation that was killed
                 for leftover in out.parent.glob(f".{glob.escape(out.name)}.tmp-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
             _build(out, files, tokenizer, source, eval_fraction=eval_fraction, shard_tokens=shard_tokens, progress=progress)
     except OSError as error:
         raise DataError(f"{out}: cannot write the corpus: {error.strerror or error}; choose another folder for it") from error
-    if corpus := _prepared(out, tokenizer, source):
+    if corpus := _prepared(out, tokenizer.fingerprint, source):
         return corpus
-    raise DataError(f"{out}: another process put a different corpus there at the same time; give each its own folder")
+    raise DataError(f"{out}: another process put a different corpus there at the same time; run again, or give each its own folder")
 
 
 def find_files(sources: Sequence[str | Path], pattern: str, *, leave_out: Path | None = None) -> list[SourceFile]:
@@ -162,7 +162,7 @@ def _walk(root: Path, skipped: set[str], leave_out: Path | None) -> Iterator[Pat
     seen: set[str] = set()
     for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen or real == str(leave_out):
+        if real in seen or (folder != str(root) and real == str(leave_out)):
             folders.clear()
             continue
         seen.add(real)
@@ -178,13 +178,13 @@ def _fingerprint(files: list[SourceFile], eval_fraction: float, shard_tokens: in
     return digest.hexdigest()[:32]
 
 
-def _prepared(out: Path, tokenizer: Tokenizer, source: str) -> Corpus | None:
+def _prepared(out: Path, tokenizer: str, source: str) -> Corpus | None:
     """The corpus in ``out`` when it is whole and made from the same things; anything else is prepared anew."""
     try:
         corpus = Corpus.open(out)
     except DataError:
         return None
-    return corpus if (corpus.index.tokenizer, corpus.index.source) == (tokenizer.fingerprint, source) else None
+    return corpus if (corpus.index.tokenizer, corpus.index.source) == (tokenizer, source) else None
 
 
 @contextmanager
@@ -217,11 +217,12 @@ def _build(
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     writers: dict[SplitName, _SplitWriter] = {name: _SplitWriter(temporary, name, DTYPES[dtype], shard_tokens) for name in SPLITS}
-    read, total = 0, sum(file.bytes for file in files)
+    read, tokens, total = 0, 0, sum(file.bytes for file in files)
     free = shutil.disk_usage(out.parent).free
     try:
         temporary.mkdir()
         for read in _encode_all(files, tokenizer, writers, eval_fraction):
+            tokens = sum(writer.tokens for writer in writers.values())
             if progress:
                 progress(min(read, total), total)
         splits = {str(name): writer.finish() for name, writer in writers.items()}
@@ -234,11 +235,10 @@ def _build(
             file.write(index.to_json().encode())
             file.flush()
             os.fsync(file.fileno())
-        _publish(temporary, out)
+        _publish(temporary, out, index)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        tokens = sum(writer.tokens for writer in writers.values())
         needed = DTYPES[dtype].itemsize * (total * tokens / read if read else total)
         raise DataError(
             f"{out}: the disk is full: this corpus needs about {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB were free; "
@@ -326,23 +326,22 @@ def _check_splits(out: Path, splits: dict[str, Split], writers: dict[SplitName, 
     )
 
 
-def _publish(temporary: Path, out: Path) -> None:
-    """Rename ``temporary`` to ``out``, in the place of an older corpus; if another process was faster, leave its corpus."""
+def _publish(temporary: Path, out: Path, index: Index) -> None:
+    """Rename ``temporary`` to ``out``. An older corpus there gives way; the same one, from a faster process, stays."""
     _fsync(temporary)
     older = temporary.with_name(f"{temporary.name}-older")
-    try:
-        out.rename(older)
-    except FileNotFoundError:
-        pass
     try:
         temporary.rename(out)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            if older.exists():
-                older.rename(out)
             raise
-    shutil.rmtree(older, ignore_errors=True)
+        if _prepared(out, index.tokenizer, index.source):
+            return
+        _refuse_foreign(out)  # again: preparation may have taken hours, and what is here now is about to be removed
+        out.rename(older)
+        temporary.rename(out)
     _fsync(out.parent)
+    shutil.rmtree(older, ignore_errors=True)
 
 
 def _fsync(folder: Path) -> None:

@@ -20,12 +20,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
 
 from plait.core.errors import DataError, JobError
+
+if TYPE_CHECKING:
+    import torch
 
 SplitName = Literal["train", "eval"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
@@ -113,7 +115,7 @@ class Corpus:
 
     def read(self, split: SplitName, start: int, count: int) -> np.ndarray:
         """Tokens ``start .. start + count`` of the split's stream, across shards: int64 [count], a copy."""
-        assert 0 <= start and 0 <= count and start + count <= self.num_tokens(split), f"{start}+{count} outside {split}"
+        assert 0 <= start <= start + count <= self.num_tokens(split), f"{start}+{count} outside {split}"
         result = np.empty(count, np.int64)
         ends, done = self._ends[split], 0
         number = int(np.searchsorted(ends, start, side="right"))
@@ -199,10 +201,14 @@ class Batches:
         """``batch_after(step * batch)``: the batch of a run that has had this batch size from its first step."""
         return self.batch_after(step * self.batch, rank=rank, world=world)
 
-    def sample_ids(self, step: int, *, rank: int = 0, world: int = 1) -> np.ndarray:
-        """The number in the stream of each sequence of ``batch_at``: int64 [B / world]; never repeats within a run."""
+    def sample_ids_after(self, consumed: int, *, rank: int = 0, world: int = 1) -> np.ndarray:
+        """The number in the stream of each sequence of ``batch_after``: int64 [B / world]; never repeats within a run."""
         first, count = self._share(rank, world)
-        return np.arange(count, dtype=np.int64) + (step * self.batch + first)
+        return np.arange(count, dtype=np.int64) + (consumed + first)
+
+    def sample_ids(self, step: int, *, rank: int = 0, world: int = 1) -> np.ndarray:
+        """The number in the stream of each sequence of ``batch_at``: int64 [B / world]."""
+        return self.sample_ids_after(step * self.batch, rank=rank, world=world)
 
     def eval_batches(self, n: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The first ``n`` batches of this split in its own order; every batch is full.
@@ -222,6 +228,8 @@ class Batches:
         return rank * (self.batch // world), self.batch // world
 
     def _gather(self, window_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch  # here, so that preparing a corpus starts without the seconds this import takes
+
         rows = np.empty((len(window_ids), self.sequence + 1), np.int64)
         for row, window in zip(rows, window_ids, strict=True):
             row[:] = self.corpus.read(self.split, int(window) * self.sequence, self.sequence + 1)

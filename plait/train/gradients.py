@@ -45,14 +45,14 @@ class Gradients:
         else:
             accumulator.add_(output_gradient.t() @ inputs)
 
-    def finish(self, wire: Wire) -> None:
+    def finish(self, wire: Wire, *, sequence_parallel: bool) -> None:
         """Complete what several ranks hold: sum over the group what each rank has seen only a part of.
 
         Key/value heads held by several ranks: each copy has seen its own rank's query heads only. Sequence-parallel:
         replicated parameters have seen their own shard of the sequence only. One all-reduce, none if nothing is partial.
         """
         partial = [piece for piece in self.model.pieces if piece.dim is not None and piece.replicas > 1]
-        if self.model.strategy.sequence_parallel:
+        if sequence_parallel:
             partial += [piece for piece in self.model.pieces if piece.dim is None]
         if not partial or wire.size == 1:
             return
@@ -64,12 +64,18 @@ class Gradients:
         for piece, tensor in zip(partial, packed.split([tensor.numel() for tensor in whole]), strict=True):
             self._view(piece).copy_(piece.cut(tensor.view(piece.shape)))
 
-    def norm(self, wire: Wire) -> Tensor:
-        """Euclidean norm over the whole model, every logical number counted once; a 0-d tensor, equal on all ranks."""
-        square = self.flat.new_zeros(())
+    def norm_square(self) -> Tensor:
+        """This rank's share of the squared Euclidean norm, every logical number counted once over the group; fp64, 0-d."""
+        square = torch.zeros((), dtype=torch.float64, device=self.flat.device)
         for piece in self.model.pieces:
-            square += self._view(piece).double().square().sum() / piece.replicas
-        return sum_over(wire, square).sqrt()
+            view = self._view(piece)
+            # A blocked sum is exact enough for clipping in fp32, and does not copy the gradients to fp64.
+            square += torch.linalg.vector_norm(view, dtype=view.dtype).double().square() / piece.replicas
+        return square
+
+    def norm(self, wire: Wire) -> Tensor:
+        """Euclidean norm over the whole model; equal on all ranks."""
+        return sum_over(wire, self.norm_square()).sqrt()
 
     def _view(self, piece: Piece) -> Tensor:
         return piece.view(self.named[piece.parameter])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from plait.core.errors import DataError, JobError
 from plait.train import corpus as module
 from plait.train.corpus import PIECE, WHOLE, Document, SourceFile, _documents, find_files, prepare
-from plait.train.data import Corpus, SplitName
+from plait.train.data import Corpus, Index, SplitName
 from plait.train.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -109,7 +110,9 @@ def test_one_long_file_has_both_splits(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(content)
     corpus = prepare([tmp_path / "long"], BYTES, tmp_path / "corpus")  # the pattern does not filter a file named itself
     train, held_out = documents(corpus, "train"), documents(corpus, "eval")
-    assert len(train) > 1 and held_out and sum(map(len, train + held_out)) == len(content)
+    assert len(train) > 1
+    assert held_out
+    assert sum(map(len, train + held_out)) == len(content)
     assert all(part in content and part.endswith(b"\n") for part in train + held_out), "end-of-text wherever the text jumps"
     assert corpus.num_tokens("train") == sum(map(len, train)) + len(train)
 
@@ -138,7 +141,8 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path, texts: Path)
     large = prepare([texts], Large(), tmp_path / "large")
     assert (small.index.dtype, large.index.dtype) == ("uint16", "uint32")
     ids = large.read("train", 0, large.num_tokens("train"))
-    assert ids.max() == 69_999 and (ids[ids < 256] == (old := small.read("train", 0, len(ids)))[old < 256]).all()
+    assert ids.max() == 69_999
+    assert (ids[ids < 256] == (old := small.read("train", 0, len(ids)))[old < 256]).all()
 
 
 def test_shards_are_full_but_the_last(tmp_path: Path, texts: Path) -> None:
@@ -147,7 +151,8 @@ def test_shards_are_full_but_the_last(tmp_path: Path, texts: Path) -> None:
     many.verify()
     for name, split in many.index.splits.items():
         assert [shard.tokens for shard in split.shards[:-1]] == [1000] * (len(split.shards) - 1)
-        assert split.shards[0].file == f"{name}-00000.bin" and split.digest == one.index.splits[name].digest
+        assert split.shards[0].file == f"{name}-00000.bin"
+        assert split.digest == one.index.splits[name].digest
 
 
 def test_progress_reaches_the_total(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +160,9 @@ def test_progress_reaches_the_total(tmp_path: Path, texts: Path, monkeypatch: py
     calls: list[tuple[int, int]] = []
     prepare([texts], BYTES, tmp_path / "corpus", progress=lambda done, total: calls.append((done, total)))
     total = sum(path.stat().st_size for path in texts.iterdir())
-    assert len(calls) > 2 and calls == sorted(calls) and calls[-1] == (total, total)
+    assert len(calls) > 2
+    assert calls == sorted(calls)
+    assert calls[-1] == (total, total)
     assert snapshot(tmp_path / "corpus") == snapshot(prepare([texts], BYTES, tmp_path / "again").folder), "whatever the grouping"
 
 
@@ -163,10 +170,11 @@ def test_the_standard_library_is_a_corpus(tmp_path: Path, monkeypatch: pytest.Mo
     files = find_files(["python-stdlib"], "*.txt")
     assert 2 << 20 < sum(file.bytes for file in files) <= module.STDLIB_BYTES
     names = {file.name for file in files}
-    assert "abc.py" in names and not any(re.search(r"(^|/)(site-packages|tests?)/", name) for name in names)
+    assert "abc.py" in names
+    assert not any(re.search(r"(^|/)(site-packages|tests?)/", name) for name in names)
     monkeypatch.setattr(module, "STDLIB_BYTES", 200_000)
     corpus = prepare(["python-stdlib"], BYTES, tmp_path / "corpus")
-    assert 100_000 < corpus.num_tokens("train") + corpus.num_tokens("eval") < 210_000
+    assert 50_000 < corpus.num_tokens("train") + corpus.num_tokens("eval") < 210_000
 
 
 # When it is reused
@@ -177,7 +185,8 @@ def test_the_same_sources_are_prepared_once(tmp_path: Path, texts: Path) -> None
     times = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     moved = texts.rename(tmp_path / "moved")
     again = prepare([moved], Untouchable(), tmp_path / "corpus")
-    assert again.index == first.index and times == {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
+    assert again.index == first.index
+    assert times == {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
 
 
 @pytest.mark.parametrize("what", ["file", "time", "tokenizer", "fraction", "shards", "damage"])
@@ -193,9 +202,9 @@ def test_a_change_prepares_anew(tmp_path: Path, texts: Path, what: str) -> None:
         tokenizer.fingerprint = "another"
     elif what == "damage":
         os.truncate(first.folder / "train-00000.bin", 5)
+    untouchable = Untouchable()
+    untouchable.fingerprint = tokenizer.fingerprint
     with pytest.raises(AssertionError, match="encoded again"):
-        untouchable = Untouchable()
-        untouchable.fingerprint = tokenizer.fingerprint
         prepare([texts], untouchable, tmp_path / "corpus", **options)  # type: ignore[arg-type]
     again = prepare([texts], tokenizer, tmp_path / "corpus", **options)  # type: ignore[arg-type]
     again.verify()
@@ -223,7 +232,7 @@ def test_nothing_to_prepare_is_explained(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"empty.txt", "broken.txt"}
 
 
-@pytest.mark.parametrize(("key", "value"), [("eval_fraction", 1.0), ("eval_fraction", -0.1), ("shard_tokens", 0)])
+@pytest.mark.parametrize("key, value", [("eval_fraction", 1.0), ("eval_fraction", -0.1), ("shard_tokens", 0)])
 def test_wrong_settings_are_job_errors(tmp_path: Path, texts: Path, key: str, value: float) -> None:
     with pytest.raises(JobError) as caught:
         prepare([texts], BYTES, tmp_path / "corpus", **{key: value})  # type: ignore[arg-type]
@@ -234,7 +243,8 @@ def test_an_empty_eval_split_comes_with_a_fraction_that_fills_it(tmp_path: Path,
     with pytest.raises(DataError, match=r"the eval split is empty, eval_fraction = 1e-06 selects none of 30 documents") as caught:
         prepare([texts], BYTES, tmp_path / "corpus", eval_fraction=1e-6)
     advised = re.search(r"set eval_fraction = (\S+) or more", str(caught.value))
-    assert advised and prepare([texts], BYTES, tmp_path / "corpus", eval_fraction=float(advised[1])).num_tokens("eval")
+    assert advised
+    assert prepare([texts], BYTES, tmp_path / "corpus", eval_fraction=float(advised[1])).num_tokens("eval")
 
 
 def test_one_document_cannot_be_split(tmp_path: Path) -> None:
@@ -251,23 +261,24 @@ def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path, texts: Pat
         prepare([texts], BYTES, texts)
     with pytest.raises(DataError, match=r"00\.txt: will not be replaced by a corpus because it holds other things \(not a folder\)"):
         prepare([texts], BYTES, texts / "00.txt")
-    with pytest.raises(DataError, match=r"cannot write the corpus: Not a directory; choose another folder"):
+    with pytest.raises(DataError, match=r"cannot write the corpus: (Not a directory|File exists); choose another"):
         prepare([texts], BYTES, texts / "00.txt" / "corpus")
-    assert {name: content for name, content in snapshot(tmp_path / "texts").items() if name in before} == before
+    assert snapshot(texts) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"texts"}
 
 
 # Whole or not at all
 
 
 def _full_device(path: object, mode: str) -> object:
-    return module.io.FileIO("/dev/full", mode)
+    return io.FileIO("/dev/full", mode)
 
 
 def _no_space(descriptor: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(("where", "name", "replacement"), [(module, "FileIO", _full_device), (os, "fsync", _no_space)])
+@pytest.mark.parametrize("where, name, replacement", [(module, "FileIO", _full_device), (os, "fsync", _no_space)])
 def test_a_full_disk_leaves_nothing_and_the_older_corpus(
     tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, replacement: Callable[..., object]
 ) -> None:
@@ -277,10 +288,13 @@ def test_a_full_disk_leaves_nothing_and_the_older_corpus(
         patch.setattr(where, name, replacement)
         with pytest.raises(DataError, match=r"corpus: the disk is full: this corpus needs about \d+\.\d MB and .* MB were free"):
             prepare([texts], BYTES, tmp_path / "corpus")
-    assert snapshot(tmp_path) == before and Corpus.open(tmp_path / "corpus").index == older
+    assert snapshot(tmp_path) == before
+    assert Corpus.open(tmp_path / "corpus").index == older
 
 
-def test_a_really_full_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [40_000, 4 << 20])
+def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int) -> None:
+    monkeypatch.setattr(module, "GROUP", group)  # full in the first group of documents, or in a later one
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, check=False)
@@ -320,7 +334,8 @@ def test_processes_at_once_and_one_killed(tmp_path: Path) -> None:
     for process in (killed, *workers):
         assert process.stdout is not None
         process.stdout.readline()  # imported and waiting, so that the next lines race
-    assert killed.communicate("\n")[0] == "" and killed.returncode == -signal.SIGKILL
+    assert killed.communicate("\n")[0] == ""
+    assert killed.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.glob(".corpus.tmp-*")], "a killed process leaves its draft"
     for process in workers:
         assert process.stdin is not None
@@ -333,12 +348,24 @@ def test_processes_at_once_and_one_killed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"texts", "corpus", ".corpus.lock"}, "the draft of the killed one is gone"
 
 
-@pytest.mark.parametrize("round_", range(5))
-def test_without_locks_the_first_rename_wins(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, round_: int) -> None:
-    def no_locks(file: object, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+def _no_locks(file: object, operation: int) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(module.fcntl, "flock", no_locks)
+
+def test_without_locks_the_corpus_of_a_faster_process_stays(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Overtaken(ByteTokenizer):
+        def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+            faster.append(prepare([folder], BYTES, tmp_path / "corpus").folder.stat().st_ino)
+            return super().encode_many(texts)
+
+    folder, faster = texts, list[int]()
+    monkeypatch.setattr(module.fcntl, "flock", _no_locks)
+    assert [prepare([texts], Overtaken(), tmp_path / "corpus").folder.stat().st_ino] == faster
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_without_locks_the_first_rename_wins(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, round_: int) -> None:
+    monkeypatch.setattr(module.fcntl, "flock", _no_locks)
     barrier, found = threading.Barrier(3), list[str]()
 
     def work() -> None:
@@ -350,13 +377,14 @@ def test_without_locks_the_first_rename_wins(tmp_path: Path, texts: Path, monkey
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3 and len(set(found)) == 1
+    assert len(found) == 3
+    assert len(set(found)) == 1
     Corpus.open(tmp_path / "corpus").verify()
     assert {path.name for path in tmp_path.iterdir()} == {"texts", "corpus", ".corpus.lock"}
 
 
 def test_two_corpora_in_one_folder_at_once_are_refused(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_wins(temporary: Path, out: Path) -> None:
+    def other_wins(temporary: Path, out: Path, index: Index) -> None:
         os.rename(temporary, tmp_path / "lost")
 
     monkeypatch.setattr(module, "_publish", other_wins)
@@ -366,4 +394,6 @@ def test_two_corpora_in_one_folder_at_once_are_refused(tmp_path: Path, texts: Pa
 
 def test_place_is_uniform() -> None:
     places = [Document(text=b"%d" % number, offset=0).place for number in range(2000)]
-    assert abs(np.mean(np.array(places) < 0.1) - 0.1) < 0.03 and 0 <= min(places) and max(places) < 1
+    assert abs(np.mean(np.array(places) < 0.1) - 0.1) < 0.03
+    assert min(places) >= 0
+    assert max(places) < 1

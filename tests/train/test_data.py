@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,8 @@ def test_a_resume_with_another_batch_size_continues_the_stream(
     consumed = steps * old
     ranks = [after.batch_after(consumed, rank=rank, world=world)[1] for rank in range(world)]
     assert torch.equal(torch.cat(ranks), before.take(consumed, new * world)[1])
+    ids = [after.sample_ids_after(consumed, rank=rank, world=world) for rank in range(world)]
+    assert np.concatenate(ids).tolist() == list(range(consumed, consumed + new * world))
 
 
 @settings(max_examples=25, deadline=None)
@@ -113,8 +116,11 @@ def test_shards_of_any_size_give_the_same_stream(
 
 def test_batch_at_is_int64_and_shifted_by_one(corpora: Callable[[int], Corpus]) -> None:
     tokens, targets = Batches(corpora(257), "train", sequence=16, batch=4).batch_at(0)
-    assert tokens.dtype == targets.dtype == torch.int64 and tokens.shape == targets.shape == (4, 16)
-    assert tokens.is_contiguous() and targets.is_contiguous() and torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert tokens.dtype == targets.dtype == torch.int64
+    assert tokens.shape == targets.shape == (4, 16)
+    assert tokens.is_contiguous()
+    assert targets.is_contiguous()
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
     tokens.zero_()  # a copy: neither the targets nor the file are touched
     assert targets.any()
 
@@ -143,12 +149,10 @@ def test_eval_batches_are_in_order_full_and_shared_over_ranks(corpora: Callable[
     assert all(torch.equal(torch.cat([a[0], b[0]]), whole[0]) for a, b, whole in zip(*halves, found, strict=True))
     assert len(list(batches.eval_batches(100))) == 8, "no window twice"
     few = list(Batches(corpus, "train", sequence=100, batch=3).eval_batches(5))
-    assert len(few) == 1 and few[0][0].shape == (3, 100), "two windows fill one batch of three"
+    assert [tokens.shape for tokens, _ in few] == [(3, 100)], "two windows fill one batch of three"
 
 
-@pytest.mark.parametrize(
-    ("change", "key"), [({"sequence": 0}, "sequence"), ({"batch": -1}, "batch"), ({"split": "test"}, "split")]
-)
+@pytest.mark.parametrize("change, key", [({"sequence": 0}, "sequence"), ({"batch": -1}, "batch"), ({"split": "test"}, "split")])
 def test_wrong_settings_are_job_errors(corpora: Callable[[int], Corpus], change: dict[str, int], key: str) -> None:
     with pytest.raises(JobError) as caught:
         Batches(corpora(33), **{"split": "train", "sequence": 4, "batch": 2, **change})  # type: ignore[arg-type]
@@ -171,16 +175,17 @@ def test_too_little_text_is_named(corpora: Callable[[int], Corpus]) -> None:
 def test_open_maps_what_prepare_wrote(corpora: Callable[[int], Corpus]) -> None:
     corpus = Corpus.open(str(corpora(100).folder))
     corpus.verify()
-    assert corpus.num_tokens("train") == 100 and corpus.num_tokens("eval") == 0
+    assert corpus.num_tokens("train") == 100
+    assert corpus.num_tokens("eval") == 0
     assert corpus.read("train", 99, 1).tolist() == [BYTES.end_of_text]
     assert corpus.read("train", 100, 0).size == 0
 
 
-def test_a_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 77, 82])
+def test_a_shard_of_another_size_is_named_with_both_sizes(tmp_path: Path, size: int) -> None:
     folder = make(tmp_path, 100, shard_tokens=40).folder
-    shard = folder / "train-00001.bin"
-    shard.write_bytes(shard.read_bytes()[:-3])
-    with pytest.raises(DataError, match=r"train-00001\.bin: has 77 bytes and the index says 80; delete the folder .* prepare"):
+    os.truncate(folder / "train-00001.bin", size)
+    with pytest.raises(DataError, match=rf"train-00001\.bin: has {size} bytes and the index says 80; delete the folder .* prepare"):
         Corpus.open(folder)
 
 
@@ -210,7 +215,7 @@ def _without(key: str) -> Callable[[dict], object]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    "edit, message",
     [
         (lambda index: {**index, "version": 2}, "version 2, and this Plait reads version 1"),
         (lambda index: {**index, "format": "x"}, "format is 'x'"),
@@ -227,7 +232,8 @@ def test_a_wrong_index_is_explained(tmp_path: Path, edit: Callable[[dict], objec
     index.write_text(json.dumps(edit(json.loads(index.read_text()))))
     with pytest.raises(DataError, match=r"index\.json: ") as caught:
         Corpus.open(index.parent)
-    assert message in str(caught.value) and "prepare the corpus again" in str(caught.value)
+    assert message in str(caught.value)
+    assert "prepare the corpus again" in str(caught.value)
 
 
 @given(cut=st.integers(0, 400))

@@ -1,4 +1,4 @@
-"""How true a lab's links are, and what they cost: ``python tests/lab/measure.py`` prints the figures of docs/adr/0003-lab.md as JSON lines.
+"""How true a lab's links are, and what they cost: ``python tests/lab/lab_measure.py`` prints the figures of docs/adr/0003-lab.md as JSON lines.
 
 The same file is the rank: it sends a plain TCP stream from the first ranks to the last, or both ways at once.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -49,6 +50,26 @@ def connect(rank: int, address: str, port: int) -> socket.socket:
     raise TimeoutError(f"no answer from {address}")
 
 
+def message_main(size: int) -> None:
+    """As a rank: rank 1 sends one message after each pause and waits for the answer of one byte; it prints the median seconds."""
+    rank, seconds = int(os.environ["RANK"]), []
+    connection = connect(rank, os.environ["MASTER_ADDR"], 5000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(None)
+    for pause in [0.0] * 5 + [0.02] * 11:
+        time.sleep(pause)
+        start = time.perf_counter()
+        if rank == 1:
+            connection.sendall(bytes(size))
+            connection.recv(1)
+            seconds.append(time.perf_counter() - start)
+        else:
+            connection.recv(size, socket.MSG_WAITALL)
+            connection.sendall(b"x")
+    if rank == 1:
+        print(json.dumps({"goodput": size * 8 / statistics.median(seconds[5:])}))
+
+
 def rank_main(size: int, mode: str) -> None:
     """As a rank: send (rank 1), receive (rank 0), or both at once; receivers print goodput in bits per second."""
     rank = int(os.environ["RANK"])
@@ -70,7 +91,7 @@ def rank_main(size: int, mode: str) -> None:
 
 
 def goodputs(lab: Any, size: int, mode: str, ranks: tuple[int, int] = (0, 1)) -> list[float]:
-    """Bits per second that arrive at the receiving rank, or at both when ``mode`` is ``both``."""
+    """Bits per second that arrive at the receiving rank, or at both when ``mode`` is ``both``, or for messages apart."""
     argv = [sys.executable, str(Path(__file__).resolve()), "rank", str(size), mode]
     processes = []
     for number, rank in enumerate(ranks):
@@ -82,7 +103,8 @@ def goodputs(lab: Any, size: int, mode: str, ranks: tuple[int, int] = (0, 1)) ->
 
 def cpu_seconds() -> dict[str, float]:
     """CPU time of the whole machine so far, in and out of the kernel."""
-    user, nice, system, _, _, irq, softirq = (int(x) / os.sysconf("SC_CLK_TCK") for x in Path("/proc/stat").read_text().split("\n")[0].split()[1:8])
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:8]]
+    user, nice, system, _, _, irq, softirq = (tick / os.sysconf("SC_CLK_TCK") for tick in ticks)
     return {"user": user + nice, "sys": system, "softirq": irq + softirq}
 
 
@@ -90,31 +112,39 @@ def drops(lab: Any) -> int:
     """Packets the links have dropped."""
     total = 0
     for host in [None, *range(lab.spec.hosts)]:
-        text = subprocess.run(lab.network.enter(host, ["tc", "-s", "-j", "qdisc", "show"]), capture_output=True, text=True, check=True).stdout
-        total += sum(q.get("drops", 0) for q in json.loads(text))
+        text = subprocess.check_output(lab.network.enter(host, ["tc", "-s", "-j", "qdisc", "show"]), text=True)
+        total += sum(queue["drops"] for queue in json.loads(text) if queue["kind"] == "bfifo")
     return total
+
+
+def one(spec: Any, size: int, mode: str) -> dict[str, Any]:
+    """Goodput as a share of the rate, CPU time per gigabyte, and packets dropped."""
+    from plait.lab import Lab
+
+    with Lab(spec) as lab:
+        before, start = cpu_seconds(), time.perf_counter()
+        rates = goodputs(lab, size, mode)
+        after, wall = cpu_seconds(), time.perf_counter() - start
+        cpu = {key: round((after[key] - before[key]) / (size * len(rates) / 1e9), 2) for key in before}
+        share = [round(rate / spec.rate, 3) if spec.rate else f"{rate / 1e9:.1f}gbit" for rate in rates]
+        return {"spec": str(spec), "mode": mode, "share": share, "cpu_s_per_GB": cpu, "drops": drops(lab), "wall": round(wall, 2)}
 
 
 def main() -> None:
     """Every rate and MTU: one way, then both ways."""
-    from plait.lab import Lab, LabSpec
+    from plait.lab import LabSpec
 
-    for nic, seconds in (("100mbit", 1.0), ("1gbit", 1.0), ("2.5gbit", 1.0), ("10gbit", 1.0), ("unlimited", 1.0)):
+    for nic in ("100mbit", "1gbit", "2.5gbit", "10gbit", "unlimited"):
         for mtu in (1500, 9000, 65000):
             spec = LabSpec(2, 1, nic, mtu)
-            size = int((spec.rate or 20e9) / 8 * seconds)
             for mode in ("to0", "both"):
-                with Lab(spec) as lab:
-                    before, start = cpu_seconds(), time.perf_counter()
-                    rates = goodputs(lab, size, mode)
-                    after, wall = cpu_seconds(), time.perf_counter() - start
-                    per_gb = {key: round((after[key] - before[key]) / (size * len(rates) / 1e9), 2) for key in before}
-                    share = [round(rate / spec.rate, 3) if spec.rate else f"{rate / 1e9:.1f}gbit" for rate in rates]
-                    print(json.dumps({"nic": nic, "mtu": mtu, "mode": mode, "share": share, "cpu_s_per_GB": per_gb, "drops": drops(lab), "wall": round(wall, 2)}))
+                print(json.dumps(one(spec, (spec.rate or 20 * 10**9) // 8, mode)), flush=True)
+    for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20):
+        print(json.dumps({"message_after_pause": one(LabSpec(2, 1, "1gbit"), size, "message")["share"], "size": size}), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        rank_main(int(sys.argv[2]), sys.argv[3])
+        message_main(int(sys.argv[2])) if sys.argv[3] == "message" else rank_main(int(sys.argv[2]), sys.argv[3])
     else:
         main()

@@ -1,0 +1,51 @@
+# Everything goes through .venv, made on first use from requirements.lock. Needs python3 (3.11 or newer) and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stamp
+JOB ?= specs/jobs/quickstart.toml
+ARGS ?=
+
+.PHONY: help venv train test check format bench clean
+
+help:
+	@echo "make venv     the environment, once"
+	@echo "make train    train JOB=$(JOB); more options in ARGS"
+	@echo "make test     the test suite; pytest options in ARGS"
+	@echo "make check    lint, formatting, types, import rules"
+	@echo "make format   rewrite files into the house format"
+	@echo "make bench    the overlap benchmark"
+	@echo "make clean    caches and builds (keeps .venv and runs/)"
+
+venv: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Plait needs Python 3.11 or newer; name one with PYTHON=... (this is %s)" % sys.version.split()[0])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing requirements.lock (some minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+train: $(STAMP)
+	@$(BIN)/plait train $(JOB) $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@$(BIN)/python -m pytest -q tests/test_imports.py
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@$(BIN)/python benchmarks/domino.py $(ARGS)
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

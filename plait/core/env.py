@@ -1,0 +1,118 @@
+"""Everything Plait takes from environment variables, and where its data files lie. The only file that reads them.
+
+    variable            meaning                                           when it is not set
+    ------------------  ------------------------------------------------  -------------------------------
+    RANK                this process's number in the run                  a run of one process
+    WORLD_SIZE          how many processes the run has                    1; needed as soon as RANK is set
+    LOCAL_WORLD_SIZE    how many of them are on this machine              all
+    LOCAL_RANK          this process's number on this machine             RANK modulo LOCAL_WORLD_SIZE
+    GROUP_RANK          this machine's number (torchrun; also NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
+    MASTER_ADDR         where rank 0 listens                              127.0.0.1 on one machine, else needed
+    MASTER_PORT         its port                                          29500
+    PLAIT_SPECS         folder to read presets from                       the one that came with Plait
+    PLAIT_LAB           name of the lab (emulated cluster) we run in      not in a lab
+
+The first block is what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a scheduler alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.core.errors import JobError, LaunchError
+
+MASTER_PORT = 29500
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnv:
+    """Who this process is. Without arguments: the only one.
+
+    >>> RankEnv.read({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host0"}).local_rank
+    1
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    master_address: str = "127.0.0.1"
+    master_port: int = MASTER_PORT
+    lab: str | None = None
+
+    @staticmethod
+    def read(environ: Mapping[str, str] | None = None) -> RankEnv:
+        """What the environment says. Raises LaunchError naming the variable, its value and what is allowed."""
+        env = os.environ if environ is None else environ
+        if "RANK" in env and "WORLD_SIZE" not in env:
+            raise LaunchError("RANK is set but WORLD_SIZE is not. Start ranks with plait train or torchrun, or set both.")
+        if "WORLD_SIZE" in env and "RANK" not in env and env["WORLD_SIZE"] != "1":
+            raise LaunchError(
+                f"WORLD_SIZE is {env['WORLD_SIZE']!r} but RANK is not set. Start ranks with plait train or torchrun, or set both."
+            )
+        world_size = _number(env, "WORLD_SIZE", 1, least=1)
+        rank = _number(env, "RANK", 0, most=world_size - 1)
+        local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
+        if local_world_size < world_size and "MASTER_ADDR" not in env:
+            raise LaunchError("MASTER_ADDR is not set though ranks run on several machines. Set it to the address of rank 0's machine.")
+        node = "GROUP_RANK" if "GROUP_RANK" in env else "NODE_RANK"
+        return RankEnv(
+            rank=rank,
+            world_size=world_size,
+            local_rank=_number(env, "LOCAL_RANK", rank % local_world_size, most=local_world_size - 1),
+            local_world_size=local_world_size,
+            node_rank=_number(env, node, rank // local_world_size),
+            master_address=env.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=_number(env, "MASTER_PORT", MASTER_PORT, least=1, most=65535),
+            lab=env.get("PLAIT_LAB") or None,
+        )
+
+    def variables(self) -> dict[str, str]:
+        """The variables that ``read`` turns into this, for starting the process."""
+        values: dict[str, str | int] = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.node_rank,
+            "NODE_RANK": self.node_rank,
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": self.master_port,
+        }
+        return {key: str(value) for key, value in values.items()} | ({"PLAIT_LAB": self.lab} if self.lab else {})
+
+
+def inherited() -> dict[str, str]:
+    """A copy of this process's whole environment, to start another one with."""
+    return dict(os.environ)
+
+
+def specs_folder() -> Path:
+    """The folder of data files (``models/``, ``jobs/``, ...): ``PLAIT_SPECS``, else the checkout's, else the installed one."""
+    chosen = os.environ.get("PLAIT_SPECS")
+    if chosen:
+        if not Path(chosen, "models").is_dir():
+            raise JobError(f"PLAIT_SPECS names '{chosen}', which has no folder 'models'", fix="Correct the variable or unset it")
+        return Path(chosen)
+    package = Path(__file__).parents[1]
+    checkout = package.parent / "specs"
+    # A wheel lands in site-packages, where a neighbour called specs could be anybody's; pyproject.toml tells ours apart.
+    return checkout if (package.parent / "pyproject.toml").is_file() and checkout.is_dir() else package / "specs"
+
+
+def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+    text = env.get(name)
+    if text is None:
+        return default
+    allowed = f"{least} to {most}" if most is not None else f"at least {least}"
+    try:
+        value = int(text)
+    except ValueError:
+        raise LaunchError(f"The environment variable {name} is {text!r}, not a whole number. Allowed: {allowed}.") from None
+    if value < least or (most is not None and value > most):
+        raise LaunchError(f"The environment variable {name} is {value}. Allowed: {allowed}.")
+    return value

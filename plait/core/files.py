@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkstemp
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A new file beside ``path`` to write to; it takes ``path``'s name when the block ends, and is removed if it fails.
+
+    A reader sees the old content or the new, never a part, also after a crash. Missing folders are made.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's own mode would hide the file from everybody else
+        yield Path(name)
+        handle = os.open(name, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

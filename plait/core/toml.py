@@ -1,0 +1,111 @@
+"""TOML text: reading with errors that name file and line, ``key=value`` overrides, and writing."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from plait.core.errors import JobError
+
+COMMAND_LINE = "command line"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
+    try:
+        return tomllib.loads(Path(path).read_bytes().decode())
+    except FileNotFoundError:
+        raise JobError("no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples") from None
+    except OSError as error:
+        raise JobError(f"cannot be read: {error.strerror}", file=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise JobError(f"byte {error.start} is not UTF-8, so this is no TOML file", file=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"not valid TOML: {error}", file=str(path), fix='Text needs quotes, as in name = "value"') from None
+
+
+def override(values: Mapping[str, Any], settings: Iterable[str], is_text: Callable[[str], bool]) -> tuple[dict[str, Any], set[str]]:
+    """``values`` with every ``key.sub=value`` setting applied, and the keys that were set.
+
+    A value is TOML; what is no TOML is taken as text, and so is everything for a key that ``is_text``.
+
+    >>> override({"train": {"steps": 5}}, ["train.steps=7", "run.name=first try"], lambda key: False)[0]
+    {'train': {'steps': 7}, 'run': {'name': 'first try'}}
+    """
+    result: dict[str, Any] = {
+        key: dict(cast("dict[str, Any]", value)) if isinstance(value, dict) else value for key, value in values.items()
+    }
+    keys: set[str] = set()
+    for setting in settings:
+        match = _OVERRIDE.fullmatch(setting)
+        if not match:
+            raise JobError(f"'{setting}' is not a setting", file=COMMAND_LINE, fix="Write section.key=value, as in train.steps=100")
+        key, text = match[1], match[2].strip()
+        value = _value(text)
+        *sections, last = key.split(".")
+        table = result
+        for section in sections:
+            inner = table.get(section, {})
+            if not isinstance(inner, dict):
+                raise JobError(f"'{section}' is a value and has no key '{last}'", file=COMMAND_LINE, key=key)
+            table[section] = table = dict(cast("dict[str, Any]", inner))
+        table[last] = text if is_text(key) and not isinstance(value, str) else value
+        keys.add(key)
+    return result, keys
+
+
+def _value(text: str) -> Any:
+    """``text`` as one TOML value, or as itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Plain values (texts, numbers, booleans, lists, tables) as TOML; ``tomllib`` reads the same values back.
+
+    >>> print(to_toml({"steps": 2, "run": {"name": "a"}}), end="")
+    steps = 2
+    <BLANKLINE>
+    [run]
+    name = "a"
+    """
+    blocks = [_block({key: value for key, value in values.items() if not isinstance(value, dict)})]
+    blocks += [f"[{_key(key)}]\n" + _block(cast("dict[str, Any]", value)) for key, value in values.items() if isinstance(value, dict)]
+    return "\n".join(block for block in blocks if block)
+
+
+def _block(values: Mapping[str, Any]) -> str:
+    return "".join(f"{_key(key)} = {_literal(value)}\n" for key, value in values.items())
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)  # Python's inf and nan are TOML's, too
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        table = cast("Mapping[str, Any]", value)
+        return "{" + ", ".join(f"{_key(key)} = {_literal(inner)}" for key, inner in table.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(_literal(inner) for inner in cast("Sequence[Any]", value)) + "]"
+    raise TypeError(f"TOML has no {type(value).__name__}")
+
+
+def _text(value: str) -> str:
+    # JSON's escapes are TOML's, except that TOML wants DEL escaped and knows no surrogate pairs.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _text(key)

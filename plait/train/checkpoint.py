@@ -1,0 +1,264 @@
+"""Checkpoints from which a run resumes exactly, under the same tensor-parallel degree or another.
+
+Tensors are stored by logical piece (``weights/layers.0.attn.q.weight``) through torch.distributed.checkpoint: a
+rank says which range of which whole tensor it holds, ranges held by several ranks are written once, and a rank that
+loads reads the ranges it needs, whoever wrote them. ``save`` copies to host memory and returns; a thread writes, over
+a process group of its own so that its collectives never mix with training's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from plait.core.errors import CheckpointError
+from plait.train.checkpoint_folder import CheckpointFolder, measure
+from plait.train.parameters import Piece
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""What is saved and loaded: kind (``weights``, ``exp_avg``, ...) -> parameter name -> tensor shaped like the parameter."""
+
+_Result = TypeVar("_Result")
+
+
+class Checkpoints:
+    """The checkpoints of one run, written in the background. Every method is called by all ranks of ``group``.
+
+    pieces: what this rank holds (``Transformer.pieces``). keep: how many complete checkpoints stay on disk.
+    group: a gloo group of all ranks, used for nothing else; None for a single process. Raises CheckpointError if
+    the folder cannot be used.
+
+    >>> checkpoints = Checkpoints(folder, model.pieces)                              # doctest: +SKIP
+    >>> checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})         # doctest: +SKIP
+    >>> checkpoints.finish()                                                         # doctest: +SKIP
+    >>> checkpoints.load(checkpoints.latest(), {"weights": model.named})             # doctest: +SKIP
+    {'sequences': 3200}
+    """
+
+    def __init__(self, folder: Path, pieces: Sequence[Piece], *, keep: int = 2, group: dist.ProcessGroup | None = None) -> None:
+        assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
+        self._folder, self._pieces, self._keep, self._peers = CheckpointFolder(folder), list(pieces), keep, _Peers(group)
+        self._staged: dict[tuple[str, str], Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        with _explained(f"{folder}: cannot hold checkpoints"):
+            self._peers.lead(self._folder.open)
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written right now."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, wait: bool = False) -> None:
+        """Copy ``tensors`` to host memory and start writing them, with ``state`` (rank 0's, plain JSON values).
+
+        The tensors may be changed as soon as this returns. Waits for the checkpoint before this one, and raises
+        what ``finish`` would raise for it; nothing of this step is saved then. wait: finish before returning.
+        """
+        self.finish()
+        snapshot = json.loads(json.dumps(dict(state)))
+        held = self._stage(tensors)
+        for kind, name, staged in held:
+            staged.copy_(tensors[kind][name])
+        self._thread = threading.Thread(target=self._write, args=(step, self._ranges(held), snapshot), name="checkpoint", daemon=True)
+        self._thread.start()
+        if wait:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint being written. Raises CheckpointError, on every rank, if it could not be completed.
+
+        Training may go on after that: the checkpoints before it are untouched and the next ``save`` tries anew.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        failure, self._thread, self._failure = self._failure, None, None
+        if failure is not None:
+            raise failure
+
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint whose files are all there in their right size, None without any."""
+        self.finish()
+        return self._peers.lead(lambda: next((manifest.step for manifest in self._folder.complete()), None))
+
+    def load(self, step: int, tensors: Tensors) -> dict[str, Any]:
+        """Fill ``tensors`` in place from the checkpoint of ``step``, and return its state.
+
+        Raises CheckpointError, on every rank and with ``tensors`` untouched, for a missing or damaged file (checksums
+        are compared first) and for a tensor that is missing or of another shape or dtype. Kinds that the checkpoint
+        has and ``tensors`` has not are left alone.
+        """
+        self.finish()
+        manifest = self._peers.lead(lambda: self._folder.read(step))
+        names = sorted(manifest.files)[self._peers.rank :: self._peers.size]
+        self._peers.agree(lambda: self._folder.verify(manifest, names))
+        path, held = self._folder.path(step), self._stage(tensors)
+        with _explained(f"{path}: cannot be read"), _quiet():
+            planner = _LoadPlanner(path, self._ranges(held))
+            dcp.load({}, storage_reader=dcp.FileSystemReader(path), planner=planner, process_group=self._peers.group, no_dist=self._peers.size == 1)
+        with torch.no_grad():
+            for kind, name, staged in held:
+                for piece in self._pieces:
+                    if piece.parameter == name:  # piece by piece: padding of the vocabulary belongs to no checkpoint
+                        piece.view(tensors[kind][name]).copy_(piece.view(staged))
+        return manifest.state
+
+    # ---- inside ----
+
+    def _stage(self, tensors: Tensors) -> list[tuple[str, str, Tensor]]:
+        """A host buffer for every tensor, kept from one checkpoint to the next: fresh (or pinned) memory is slow to get."""
+        held: list[tuple[str, str, Tensor]] = []
+        for kind, by_name in tensors.items():
+            for name, tensor in by_name.items():
+                staged = self._staged.get((kind, name))
+                if staged is None or staged.shape != tensor.shape or staged.dtype != tensor.dtype:
+                    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
+                    self._staged[kind, name] = staged
+                held.append((kind, name, staged.detach()))
+        return held
+
+    def _ranges(self, held: list[tuple[str, str, Tensor]]) -> dict[str, tuple[Piece, Tensor]]:
+        """``kind/piece name`` -> (piece, its range in the host buffer)."""
+        return {f"{kind}/{piece.name}": (piece, piece.view(staged)) for kind, name, staged in held for piece in self._pieces if piece.parameter == name}
+
+    def _write(self, step: int, ranges: dict[str, tuple[Piece, Tensor]], state: dict[str, Any]) -> None:
+        """The background thread: all ranks write, each vouches for its files, rank 0 gives the folder its final name."""
+        peers, folder, partial = self._peers, self._folder, self._folder.partial(step)
+        needed = sum(math.prod(piece.shape) * tensor.element_size() for piece, tensor in ranges.values())
+        try:
+            with _explained(f"{partial}: cannot be written", lambda: folder.full(step, needed)):
+                peers.lead(lambda: folder.begin(step, needed))
+                with _quiet():
+                    dcp.save({}, storage_writer=dcp.FileSystemWriter(partial), planner=_SavePlanner(ranges), process_group=peers.group, no_dist=peers.size == 1)
+                mine = [f"__{peers.rank}_0.distcp", *([".metadata"] if peers.rank == 0 else [])]
+                parts = peers.agree(lambda: {name: measure(partial / name) for name in mine})
+                peers.lead(lambda: folder.commit(step, {name: entry for part in parts for name, entry in part.items()}, state, self._keep))
+        except BaseException as error:  # noqa: BLE001  (finish raises it where somebody listens)
+            self._failure = error
+            if peers.rank == 0:
+                folder.abandon(step)
+
+
+class _SavePlanner(dcp.DefaultSavePlanner):
+    """Tells torch.distributed.checkpoint which range of which whole tensor this rank can write."""
+
+    def __init__(self, ranges: dict[str, tuple[Piece, Tensor]]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._ranges = ranges
+
+    def create_local_plan(self) -> SavePlan:
+        items: list[WriteItem] = []
+        for key, (piece, tensor) in self._ranges.items():
+            if tensor.numel():
+                chunk = _chunk(piece)
+                data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), torch.Size(piece.shape))
+                items.append(WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self._ranges[index.fqn][1]
+
+
+class _LoadPlanner(dcp.DefaultLoadPlanner):
+    """Asks for the ranges this rank holds; torch.distributed.checkpoint finds out which stored ranges they overlap."""
+
+    def __init__(self, path: Path, ranges: dict[str, tuple[Piece, Tensor]]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._path, self._ranges = path, ranges
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        stored = self.metadata.state_dict_metadata
+        items: list[Any] = []
+        for key, (piece, tensor) in self._ranges.items():
+            entry = stored.get(key)
+            if not isinstance(entry, TensorStorageMetadata):
+                raise CheckpointError(f"{self._path}: holds no '{key}'. It was saved by another model, or with less than is asked for")
+            if tuple(entry.size) != piece.shape or entry.properties.dtype != tensor.dtype:
+                raise CheckpointError(f"{self._path}: '{key}' is {list(entry.size)} of {entry.properties.dtype}, expected {list(piece.shape)} of {tensor.dtype}")
+            if tensor.numel():
+                items += create_read_items_for_chunk_list(key, entry, [_chunk(piece)])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self._ranges[index.fqn][1]
+
+
+def _chunk(piece: Piece) -> ChunkStorageMetadata:
+    offsets = [0] * len(piece.shape)
+    if piece.dim is not None:
+        offsets[piece.dim] = piece.start
+    return ChunkStorageMetadata(torch.Size(offsets), torch.Size(piece.local_shape))
+
+
+class _Peers:
+    """The ranks that write one checkpoint together: they succeed together, or every one of them gets the error."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+
+    def agree(self, work: Callable[[], _Result]) -> list[_Result]:
+        """``work`` done by every rank: all results, or an error everywhere."""
+        result, failure, told = None, None, None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001  (raised again once the others know)
+            failure, told = error, error if isinstance(error, (CheckpointError, OSError)) else RuntimeError(f"rank {self.rank}: {error!r}")
+        answers: list[Any] = [(result, told)]
+        if self.size > 1:
+            answers = [None] * self.size
+            dist.all_gather_object(answers, (result, told), group=self.group)
+        if failure is not None:
+            raise failure
+        for _, error in answers:
+            if error is not None:
+                raise error
+        return [answer for answer, _ in answers]
+
+    def lead(self, work: Callable[[], _Result]) -> _Result:
+        """``work`` done by rank 0 alone: its result, or its error, everywhere."""
+        result = self.agree(lambda: work() if self.rank == 0 else None)[0]
+        return result  # type: ignore[return-value]  (rank 0 did the work)
+
+
+@contextmanager
+def _explained(what: str, disk_full: Callable[[], CheckpointError] | None = None) -> Iterator[None]:
+    """Turn what the file system, a lost peer or torch.distributed.checkpoint raises into a CheckpointError; bugs pass through."""
+    try:
+        yield
+    except (OSError, RuntimeError, CheckpointException) as error:
+        causes: list[BaseException] = [error]
+        if isinstance(error, CheckpointException):
+            causes = [cause for cause, _ in error.failures.values()]
+        for cause in causes:
+            if isinstance(cause, CheckpointError):
+                raise cause from None
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) and disk_full:
+                raise disk_full() from None
+        raise CheckpointError(f"{what}: {causes[0]}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.distributed.checkpoint warns that a single process is a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,91 @@
+"""What a run tells people and programs: a progress bar or plain lines, metrics as JSON lines, a summary."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from plait.core.strategy import Strategy
+from plait.train.tune import Candidate
+
+
+class Reporter:
+    """Rank 0's voice; on the other ranks (``speaks`` False) every method does nothing."""
+
+    def __init__(self, folder: Path, *, speaks: bool, steps: int, start: int) -> None:
+        self.folder, self.speaks = folder, speaks
+        self.console = Console(file=sys.stdout, highlight=False)
+        self.bar: Progress | None = None
+        self.steps, self.start = steps, start
+
+    def __enter__(self) -> Reporter:
+        if self.speaks:
+            self._metrics = open(self.folder / "metrics.jsonl", "a")  # noqa: SIM115  (closed in __exit__)
+            if self.console.is_terminal:
+                self.bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
+                                    console=self.console)  # fmt: skip
+                self.task = self.bar.add_task("", total=self.steps, completed=self.start)
+                self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+        if self.speaks:
+            self._metrics.close()
+
+    def say(self, text: str) -> None:
+        """One line for people."""
+        if self.speaks:
+            self.console.print(text, soft_wrap=True)
+
+    def step(self, metrics: dict[str, Any], *, show: bool) -> None:
+        """Metrics of one step: always to the file, to people when ``show``."""
+        if not self.speaks:
+            return
+        self._metrics.write(json.dumps(metrics) + "\n")
+        self._metrics.flush()
+        text = describe(metrics)
+        if self.bar:
+            self.bar.update(self.task, completed=metrics["step"], description=text)
+        if show and not (self.bar and "eval_loss" not in metrics):
+            self.say(f"step {metrics['step']:>6}/{self.steps}  {text}")
+
+    def choice(self, timed: list[Candidate], chosen: Strategy) -> None:
+        """The grid search's table."""
+        if not self.speaks:
+            return
+        best = min(timed, key=lambda one: one.seconds)
+        table = Table("p1", "p2", "sequence parallel", "ms per micro-batch", "against best", title="Slicing, measured before training")
+        for one in sorted(timed, key=lambda c: c.seconds):
+            s = one.strategy
+            row = (str(s.p1), str(s.p2), "yes" if s.sequence_parallel else "no", f"{one.seconds * 1e3:.1f}", f"{one.seconds / best.seconds:.2f}x")
+            table.add_row(*row, style="bold" if s == chosen else "")
+        self.console.print(table)
+
+
+def describe(metrics: dict[str, Any]) -> str:
+    """Metrics in the few words that fit beside a progress bar."""
+    parts = [f"loss {metrics['loss']:.3f}"]
+    if "eval_loss" in metrics:
+        parts.append(f"eval {metrics['eval_loss']:.3f}")
+    parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
+    if metrics.get("mfu") is not None:
+        parts.append(f"MFU {metrics['mfu']:.0%}")
+    if metrics.get("hidden") is not None:
+        parts.append(f"communication {metrics['communication_seconds'] * 1e3:.0f} ms, hidden {metrics['hidden']:.0%}")
+    return "  ".join(parts)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a small JSON file in one step."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.replace(path)

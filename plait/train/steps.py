@@ -1,0 +1,75 @@
+"""One optimizer step of one rank: micro-batches through the segment executor, gradients completed, clipped, applied."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.core.overlap import SegmentCosts, segment_costs, segment_order
+from plait.core.segments import SegmentGraph
+from plait.core.strategy import Strategy
+from plait.train.device import Device
+from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.gradients import Gradients
+from plait.train.loss import IGNORED
+from plait.train.model import Transformer
+from plait.train.optimizer import Optimizer
+from plait.train.recorder import Recorder
+from plait.train.wire import NullWire, Wire, sum_over
+
+# Before anything is measured: a 2020s CPU core and a 1 Gbit/s link. Only their ratio matters, and only to the order of ops.
+ASSUMED_FLOPS, ASSUMED_BANDWIDTH = 5e10, 1.25e8
+
+
+def make_executor(model: Transformer, strategy: Strategy, wire: Wire, *, gradients: Gradients | None, device: Device, batch: int, sequence: int,
+                  costs: SegmentCosts | None = None, recorder: Recorder | None = None, seed: int = 0) -> SegmentExecutor:  # fmt: skip
+    """An executor of the strategy's segment list; without ``gradients`` it only evaluates."""
+    graph = SegmentGraph(num_layers=model.spec.num_layers, p1=strategy.p1, p2=strategy.p2, sequence_parallel=strategy.sequence_parallel,
+                         communicates=strategy.tp > 1, backward=gradients is not None)  # fmt: skip
+    costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence, flops=ASSUMED_FLOPS, bandwidth=ASSUMED_BANDWIDTH)
+    actions = segment_order(graph, strategy.overlap, costs, batch)
+    used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
+    return SegmentExecutor(model, graph, actions, used, gradients=gradients, device=device, recorder=recorder, seed=seed)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gave: mean loss per target, gradient norm before clipping, seconds, and whether any rank was asked to stop."""
+
+    loss: float
+    norm: float
+    seconds: float
+    stop: bool
+
+
+def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int) -> list[MicroBatch]:
+    """The batch cut into micro-batches whose losses add up to the mean over all its targets."""
+    scale = 1.0 / max(1, int((targets != IGNORED).sum()))
+    parts = zip(tokens.split(size), targets.split(size), samples.split(size), strict=True)
+    return [MicroBatch(t, y, s, scale, step) for t, y, s in parts]
+
+
+def train_step(executor: SegmentExecutor, optimizer: Optimizer, batches: Sequence[MicroBatch], *, learning_rate: float, clip: float,
+               stop: bool = False) -> StepResult:  # fmt: skip
+    """Forward and backward of every micro-batch, then one update. Every rank gets the same result."""
+    start = time.perf_counter()
+    gradients, wire = optimizer.gradients, executor.wire
+    gradients.zero()
+    loss = torch.stack([executor.run(batch) for batch in batches]).sum()
+    gradients.finish(wire, sequence_parallel=executor.graph.sequence_parallel)
+    # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
+    wish = torch.tensor([float(stop)], dtype=torch.float64, device=gradients.flat.device)
+    square, stops = sum_over(wire, torch.cat((gradients.norm_square()[None], wish))).tolist()
+    norm = math.sqrt(square)
+    optimizer.step(learning_rate, norm=norm, clip=clip)
+    return StepResult(loss.item(), norm, time.perf_counter() - start, stops > 0)
+
+
+def evaluate(executor: SegmentExecutor, batches: Sequence[MicroBatch]) -> float:
+    """Mean loss per target over evaluation batches, dropout off."""
+    return sum(executor.run(batch).item() for batch in batches) / len(batches)

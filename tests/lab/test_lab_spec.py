@@ -1,0 +1,65 @@
+"""What a user may write to describe a lab, and what a bad description is answered with."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import JobError
+from plait.lab import LabSpec, format_rate, parse_rate
+
+rates = st.one_of(st.none(), st.integers(10**6, 8 * 10**11))
+specs = st.builds(LabSpec, st.integers(1, 1000), st.integers(1, 1024), rates.map(format_rate), st.integers(576, 65535))
+
+
+@given(rates)
+def test_a_rate_survives_its_text(rate: int | None) -> None:
+    assert parse_rate(format_rate(rate)) == rate
+
+
+@given(specs)
+def test_a_spec_survives_its_text(spec: LabSpec) -> None:
+    assert LabSpec.parse(str(spec)) == spec
+
+
+@given(st.text())
+def test_any_text_is_a_spec_or_a_job_error(text: str) -> None:
+    try:
+        assert LabSpec.parse(LabSpec.parse(text).__str__()) == LabSpec.parse(text)
+    except JobError as error:
+        assert str(error).endswith(".")
+
+
+@given(specs)
+def test_ranks_fill_one_host_after_the_other(spec: LabSpec) -> None:
+    ranks = {0, spec.world_size // 2, spec.world_size - 1}
+    assert all(spec.host_of(rank) == rank // spec.ranks_per_host < spec.hosts for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("2x1@1gbit", LabSpec(2, 1, "1gbit", 9000)),
+        ("4x2", LabSpec(4, 2, "1gbit", 9000)),
+        ("1x8@unlimited,mtu=1500", LabSpec(1, 8, "unlimited", 1500)),
+        (" 2x1@2.5GBIT ", LabSpec(2, 1, "2.5gbit", 9000)),
+    ],
+)
+def test_examples(text: str, spec: LabSpec) -> None:
+    assert LabSpec.parse(text) == spec
+
+
+@pytest.mark.parametrize("rate", ["", "fast", "1", "1gbps", "1gb", "-1gbit", "0mbit", "0.1mbit", "900gbit", "1e3mbit", "١gbit"])
+def test_a_bad_rate_is_one_clear_paragraph(rate: str) -> None:
+    with pytest.raises(JobError, match="rate") as caught:
+        LabSpec(nic=rate)
+    assert repr(rate) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [{"hosts": 0}, {"hosts": -1}, {"ranks_per_host": 0}, {"hosts": 5000}, {"mtu": 100}, {"mtu": 70000}])
+def test_a_bad_number_is_named(values: dict[str, int]) -> None:
+    with pytest.raises(JobError) as caught:
+        LabSpec(**values)  # type: ignore[arg-type]
+    ((key, value),) = values.items()
+    assert f"{key} = {value}" in str(caught.value)
