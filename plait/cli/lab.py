@@ -57,7 +57,9 @@ def heal(host: Host, lab: LabName = None) -> None:
 
 
 @app.command()
-def slow(host: Host, rate: Annotated[str, typer.Argument(metavar="RATE", help="Such as 100mbit, or unlimited.")], lab: LabName = None) -> None:
+def slow(
+    host: Host, rate: Annotated[str, typer.Argument(metavar="RATE", help="Such as 100mbit, or unlimited.")], lab: LabName = None
+) -> None:
     """Give a host's link another rate, in both directions."""
     from plait.lab import find
 

@@ -1,7 +1,7 @@
 """Everything Plait takes from environment variables, and where its data files lie. The only file that reads them.
 
     variable            meaning                                           when it is not set
-    ------------------  ------------------------------------------------  -------------------------------
+    ------------------  ------------------------------------------------  --------------------------------------
     RANK                this process's number in the run                  a run of one process
     WORLD_SIZE          how many processes the run has                    1; needed as soon as RANK is set
     LOCAL_WORLD_SIZE    how many of them are on this machine              all
@@ -11,8 +11,9 @@
     MASTER_PORT         its port                                          29500
     PLAIT_SPECS         folder to read presets from                       the one that came with Plait
     PLAIT_LAB           name of the lab (emulated cluster) we run in      not in a lab
+    OMP_NUM_THREADS     threads of one rank, passed on to it              1: ranks share the machine's cores
 
-The first block is what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a scheduler alike.
+The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a scheduler alike.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ from pathlib import Path
 from plait.core.errors import JobError, LaunchError
 
 MASTER_PORT = 29500
+
+# What every rank gets unless the user's environment says otherwise.
+_RANK_DEFAULTS = {
+    "OMP_NUM_THREADS": "1",  # ranks share the cores, and the thread that moves data needs its share too
+    # glibc gives freed memory back to the kernel and faults it in again, page by page, for every activation; kept, it is reused.
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # warnings about nameless hosts; a real failure comes as an exception
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +51,7 @@ class RankEnv:
     local_rank: int = 0
     local_world_size: int = 1
     node_rank: int = 0
-    master_address: str = "127.0.0.1"
+    master_addr: str = "127.0.0.1"
     master_port: int = MASTER_PORT
     lab: str | None = None
 
@@ -66,13 +77,13 @@ class RankEnv:
             local_rank=_number(env, "LOCAL_RANK", rank % local_world_size, most=local_world_size - 1),
             local_world_size=local_world_size,
             node_rank=_number(env, node, rank // local_world_size),
-            master_address=env.get("MASTER_ADDR", "127.0.0.1"),
+            master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
             master_port=_number(env, "MASTER_PORT", MASTER_PORT, least=1, most=65535),
             lab=env.get("PLAIT_LAB") or None,
         )
 
     def variables(self) -> dict[str, str]:
-        """The variables that ``read`` turns into this, for starting the process."""
+        """The variables that ``read`` turns into this."""
         values: dict[str, str | int] = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
@@ -80,10 +91,25 @@ class RankEnv:
             "LOCAL_WORLD_SIZE": self.local_world_size,
             "GROUP_RANK": self.node_rank,
             "NODE_RANK": self.node_rank,
-            "MASTER_ADDR": self.master_address,
+            "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": self.master_port,
         }
         return {key: str(value) for key, value in values.items()} | ({"PLAIT_LAB": self.lab} if self.lab else {})
+
+
+def rank_variables(*, rank: int, world_size: int, local_rank: int, local_world_size: int, master_addr: str,
+                   master_port: int, lab: str | None = None) -> dict[str, str]:  # fmt: skip
+    """The whole environment to start a rank with: this process's own, and who the rank is."""
+    me = RankEnv(
+        rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size,
+        node_rank=rank // local_world_size, master_addr=master_addr, master_port=master_port, lab=lab,
+    )  # fmt: skip
+    return _RANK_DEFAULTS | inherited() | me.variables()
+
+
+def chosen_port() -> int | None:
+    """The port at which the caller wants ranks to meet, if it said so."""
+    return _number(os.environ, "MASTER_PORT", 0, most=65535) or None
 
 
 def inherited() -> dict[str, str]:

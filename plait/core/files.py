@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path) -> Generator[Path]:
     """A new file beside ``path`` to write to; it takes ``path``'s name when the block ends, and is removed if it fails.
 
     A reader sees the old content or the new, never a part, also after a crash. Missing folders are made.

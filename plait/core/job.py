@@ -3,40 +3,55 @@
 [model]      preset or huggingface or the fields of ModelSpec; fields given beside a preset override it
 [data]       text, pattern, tokenizer, sequence, eval_fraction, seed
 [train]      steps, batch, micro_batch, learning rate and its schedule, AdamW, clipping, dtype, evaluation, checkpoints
-[strategy]   tp, overlap, slices ("auto" or { p1 =, p2 = }), sequence_parallel (true, false, "auto")
+[strategy]   tp, overlap, slices ("auto" or { p1 =, p2 = }; also p1 and p2 alone), sequence_parallel (true, false, "auto")
 [run]        name, folder, device, threads, peak_flops, timeline_steps
+
+A relative path in a file is meant from that file's folder, one on the command line from the current folder; ``run.folder``, where
+results go, always from the current folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
+import os
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
+from plait.core.explain import explain
 from plait.core.model import ModelSpec
 from plait.core.strategy import Overlap, Strategy
+from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+STDLIB, BYTES = "python-stdlib", "bytes"
+MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fields(ModelSpec)})
+_PATHS = (("model", "huggingface"), ("data", "text"), ("data", "tokenizer"), ("train", "init_from"))
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+class Section(BaseModel):
+    """A table of the file. Values are taken as they are: no text for a number, no number for a truth value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class DataSection(_Section):
+class DataSection(Section):
     """What to train on. text: files, folders or ``python-stdlib``. tokenizer: ``bytes`` or a Hugging Face tokenizer file."""
 
-    text: str | tuple[str, ...] = "python-stdlib"
+    text: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = STDLIB
     pattern: str = "*"
-    tokenizer: str = "bytes"
+    tokenizer: str = BYTES
     sequence: Count = 128
     eval_fraction: Fraction = 0.02
     seed: int = 0
@@ -47,19 +62,19 @@ class DataSection(_Section):
         return (self.text,) if isinstance(self.text, str) else self.text
 
 
-class TrainSection(_Section):
+class TrainSection(Section):
     """Sizes are in sequences; ``batch`` is one optimizer step, cut into micro-batches of ``micro_batch`` (0: not cut)."""
 
     steps: Count = 300
     batch: Count = 8
     micro_batch: Natural = 0
     learning_rate: Positive = 3e-4
-    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    min_learning_rate: NotNegative = 0.0
     warmup_steps: Natural = 0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    weight_decay: NotNegative = 0.1
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     eps: Positive = 1e-8
-    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    clip_norm: NotNegative = 1.0
     dtype: Literal["fp32", "bf16", "fp64"] = "fp32"
     seed: int = 0
     eval_every: Natural = 100
@@ -70,16 +85,35 @@ class TrainSection(_Section):
     init_from: str | None = None
 
 
-class StrategySection(_Section):
-    """How the model is split and its communication hidden; see ``Strategy``."""
+class Slices(Section):
+    """p1: slices of the batch; p2: column slices of every second weight."""
+
+    p1: Count = 1
+    p2: Count = 1
+
+
+class StrategySection(Section):
+    """How the model is split and its communication hidden; see ``Strategy``. ``auto``: candidates are timed before training."""
 
     tp: Count = 1
     overlap: Overlap = "domino"
-    slices: Literal["auto"] | dict[Literal["p1", "p2"], Count] = "auto"
+    slices: Literal["auto"] | Slices = "auto"
     sequence_parallel: bool | Literal["auto"] = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lone_slices(cls, values: Any) -> Any:
+        """Accept ``p1`` and ``p2`` beside the other keys, which is what the command line finds easiest."""
+        if not isinstance(values, dict):
+            return values
+        table = dict(cast("dict[str, Any]", values))
+        lone = {key: table.pop(key) for key in ("p1", "p2") if key in table}
+        if lone and table.get("slices", "auto") != "auto":
+            raise JobError("stands beside strategy.slices", key=f"strategy.{next(iter(lone))}", fix="Keep one of the two")
+        return {**table, "slices": lone} if lone else table
 
-class RunSection(_Section):
+
+class RunSection(Section):
     """Where and on what. peak_flops: a device's peak, for MFU; otherwise the matrix rate measured at the start is used."""
 
     name: str = ""
@@ -89,9 +123,20 @@ class RunSection(_Section):
     peak_flops: Positive | None = None
     timeline_steps: Natural = 200
 
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name in (".", "..") or "/" in name or "\0" in name:
+            raise JobError(f"'{name}' is no name for a folder", key="run.name", fix="Leave out slashes; run.folder says where it goes")
+        return name
 
-class Job(_Section):
-    """A whole job file. ``source`` is the file it came from, for messages."""
+
+class Job(Section):
+    """A whole job file, checked.
+
+    >>> Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"tp": 4}}).base_strategy.tp
+    4
+    """
 
     model: dict[str, Any]
     data: DataSection = DataSection()
@@ -99,45 +144,40 @@ class Job(_Section):
     strategy: StrategySection = StrategySection()
     run: RunSection = RunSection()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _needs_model(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "model" not in values:
-            raise JobError("is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes')
-        return values
-
     @staticmethod
-    def read(path: str | Path, overrides: list[str] | None = None) -> Job:
+    def read(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file and key."""
-        file = Path(path)
+        values, changed = override(_located(read_toml(path), Path(path).parent), overrides, _is_text)
         try:
-            values = tomllib.loads(file.read_text())
-        except FileNotFoundError:
-            raise JobError("no such job file", file=str(file), fix="Check the path") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise JobError(f"cannot be read: {error}", file=str(file)) from None
-        except tomllib.TOMLDecodeError as error:
-            raise JobError(f"is not valid TOML: {error}", file=str(file)) from None
-        for override in overrides or []:
-            _override(values, override)
-        base = file.parent
-        try:
-            return Job.from_dict(values, base)
+            return Job.from_dict(values)
         except JobError as error:
-            raise error.in_file(str(file)) from None
+            if error.file:  # an error of a file that the job names
+                raise
+            typed = any(f"{key}.".startswith(f"{error.key}.") for key in changed)
+            raise error.in_file(COMMAND_LINE if typed else str(path)) from None
 
     @staticmethod
-    def from_dict(values: dict[str, Any], base: Path = Path()) -> Job:
-        """A checked job from plain values; a relative ``model.huggingface`` is looked up from ``base``."""
+    def from_dict(values: dict[str, Any], base: str | Path = ".") -> Job:
+        """A checked job from plain values; relative paths are looked up from ``base``."""
         try:
-            job = Job.model_validate(values)
+            job = Job.model_validate(_located(values, Path(base)))
         except ValidationError as error:
-            raise _explain(error) from None
-        if "huggingface" in job.model:
-            found = (base / cast(str, job.model["huggingface"])).resolve()
-            job = job.model_copy(update={"model": {**job.model, "huggingface": str(found)}})
+            raise explain(error, Job) from None
         job.check()
         return job
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_model(cls, values: Any) -> Any:
+        if "model" not in values:
+            raise JobError("is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes')
+        model = values["model"]
+        for key in cast("dict[str, Any]", model) if isinstance(model, dict) else ():
+            if key not in MODEL_KEYS:
+                raise JobError(
+                    f"unknown key{nearest(key, MODEL_KEYS)}", key=f"model.{key}", fix=f"Known here: {', '.join(sorted(MODEL_KEYS))}"
+                )
+        return values
 
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
@@ -148,7 +188,7 @@ class Job(_Section):
             raise JobError(f"{train.warmup_steps} exceeds steps = {train.steps}", key="train.warmup_steps")
         if train.min_learning_rate > train.learning_rate:
             raise JobError(f"{train.min_learning_rate} exceeds learning_rate = {train.learning_rate}", key="train.min_learning_rate")
-        spec = self.model_spec(vocab=1)
+        spec = self.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
         self.base_strategy.check(spec, batch=self.micro_batch, sequence=self.data.sequence)
 
     @property
@@ -158,29 +198,46 @@ class Job(_Section):
 
     @property
     def base_strategy(self) -> Strategy:
-        """The strategy as written, ``auto`` slices as one slice."""
-        slices = {} if self.strategy.slices == "auto" else self.strategy.slices
-        return Strategy(tp=self.strategy.tp, overlap=self.strategy.overlap, **cast("dict[str, int]", slices),
-                        sequence_parallel=self.strategy.sequence_parallel is True)  # fmt: skip
+        """The strategy as written, ``auto`` slices as one slice and ``auto`` sequence parallelism as off."""
+        section = self.strategy
+        slices = Slices() if section.slices == "auto" else section.slices
+        return Strategy(
+            tp=section.tp, overlap=section.overlap, p1=slices.p1, p2=slices.p2, sequence_parallel=section.sequence_parallel is True
+        )
 
     def model_spec(self, vocab: int) -> ModelSpec:
-        """The model; ``vocab``, the tokenizer's, is used where the job does not say."""
-        values = dict(self.model)
-        preset, config = values.pop("preset", None), values.pop("huggingface", None)
-        if preset and config:
+        """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count as saying)."""
+        given = dict(self.model)
+        preset, config = given.pop("preset", None), given.pop("huggingface", None)
+        if preset is not None and config is not None:
             raise JobError("stands beside model.preset", key="model.huggingface", fix="Keep one of the two")
-        base: dict[str, Any] = {"vocab": vocab, "max_sequence": self.data.sequence}
-        if config:
+        for key, value in (("preset", preset), ("huggingface", config)):
+            if value is not None and not isinstance(value, str):
+                raise JobError(f"{value!r} is not a text", key=f"model.{key}")
+        base: dict[str, Any] = {"max_sequence": self.data.sequence, "vocab": vocab}
+        if config is not None:
             base = ModelSpec.from_huggingface(config).to_dict()
-        elif preset:
-            base = ModelSpec.preset(str(preset), specs_folder() / "models").to_dict()
-        if preset and "vocab" not in values and vocab > 1:
-            values["vocab"] = vocab
-        return ModelSpec.from_dict({**base, **values})
+        elif preset is not None:
+            base = ModelSpec.preset_values(preset, specs_folder() / "models") | {"vocab": vocab}
+        spec = ModelSpec.from_dict(base | given)
+        if spec.vocab < vocab:
+            raise JobError(
+                f"{spec.vocab} is less than the tokenizer's {vocab} tokens", key="model.vocab", fix=f"Use at least {vocab}, or leave it out"
+            )
+        return spec
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which ``from_dict`` makes an equal job."""
-        return self.model_dump(mode="json")
+        """Plain values from which ``from_dict`` makes an equal job; what is not set is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_toml(self) -> str:
+        """The job with every default spelled out, as a file that ``read`` turns into an equal job."""
+        return to_toml(self.to_dict())
+
+    @property
+    def content_hash(self) -> str:
+        """sha256 over all values, 64 hex digits; equal for equal jobs, whatever the order or layout of their files."""
+        return _digest(self.to_dict())
 
     @property
     def fingerprint(self) -> str:
@@ -188,49 +245,37 @@ class Job(_Section):
         values = self.to_dict()
         for key in ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every"):
             values["train"].pop(key)
-        return hashlib.sha256(json.dumps([values["model"], values["data"], values["train"]], sort_keys=True).encode()).hexdigest()
+        return _digest([values["model"], values["data"], values["train"]])
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)
 
 
-def specs_folder() -> Path:
-    """Where the shipped presets lie: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).resolve().parent.parent
-    return next(f for f in (package / "specs", package.parent / "specs") if f.is_dir() or f.parent == package.parent)
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _override(values: dict[str, Any], override: str) -> None:
-    path, sign, text = override.partition("=")
-    keys = path.strip().split(".")
-    if not sign or len(keys) < 2 or not all(keys):
-        raise JobError(f"'{override}' is not an override", fix="Write section.key=value, such as train.steps=100")
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    table = values
-    for key in keys[:-1]:
-        table = table.setdefault(key, {})
-        if not isinstance(table, dict):
-            raise JobError(f"'{key}' is not a table", key=path)
-    table[keys[-1]] = value
+def _located(values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """``values`` with relative paths made absolute from ``base``; what is no path, or of the wrong type, stays as it is."""
+
+    def locate(text: Any) -> Any:
+        if not isinstance(text, str) or text in (STDLIB, BYTES):
+            return text
+        return os.path.abspath(os.path.join(base, os.path.expanduser(text)))
+
+    result = dict(values)
+    for section, key in _PATHS:
+        table = result.get(section)
+        if isinstance(table, dict) and key in table:
+            value = cast("dict[str, Any]", table)[key]
+            many = isinstance(value, (list, tuple))
+            result[section] = table | {key: [locate(text) for text in cast("Sequence[Any]", value)] if many else locate(value)}
+    return result
 
 
-def _explain(error: ValidationError) -> JobError:
-    """The first problem pydantic found, in our words."""
-    first = error.errors(include_url=False)[0]
-    path = [
-        str(part) for part in first["loc"] if part not in ("tuple[str, ...]", "str", "bool", "literal['auto']") and "dict[" not in str(part)
-    ]
-    key = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        known = _known(path[:-1])
-        return JobError(f"unknown key{nearest(path[-1], known)}", key=key, fix=f"Known here: {', '.join(sorted(known))}")
-    message = first["msg"].replace("Input should be", "should be").replace("Value error, ", "")
-    return JobError(f"{first.get('input')!r} {message}", key=key)
-
-
-def _known(path: list[str]) -> list[str]:
-    fields: Any = Job.model_fields
-    for part in path:
-        annotation = fields[part].annotation if part in fields else None
-        fields = getattr(annotation, "model_fields", {})
-    return list(fields)
+def _is_text(key: str) -> bool:
+    """Whether ``section.name`` takes text only, so that ``run.name=7`` needs no quotes."""
+    section, _, name = key.partition(".")
+    field = Job.model_fields.get(section)
+    names = getattr(field.annotation, "model_fields", {}) if field else {}
+    return name in names and names[name].annotation in (str, str | None)

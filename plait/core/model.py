@@ -222,8 +222,8 @@ def _check_type(key: str, value: Any) -> None:
         "norm_eps": (float, int), "rope_theta": (float, int), "dropout": (float, int), "attention_dropout": (float, int),
     }.get(key, (int,))  # fmt: skip
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-        allowed = " or ".join(t.__name__ for t in expected if t not in (type(None), RopeScaling))
-        raise JobError(f"{value!r} is not of type {allowed}", key=f"model.{key}")
+        names = {bool: "true or false", str: "a text", int: "a whole number", float: "a number", dict: "a table"}
+        raise JobError(f"{value!r} is not {names[expected[0]]}", key=f"model.{key}")
 
 
 def _rope_scaling(values: dict[str, Any]) -> RopeScaling:

@@ -175,7 +175,7 @@ class _ListScheduler:
     def _choose(self, ready: list[SegmentOp], now: float, link: float) -> SegmentOp:
         weights = [op for op in ready if op.kind == "W" and self._ready_at(op) <= now]
         chain = [op for op in ready if op.kind != "W" and self._ready_at(op) <= now]
-        oldest = min(weights, key=lambda op: self._ready_at(op), default=None)
+        oldest = min(weights, key=self._ready_at, default=None)
         if oldest and (len(weights) > self.limit or not chain):
             return oldest
         if chain:

@@ -9,9 +9,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.files import replacing
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.overlap import SegmentCosts
@@ -40,27 +41,29 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write atomically: a reader sees the old plan or the new one."""
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"version": VERSION, "hash": self.hash, **self._content(), "notes": self.notes}, indent=2) + "\n")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps({"version": VERSION, "hash": self.hash, **self._content(), "notes": self.notes}, indent=2) + "\n")
 
     @staticmethod
     def read(path: Path) -> Plan:
         """Raises JobError for a file that is no plan, of another version, or edited by hand."""
         try:
-            values = json.loads(path.read_text())
+            parsed = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise JobError(f"cannot be read as a plan: {error}", file=str(path)) from None
-        if not isinstance(values, dict) or values.get("version") != VERSION:
-            found = values.get("version") if isinstance(values, dict) else None
-            raise JobError(f"{found!r} is not a plan version this Plait reads", file=str(path), key="version", fix=f"It reads version {VERSION}")
+        values = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+        if values.get("version") != VERSION:
+            problem = f"{values.get('version')!r} is not a plan version this Plait reads"
+            raise JobError(problem, file=str(path), key="version", fix=f"It reads version {VERSION}")
         try:
             plan = _from_values(values)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, AssertionError) as error:
             raise JobError(f"is not a complete plan: {error}", file=str(path)) from None
+        except JobError as error:
+            raise error.in_file(str(path)) from None
         if values.get("hash") != plan.hash:
-            raise JobError("does not match the content: the plan was edited or damaged", file=str(path), key="hash",
-                           fix="Change the job file instead and plan again")  # fmt: skip
+            problem = "does not match the content: the plan was edited or damaged"
+            raise JobError(problem, file=str(path), key="hash", fix="Change the job file instead and plan again")
         return plan
 
     def _content(self) -> dict[str, Any]:

@@ -155,8 +155,8 @@ class SegmentGraph:
 
     def _of(self, segment: tuple[Site, int], at: int, forward: bool) -> list[SegmentOp]:
         site, layer = segment
-        kinds = [kind for kind in self.kinds(site) if (kind in FORWARD_KINDS) == forward]
-        return [SegmentOp(site, layer, kind, at, part) for kind in kinds for part in range(self.parts(site, kind))]
+        ops = [SegmentOp(site, layer, kind, at, part) for kind in self.kinds(site) for part in range(self.parts(site, kind))]
+        return [op for op in ops if op.forward == forward]
 
     def before(self, op: SegmentOp) -> tuple[Site, int]:
         """The segment that feeds ``op``'s segment."""

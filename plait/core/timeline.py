@@ -7,15 +7,22 @@ A span's key is (step, rank, name, seq): ``name`` is an op's text form (``attn3.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from plait.core.errors import DataError
+from plait.core.files import replacing
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SCHEMA_VERSION = "1"
 SpanKind = Literal["compute", "wait", "comm"]
+LANES = ("processor", "network")
 
 
 class SpanKey(NamedTuple):
@@ -51,12 +58,18 @@ class Span:
         return SpanKey(self.step, self.rank, self.kind, self.name, self.seq)
 
     @property
+    def lane(self) -> Literal["processor", "network"]:
+        """Which of a rank's two resources it occupies; a wait keeps the processor idle."""
+        return "network" if self.kind == "comm" else "processor"
+
+    @property
     def seconds(self) -> float:
         """How long it took."""
         return self.end - self.start
 
 
-_COLUMNS = tuple(f.name for f in fields(Span))
+_COLUMNS = {f.name: {"int": "int64", "float": "float64"}.get(str(f.type), "string") for f in fields(Span)}
+_NUMPY = {"int64": "int64", "float64": "float64", "string": "str"}
 
 
 @dataclass(frozen=True)
@@ -66,31 +79,40 @@ class Timeline:
     spans: tuple[Span, ...]
     plan_hash: str = ""
 
-    def write_parquet(self, path: Path) -> None:
-        """Columns as in ``Span``; schema version and plan hash in the file's metadata. Written in one step."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    def columns(self) -> dict[str, np.ndarray]:
+        """One array per field of ``Span``, for arithmetic over many spans."""
+        import numpy as np
 
-        columns = {name: [getattr(span, name) for span in self.spans] for name in _COLUMNS}
-        table = pa.table(columns).replace_schema_metadata({"plait.timeline.version": SCHEMA_VERSION, "plait.plan": self.plan_hash})
-        partial = path.with_suffix(".partial")
-        pq.write_table(table, partial)
-        partial.replace(path)
+        return {name: np.array([getattr(span, name) for span in self.spans], dtype=_NUMPY[kind]) for name, kind in _COLUMNS.items()}
+
+    def write_parquet(self, path: Path) -> None:
+        """Columns as in ``Span``; schema version and plan hash in the file's metadata. Appears whole or not at all."""
+        arrow, parquet = _arrow()
+        schema = arrow.schema([(name, getattr(arrow, kind)()) for name, kind in _COLUMNS.items()], metadata=self._metadata())
+        table = arrow.table({name: [getattr(span, name) for span in self.spans] for name in _COLUMNS}, schema=schema)
+        with replacing(path) as partial:
+            parquet.write_table(table, partial)
 
     @staticmethod
     def read_parquet(path: Path) -> Timeline:
-        """Raises DataError for a truncated or foreign file."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
+        """Raises DataError for a file that is missing, truncated, foreign, or of another schema version."""
+        arrow, parquet = _arrow()
         try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{path} cannot be read as a timeline: {error}") from None
-        metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+            with open(path, "rb") as file:
+                table = parquet.read_table(file)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read as a timeline: {error.strerror or error}") from None
+        except arrow.ArrowException as error:
+            raise DataError(f"{path} is truncated or no timeline file: {error}") from None
+        stored: dict[bytes, bytes] = table.schema.metadata or {}
+        metadata = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in stored.items()}
         version = metadata.get("plait.timeline.version")
-        if version != SCHEMA_VERSION:
-            raise DataError(f"{path} is not a timeline of version {SCHEMA_VERSION} (found {version})")
+        if version is None:
+            raise DataError(f"{path} is a Parquet file but no Plait timeline")
+        missing = [name for name in _COLUMNS if name not in table.column_names]
+        if version != SCHEMA_VERSION or missing:
+            lacks = f", without {', '.join(missing)}" if missing else ""
+            raise DataError(f"{path} is a timeline of version {version}{lacks}; this Plait reads version {SCHEMA_VERSION}")
         rows = zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True)
         return Timeline(tuple(Span(*row) for row in rows), metadata.get("plait.plan", ""))
 
@@ -105,25 +127,35 @@ class Timeline:
     def write_perfetto(self, path: Path) -> None:
         """A trace for ui.perfetto.dev: a process per rank, a track for computation and waiting, one for the network, and an
         arrow from each collective to the wait that needed it."""
-        path.write_text(json.dumps({"traceEvents": list(_trace_events(self.spans)), "displayTimeUnit": "ms"}))
+        with replacing(path) as partial:
+            partial.write_text(json.dumps({"traceEvents": list(_trace_events(self.spans)), "displayTimeUnit": "ms"}))
+
+    def _metadata(self) -> dict[str, str]:
+        return {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": self.plan_hash}
+
+
+def _arrow() -> tuple[Any, Any]:
+    """pyarrow and its parquet module, imported where they are used: they are slow to load and untyped."""
+    return import_module("pyarrow"), import_module("pyarrow.parquet")
 
 
 def _trace_events(spans: Sequence[Span]) -> Iterable[dict[str, Any]]:
     origin = min((span.start for span in spans), default=0.0)
     for rank in sorted({span.rank for span in spans}):
         yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
-        for track, name in enumerate(("processor", "network")):
+        for track, name in enumerate(LANES):
             yield {"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
     flows = {key._replace(kind="wait"): number for number, key in enumerate(span.key for span in spans if span.kind == "comm")}
     for span in spans:
-        track, at = int(span.kind == "comm"), (span.start - origin) * 1e6
+        track, at = LANES.index(span.lane), (span.start - origin) * 1e6
         name = f"wait {span.name}" if span.kind == "wait" else span.name
         args: dict[str, Any] = {"step": span.step, "slice": span.slice, "layer": span.layer, "bytes": span.bytes}
-        yield {"ph": "X", "pid": span.rank, "tid": track, "name": name, "cat": f"{span.kind},{span.direction}", "ts": at, "dur": span.seconds * 1e6, "args": args}
+        where = {"pid": span.rank, "tid": track}
+        yield {"ph": "X", **where, "name": name, "cat": f"{span.kind},{span.direction}", "ts": at, "dur": span.seconds * 1e6, "args": args}
         flow = flows.get(span.key._replace(kind="wait"))
         if flow is not None and span.kind != "compute":
             ends = {"ph": "f", "bp": "e"} if span.kind == "wait" else {"ph": "s"}
-            yield {**ends, "id": flow, "pid": span.rank, "tid": track, "name": "collective", "cat": "flow", "ts": (span.end - origin) * 1e6 - 0.001}
+            yield {**ends, "id": flow, **where, "name": "collective", "cat": "flow", "ts": at}
 
 
 class Hidden(NamedTuple):
@@ -139,14 +171,25 @@ class Hidden(NamedTuple):
 
 
 def hidden(spans: Iterable[Span]) -> Hidden:
-    """Total busy time of the network and the time computation waited for it, over ``spans`` of one rank."""
-    total = exposed = 0.0
-    for span in spans:
-        if span.kind == "comm":
-            total += span.seconds
-        elif span.kind == "wait":
-            exposed += span.seconds
-    return Hidden(total, exposed)
+    """Busy time of the network (overlapping collectives count once) and time spent waiting, over ``spans`` of one rank and clock."""
+    spans = list(spans)
+    total, until = 0.0, float("-inf")
+    for span in sorted((span for span in spans if span.kind == "comm"), key=lambda span: span.start):
+        total += max(0.0, span.end - max(span.start, until))
+        until = max(until, span.end)
+    return Hidden(total, sum(span.seconds for span in spans if span.kind == "wait"))
+
+
+def hidden_by_step(timeline: Timeline) -> dict[int, Hidden]:
+    """``hidden`` of every step, ranks added up. ``.fraction`` of an entry is the share of that step's communication that was hidden."""
+    groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        groups[span.step, span.rank].append(span)
+    result: dict[int, Hidden] = {}
+    for (step, _), spans in sorted(groups.items()):
+        before, one = result.get(step, Hidden(0.0, 0.0)), hidden(spans)
+        result[step] = Hidden(before.total + one.total, before.exposed + one.exposed)
+    return result
 
 
 def join(predicted: Timeline, measured: Timeline) -> list[tuple[Span, Span]]:
@@ -158,4 +201,4 @@ def join(predicted: Timeline, measured: Timeline) -> list[tuple[Span, Span]]:
 def as_kind(text: str) -> SpanKind:
     """A checked span kind."""
     assert text in ("compute", "wait", "comm"), text
-    return cast(SpanKind, text)
+    return text

@@ -87,6 +87,14 @@ def _block(values: Mapping[str, Any]) -> str:
     return "".join(f"{_key(key)} = {_literal(value)}\n" for key, value in values.items())
 
 
+def show(value: Any) -> str:
+    """A value as the user would write it, for messages."""
+    try:
+        return _literal(value)
+    except TypeError:  # a date: TOML has them, Plait has no use for them
+        return str(value)
+
+
 def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()

@@ -19,6 +19,7 @@ import time
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 SWEEP_PATIENCE = 5.0  # seconds to wait for killed processes to be gone
+QUIET = 0.05  # seconds without a process in our namespaces after which none will come
 
 
 def unshare(flags: int) -> None:
@@ -58,13 +59,17 @@ def make_namespaces(hosts: int) -> tuple[bool, list[int]]:
 
 
 def kill_all_inside(namespaces: set[int]) -> None:
-    """SIGKILL every process whose network namespace is one of ours, until none is left: no group or session escapes."""
-    deadline = time.monotonic() + SWEEP_PATIENCE
-    while time.monotonic() < deadline:
-        found = [pid for name in os.listdir("/proc") if name.isdigit() and kill_inside(pid := int(name), namespaces)]
-        if not found:
-            return
+    """SIGKILL every process whose network namespace is one of ours, until none is left: no group or session escapes.
+
+    Goes on looking for a while: a rank that was being started when the lab died may not have entered its namespace yet.
+    """
+    now = time.monotonic()
+    deadline, quiet_until = now + SWEEP_PATIENCE, now + QUIET
+    while now < min(deadline, quiet_until):
+        if any(kill_inside(int(name), namespaces) for name in os.listdir("/proc") if name.isdigit()):
+            quiet_until = time.monotonic() + QUIET
         time.sleep(0.005)
+        now = time.monotonic()
 
 
 def kill_inside(pid: int, namespaces: set[int]) -> bool:

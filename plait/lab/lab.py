@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from plait.core.env import inherited
 from plait.core.errors import LaunchError
-from plait.lab import environment
+from plait.lab.environment import rank_environment
 from plait.lab.network import Network, tool
 from plait.lab.registry import Entry, note, strike
 from plait.lab.spec import LabSpec
@@ -69,6 +70,10 @@ class Lab:
 
     def close(self) -> None:
         """End every process on the hosts at once, and remove the network."""
+        for process in self._ranks:  # before the keeper looks, lest one enters its host behind the keeper's back
+            if process.poll() is None:
+                process.kill()
+            process.wait()
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -76,10 +81,6 @@ class Lab:
             self._keeper.wait()
             if self._keeper.stdout is not None:
                 self._keeper.stdout.close()
-        for process in self._ranks:
-            if process.poll() is None:  # the keeper has killed it, unless somebody killed the keeper
-                process.kill()
-            process.wait()
         if self._entry is not None:
             strike(self._entry)
             self._entry = None
@@ -103,7 +104,7 @@ class Lab:
 
     def environment(self, rank: int) -> dict[str, str]:
         """The variables to add for a rank: torchrun's and the lab's own."""
-        return environment.rank_environment(self.spec, self.name, rank)
+        return rank_environment(self.spec, self.name, rank)
 
     def rank_command(self, rank: int, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on the host of a rank; it ends with the lab, whoever starts it."""
@@ -112,7 +113,7 @@ class Lab:
     def popen(self, rank: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start ``argv`` as a rank, in a process group of its own; ``options`` are those of ``subprocess.Popen``."""
         base = options.pop("env", None)
-        env = {**(environment.inherited() if base is None else base), **self.environment(rank)}
+        env = {**(inherited() if base is None else base), **self.environment(rank)}
         options.setdefault("start_new_session", True)
         process = subprocess.Popen(self.rank_command(rank, argv), env=env, **options)
         self._ranks.append(process)

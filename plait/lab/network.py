@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from plait.core.errors import JobError, LaunchError
-from plait.lab.spec import LabSpec, format_rate, parse_rate
+from plait.lab.spec import NO_LIMIT, LabSpec, format_rate, parse_rate, to_bits
 
 IFNAME = "eth0"
-UNLIMITED_RATE = 10**12  # bits per second; far more than one machine moves
 TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate
 QUEUE_SECONDS = 20e-3  # how long a packet waits at most in a full queue ...
 SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. Only many senders to one host fill a queue
@@ -48,7 +47,7 @@ def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
     One HTB class and not TBF: HTB passes a packet larger than its bucket and makes the next one wait, so that the 64 KiB segments of
     TCP need no bucket of their size. A small bucket is what makes a message after a pause take as long as on a real link.
     """
-    bits = UNLIMITED_RATE if rate is None else rate
+    bits = NO_LIMIT if rate is None else rate
     bucket = max(mtu + 14, int(bits / 8 * TIMER_SLACK))
     queue = max(SHORTEST_QUEUE, int(bits / 8 * QUEUE_SECONDS))
     return [
@@ -126,10 +125,10 @@ class Network:
         cut = {link["ifname"] for link in links if "UP" not in link["flags"]}
         # Many versions of tc have no JSON form for classes.
         classes = self._batch(None, "tc", [f"class show dev host{host}" for host in range(len(self.fds))])
-        rates = [parse_rate(text) for text in _CLASS.findall(classes)]
+        rates = [to_bits(text) for text in _CLASS.findall(classes)]
         assert len(rates) == len(self.fds)
         return [
-            HostState(host, address(host), format_rate(None if rate is None or rate >= UNLIMITED_RATE else rate), f"host{host}" in cut)
+            HostState(host, address(host), format_rate(None if rate == NO_LIMIT else rate), f"host{host}" in cut)
             for host, rate in enumerate(rates)
         ]
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -156,10 +156,8 @@ class Supervisor:
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self.alive.values():
-            try:
+            with suppress(ProcessLookupError):  # ended, and not yet waited for
                 os.killpg(process.pid, number)
-            except ProcessLookupError:  # ended, and not yet waited for
-                pass
 
     def _signalled(self, number: int) -> None:
         if self.stopping:

@@ -10,8 +10,9 @@ from plait.core.errors import JobError
 UNLIMITED = "unlimited"
 MAX_HOSTS = 1000  # a Linux bridge takes 1024 ports
 MIN_RATE, MAX_RATE = 10**6, 8 * 10**11  # bits per second
+NO_LIMIT = 10**12  # bits per second, far more than one machine moves: how a link without a limit is told to the kernel
 MIN_MTU, MAX_MTU = 576, 65535
-_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]*)")
 _SPEC = re.compile(r"([0-9]+)x([0-9]+)(?:@([^,]*))?(?:,mtu=([0-9]+))?")
 
@@ -22,16 +23,18 @@ def parse_rate(text: str) -> int | None:
     >>> parse_rate("2.5gbit")
     2500000000
     """
-    lowered = text.strip().lower()
-    if lowered == UNLIMITED:
-        return None
-    match = _RATE.fullmatch(lowered)
-    if not match or match[2] not in _UNITS:
-        raise JobError(f"{text!r} is not a link rate", fix="Write it like 400mbit or 2.5gbit, or unlimited")
-    rate = round(float(match[1]) * _UNITS[match[2]])
-    if not MIN_RATE <= rate <= MAX_RATE:
+    rate = None if text.strip().lower() == UNLIMITED else to_bits(text)
+    if rate is not None and not MIN_RATE <= rate <= MAX_RATE:
         raise JobError(f"the link rate {text!r} is out of range", fix="Choose a rate from 1mbit to 800gbit, or unlimited")
     return rate
+
+
+def to_bits(text: str) -> int:
+    """Bits per second of any rate tc may write."""
+    match = _RATE.fullmatch(text.strip().lower())
+    if not match or match[2] not in _UNITS:
+        raise JobError(f"{text!r} is not a link rate", fix="Write it like 400mbit or 2.5gbit, or unlimited")
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def format_rate(rate: int | None) -> str:

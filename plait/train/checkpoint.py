@@ -16,16 +16,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from plait.core.errors import CheckpointError
 from plait.train.checkpoint_folder import CheckpointFolder, measure
@@ -34,6 +37,7 @@ from plait.train.parameters import Piece
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """What is saved and loaded: kind (``weights``, ``exp_avg``, ...) -> parameter name -> tensor shaped like the parameter."""
 
+_CONTAINER = 1500  # bytes around a stored tensor, and its entry in the metadata: for the estimate of what must fit on the disk
 _Result = TypeVar("_Result")
 
 
@@ -53,7 +57,10 @@ class Checkpoints:
 
     def __init__(self, folder: Path, pieces: Sequence[Piece], *, keep: int = 2, group: dist.ProcessGroup | None = None) -> None:
         assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
-        self._folder, self._pieces, self._keep, self._peers = CheckpointFolder(folder), list(pieces), keep, _Peers(group)
+        self._folder, self._keep, self._peers = CheckpointFolder(folder), keep, _Peers(group)
+        self._pieces: dict[str, list[Piece]] = {}  # by parameter
+        for piece in pieces:
+            self._pieces.setdefault(piece.parameter, []).append(piece)
         self._staged: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -95,7 +102,8 @@ class Checkpoints:
     def latest(self) -> int | None:
         """Step of the newest checkpoint whose files are all there in their right size, None without any."""
         self.finish()
-        return self._peers.lead(lambda: next((manifest.step for manifest in self._folder.complete()), None))
+        with _explained(f"{self._folder.root}: cannot be read"):
+            return self._peers.lead(lambda: next((manifest.step for manifest in self._folder.complete()), None))
 
     def load(self, step: int, tensors: Tensors) -> dict[str, Any]:
         """Fill ``tensors`` in place from the checkpoint of ``step``, and return its state.
@@ -105,18 +113,18 @@ class Checkpoints:
         has and ``tensors`` has not are left alone.
         """
         self.finish()
-        manifest = self._peers.lead(lambda: self._folder.read(step))
-        names = sorted(manifest.files)[self._peers.rank :: self._peers.size]
-        self._peers.agree(lambda: self._folder.verify(manifest, names))
-        path, held = self._folder.path(step), self._stage(tensors)
-        with _explained(f"{path}: cannot be read"), _quiet():
-            planner = _LoadPlanner(path, self._ranges(held))
-            dcp.load({}, storage_reader=dcp.FileSystemReader(path), planner=planner, process_group=self._peers.group, no_dist=self._peers.size == 1)
+        peers, path, held = self._peers, self._folder.path(step), self._stage(tensors)
+        with _explained(f"{path}: cannot be read"):
+            manifest = peers.lead(lambda: self._folder.read(step))
+            names = sorted(manifest.files)[peers.rank :: peers.size]
+            peers.agree(lambda: self._folder.verify(manifest, names))
+            reader, planner = FileSystemReader(path), _LoadPlanner(path, self._ranges(held))
+            with _quiet():
+                load_distributed({}, storage_reader=reader, planner=planner, process_group=peers.group, no_dist=peers.size == 1)
         with torch.no_grad():
             for kind, name, staged in held:
-                for piece in self._pieces:
-                    if piece.parameter == name:  # piece by piece: padding of the vocabulary belongs to no checkpoint
-                        piece.view(tensors[kind][name]).copy_(piece.view(staged))
+                for piece in self._pieces[name]:  # piece by piece: padding of the vocabulary belongs to no checkpoint
+                    piece.view(tensors[kind][name]).copy_(piece.view(staged))
         return manifest.state
 
     # ---- inside ----
@@ -135,27 +143,35 @@ class Checkpoints:
 
     def _ranges(self, held: list[tuple[str, str, Tensor]]) -> dict[str, tuple[Piece, Tensor]]:
         """``kind/piece name`` -> (piece, its range in the host buffer)."""
-        return {f"{kind}/{piece.name}": (piece, piece.view(staged)) for kind, name, staged in held for piece in self._pieces if piece.parameter == name}
+        return {f"{kind}/{piece.name}": (piece, piece.view(staged)) for kind, name, staged in held for piece in self._pieces[name]}
 
     def _write(self, step: int, ranges: dict[str, tuple[Piece, Tensor]], state: dict[str, Any]) -> None:
         """The background thread: all ranks write, each vouches for its files, rank 0 gives the folder its final name."""
-        peers, folder, partial = self._peers, self._folder, self._folder.partial(step)
-        needed = sum(math.prod(piece.shape) * tensor.element_size() for piece, tensor in ranges.values())
+        needed = sum(math.prod(piece.shape) * tensor.element_size() + _CONTAINER for piece, tensor in ranges.values())
         try:
-            with _explained(f"{partial}: cannot be written", lambda: folder.full(step, needed)):
-                peers.lead(lambda: folder.begin(step, needed))
-                with _quiet():
-                    dcp.save({}, storage_writer=dcp.FileSystemWriter(partial), planner=_SavePlanner(ranges), process_group=peers.group, no_dist=peers.size == 1)
-                mine = [f"__{peers.rank}_0.distcp", *([".metadata"] if peers.rank == 0 else [])]
-                parts = peers.agree(lambda: {name: measure(partial / name) for name in mine})
-                peers.lead(lambda: folder.commit(step, {name: entry for part in parts for name, entry in part.items()}, state, self._keep))
+            with _explained(f"{self._folder.partial(step)}: cannot be written", lambda: self._folder.full(step, needed)):
+                try:
+                    self._write_files(step, needed, ranges, state)
+                except BaseException:
+                    if self._peers.rank == 0:
+                        self._folder.abandon(step)  # before the error counts the bytes that are free
+                    raise
         except BaseException as error:  # noqa: BLE001  (finish raises it where somebody listens)
             self._failure = error
-            if peers.rank == 0:
-                folder.abandon(step)
+
+    def _write_files(self, step: int, needed: int, ranges: dict[str, tuple[Piece, Tensor]], state: dict[str, Any]) -> None:
+        peers, folder, partial = self._peers, self._folder, self._folder.partial(step)
+        peers.lead(lambda: folder.begin(step, needed))
+        writer, planner = FileSystemWriter(partial), _SavePlanner(ranges)
+        with _quiet():
+            save_distributed({}, storage_writer=writer, planner=planner, process_group=peers.group, no_dist=peers.size == 1)
+        mine = [f"__{peers.rank}_0.distcp", *([".metadata"] if peers.rank == 0 else [])]
+        parts = peers.agree(lambda: {name: measure(partial / name) for name in mine})
+        files = {name: entry for part in parts for name, entry in part.items()}
+        peers.lead(lambda: folder.commit(step, files, state, self._keep))
 
 
-class _SavePlanner(dcp.DefaultSavePlanner):
+class _SavePlanner(DefaultSavePlanner):
     """Tells torch.distributed.checkpoint which range of which whole tensor this rank can write."""
 
     def __init__(self, ranges: dict[str, tuple[Piece, Tensor]]) -> None:
@@ -176,7 +192,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
         return self._ranges[index.fqn][1]
 
 
-class _LoadPlanner(dcp.DefaultLoadPlanner):
+class _LoadPlanner(DefaultLoadPlanner):
     """Asks for the ranges this rank holds; torch.distributed.checkpoint finds out which stored ranges they overlap."""
 
     def __init__(self, path: Path, ranges: dict[str, tuple[Piece, Tensor]]) -> None:
@@ -192,7 +208,8 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
             if not isinstance(entry, TensorStorageMetadata):
                 raise CheckpointError(f"{self._path}: holds no '{key}'. It was saved by another model, or with less than is asked for")
             if tuple(entry.size) != piece.shape or entry.properties.dtype != tensor.dtype:
-                raise CheckpointError(f"{self._path}: '{key}' is {list(entry.size)} of {entry.properties.dtype}, expected {list(piece.shape)} of {tensor.dtype}")
+                found, expected = f"{list(entry.size)} of {entry.properties.dtype}", f"{list(piece.shape)} of {tensor.dtype}"
+                raise CheckpointError(f"{self._path}: '{key}' is {found}, expected {expected}")
             if tensor.numel():
                 items += create_read_items_for_chunk_list(key, entry, [_chunk(piece)])
         return LoadPlan(items)
@@ -235,8 +252,7 @@ class _Peers:
 
     def lead(self, work: Callable[[], _Result]) -> _Result:
         """``work`` done by rank 0 alone: its result, or its error, everywhere."""
-        result = self.agree(lambda: work() if self.rank == 0 else None)[0]
-        return result  # type: ignore[return-value]  (rank 0 did the work)
+        return cast("_Result", self.agree(lambda: work() if self.rank == 0 else None)[0])
 
 
 @contextmanager

@@ -91,7 +91,8 @@ class CheckpointFolder:
     def full(self, step: int, needed: int) -> CheckpointError:
         """The error of a full disk."""
         free = shutil.disk_usage(self.root).free
-        return CheckpointError(f"{self.root}: no room for the checkpoint of step {step}: it needs {needed} bytes and {free} are free. {self._remaining()}")
+        problem = f"no room for the checkpoint of step {step}: it needs {needed} bytes and {free} are free"
+        return CheckpointError(f"{self.root}: {problem}. {self._remaining()}")
 
     def commit(self, step: int, files: dict[str, tuple[int, int]], state: dict[str, Any], keep: int) -> None:
         """Turn the partial folder into the newest complete checkpoint, then delete all but the ``keep`` newest.
@@ -101,7 +102,8 @@ class CheckpointFolder:
         partial, final = self.partial(step), self.path(step)
         for name, (size, _) in files.items():
             if _size(partial / name) != size:
-                raise CheckpointError(f"{partial / name}: not what its rank wrote, seen from rank 0. Checkpoints need a folder that all nodes share")
+                problem = "not what its rank wrote, seen from rank 0. Checkpoints need a folder that all nodes share"
+                raise CheckpointError(f"{partial / name}: {problem}")
         serial = 1 + max((manifest.serial for manifest in self._manifests()), default=0)
         with (partial / MANIFEST).open("w") as stream:
             stream.write(Manifest(step, serial, state, files).to_text())
@@ -156,10 +158,10 @@ class CheckpointFolder:
     def _remaining(self, besides: int | None = None) -> str:
         """Which checkpoint can be used instead: the newest that passes every check, contents included."""
         for manifest in self.complete():
-            whole = manifest.step != besides and not any(_problem(self.path(manifest.step) / n, *entry) for n, entry in manifest.files.items())
-            if whole:
-                return f"The checkpoint of step {manifest.step} is whole: resume from that one"
-        return "There is no other checkpoint in this folder"
+            path = self.path(manifest.step)
+            if manifest.step != besides and not any(_problem(path / name, *entry) for name, entry in manifest.files.items()):
+                return f"The checkpoint of step {manifest.step} is whole and can be used"
+        return "No other checkpoint in this folder can be used"
 
     def _manifests(self) -> list[Manifest]:
         steps = [int(match[1]) for entry in self.root.iterdir() if (match := _NAME.fullmatch(entry.name))] if self.root.is_dir() else []

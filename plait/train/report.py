@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from plait.core.plan import Plan
 from plait.core.strategy import Strategy
 from plait.train.tune import Candidate
 
@@ -19,21 +20,44 @@ from plait.train.tune import Candidate
 class Reporter:
     """Rank 0's voice; on the other ranks (``speaks`` False) every method does nothing."""
 
-    def __init__(self, folder: Path, *, speaks: bool, steps: int, start: int) -> None:
-        self.folder, self.speaks = folder, speaks
+    def __init__(self, folder: Path, *, speaks: bool, steps: int) -> None:
+        self.folder, self.speaks, self.steps = folder, speaks, steps
         self.console = Console(file=sys.stdout, highlight=False)
         self.bar: Progress | None = None
-        self.steps, self.start = steps, start
+        self.last: dict[str, Any] = {}
 
     def __enter__(self) -> Reporter:
         if self.speaks:
             self._metrics = open(self.folder / "metrics.jsonl", "a")  # noqa: SIM115  (closed in __exit__)
-            if self.console.is_terminal:
-                self.bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
-                                    console=self.console)  # fmt: skip
-                self.task = self.bar.add_task("", total=self.steps, completed=self.start)
-                self.bar.start()
         return self
+
+    def begin(self, start: int) -> None:
+        """Training begins after ``start`` steps: metrics of steps beyond, from a run that was cut off, are forgotten."""
+        if not self.speaks:
+            return
+        path = self.folder / "metrics.jsonl"
+        kept = [line for line in path.read_text().splitlines() if _step_of(line) in range(start + 1)]
+        self._metrics.close()
+        replace_text(path, "".join(line + "\n" for line in kept))
+        self._metrics = open(path, "a")  # noqa: SIM115
+        if self.console.is_terminal:
+            self.bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
+                                console=self.console)  # fmt: skip
+            self.task = self.bar.add_task("", total=self.steps, completed=start)
+            self.bar.start()
+
+    def end(self, done: int, *, stopped: bool, seconds: float, tokens: int, plan: Plan) -> None:
+        """The run is over or was stopped, and is saved: a summary for people and in ``summary.json``."""
+        if not self.speaks:
+            return
+        if self.bar:
+            self.bar.stop()
+        summary = {"steps": done, "seconds": seconds, "tokens": tokens, "plan": plan.hash, "strategy": plan.strategy.to_dict(), **self.last}
+        replace_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        if stopped:
+            self.say(f"stopped and saved after step {done}; the same command goes on from there")
+        else:
+            self.say(f"trained {done} steps in {seconds:.0f} s; the run is in {self.folder}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.bar:
@@ -50,6 +74,7 @@ class Reporter:
         """Metrics of one step: always to the file, to people when ``show``."""
         if not self.speaks:
             return
+        self.last.update(metrics)
         self._metrics.write(json.dumps(metrics) + "\n")
         self._metrics.flush()
         text = describe(metrics)
@@ -84,8 +109,16 @@ def describe(metrics: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a small JSON file in one step."""
+def replace_text(path: Path, text: str) -> None:
+    """Replace a small file in one step."""
     partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.write_text(text)
     partial.replace(path)
+
+
+def _step_of(line: str) -> int:
+    """The step of a metrics line, -1 for one that was cut off."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError):
+        return -1

@@ -68,13 +68,14 @@ class FolderWriter:
         self._write_text("config.json", json.dumps(config, indent=2) + "\n")
         if len(self._shards) > 1:
             total = sum(size for shard in self._shards.values() for _, size in shard.values())
-            index = {"metadata": {"total_size": total}, "weight_map": {name: file for file, shard in self._shards.items() for name in shard}}
-            self._write_text(INDEX, json.dumps(index, indent=2) + "\n")
+            files = {name: file for file, shard in self._shards.items() for name in shard}
+            self._write_text(INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2) + "\n")
 
     def _add(self, name: str, value: Tensor) -> None:
         if self._file is None:
             self._open(next(file for file, shard in self._shards.items() if name in shard))
-        assert self._file is not None and self._left[0] == name
+        assert self._file is not None
+        assert self._left[0] == name, f"{name} added where {self._left[0]} was announced"
         self._file.write(value.contiguous().view(torch.uint8).numpy().data)
         self._left.pop(0)
         if not self._left:
@@ -82,7 +83,7 @@ class FolderWriter:
             self._file = None
 
     def _finish(self) -> None:
-        assert not self._left and self._file is None
+        assert not self._left, f"never added: {self._left}"
         for name in reversed(self._made):
             self._partial(name).rename(self.folder / name)
 

@@ -7,19 +7,24 @@ candidates' orders. Then all candidates run interleaved, so that noise hits all 
 from __future__ import annotations
 
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from plait.core.errors import JobError
 from plait.core.model import ModelSpec
 from plait.core.overlap import SegmentCosts
-from plait.core.errors import JobError
 from plait.core.strategy import Strategy
-from plait.train.recorder import RecordedSpan
+from plait.train.device import Device
+from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.recorder import RecordedSpan, Recorder
+
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -29,22 +34,44 @@ class Candidate:
     strategy: Strategy
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"strategy": asdict(self.strategy), "seconds": self.seconds}
+
+class MakeExecutor(Protocol):
+    """Builds an executor of a strategy for the model being tuned."""
+
+    def __call__(self, strategy: Strategy, *, costs: SegmentCosts | None = None, recorder: Recorder | None = None) -> SegmentExecutor: ...
 
 
-def candidates(base: Strategy, model: ModelSpec, *, batch: int, sequence: int, sequence_parallel: Iterable[bool] = (False, True)) -> list[Strategy]:
+def choose_slices(make: MakeExecutor, base: Strategy, batch: MicroBatch, *, sequence_parallel: Sequence[bool],
+                  slices: tuple[int, int] | None, recorder: Recorder) -> tuple[list[Candidate], SegmentCosts]:  # fmt: skip
+    """Time the candidates on ``batch``; returns them all and the measured costs, the same on every rank.
+
+    slices: fixed (p1, p2), or None to try several. Adds into the gradients: zero them afterwards.
+    """
+    plain = make(replace(base, overlap="sync", p1=1, p2=1, sequence_parallel=False), recorder=recorder)
+    plain.run(batch)
+    recorder.take()
+    plain.run(batch)
+    costs = agree(measured_costs(recorder.take()))
+    size, sequence = batch.tokens.shape
+    tried = candidates(base, plain.model.spec, batch=size, sequence=sequence, sequence_parallel=sequence_parallel, slices=slices)
+    runs = [make(strategy, costs=costs) for strategy in tried]
+    times = time_interleaved([lambda run=run: run.run(batch) for run in runs], plain.device, rounds=ROUNDS)
+    return [Candidate(strategy, seconds) for strategy, seconds in zip(tried, times, strict=True)], costs
+
+
+def candidates(base: Strategy, model: ModelSpec, *, batch: int, sequence: int, sequence_parallel: Sequence[bool],
+               slices: tuple[int, int] | None) -> list[Strategy]:  # fmt: skip
     """Slicings worth timing: powers of two of p1 up to 8, p2 in {1, 2}, the allowed sequence-parallel settings."""
+    grid = [slices] if slices else [(p1, p2) for p1 in (1, 2, 4, 8) for p2 in (1, 2)]
     found: list[Strategy] = []
     for sp in sequence_parallel:
-        for p1 in (1, 2, 4, 8):
-            for p2 in (1, 2):
-                one = replace(base, p1=p1, p2=p2, sequence_parallel=sp)
-                try:
-                    one.check(model, batch=batch, sequence=sequence)
-                except JobError:
-                    continue
-                found.append(one)
+        for p1, p2 in grid:
+            one = replace(base, p1=p1, p2=p2, sequence_parallel=sp)
+            try:
+                one.check(model, batch=batch, sequence=sequence)
+            except JobError:
+                continue
+            found.append(one)
     return found or [base]
 
 
@@ -74,19 +101,33 @@ def agree(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     return box[0]
 
 
-def time_interleaved(runs: list[Callable[[], object]], synchronize: Callable[[], None], clock: Callable[[], float], *, rounds: int) -> list[float]:
+def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, rounds: int) -> list[float]:
     """Median seconds of each run over ``rounds`` interleaved rounds after one to warm up; the slowest rank's time counts."""
     times: list[list[float]] = [[] for _ in runs]
     for number in range(rounds + 1):
         for run, taken in zip(runs, times, strict=True):
             if dist.is_initialized():
                 dist.barrier()
-            start = clock()
+            start = time.perf_counter()
             run()
-            synchronize()
-            seconds = torch.tensor(clock() - start, dtype=torch.float64)
+            device.synchronize()
+            seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
             if dist.is_initialized():
                 dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
             if number:
                 taken.append(seconds.item())
     return [statistics.median(taken) for taken in times]
+
+
+def matrix_rate(device: Device, dtype: torch.dtype, *, size: int = 768, seconds: float = 0.1) -> float:
+    """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs: the peak that MFU is
+    taken against where the job names none."""
+    a, b = (torch.randn(size, size, device=device.torch_device).to(dtype) for _ in range(2))
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        a @ b
+        device.synchronize()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)

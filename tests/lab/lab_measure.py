@@ -1,4 +1,4 @@
-"""How true a lab's links are, and what they cost: ``python tests/lab/lab_measure.py`` prints the figures of docs/adr/0003-lab.md as JSON lines.
+"""How true a lab's links are, and what they cost: ``python tests/lab/lab_measure.py`` prints what docs/adr/0003-lab.md cites.
 
 The same file is the rank: it sends a plain TCP stream from the first ranks to the last, or both ways at once.
 """

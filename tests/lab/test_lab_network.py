@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from lab_measure import goodputs
 
 from plait.core.errors import JobError
 from plait.lab import Lab, LabSpec
+from tests.lab.lab_measure import goodputs
 
-pytestmark = pytest.mark.usefixtures("needs_lab")
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("needs_lab")]
 
 PING = "import socket, sys; socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2])).close()"
 LISTEN = "import socket, sys; s = socket.create_server((sys.argv[1], 7000)); print(flush=True)\nwhile True: s.accept()[0].close()"
@@ -46,7 +46,7 @@ def best_of_three(lab: Lab, size: int, mode: str, wanted: float) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize(("nic", "mode"), [("200mbit", "to0"), ("200mbit", "to1"), ("200mbit", "both"), ("1gbit", "to0")])
+@pytest.mark.parametrize("nic, mode", [("200mbit", "to0"), ("200mbit", "to1"), ("200mbit", "both"), ("1gbit", "to0")])
 def test_a_link_has_its_rate(nic: str, mode: str) -> None:
     with Lab(LabSpec(2, 1, nic)) as lab:
         assert lab.spec.rate is not None
@@ -70,7 +70,8 @@ def test_ranks_of_one_host_are_not_limited() -> None:
 def test_hosts_reach_each_other_and_nothing_else() -> None:
     with Lab(LabSpec(3, 1)) as lab:
         listen(lab, 2, "10.77.0.3")
-        assert reaches(lab, 0, "10.77.0.3") and reaches(lab, 2, "10.77.0.3")
+        assert reaches(lab, 0, "10.77.0.3")
+        assert reaches(lab, 2, "10.77.0.3")
         assert not reaches(lab, 0, "192.0.2.1")  # no route leaves the lab
         links = subprocess.check_output(lab.rank_command(1, ["ip", "-brief", "link"]), text=True)
         assert {line.split()[0].split("@")[0] for line in links.splitlines()} == {"lo", "eth0"}
@@ -128,7 +129,7 @@ def test_slow_changes_both_directions() -> None:
 def test_a_host_that_does_not_exist() -> None:
     with Lab(LabSpec(2, 1)) as lab:
         for act in (lab.cut, lab.heal, lambda host: lab.slow(host, "1gbit")):
-            with pytest.raises(JobError, match="host 2 does not exist.*0 to 1"):
+            with pytest.raises(JobError, match=r"host 2 does not exist.*0 to 1"):
                 act(2)
         with pytest.raises(JobError, match="rank 2 does not exist"):
             lab.rank_command(2, ["true"])

@@ -1,0 +1,42 @@
+"""``plait``: every verb, and what an error looks like."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import Annotated
+
+import typer
+
+from plait import __version__
+from plait.cli import lab, runs, train
+from plait.core.errors import PlaitError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.")  # fmt: skip
+app.command("train")(train.train)
+app.command("export")(runs.export)
+app.command("timeline")(runs.timeline)
+app.add_typer(lab.app, name="lab")
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a deliberate error is one paragraph, a bug shows its traceback."""
+    try:
+        app()
+    except PlaitError as error:
+        print(textwrap.fill(f"plait: {error}", width=100, break_long_words=False, break_on_hyphens=False), file=sys.stderr)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What pydantic found wrong, in Plait's words: the key, the value, what is allowed."""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from plait.core.errors import JobError, nearest
+from plait.core.toml import show
+
+_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+_SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+
+
+def explain(error: ValidationError, root: type[BaseModel]) -> JobError:
+    """The first problem, as an error that says what is allowed where it happened."""
+    errors = error.errors(include_url=False)
+    # Every branch of a union complains; the one that got furthest is the one that the user meant.
+    first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
+    path, known, field = _walk(first["loc"], root)
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return JobError(f"unknown key{nearest(path[-1], known)}", key=key, fix=f"Known here: {', '.join(sorted(known))}")
+    value = show(first.get("input"))
+    if field is None or _is_table(field):
+        return JobError(f"{value} is not a table", key=key, fix=f"Write [{key}] and the keys below it")
+    return JobError(f"{value} is not allowed", key=key, fix=f"Allowed: {allowed(field.annotation, field.metadata)}")
+
+
+def _walk(location: tuple[int | str, ...], root: type[BaseModel]) -> tuple[list[str], list[str], FieldInfo | None]:
+    """The keys of a location, what is known where the last one stands, and its field.
+
+    pydantic's locations also name branches of unions and places in a list; those are no keys that a user wrote.
+    """
+    path: list[str] = []
+    tables: list[type[BaseModel]] = [root]
+    field: FieldInfo | None = None
+    known: list[str] = []
+    for part in location:
+        fields = {name: f for table in tables for name, f in table.model_fields.items()}
+        if part in fields:
+            field = fields[str(part)]
+            known, tables = list(fields), _sections(field.annotation)
+            path.append(str(part))
+        elif part == location[-1] and tables and isinstance(part, str) and not _is_branch(part, tables):
+            known, field = list(fields), None
+            path.append(part)
+    return path, known, field
+
+
+def _is_branch(part: str, tables: list[type[BaseModel]]) -> bool:
+    return "[" in part or part in {table.__name__ for table in tables} or part in ("str", "int", "float", "bool")
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    return [part for part in (annotation, *get_args(annotation)) if _is_section(part)]
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _is_table(field: FieldInfo) -> bool:
+    return _is_section(field.annotation) or get_origin(field.annotation) is dict
+
+
+def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
+    """What a type takes, in words.
+
+    >>> allowed(int, [Ge(1)])
+    'a whole number of at least 1'
+    >>> allowed(Literal["auto"] | bool)
+    '"auto" or true or false'
+    """
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join(allowed(part) for part in inner if part is not NoneType)
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in inner)
+    if hasattr(annotation, "__metadata__"):  # Annotated
+        nested = [getattr(m, "metadata", [m]) for m in inner[1:]]
+        return allowed(inner[0], [limit for group in nested for limit in group])
+    if origin is tuple:
+        count = "" if inner[-1] is Ellipsis else f" of {len(inner)}"
+        return f"a list{count}, each {allowed(inner[0])}"
+    if _is_section(annotation):
+        return "{ " + ", ".join(f"{name} = {allowed(f.annotation, f.metadata)}" for name, f in annotation.model_fields.items()) + " }"
+    words = [f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in limits if type(limit) in _SIGNS]
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + (f" of {' and '.join(words)}" if words else "")
+
+
+def _bound(limit: Any) -> float:
+    return next(getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name))

@@ -1,0 +1,26 @@
+"""A run's newest checkpoint as a Hugging Face folder, assembled in one process whatever the run's degree was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.core.errors import CheckpointError
+from plait.core.plan import Plan
+from plait.core.strategy import Strategy
+from plait.train.checkpoint import Checkpoints
+from plait.train.huggingface import save
+from plait.train.model import Transformer
+from plait.train.wire import NullWire
+
+
+def export_run(run: Path, out: Path) -> int:
+    """Write ``out``; returns the step. Raises CheckpointError for a run without a usable checkpoint."""
+    plan = Plan.read(run / "plan.json")
+    model = Transformer(plan.model, Strategy())
+    checkpoints = Checkpoints(run / "checkpoints", model.pieces, keep=plan.job["train"]["keep_checkpoints"])
+    step = checkpoints.latest()
+    if step is None:
+        raise CheckpointError(f"{run} holds no complete checkpoint yet")
+    checkpoints.load(step, {"master": model.named})
+    save(model, NullWire(), out)
+    return step

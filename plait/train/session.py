@@ -1,0 +1,201 @@
+"""One run on one rank, from a job file to its last checkpoint: prepare, plan, tune, resume, train."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from plait.core.env import RankEnv
+from plait.core.errors import CheckpointError, JobError
+from plait.core.job import Job
+from plait.core.layout import Layout
+from plait.core.overlap import SegmentCosts
+from plait.core.plan import Plan
+from plait.core.strategy import Strategy
+from plait.train.checkpoint import Checkpoints
+from plait.train.corpus import prepare
+from plait.train.data import Batches, Corpus
+from plait.train.device import Device
+from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.gradients import Gradients
+from plait.train.huggingface import load as load_huggingface
+from plait.train.journal import Journal
+from plait.train.model import Transformer
+from plait.train.optimizer import LearningRate, Optimizer
+from plait.train.recorder import Recorder
+from plait.train.report import Reporter
+from plait.train.steps import evaluate, make_executor, micro_batches, train_step
+from plait.train.tokenizer import load_tokenizer
+from plait.train.tune import agree, choose_slices, matrix_rate
+from plait.train.wire import Wire
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+STOPPED = 130  # the shell's status for Ctrl-C
+
+
+class Flag(Protocol):
+    """Something that may turn true at any moment."""
+
+    def __bool__(self) -> bool: ...
+
+
+class Session:
+    """Everything one rank needs; ``train`` is the whole run."""
+
+    def __init__(self, folder: Path, rank: RankEnv) -> None:
+        self.folder, self.rank = folder, rank
+        self.job = Job.read(folder / "job.toml")
+        if self.job.strategy.tp != rank.world_size:
+            raise JobError(f"{self.job.strategy.tp} needs as many ranks, and {rank.world_size} were started", key="strategy.tp")
+
+    def train(self, device: Device, wire: Wire, stop: Flag) -> int:
+        """Train to the job's last step, or until asked to stop. Returns the exit status."""
+        self.device, self.wire = device, wire
+        job = self.job
+        with Reporter(self.folder, speaks=self.rank.rank == 0, steps=job.train.steps) as self.report:
+            self._build()
+            self.plan = self._make_plan()
+            start = self._resume()
+            return self._steps(start, stop)
+
+    # ---- getting ready ----
+
+    def _build(self) -> None:
+        job, device = self.job, self.device.torch_device
+        tokenizer = load_tokenizer(job.data.tokenizer)
+        corpus = self._corpus()
+        spec = job.model_spec(tokenizer.vocab)
+        settings: dict[str, Any] = {"sequence": job.data.sequence, "seed": job.data.seed}
+        self.batches = Batches(corpus, "train", batch=job.train.batch, **settings)
+        self.eval_batches = Batches(corpus, "eval", batch=job.micro_batch, **settings) if job.train.eval_every else None
+        self.model = Transformer(spec, job.base_strategy, tp_rank=self.rank.rank, seed=job.train.seed, dtype=DTYPES[job.train.dtype], device=device)
+        if job.train.init_from:
+            load_huggingface(self.model, Path(job.train.init_from))
+        self.gradients = Gradients(self.model)
+        self.optimizer = Optimizer(self.model, self.gradients, betas=job.train.betas, eps=job.train.eps, weight_decay=job.train.weight_decay)
+        self.recorder = Recorder(self.device)
+
+    def _corpus(self) -> Corpus:
+        """Prepared by rank 0 of every machine's folder, opened by all."""
+        data, out = self.job.data, self.folder / "corpus"
+        if self.rank.rank == 0:
+            self.report.say(f"preparing {', '.join(data.sources)}")
+            prepare(data.sources, load_tokenizer(data.tokenizer), out, pattern=data.pattern, eval_fraction=data.eval_fraction)
+        if dist.is_initialized():
+            dist.barrier()
+        return Corpus.open(out)
+
+    def _make_plan(self) -> Plan:
+        """The run's plan: what an earlier start wrote, or a new one after measuring the slicings."""
+        path = self.folder / "plan.json"
+        if agree(path.is_file()):
+            plan = Plan.read(path)
+            if plan.job_fingerprint != self.job.fingerprint:
+                raise JobError("holds a run of another job (model, data or training settings differ)", file=str(self.folder),
+                               fix="Give this run another name with run.name=NAME, or remove the folder")  # fmt: skip
+            return plan
+        strategy, costs, note = self.job.base_strategy, None, "as the job says"
+        if self.wire.size > 1 and "auto" in (self.job.strategy.slices, self.job.strategy.sequence_parallel):
+            strategy, costs, note = self._tune()
+        plan = Plan(job=self.job.to_dict(), job_fingerprint=self.job.fingerprint, model=self.model.spec, strategy=strategy,
+                    layout=Layout(tp=self.wire.size), costs=costs, notes={"slices": note, "device": self.device.description})  # fmt: skip
+        if self.rank.rank == 0:
+            plan.write(path)
+        return plan
+
+    def _tune(self) -> tuple[Strategy, SegmentCosts, str]:
+        asked = self.job.strategy
+        sequence_parallel = (False, True) if asked.sequence_parallel == "auto" else (asked.sequence_parallel,)
+        slices = None if asked.slices == "auto" else (self.job.base_strategy.p1, self.job.base_strategy.p2)
+        batch = self._micro_batches(0)[0]
+        timed, costs = choose_slices(self._executor, self.job.base_strategy, batch, sequence_parallel=sequence_parallel, slices=slices,
+                                     recorder=self.recorder)  # fmt: skip
+        self.gradients.zero()
+        best = min(timed, key=lambda one: one.seconds).strategy
+        self.report.choice(timed, best)
+        return best, costs, f"fastest of {len(timed)} timed candidates"
+
+    def _resume(self) -> int:
+        """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
+        group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", self.model.pieces, keep=self.job.train.keep_checkpoints, group=group)
+        step = self.checkpoints.latest()
+        if step is None:
+            return 0
+        state = self.checkpoints.load(step, self.optimizer.state())
+        if state["data"] != self.batches.identity:
+            raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {', '.join(self.job.data.sources)}")
+        self.optimizer.loaded(step)
+        self.report.say(f"resuming after step {step}")
+        return step
+
+    def _executor(self, strategy: Strategy, *, costs: SegmentCosts | None = None, recorder: Recorder | None = None, train: bool = True) -> SegmentExecutor:
+        return make_executor(self.model, strategy, self.wire, gradients=self.gradients if train else None, device=self.device, costs=costs,
+                             batch=self.job.micro_batch, sequence=self.job.data.sequence, recorder=recorder, seed=self.job.train.seed)  # fmt: skip
+
+    def _micro_batches(self, step: int) -> list[MicroBatch]:
+        to = self.device.torch_device
+        tokens, targets = self.batches.batch_at(step)
+        samples = torch.from_numpy(self.batches.sample_ids(step))
+        return micro_batches(tokens.to(to), targets.to(to), samples.to(to), self.job.micro_batch, step)
+
+    # ---- training ----
+
+    def _steps(self, start: int, stop: Flag) -> int:
+        job, plan = self.job.train, self.plan
+        executor = self._executor(plan.strategy, costs=plan.costs, recorder=self.recorder)
+        self._evaluator = self._executor(replace(plan.strategy, p1=min(plan.strategy.p1, self.job.micro_batch)), costs=plan.costs, train=False)
+        rate = LearningRate(peak=job.learning_rate, floor=job.min_learning_rate, warmup=job.warmup_steps, steps=job.steps)
+        tokens = job.batch * self.job.data.sequence
+        peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.dtype])
+        work = self.model.spec.step_flops(self.job.data.sequence, job.batch) / self.wire.size
+        journal = Journal(self.folder / "timeline", rank=self.rank.rank, plan_hash=plan.hash, keep_steps=self.job.run.timeline_steps)
+        asked, saved, began = False, start, time.perf_counter()
+        self.report.begin(start)
+        for step in range(start, job.steps):
+            result = train_step(executor, self.optimizer, self._micro_batches(step), learning_rate=rate(step), clip=job.clip_norm, stop=bool(stop))
+            comm = journal.add(step, self.recorder.take())
+            done = step + 1
+            metrics: dict[str, Any] = {
+                "step": done, "loss": result.loss, "norm": result.norm, "learning_rate": rate(step), "seconds": result.seconds,
+                "tokens_per_second": tokens / result.seconds, "mfu": work / result.seconds / peak,
+                "communication_seconds": comm.total, "hidden": comm.fraction,
+            }  # fmt: skip
+            if self.eval_batches and (done % job.eval_every == 0 or done == job.steps):
+                metrics["eval_loss"] = self._evaluate()
+            asked = result.stop
+            self.report.step(metrics, show=done % job.log_every == 0 or done == job.steps or "eval_loss" in metrics)
+            if job.checkpoint_every and done % job.checkpoint_every == 0 and done < job.steps and not asked:
+                saved = self._save(done, saved)
+            if asked:
+                break
+        else:
+            done = job.steps
+        self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
+        journal.close()
+        self.report.end(done, stopped=asked and done < job.steps, seconds=time.perf_counter() - began, tokens=(done - start) * tokens, plan=plan)
+        return STOPPED if asked and done < job.steps else 0
+
+    def _evaluate(self) -> float:
+        assert self.eval_batches is not None
+        to, found = self.device.torch_device, list[MicroBatch]()
+        for tokens, targets in self.eval_batches.eval_batches(self.job.train.eval_batches):
+            found += micro_batches(tokens.to(to), targets.to(to), torch.arange(len(tokens), device=to), len(tokens), 0)
+        return evaluate(self._evaluator, found)
+
+    def _save(self, done: int, saved: int) -> int:
+        """Start a checkpoint; a full disk costs the checkpoint, not the run. Returns the newest step known to be safe."""
+        try:
+            self.checkpoints.save(done, self.optimizer.state(), self._state())
+        except CheckpointError as error:
+            self.report.say(f"warning: {error} Training goes on; the checkpoint before it is intact.")
+            return saved
+        return done
+
+    def _state(self) -> dict[str, Any]:
+        return {"data": self.batches.identity, "plan": self.plan.hash}

@@ -1,0 +1,180 @@
+"""What the ranks of the checkpoint tests do: tensors that are functions of their logical names, saved and loaded at any degree."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from plait.core.errors import CheckpointError
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from plait.train import checkpoint, checkpoint_folder
+from plait.train.checkpoint import Checkpoints
+from plait.train.model import Transformer
+
+LLAMA = ModelSpec(family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8)
+GPT = ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=4, vocab=5, max_sequence=4)  # at tp = 4 the last rank holds no word
+KINDS = {"weights": torch.bfloat16, "master": torch.float32, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+
+_groups: dict[int, Any] = {}
+
+
+def group_of(size: int) -> Any:
+    """A group of the first ``size`` ranks; called by all ranks of the world."""
+    if size not in _groups:
+        _groups[size] = dist.new_group(list(range(size)), backend="gloo")
+    return _groups[size]
+
+
+def tensors_of(model: Transformer, salt: int) -> dict[str, dict[str, Tensor]]:
+    """Random numbers by kind and piece, the same logical tensors at every degree; NaN where no piece lies."""
+    result: dict[str, dict[str, Tensor]] = {}
+    for kind, dtype in KINDS.items():
+        by_name = result[kind] = {name: torch.full(p.shape, float("nan"), dtype=dtype) for name, p in model.named.items()}
+        for piece in model.pieces:
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{salt}/{kind}/{piece.name}".encode()))
+            piece.view(by_name[piece.parameter]).copy_(piece.cut(torch.randn(piece.shape, generator=generator)))
+    return result
+
+
+def differences(model: Transformer, found: dict[str, dict[str, Tensor]], expected: dict[str, dict[str, Tensor]]) -> list[str]:
+    """Names of the pieces whose bits differ."""
+    return [
+        f"{kind}/{piece.name}"
+        for kind, by_name in expected.items()
+        for piece in model.pieces
+        if not torch.equal(piece.view(found[kind][piece.parameter]), piece.view(by_name[piece.parameter]))
+    ]
+
+
+def zeros_like(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    return {kind: {name: torch.zeros_like(tensor) for name, tensor in by_name.items()} for kind, by_name in tensors.items()}
+
+
+def build(spec: ModelSpec, tp: int = 1, rank: int = 0) -> Transformer:
+    return Transformer(spec, Strategy(tp=tp), tp_rank=rank % tp)
+
+
+def save(rank: int, folder: Path, spec: ModelSpec, tp: int, world: int, step: int) -> None:
+    """Save at degree ``tp``, with as many data-parallel copies as fit into ``world`` ranks."""
+    group = group_of(world) if world > 1 else None
+    if rank < world:
+        model = build(spec, tp, rank)
+        checkpoints = Checkpoints(folder, model.pieces, group=group)
+        checkpoints.save(step, tensors_of(model, step), {"step": step, "rank": rank}, wait=True)
+
+
+def load(rank: int, folder: Path, spec: ModelSpec, tp: int, step: int) -> tuple[int | None, dict[str, Any], list[str]] | None:
+    """(latest, state, names of pieces that differ from what was saved)."""
+    group = group_of(tp) if tp > 1 else None
+    if rank >= tp:
+        return None
+    model = build(spec, tp, rank)
+    expected = tensors_of(model, step)
+    found = zeros_like(expected)
+    checkpoints = Checkpoints(folder, model.pieces, group=group)
+    state = checkpoints.load(step, found)
+    padding = found["weights"]["embedding.weight"][model.pieces[0].local_shape[0] :]
+    assert not padding.any(), "padding of the vocabulary was overwritten"
+    return checkpoints.latest(), state, differences(model, found, expected)
+
+
+def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]]:
+    """Save, fail on rank 1's full disk, train on and save again: (message, names in the folder after the failure, at the end)."""
+    model = build(GPT, 4, rank)
+    checkpoints = Checkpoints(folder, model.pieces, group=group_of(4))
+    checkpoints.save(1, tensors_of(model, 1), {}, wait=True)
+    write_data = FileSystemWriter.write_data
+
+    def no_space(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    try:
+        if rank == 1:
+            FileSystemWriter.write_data = no_space
+        checkpoints.save(2, tensors_of(model, 2), {})
+        try:
+            checkpoints.finish()
+            message = "nothing was raised"
+        except CheckpointError as error:
+            message = str(error)
+    finally:
+        FileSystemWriter.write_data = write_data
+    dist.barrier()
+    names = sorted(entry.name for entry in folder.iterdir())
+    dist.barrier()
+    checkpoints.save(3, tensors_of(model, 3), {}, wait=True)
+    return message, names, sorted(entry.name for entry in folder.iterdir())
+
+
+def load_damaged(rank: int, folder: Path) -> tuple[str, bool]:
+    """(message, whether the tensors were left alone) for a checkpoint of step 2 that cannot be used."""
+    model = build(GPT, 4, rank)
+    tensors = zeros_like(tensors_of(model, 2))
+    try:
+        Checkpoints(folder, model.pieces, group=group_of(4)).load(2, tensors)
+    except CheckpointError as error:
+        return str(error), not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
+    return "nothing was raised", False
+
+
+def die(*_: Any, **__: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(stage: str, folder: Path) -> None:
+    """One process that completes step 1 and is killed while it writes step 2."""
+    model = build(GPT)
+    checkpoints = Checkpoints(folder, model.pieces, keep=1)
+    checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
+    if stage == "write":
+        FileSystemWriter.write_data = _half_a_file
+    elif stage == "measure":
+        checkpoint.measure = die  # type: ignore[assignment]
+    elif stage == "rename":
+        Path.rename = die  # type: ignore[method-assign]  (the first rename of a commit is the one that completes it)
+        os.rename = _rename_metadata  # type: ignore[assignment]
+    elif stage == "delete":
+        checkpoint_folder.shutil.rmtree = _half_a_deletion  # type: ignore[assignment]
+    checkpoints.save(2, tensors_of(model, 2), {"n": 2}, wait=True)
+
+
+def _half_a_file(writer: Any, plan: Any, planner: Any) -> Any:
+    (Path(writer.path) / "__0_0.distcp").write_bytes(b"half")
+    die()
+
+
+def _rename_metadata(old: Any, new: Any) -> None:
+    raise AssertionError((old, new))
+
+
+def _half_a_deletion(path: Path, **_: Any) -> None:
+    if path.name == "step-00000001.partial":
+        next(path.glob("*.distcp")).unlink()
+        die()
+
+
+def one_of_two_killed(rank: int, store: Path, folder: Path) -> None:
+    """Rank 1 is killed in the middle of step 2; rank 0 writes down what it was told."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = build(GPT, 2, rank)
+    checkpoints = Checkpoints(folder, model.pieces, group=dist.new_group(backend="gloo"))
+    checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
+    if rank == 1:
+        FileSystemWriter.write_data = die
+    checkpoints.save(2, tensors_of(model, 2), {"n": 2})
+    try:
+        checkpoints.finish()
+    except CheckpointError as error:
+        (folder / "verdict.txt").write_text(str(error))
+    os._exit(0)  # a group that has lost a rank cannot be taken down in order

@@ -1,0 +1,308 @@
+"""Checkpoints: the same logical tensors under every degree, and a usable one left whatever happens while writing."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import random
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from plait.core.errors import CheckpointError
+from plait.core.model import ModelSpec
+from plait.train import checkpoint
+from plait.train.checkpoint import Checkpoints
+from plait.train.checkpoint_folder import CheckpointFolder
+from tests.dist import checkpointing
+from tests.dist.checkpointing import GPT, LLAMA, build, differences, tensors_of, zeros_like
+from tests.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+class One:
+    """A single process with two complete checkpoints, steps 1 and 2."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.model = folder, build(GPT)
+        self.checkpoints = Checkpoints(folder, self.model.pieces, keep=keep)
+        for step in (1, 2):
+            self.save(step)
+
+    def save(self, step: int, *, wait: bool = True) -> None:
+        self.checkpoints.save(step, tensors_of(self.model, step), {"step": step}, wait=wait)
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self.folder.iterdir())
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> One:
+    return One(tmp_path / "checkpoints")
+
+
+# ---- what comes back ----
+
+
+@pytest.mark.parametrize("spec", [LLAMA, GPT], ids=["llama", "gpt"])
+def test_loads_bit_for_bit_at_every_degree(four: Ranks, tmp_path: Path, spec: ModelSpec) -> None:
+    for step, saved in ((2, 2), (4, 4)):  # at tp = 4 LLAMA's key/value heads are held twice, and GPT's last rank has no word
+        four.run(checkpointing.save, tmp_path, spec, saved, saved, step)
+        for tp in (1, 2, 4):
+            for answer in four.run(checkpointing.load, tmp_path, spec, tp, step)[:tp]:
+                assert answer == (step, {"step": step, "rank": 0}, [])
+
+
+def test_data_parallel_copies_are_written_once(four: Ranks, tmp_path: Path) -> None:
+    four.run(checkpointing.save, tmp_path / "once", LLAMA, 2, 2, 1)
+    four.run(checkpointing.save, tmp_path / "copied", LLAMA, 2, 4, 1)
+    once, copied = (sum(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in ("once", "copied"))
+    assert copied == pytest.approx(once, rel=0.02)
+    assert len(list((tmp_path / "copied").rglob("*.distcp"))) == 4, "all ranks share the writing"
+    assert four.run(checkpointing.load, tmp_path / "copied", LLAMA, 1, 1)[0][2] == []
+
+
+def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, real = threading.Event(), checkpoint.save_distributed
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        assert changed.wait(30)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_distributed", late)
+    tensors, state = tensors_of(one.model, 3), {"list": [1]}
+    one.checkpoints.save(3, tensors, state)
+    assert one.checkpoints.saving
+    for by_name in tensors.values():
+        for tensor in by_name.values():
+            tensor.zero_()
+    state["list"].append(2)
+    changed.set()
+    one.checkpoints.finish()
+    assert not one.checkpoints.saving
+    assert one.checkpoints.load(3, tensors) == {"list": [1]}
+    assert differences(one.model, tensors, tensors_of(one.model, 3)) == []
+
+
+def test_a_save_waits_for_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint.save_distributed
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        threading.Event().wait(0.2)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_distributed", slow)
+    one.save(3, wait=False)
+    assert "step-00000003" not in one.names()
+    one.save(4, wait=False)
+    assert "step-00000003" in one.names()
+    one.checkpoints.finish()
+    assert one.names() == ["step-00000003", "step-00000004"]
+
+
+def test_part_of_a_checkpoint_can_be_loaded(one: One) -> None:
+    expected = {"weights": tensors_of(one.model, 2)["weights"]}
+    found = zeros_like(expected)
+    one.checkpoints.load(2, found)
+    assert differences(one.model, found, expected) == []
+
+
+# ---- which checkpoints stay ----
+
+
+def test_keeps_the_newest(one: One) -> None:
+    for step in (3, 4, 10):
+        one.save(step)
+        assert one.checkpoints.latest() == step
+    assert one.names() == ["step-00000004", "step-00000010"]
+
+
+def test_going_back_counts_as_newest(tmp_path: Path) -> None:
+    one = One(tmp_path, keep=3)
+    one.save(3)
+    for step, latest in ((1, 1), (2, 2)):  # an abandoned step 3 must neither be resumed from nor push these out
+        one.save(step)
+        assert one.checkpoints.latest() == latest
+    one.save(4)
+    assert one.names() == ["step-00000001", "step-00000002", "step-00000004"]
+
+
+def test_an_empty_folder_has_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "a" / "b", build(GPT).pieces)
+    assert checkpoints.latest() is None
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5\. No other checkpoint in this folder can be used"):
+        checkpoints.load(5, {})
+
+
+# ---- what goes wrong ----
+
+
+@pytest.mark.parametrize(("stage", "usable"), [("write", 1), ("measure", 1), ("rename", 1), ("delete", 2)])
+def test_killed_while_saving(tmp_path: Path, stage: str, usable: int) -> None:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.checkpoint"])
+    process = context.Process(target=checkpointing.killed_at, args=(stage, tmp_path))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -9
+    assert any(name.endswith(".partial") for name in (entry.name for entry in tmp_path.iterdir()))
+    model = build(GPT)
+    checkpoints = Checkpoints(tmp_path, model.pieces)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [f"step-{usable:08d}"]
+    assert checkpoints.latest() == usable
+    found = zeros_like(tensors_of(model, usable))
+    assert checkpoints.load(usable, found) == {"n": usable}
+    assert differences(model, found, tensors_of(model, usable)) == []
+
+
+def test_one_rank_killed_while_saving(tmp_path: Path) -> None:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.checkpoint"])
+    folder = tmp_path / "checkpoints"
+    processes = [context.Process(target=checkpointing.one_of_two_killed, args=(rank, tmp_path / "store", folder)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, -9]
+    assert "cannot be written" in (folder / "verdict.txt").read_text()
+    assert sorted(entry.name for entry in folder.iterdir()) == ["step-00000001", "verdict.txt"]
+    model = build(GPT)
+    found = zeros_like(tensors_of(model, 1))
+    assert Checkpoints(folder, model.pieces).load(1, found) == {"n": 1}
+    assert differences(model, found, tensors_of(model, 1)) == []
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "manifest.json"])
+def test_truncated_or_missing_file(one: One, name: str) -> None:
+    file = one.folder / "step-00000002" / name
+    whole = file.read_bytes()
+    for damage in (lambda: file.write_bytes(whole[:-2]), lambda: file.write_bytes(b""), file.unlink):
+        damage()
+        assert one.checkpoints.latest() == 1
+        tensors = zeros_like(tensors_of(one.model, 2))
+        with pytest.raises(CheckpointError, match=r"step-00000002.*The checkpoint of step 1 is whole and can be used"):
+            one.checkpoints.load(2, tensors)
+        assert not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
+
+
+def test_every_flipped_bit_is_found(one: One) -> None:
+    files, draw = sorted((one.folder / "step-00000002").iterdir()), random.Random(5)
+    tensors = zeros_like(tensors_of(one.model, 2))
+    for _ in range(60):
+        file = draw.choice(files)
+        whole = file.read_bytes()
+        at = draw.randrange(len(whole))
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << draw.randrange(8))]) + whole[at + 1 :])
+        with pytest.raises(CheckpointError, match=rf"{file.name}: damaged"):
+            one.checkpoints.load(2, tensors)
+        file.write_bytes(whole)
+    assert not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
+    one.checkpoints.load(2, tensors)
+
+
+def test_a_damaged_file_is_an_error_on_every_rank(four: Ranks, tmp_path: Path) -> None:
+    for step in (1, 2):
+        four.run(checkpointing.save, tmp_path, GPT, 2, 2, step)
+    file = tmp_path / "step-00000002" / "__1_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    for message, untouched in four.run(checkpointing.load_damaged, tmp_path):
+        assert "__1_0.distcp: damaged" in message
+        assert "step 1 is whole" in message
+        assert untouched
+
+
+def test_another_model_is_refused(one: One) -> None:
+    bigger = build(ModelSpec(**{**GPT.to_dict(), "vocab": 6}))
+    tensors = tensors_of(bigger, 2)
+    with pytest.raises(CheckpointError, match=r"'weights/embedding.weight' is \[5, 8\] of torch.bfloat16, expected \[6, 8\]"):
+        Checkpoints(one.folder, bigger.pieces).load(2, tensors)
+    as_double = {"exp_avg": {name: tensor.double() for name, tensor in tensors_of(one.model, 2)["exp_avg"].items()}}
+    with pytest.raises(CheckpointError, match=r"of torch.float32, expected .* of torch.float64"):
+        one.checkpoints.load(2, as_double)
+    with pytest.raises(CheckpointError, match=r"holds no 'momentum/embedding.weight'"):
+        one.checkpoints.load(2, {"momentum": tensors["exp_avg"]})
+    assert differences(bigger, tensors, tensors_of(bigger, 2)) == []
+
+
+def test_full_disk_on_one_rank(four: Ranks, tmp_path: Path) -> None:
+    for message, after_failure, at_end in four.run(checkpointing.fill_disk_of_one, tmp_path):
+        assert "no room for the checkpoint of step 2: it needs " in message
+        assert "The checkpoint of step 1 is whole" in message
+        assert after_failure == ["step-00000001"]
+        assert at_end == ["step-00000001", "step-00000003"]
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["seen before", "met while writing"])
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path)], capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system to fill")
+    try:
+        one = One(tmp_path / "checkpoints", keep=1)
+        (tmp_path / "ballast").write_bytes(b"x" * 150_000)
+        if not announced:
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 40))
+        one.save(3, wait=False)
+        with pytest.raises(CheckpointError, match=r"no room for the checkpoint of step 3: it needs \d+ bytes.*step 2 is whole"):
+            one.checkpoints.finish()
+        assert one.names() == ["step-00000002"]
+        (tmp_path / "ballast").unlink()
+        one.save(4)
+        assert one.checkpoints.latest() == 4
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_failed_save_is_reported_by_the_next(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "measure", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        one.save(3, wait=False)
+        one.checkpoints._thread.join()  # type: ignore[union-attr]
+    with pytest.raises(CheckpointError, match="cannot be written: .*Input/output error"):
+        one.save(4)
+    one.save(4)
+    assert one.checkpoints.latest() == 4
+
+
+def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "measure", None)
+    one.save(3, wait=False)
+    with pytest.raises(TypeError):
+        one.checkpoints.finish()
+
+
+def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.begin(1, 0)
+    with pytest.raises(CheckpointError, match="__7_0.distcp: not what its rank wrote, seen from rank 0. .* all nodes share"):
+        folder.commit(1, {"__7_0.distcp": (10, 0)}, {}, keep=1)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot hold checkpoints"):
+        Checkpoints(tmp_path / "file", [])
+
+
+def test_numbers_of_a_state_come_back_exactly(one: One) -> None:
+    state = {"loss": 0.1 + 0.2, "sequences": 2**60 + 1, "plan": "c0ffee", "none": None}
+    one.checkpoints.save(3, {}, state, wait=True)
+    assert one.checkpoints.load(3, {}) == state
+    assert torch.tensor(one.checkpoints.load(3, {})["loss"], dtype=torch.float64) == 0.1 + 0.2

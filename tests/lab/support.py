@@ -1,0 +1,80 @@
+"""What lab tests share: the command line as another process, and which processes belong to a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+CLI = """
+import sys
+from plait.cli.lab import app
+from plait.core.errors import PlaitError
+try:
+    app()
+except PlaitError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_status)
+"""
+
+
+def why_no_lab() -> str | None:
+    """Why this machine cannot run a lab; None if it can."""
+    if not sys.platform.startswith("linux"):
+        return "the lab needs Linux"
+    from plait.core.errors import LaunchError
+    from plait.lab import Lab, LabSpec
+
+    try:
+        with Lab(LabSpec(hosts=1)):
+            return None
+    except LaunchError as error:
+        return str(error)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Living processes, but this one, whose environment names ``folder``: keepers, ranks and what ranks have started."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if f"XDG_RUNTIME_DIR={folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # gone meanwhile, or not ours
+                pass
+    return found
+
+
+def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 5.0) -> None:
+    """Wait for a condition, and fail with a message if it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(otherwise)
+        time.sleep(0.02)
+
+
+class PlaitLab:
+    """The command line as another process."""
+
+    def __call__(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run to the end and check the exit status."""
+        done = subprocess.run([sys.executable, "-c", CLI, *words], capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start, and go on."""
+        return subprocess.Popen([sys.executable, "-c", CLI, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def as_nobody(python: str) -> list[str]:
+    """The command that runs Python as an ordinary user."""
+    return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-B"]
