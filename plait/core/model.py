@@ -34,7 +34,7 @@ class ModelSpec:
     """Shapes of one model. Raises JobError naming the field when they contradict each other.
 
     >>> ModelSpec(family="gpt", num_layers=2, hidden=8, num_heads=2, vocab=16, max_sequence=4).num_parameters
-    1912
+    1920
     """
 
     family: Family
@@ -230,6 +230,9 @@ def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
     known = {f.name for f in fields(RopeScaling)}
     if set(values) != known:
         raise JobError(f"needs exactly the keys {', '.join(sorted(known))}", key="model.rope_scaling")
+    for key, value in values.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise JobError(f"{value!r} is not a number", key=f"model.rope_scaling.{key}")
     return RopeScaling(**values)
 
 

@@ -123,7 +123,8 @@ def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[A
     candidates = [insert_waits(graph, _ListScheduler(graph, costs, batch, depth, hold).order())
                   for depth in (False, True) for hold in (1, 2, 4)]  # fmt: skip
     times = [makespan(simulate(graph, actions, costs, batch)) for actions in candidates]
-    return candidates[min(range(len(candidates)), key=lambda i: (round(times[i] / max(times), 3), i))]
+    longest = max(times) or 1.0  # costs may all be zero
+    return candidates[min(range(len(candidates)), key=lambda i: (round(times[i] / longest, 3), i))]
 
 
 class _ListScheduler:

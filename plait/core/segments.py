@@ -53,6 +53,7 @@ class SegmentOp(NamedTuple):
 
     @property
     def forward(self) -> bool:
+        """Whether it belongs to the forward pass."""
         return self.kind in FORWARD_KINDS
 
     def __str__(self) -> str:

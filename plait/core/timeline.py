@@ -171,25 +171,28 @@ class Hidden(NamedTuple):
 
 
 def hidden(spans: Iterable[Span]) -> Hidden:
-    """Busy time of the network (overlapping collectives count once) and time spent waiting, over ``spans`` of one rank and clock."""
-    spans = list(spans)
+    """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting; ranks and steps added up."""
+    groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        groups[span.step, span.rank].append(span)  # apart, because ranks, and runs that were resumed, have clocks of their own
+    parts = [_hidden(group) for group in groups.values()]
+    return Hidden(sum(part.total for part in parts), sum(part.exposed for part in parts))
+
+
+def hidden_by_step(timeline: Timeline) -> dict[int, Hidden]:
+    """``hidden`` of every step. ``.fraction`` of an entry is the share of that step's communication that was hidden."""
+    steps: defaultdict[int, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        steps[span.step].append(span)
+    return {step: hidden(spans) for step, spans in sorted(steps.items())}
+
+
+def _hidden(spans: Sequence[Span]) -> Hidden:
     total, until = 0.0, float("-inf")
     for span in sorted((span for span in spans if span.kind == "comm"), key=lambda span: span.start):
         total += max(0.0, span.end - max(span.start, until))
         until = max(until, span.end)
     return Hidden(total, sum(span.seconds for span in spans if span.kind == "wait"))
-
-
-def hidden_by_step(timeline: Timeline) -> dict[int, Hidden]:
-    """``hidden`` of every step, ranks added up. ``.fraction`` of an entry is the share of that step's communication that was hidden."""
-    groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        groups[span.step, span.rank].append(span)
-    result: dict[int, Hidden] = {}
-    for (step, _), spans in sorted(groups.items()):
-        before, one = result.get(step, Hidden(0.0, 0.0)), hidden(spans)
-        result[step] = Hidden(before.total + one.total, before.exposed + one.exposed)
-    return result
 
 
 def join(predicted: Timeline, measured: Timeline) -> list[tuple[Span, Span]]:

@@ -14,7 +14,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -45,18 +45,20 @@ class Checkpoints:
     """The checkpoints of one run, written in the background. Every method is called by all ranks of ``group``.
 
     pieces: what this rank holds (``Transformer.pieces``). keep: how many complete checkpoints stay on disk.
-    group: a gloo group of all ranks, used for nothing else; None for a single process. Raises CheckpointError if
-    the folder cannot be used.
+    group: a gloo group of all ranks, used for nothing else; None for a single process. read_only: leave the folder as it
+    is, so that a running job can be looked at; otherwise what a crash left in it is removed here and now. Raises
+    CheckpointError if the folder cannot be used.
 
-    >>> checkpoints = Checkpoints(folder, model.pieces)                              # doctest: +SKIP
-    >>> checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})         # doctest: +SKIP
-    >>> checkpoints.finish()                                                         # doctest: +SKIP
-    >>> checkpoints.load(checkpoints.latest(), {"weights": model.named})             # doctest: +SKIP
-    {'sequences': 3200}
+        checkpoints = Checkpoints(folder, model.pieces)
+        checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})
+        checkpoints.finish()
+        state = checkpoints.load(checkpoints.latest(), {"weights": model.named})
     """
 
-    def __init__(self, folder: Path, pieces: Sequence[Piece], *, keep: int = 2, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, folder: Path, pieces: Sequence[Piece], *, keep: int = 2, group: dist.ProcessGroup | None = None,
+                 read_only: bool = False) -> None:  # fmt: skip
         assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
+        self._read_only = read_only
         self._folder, self._keep, self._peers = CheckpointFolder(folder), keep, _Peers(group)
         self._pieces: dict[str, list[Piece]] = {}  # by parameter
         for piece in pieces:
@@ -64,8 +66,9 @@ class Checkpoints:
         self._staged: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        with _explained(f"{folder}: cannot hold checkpoints"):
-            self._peers.lead(self._folder.open)
+        if not read_only:
+            with _explained(f"{folder}: cannot hold checkpoints"):
+                self._peers.lead(self._folder.open)
 
     @property
     def saving(self) -> bool:
@@ -75,11 +78,13 @@ class Checkpoints:
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, wait: bool = False) -> None:
         """Copy ``tensors`` to host memory and start writing them, with ``state`` (rank 0's, plain JSON values).
 
-        The tensors may be changed as soon as this returns. Waits for the checkpoint before this one, and raises
-        what ``finish`` would raise for it; nothing of this step is saved then. wait: finish before returning.
+        The tensors may be changed as soon as this returns. wait: finish before returning. Raises CheckpointError on
+        every rank if this checkpoint could not be completed (wait), or the one before it (otherwise); in that case
+        this one is being written all the same.
         """
-        self.finish()
+        assert not self._read_only, "opened to read only"
         snapshot = json.loads(json.dumps(dict(state)))
+        before = self._join()
         held = self._stage(tensors)
         for kind, name, staged in held:
             staged.copy_(tensors[kind][name])
@@ -87,15 +92,15 @@ class Checkpoints:
         self._thread.start()
         if wait:
             self.finish()
+        elif before is not None:
+            raise before
 
     def finish(self) -> None:
         """Wait for the checkpoint being written. Raises CheckpointError, on every rank, if it could not be completed.
 
         Training may go on after that: the checkpoints before it are untouched and the next ``save`` tries anew.
         """
-        if self._thread is not None:
-            self._thread.join()
-        failure, self._thread, self._failure = self._failure, None, None
+        failure = self._join()
         if failure is not None:
             raise failure
 
@@ -119,7 +124,7 @@ class Checkpoints:
             names = sorted(manifest.files)[peers.rank :: peers.size]
             peers.agree(lambda: self._folder.verify(manifest, names))
             reader, planner = FileSystemReader(path), _LoadPlanner(path, self._ranges(held))
-            with _quiet():
+            with _quiet(alone=peers.size == 1):
                 load_distributed({}, storage_reader=reader, planner=planner, process_group=peers.group, no_dist=peers.size == 1)
         with torch.no_grad():
             for kind, name, staged in held:
@@ -128,6 +133,13 @@ class Checkpoints:
         return manifest.state
 
     # ---- inside ----
+
+    def _join(self) -> BaseException | None:
+        """Wait for the checkpoint being written; what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+        failure, self._thread, self._failure = self._failure, None, None
+        return failure
 
     def _stage(self, tensors: Tensors) -> list[tuple[str, str, Tensor]]:
         """A host buffer for every tensor, kept from one checkpoint to the next: fresh (or pinned) memory is slow to get."""
@@ -163,7 +175,7 @@ class Checkpoints:
         peers, folder, partial = self._peers, self._folder, self._folder.partial(step)
         peers.lead(lambda: folder.begin(step, needed))
         writer, planner = FileSystemWriter(partial), _SavePlanner(ranges)
-        with _quiet():
+        with _quiet(alone=peers.size == 1):
             save_distributed({}, storage_writer=writer, planner=planner, process_group=peers.group, no_dist=peers.size == 1)
         mine = [f"__{peers.rank}_0.distcp", *([".metadata"] if peers.rank == 0 else [])]
         parts = peers.agree(lambda: {name: measure(partial / name) for name in mine})
@@ -273,8 +285,9 @@ def _explained(what: str, disk_full: Callable[[], CheckpointError] | None = None
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(*, alone: bool) -> Iterator[None]:
     """torch.distributed.checkpoint warns that a single process is a single process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    with warnings.catch_warnings() if alone else nullcontext():
+        if alone:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

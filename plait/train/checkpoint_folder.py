@@ -92,7 +92,8 @@ class CheckpointFolder:
         """The error of a full disk."""
         free = shutil.disk_usage(self.root).free
         problem = f"no room for the checkpoint of step {step}: it needs {needed} bytes and {free} are free"
-        return CheckpointError(f"{self.root}: {problem}. {self._remaining()}")
+        left = [f"The checkpoint of step {manifest.step} is untouched" for manifest in self.complete()] or ["It would be the first"]
+        return CheckpointError(f"{self.root}: {problem}. {left[0]}")
 
     def commit(self, step: int, files: dict[str, tuple[int, int]], state: dict[str, Any], keep: int) -> None:
         """Turn the partial folder into the newest complete checkpoint, then delete all but the ``keep`` newest.
@@ -141,11 +142,11 @@ class CheckpointFolder:
         try:
             manifest = Manifest.from_text(file.read_text())
         except FileNotFoundError:
-            raise CheckpointError(f"{self.path(step)}: no checkpoint of step {step}. {self._remaining(besides=step)}") from None
+            raise CheckpointError(f"{self.path(step)}: no complete checkpoint there. {self._instead(step)}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{file}: damaged: {error}. {self._remaining(besides=step)}") from None
+            raise CheckpointError(f"{file}: damaged: {error}. {self._instead(step)}") from None
         if manifest.step != step:
-            raise CheckpointError(f"{file}: belongs to step {manifest.step}; the folder was renamed. {self._remaining(besides=step)}")
+            raise CheckpointError(f"{file}: belongs to step {manifest.step}; the folder was renamed. {self._instead(step)}")
         return manifest
 
     def verify(self, manifest: Manifest, names: Iterable[str]) -> None:
@@ -153,14 +154,14 @@ class CheckpointFolder:
         for name in names:
             file = self.path(manifest.step) / name
             if problem := _problem(file, *manifest.files[name]):
-                raise CheckpointError(f"{file}: {problem}. {self._remaining(besides=manifest.step)}")
+                raise CheckpointError(f"{file}: {problem}. {self._instead(manifest.step)}")
 
-    def _remaining(self, besides: int | None = None) -> str:
-        """Which checkpoint can be used instead: the newest that passes every check, contents included."""
+    def _instead(self, step: int) -> str:
+        """What can be used instead of ``step``: the newest other checkpoint that passes every check, contents included."""
         for manifest in self.complete():
             path = self.path(manifest.step)
-            if manifest.step != besides and not any(_problem(path / name, *entry) for name, entry in manifest.files.items()):
-                return f"The checkpoint of step {manifest.step} is whole and can be used"
+            if manifest.step != step and not any(_problem(path / name, *entry) for name, entry in manifest.files.items()):
+                return f"The checkpoint of step {manifest.step} is whole: remove {self.path(step).name} to resume from it"
         return "No other checkpoint in this folder can be used"
 
     def _manifests(self) -> list[Manifest]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import signal
 import zlib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
-from plait.train import checkpoint, checkpoint_folder
+from plait.train import checkpoint
 from plait.train.checkpoint import Checkpoints
 from plait.train.model import Transformer
 
@@ -93,22 +96,14 @@ def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]
     model = build(GPT, 4, rank)
     checkpoints = Checkpoints(folder, model.pieces, group=group_of(4))
     checkpoints.save(1, tensors_of(model, 1), {}, wait=True)
-    write_data = FileSystemWriter.write_data
-
-    def no_space(*_: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    try:
-        if rank == 1:
-            FileSystemWriter.write_data = no_space
+    full = mock.patch.object(FileSystemWriter, "write_data", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    message = "nothing was raised"
+    with full if rank == 1 else contextlib.nullcontext():
         checkpoints.save(2, tensors_of(model, 2), {})
         try:
             checkpoints.finish()
-            message = "nothing was raised"
         except CheckpointError as error:
             message = str(error)
-    finally:
-        FileSystemWriter.write_data = write_data
     dist.barrier()
     names = sorted(entry.name for entry in folder.iterdir())
     dist.barrier()
@@ -136,25 +131,25 @@ def killed_at(stage: str, folder: Path) -> None:
     model = build(GPT)
     checkpoints = Checkpoints(folder, model.pieces, keep=1)
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
-    if stage == "write":
-        FileSystemWriter.write_data = _half_a_file
-    elif stage == "measure":
-        checkpoint.measure = die  # type: ignore[assignment]
-    elif stage == "rename":
-        Path.rename = die  # type: ignore[method-assign]  (the first rename of a commit is the one that completes it)
-        os.rename = _rename_metadata  # type: ignore[assignment]
-    elif stage == "delete":
-        checkpoint_folder.shutil.rmtree = _half_a_deletion  # type: ignore[assignment]
-    checkpoints.save(2, tensors_of(model, 2), {"n": 2}, wait=True)
+    owner, name, deadly = {
+        "write": (FileSystemWriter, "write_data", _half_a_file),
+        "measure": (checkpoint, "measure", die),
+        "rename": (Path, "rename", _last_rename),
+        "delete": (shutil, "rmtree", _half_a_deletion),
+    }[stage]
+    with mock.patch.object(owner, name, deadly):
+        checkpoints.save(2, tensors_of(model, 2), {"n": 2}, wait=True)
 
 
-def _half_a_file(writer: Any, plan: Any, planner: Any) -> Any:
+def _half_a_file(writer: Any, *_: Any) -> None:
     (Path(writer.path) / "__0_0.distcp").write_bytes(b"half")
     die()
 
 
-def _rename_metadata(old: Any, new: Any) -> None:
-    raise AssertionError((old, new))
+def _last_rename(path: Path, target: Path) -> None:
+    if target.name == "step-00000002":
+        die()
+    os.rename(path, target)
 
 
 def _half_a_deletion(path: Path, **_: Any) -> None:
@@ -168,13 +163,12 @@ def one_of_two_killed(rank: int, store: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     model = build(GPT, 2, rank)
-    checkpoints = Checkpoints(folder, model.pieces, group=dist.new_group(backend="gloo"))
+    checkpoints = Checkpoints(folder, model.pieces, group=group_of(2))
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
-    if rank == 1:
-        FileSystemWriter.write_data = die
-    checkpoints.save(2, tensors_of(model, 2), {"n": 2})
-    try:
-        checkpoints.finish()
-    except CheckpointError as error:
-        (folder / "verdict.txt").write_text(str(error))
+    with mock.patch.object(FileSystemWriter, "write_data", die) if rank == 1 else contextlib.nullcontext():
+        checkpoints.save(2, tensors_of(model, 2), {"n": 2})
+        try:
+            checkpoints.finish()
+        except CheckpointError as error:
+            (folder / "verdict.txt").write_text(str(error))
     os._exit(0)  # a group that has lost a rank cannot be taken down in order

@@ -7,9 +7,11 @@ import random
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -141,14 +143,14 @@ def test_going_back_counts_as_newest(tmp_path: Path) -> None:
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "a" / "b", build(GPT).pieces)
     assert checkpoints.latest() is None
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5\. No other checkpoint in this folder can be used"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint there\. No other checkpoint in this folder can be used"):
         checkpoints.load(5, {})
 
 
 # ---- what goes wrong ----
 
 
-@pytest.mark.parametrize(("stage", "usable"), [("write", 1), ("measure", 1), ("rename", 1), ("delete", 2)])
+@pytest.mark.parametrize("stage, usable", [("write", 1), ("measure", 1), ("rename", 1), ("delete", 2)])
 def test_killed_while_saving(tmp_path: Path, stage: str, usable: int) -> None:
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.checkpoint"])
@@ -192,7 +194,7 @@ def test_truncated_or_missing_file(one: One, name: str) -> None:
         damage()
         assert one.checkpoints.latest() == 1
         tensors = zeros_like(tensors_of(one.model, 2))
-        with pytest.raises(CheckpointError, match=r"step-00000002.*The checkpoint of step 1 is whole and can be used"):
+        with pytest.raises(CheckpointError, match=r"step-00000002.*step 1 is whole: remove step-00000002 to resume from it"):
             one.checkpoints.load(2, tensors)
         assert not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
 
@@ -239,7 +241,7 @@ def test_another_model_is_refused(one: One) -> None:
 def test_full_disk_on_one_rank(four: Ranks, tmp_path: Path) -> None:
     for message, after_failure, at_end in four.run(checkpointing.fill_disk_of_one, tmp_path):
         assert "no room for the checkpoint of step 2: it needs " in message
-        assert "The checkpoint of step 1 is whole" in message
+        assert "The checkpoint of step 1 is untouched" in message
         assert after_failure == ["step-00000001"]
         assert at_end == ["step-00000001", "step-00000003"]
 
@@ -252,7 +254,8 @@ class Usage(NamedTuple):
 
 @pytest.mark.parametrize("announced", [True, False], ids=["seen before", "met while writing"])
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool) -> None:
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path)], capture_output=True).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("only root may mount a small file system to fill")
     try:
         one = One(tmp_path / "checkpoints", keep=1)
@@ -260,7 +263,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
         if not announced:
             monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 40))
         one.save(3, wait=False)
-        with pytest.raises(CheckpointError, match=r"no room for the checkpoint of step 3: it needs \d+ bytes.*step 2 is whole"):
+        with pytest.raises(CheckpointError, match=r"no room for the checkpoint of step 3: it needs \d+ bytes.*step 2 is untouched"):
             one.checkpoints.finish()
         assert one.names() == ["step-00000002"]
         (tmp_path / "ballast").unlink()
@@ -270,15 +273,36 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_a_failed_save_is_reported_by_the_next(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of step 3 that breaks in the background."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "measure", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        patch.setattr(checkpoint, "measure", mock.Mock(side_effect=OSError(5, "Input/output error")))
         one.save(3, wait=False)
-        one.checkpoints._thread.join()  # type: ignore[union-attr]
-    with pytest.raises(CheckpointError, match="cannot be written: .*Input/output error"):
-        one.save(4)
+        while one.checkpoints.saving:
+            time.sleep(0.01)
+
+
+def test_a_failed_save_is_reported_by_the_next(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(one, monkeypatch)
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*Input/output error"):
+        one.save(4, wait=False)
+    one.checkpoints.finish()
+    assert one.checkpoints.latest() == 4
+
+
+def test_the_last_save_does_not_mind_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(one, monkeypatch)
     one.save(4)
     assert one.checkpoints.latest() == 4
+
+
+def test_reading_leaves_a_running_job_alone(one: One) -> None:
+    (one.folder / "step-00000003.partial").mkdir()
+    reader = Checkpoints(one.folder, one.model.pieces, read_only=True)
+    assert reader.latest() == 2
+    assert one.names() == ["step-00000001", "step-00000002", "step-00000003.partial"]
+    assert Checkpoints(one.folder / "none", one.model.pieces, read_only=True).latest() is None
+    assert not (one.folder / "none").exists()
 
 
 def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +315,7 @@ def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.begin(1, 0)
-    with pytest.raises(CheckpointError, match="__7_0.distcp: not what its rank wrote, seen from rank 0. .* all nodes share"):
+    with pytest.raises(CheckpointError, match=r"__7_0.distcp: not what its rank wrote, seen from rank 0. .* all nodes share"):
         folder.commit(1, {"__7_0.distcp": (10, 0)}, {}, keep=1)
 
 

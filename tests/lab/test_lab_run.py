@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from plait.core.errors import LaunchError
+from plait.cli.lab import app
+from plait.core.errors import LaunchError, PlaitError
 from plait.lab import Lab, LabSpec, running
 from tests.lab.support import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until
 
@@ -164,10 +166,12 @@ def test_which_lab_must_be_said_when_several_run(plait_lab: PlaitLab) -> None:
         (("--name", "../x", "true"), "cannot name a lab"),
     ],
 )
-def test_a_user_error_is_one_line(plait_lab: PlaitLab, words: tuple[str, ...], problem: str) -> None:
-    errors = plait_lab("run", *words, status=2).stderr
-    assert problem in errors
-    assert len(errors.splitlines()) == 1
+def test_a_user_error_is_one_paragraph(words: tuple[str, ...], problem: str, needs_lab: None) -> None:
+    error = CliRunner().invoke(app, ["run", *words]).exception
+    assert isinstance(error, PlaitError)
+    assert error.exit_status == 2
+    assert problem in str(error)
+    assert "\n" not in str(error)
 
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,5 +219,6 @@ def test_no_root_is_needed(nobody_python: str, own_list: Path) -> None:
 @pytest.mark.slow
 def test_gloo_speaks_between_hosts(plait_lab: PlaitLab) -> None:
     pytest.importorskip("torch")
-    code = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1000); d.all_reduce(x); print(x.sum().item())\nd.destroy_process_group()"
+    code = "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1000); d.all_reduce(x)"
+    code += "; print(x.sum().item()); d.destroy_process_group()"
     assert sorted(plait_lab("run", sys.executable, "-c", code).stdout.splitlines()) == ["[0] 2000.0", "[1] 2000.0"]

@@ -1,0 +1,152 @@
+"""One rank of ``domino.py``: builds every variant over the same weights, times them round by round."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from dtensor_tp import DTensorGpt, dtensor_step
+from torch.distributed.device_mesh import DeviceMesh
+
+from plait.core.model import ModelSpec
+from plait.core.overlap import SegmentCosts
+from plait.core.strategy import Strategy
+from plait.core.timeline import Hidden
+from plait.train.device import Device, open_device
+from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.gradients import Gradients
+from plait.train.model import Transformer
+from plait.train.recorder import Recorder
+from plait.train.steps import make_executor
+from plait.train.tune import agree, measured_costs
+from plait.train.wire import GroupWire, Wire, open_group
+
+SLICED = {
+    "sync": Strategy(tp=2, overlap="sync"), "async": Strategy(tp=2, overlap="async"), "domino": Strategy(tp=2, p1=2),
+    "domino_p4": Strategy(tp=2, p1=4), "column": Strategy(tp=2, p2=2), "hybrid": Strategy(tp=2, p1=2, p2=2), "none": Strategy(tp=2, overlap="none"),
+}  # fmt: skip
+
+
+@dataclass
+class Bench:
+    """Shapes, weights and gradients that all variants share."""
+
+    spec: ModelSpec
+    batch: MicroBatch
+    model: Transformer
+    gradients: Gradients
+    wire: Wire
+    device: Device
+
+    def executor(self, strategy: Strategy, costs: SegmentCosts | None = None, recorder: Recorder | None = None) -> SegmentExecutor:
+        size, sequence = self.batch.tokens.shape
+        return make_executor(self.model, strategy, self.wire, gradients=self.gradients, device=self.device, batch=size, sequence=sequence,
+                             costs=costs, recorder=recorder)  # fmt: skip
+
+    def step(self, executor: SegmentExecutor) -> Callable[[], object]:
+        def run() -> None:
+            self.gradients.zero()
+            executor.run(self.batch)
+
+        return run
+
+    def collectives(self) -> Callable[[], object]:
+        """The plain variant's large collectives, nothing else."""
+        size, sequence = self.batch.tokens.shape
+        buffer = torch.zeros(size * sequence * self.spec.hidden)
+
+        def run() -> None:
+            for _ in range(4 * self.spec.num_layers + 2):
+                self.wire.start("all_reduce", buffer, buffer).wait()
+
+        return run
+
+
+def main() -> None:
+    """Rank 0 writes what it measured to the file named first."""
+    out, _nic, family, *shape = sys.argv[1:]
+    layers, hidden, sequence, size, rounds = map(int, shape)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    bench = _build(family, layers, hidden, sequence, size)
+    recorder = Recorder(bench.device)
+    costs = _costs(bench, recorder)
+    runs = {name: bench.step(bench.executor(strategy, costs)) for name, strategy in SLICED.items()}
+    peer = DTensorGpt(bench.spec, DeviceMesh("cpu", [0, 1]))
+    runs |= {"comm": bench.collectives(), "dtensor": lambda: dtensor_step(peer, bench.batch.tokens, bench.batch.targets)}
+    result = _time(runs, rounds)
+    result["recorded_hidden"] = {name: _recorded(bench, SLICED[name], costs, recorder) for name in ("async", "domino", "column", "hybrid")}
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> Bench:
+    heads = max(2, hidden // 64)
+    more: dict[str, Any] = {"ffn_hidden": 4 * hidden} if family == "llama" else {}
+    spec = ModelSpec(family="llama" if family == "llama" else "gpt", num_layers=layers, hidden=hidden, num_heads=heads, vocab=256, max_sequence=sequence, **more)
+    model = Transformer(spec, Strategy(tp=2), tp_rank=dist.get_rank())
+    tokens = torch.randint(0, spec.vocab, (size, sequence), generator=torch.Generator().manual_seed(1))
+    batch = MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(size), 1.0 / tokens.numel(), 0)
+    return Bench(spec, batch, model, Gradients(model), GroupWire(open_group("gloo")), open_device("cpu", 0))
+
+
+def _costs(bench: Bench, recorder: Recorder) -> SegmentCosts:
+    """Measured costs, from which the orders are made, as a run does before training."""
+    plain = bench.executor(SLICED["sync"], recorder=recorder)
+    for _ in range(2):
+        recorder.take()
+        plain.run(bench.batch)
+    return agree(measured_costs(recorder.take()))
+
+
+def _time(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    cpu: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            dist.barrier()
+            start, before = time.perf_counter(), _cpu()
+            run()
+            both = torch.tensor([time.perf_counter() - start, _cpu() - before], dtype=torch.float64)
+            dist.all_reduce(both, op=dist.ReduceOp.MAX)
+            if number:
+                times[name].append(both[0].item())
+                cpu[name].append(both[1].item())
+    return {
+        "rounds": rounds,
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "spread": {name: (min(values), max(values)) for name, values in times.items()},
+        "cpu": {name: statistics.median(values) for name, values in cpu.items()},
+    }
+
+
+def _cpu() -> float:
+    """CPU seconds of this rank, user and kernel, all threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _recorded(bench: Bench, strategy: Strategy, costs: SegmentCosts, recorder: Recorder) -> float | None:
+    """Hidden fraction of one step as the recorder counts it."""
+    executor = bench.executor(strategy, costs, recorder)
+    dist.barrier()
+    recorder.take()
+    executor.run(bench.batch)
+    spans = recorder.take()
+    total = sum(s.end - s.start for s in spans if s.kind == "comm")
+    return Hidden(total, sum(s.end - s.start for s in spans if s.kind == "wait")).fraction
+
+
+if __name__ == "__main__":
+    main()

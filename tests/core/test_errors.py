@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from plait.core import errors
+from plait.core.errors import JobError, PlaitError, RankFailure, nearest
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (JobError("is missing"), "is missing."),
+        (JobError("3 is odd", key="train.steps"), "train.steps: 3 is odd."),
+        (JobError("3 is odd.", file="a.toml", key="train.steps", fix="Use 4."), "a.toml: train.steps: 3 is odd. Use 4."),
+        (JobError("3 is odd", key="train.steps", fix="Use 4").in_file("a.toml"), "a.toml: train.steps: 3 is odd. Use 4."),
+    ],
+)
+def test_a_job_error_reads_as_sentences(error: JobError, text: str) -> None:
+    assert str(error) == text
+
+
+def test_the_users_mistakes_exit_with_2_and_a_dead_rank_with_1() -> None:
+    deliberate = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, PlaitError)]
+    assert {e.exit_status for e in deliberate if e is not RankFailure} == {2}
+    assert RankFailure.exit_status == 1
+
+
+def test_nearest_suggests_only_what_is_near() -> None:
+    assert nearest("stepz", ["steps", "batch"]) == " (did you mean 'steps'?)"
+    assert nearest("colour", ["steps", "batch"]) == ""

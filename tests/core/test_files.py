@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plait.core.files import replacing
+
+
+def test_the_file_appears_whole_with_ordinary_rights(tmp_path: Path) -> None:
+    target = tmp_path / "folder" / "file"
+    with replacing(target) as partial:
+        partial.write_text("new")
+        assert not target.exists()
+    assert target.read_text() == "new"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_failure_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("old")
+    with pytest.raises(RuntimeError, match="boom"), replacing(target) as partial:  # noqa: PT012  (the block is the test)
+        partial.write_text("half")
+        raise RuntimeError("boom")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.env import specs_folder
+from plait.core.errors import JobError
+from plait.core.job import Job, StrategySection
+from plait.core.strategy import Strategy
+
+MODEL = '[model]\npreset = "gpt3-125m"\n'
+
+
+@pytest.fixture
+def job_file(tmp_path: Path):
+    def write(text: str) -> Path:
+        file = tmp_path / "job.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_a_preset_is_all_a_job_needs(job_file) -> None:
+    job = Job.read(job_file(MODEL))
+    assert job.base_strategy == Strategy()
+    assert job.micro_batch == job.train.batch == 8
+    assert job.data.sources == ("python-stdlib",)
+
+
+@pytest.mark.parametrize("file", sorted((specs_folder() / "jobs").glob("*.toml")), ids=lambda file: file.stem)
+def test_the_jobs_we_ship_are_valid(file: Path) -> None:
+    Job.read(file)
+
+
+# ---- the model ----
+
+
+def test_fields_override_the_preset_before_anything_is_derived_from_it() -> None:
+    job = Job.from_dict({"model": {"preset": "gpt3-125m", "hidden": 128, "num_heads": 4, "num_layers": 2}})
+    spec = job.model_spec(vocab=257)
+    assert (spec.hidden, spec.head_size, spec.ffn_hidden, spec.max_sequence) == (128, 32, 512, 2048)
+
+
+def test_the_tokenizer_decides_the_vocabulary_unless_the_job_does() -> None:
+    assert Job.from_dict({"model": {"preset": "llama2-7b"}}).model_spec(vocab=257).vocab == 257
+    job = Job.from_dict({"model": {"preset": "llama2-7b", "vocab": 512}})
+    assert job.model_spec(vocab=257).vocab == 512
+    with pytest.raises(JobError, match=r"model\.vocab: 512 is less than the tokenizer's 32000 tokens"):
+        job.model_spec(vocab=32000)
+
+
+def test_a_huggingface_config_is_found_beside_the_job_and_decides_the_vocabulary(job_file, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 300, "n_positions": 128}'
+    )
+    job = Job.read(job_file('[model]\nhuggingface = "config.json"\ndropout = 0.0\n'))
+    assert (job.model_spec(vocab=257).vocab, job.model_spec(vocab=257).dropout) == (300, 0.0)
+
+
+# ---- the strategy ----
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({}, (1, 1)),
+        ({"slices": "auto"}, (1, 1)),
+        ({"slices": {"p1": 2, "p2": 4}}, (2, 4)),
+        ({"slices": {"p1": 2}}, (2, 1)),
+        ({"p1": 2}, (2, 1)),
+        ({"p1": 2, "p2": 2, "slices": "auto"}, (2, 2)),
+    ],
+)
+def test_slices_may_be_written_in_several_ways(section: dict[str, Any], expected: tuple[int, int]) -> None:
+    strategy = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": section}).base_strategy
+    assert (strategy.p1, strategy.p2) == expected
+
+
+def test_automatic_choices_are_marked() -> None:
+    assert StrategySection().slices == "auto"
+    assert Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"p1": 2}}).strategy.slices != "auto"
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("[train]\nstepz = 3", "train.stepz", "did you mean 'steps'"),
+        ("[trian]\nsteps = 3", "trian", "did you mean 'train'"),
+        ("[train]\nsteps = -3", "train.steps", "-3 is not allowed. Allowed: a whole number of at least 1"),
+        ('[train]\nsteps = "3"', "train.steps", '"3" is not allowed'),
+        ("[train]\nsteps = true", "train.steps", "true is not allowed"),
+        ("[train]\nsteps = 1.0", "train.steps", "1.0 is not allowed"),
+        ("[train]\nlearning_rate = true", "train.learning_rate", "a number of above 0"),
+        ("[train]\nlearning_rate = inf", "train.learning_rate", "inf is not allowed"),
+        ("[train]\nbetas = [0.9]", "train.betas", "a list of 2, each a number of at least 0 and below 1"),
+        ("[train]\nbetas = [0.9, 1.5]", "train.betas", "1.5 is not allowed"),
+        ('[train]\ndtype = "fp8"', "train.dtype", 'Allowed: "fp32" or "bf16" or "fp64"'),
+        ("[train]\nseed = 2020-01-01", "train.seed", "2020-01-01 is not allowed"),
+        ("[train]\nbatch = 8\nmicro_batch = 3", "train.batch", "8 is not a multiple of micro_batch = 3"),
+        ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps", "6 exceeds steps = 5"),
+        ("[train]\nmin_learning_rate = 1.0", "train.min_learning_rate", "exceeds learning_rate"),
+        ("[data]\nsequence = 4096", "data.sequence", "exceeds the model's max_sequence = 2048"),
+        ("[data]\ntext = [1]", "data.text", "a text or a list, each a text"),
+        ("[data]\ntext = []", "data.text", "[] is not allowed"),
+        ("[strategy]\ntp = 5", "strategy.tp", "5 does not divide num_heads = 12. Allowed here: 1, 2, 3, 4, 6, 12"),
+        ("[strategy]\np1 = 9", "strategy.p1", "9 slices of a micro-batch of 8"),
+        ('[strategy]\nslices = "many"', "strategy.slices", '"many" is not allowed. Allowed: "auto" or { p1'),
+        ("[strategy]\nslices = { p3 = 1 }", "strategy.slices.p3", "Known here: p1, p2"),
+        ("[strategy]\nslices = { p1 = 0 }", "strategy.slices.p1", "0 is not allowed"),
+        ("[strategy]\nslices = { p1 = 2 }\np2 = 2", "strategy.p2", "stands beside strategy.slices"),
+        ('[strategy]\nsequence_parallel = "yes"', "strategy.sequence_parallel", 'true or false or "auto"'),
+        ('[run]\nname = "a/b"', "run.name", "is no name for a folder"),
+    ],
+)
+def test_a_mistake_names_file_key_value_and_what_is_allowed(job_file, text: str, key: str, words: str) -> None:
+    file = job_file(f"{MODEL}\n{text}\n")
+    with pytest.raises(JobError) as caught:
+        Job.read(file)
+    assert (caught.value.file, caught.value.key) == (str(file), key)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("", "[model]", "is missing"),
+        ("model = 3", "model", "3 is not a table"),
+        ('train = 3\n[model]\npreset = "gpt3-125m"', "train", "3 is not a table"),
+        ('[model]\npreset = "gpt3-125"', "model.preset", "did you mean 'gpt3-125m'"),
+        ("[model]\npreset = 3", "model.preset", "3 is not a text"),
+        ('[model]\npreset = "gpt3-125m"\nhuggingface = "x"', "model.huggingface", "Keep one of the two"),
+        ('[model]\npreset = "gpt3-125m"\nnum_layres = 3', "model.num_layres", "did you mean 'num_layers'"),
+        ('[model]\npreset = "gpt3-125m"\nnum_layers = "3"', "model.num_layers", "'3' is not a whole number"),
+        ('[model]\nfamily = "gpt"\nhidden = 8', "model.num_layers", "is missing"),
+    ],
+)
+def test_a_mistake_about_the_model_names_the_key(job_file, text: str, key: str, words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        Job.read(job_file(text))
+    assert caught.value.key == key
+    assert words in str(caught.value)
+
+
+def test_an_error_in_a_file_that_the_job_names_is_about_that_file(job_file, tmp_path: Path) -> None:
+    with pytest.raises(JobError) as caught:
+        Job.read(job_file('[model]\nhuggingface = "config.json"'))
+    assert caught.value.file == str(tmp_path / "config.json")
+
+
+# ---- the command line ----
+
+
+def test_overrides_win_and_their_mistakes_are_the_command_lines(job_file) -> None:
+    file = job_file(MODEL + "[train]\nsteps = 5\n")
+    job = Job.read(file, ["train.steps=7", "run.name=7", "strategy.p1=2", "data.text=some text.txt"])
+    assert (job.train.steps, job.run.name, job.base_strategy.p1) == (7, "7", 2)
+    for setting in ("train.steps=many", "train.stepz=3", "trian.steps=3", "train=3", "nothing", "train.steps.more=1"):
+        with pytest.raises(JobError) as caught:
+            Job.read(file, [setting])
+        assert caught.value.file == "command line", setting
+
+
+def test_paths_are_meant_from_where_they_are_written(job_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    file = job_file(MODEL + '[data]\ntext = ["a", "python-stdlib", "/b"]\n[run]\nfolder = "runs"\n')
+    monkeypatch.chdir(elsewhere)
+    job = Job.read(file, ["train.init_from=weights"])
+    assert job.data.text == (str(tmp_path / "a"), "python-stdlib", "/b")
+    assert job.train.init_from == str(elsewhere / "weights")
+    assert (job.data.tokenizer, job.run.folder) == ("bytes", "runs")
+
+
+# ---- values ----
+
+jobs = st.builds(
+    lambda steps, rate, names, slices, parallel, name: Job.from_dict(
+        {
+            "model": {"preset": "gpt3-125m", "rope_theta": rate},
+            "data": {"text": names},
+            "train": {"steps": steps, "learning_rate": rate, "eps": rate / 1e6},
+            "strategy": {"slices": slices, "sequence_parallel": parallel},
+            "run": {"name": name},
+        }
+    ),
+    st.integers(1, 10**12),
+    st.floats(1e-300, 1e300, exclude_min=True).filter(lambda x: x / 1e6 > 0),
+    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1, max_size=3),
+    st.just("auto") | st.fixed_dictionaries({"p1": st.integers(1, 8), "p2": st.sampled_from([1, 2, 4])}),
+    st.booleans() | st.just("auto"),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0/.")),
+)
+
+
+@given(jobs)
+def test_a_job_round_trips_through_toml_and_plain_values(tmp_path: Path, job: Job) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(job.to_toml(), encoding="utf-8")
+    for again in (Job.read(file), Job.from_dict(job.to_dict())):
+        assert again == job
+        assert again.content_hash == job.content_hash
+        assert hash(again) == hash(job)
+
+
+def test_the_hash_follows_the_content_and_the_fingerprint_only_what_is_computed(job_file) -> None:
+    job = Job.read(job_file(MODEL + "[train]\nsteps = 5\nseed = 1\n"))
+    same = Job.read(job_file("[train]\nseed = 1\nsteps = 5\n" + MODEL))
+    longer = Job.read(job_file(MODEL), ["train.steps=6", "train.seed=1"])
+    other = Job.read(job_file(MODEL), ["train.seed=2"])
+    assert job.content_hash == same.content_hash
+    assert longer.content_hash != job.content_hash
+    assert longer.fingerprint == job.fingerprint != other.fingerprint
+
+
+def test_reading_a_job_loads_nothing_heavy() -> None:
+    code = "import sys, plait.core.job; print(sorted({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

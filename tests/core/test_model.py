@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.env import specs_folder
+from plait.core.errors import JobError
+from plait.core.model import ModelSpec, RopeScaling
+
+PRESETS = specs_folder() / "models"
+TINY: dict[str, Any] = {"family": "llama", "num_layers": 1, "hidden": 32, "num_heads": 4, "ffn_hidden": 64, "vocab": 50, "max_sequence": 16}
+
+PUBLISHED = {  # counted from the released weights
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+}
+NOMINAL = {"125m": 125e6, "350m": 350e6, "760m": 760e6, "1.3b": 1.3e9, "2.7b": 2.7e9, "6.7b": 6.7e9, "13b": 13e9, "175b": 175e9}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_llama_presets_have_the_published_parameter_counts(name: str, count: int) -> None:
+    assert ModelSpec.preset(name, PRESETS).num_parameters == count
+
+
+@pytest.mark.parametrize(("name", "count"), NOMINAL.items())
+def test_gpt3_presets_have_the_size_of_their_name(name: str, count: float) -> None:
+    assert ModelSpec.preset(f"gpt3-{name}", PRESETS).num_parameters == pytest.approx(count, rel=0.02)
+
+
+def _reference_count(spec: ModelSpec) -> int:
+    """Parameters of the model that transformers builds from the same shapes, without memory for any."""
+    import torch
+    import transformers
+
+    if spec.family == "gpt":
+        config: Any = transformers.GPT2Config(
+            vocab_size=spec.vocab, n_positions=spec.max_sequence, n_embd=spec.hidden, n_layer=spec.num_layers, n_head=spec.num_heads
+        )
+        build: Callable[[Any], torch.nn.Module] = transformers.GPT2LMHeadModel
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.ffn_hidden, num_hidden_layers=spec.num_layers,
+            num_attention_heads=spec.num_heads, num_key_value_heads=spec.num_kv_heads, max_position_embeddings=spec.max_sequence,
+            tie_word_embeddings=spec.tied_embeddings,
+        )  # fmt: skip
+        build = transformers.LlamaForCausalLM
+    with torch.device("meta"):
+        model = build(config)
+    return sum(parameter.numel() for parameter in model.parameters())  # a tied weight counts once
+
+
+@pytest.mark.parametrize("name", ["gpt3-125m", "gpt3-1.3b", "gpt3-13b", "llama2-7b", "llama3-8b", "llama3-70b"])
+def test_presets_count_as_transformers_does(name: str) -> None:
+    spec = ModelSpec.preset(name, PRESETS)
+    assert spec.num_parameters == _reference_count(spec)
+
+
+def test_every_preset_says_where_its_shapes_come_from() -> None:
+    for file in PRESETS.glob("*.toml"):
+        assert "arXiv" in file.read_text().splitlines()[0], file.name
+
+
+# ---- Hugging Face configs ----
+
+
+def _config(tmp_path: Path, **values: Any) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    return file
+
+
+def test_a_llama_config_written_by_transformers_reads_back(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_theta": 5e5,
+    }  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=99, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=77, rms_norm_eps=1e-5, rope_parameters=scaling,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
+    expected = ModelSpec(
+        family="llama", num_layers=3, hidden=64, num_heads=4, num_kv_heads=2, ffn_hidden=96, vocab=99, max_sequence=77,
+        rope_theta=5e5, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192),
+    )  # fmt: skip
+    assert ModelSpec.from_huggingface(tmp_path) == expected
+    assert ModelSpec.from_huggingface(tmp_path / "config.json") == expected
+
+
+def test_a_gpt2_config_written_by_transformers_reads_back(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.GPT2Config(vocab_size=99, n_positions=20, n_embd=32, n_layer=2, n_head=4).save_pretrained(tmp_path)
+    assert ModelSpec.from_huggingface(tmp_path) == ModelSpec(
+        family="gpt", num_layers=2, hidden=32, num_heads=4, vocab=99, max_sequence=20, dropout=0.1, attention_dropout=0.1
+    )
+
+
+OLD_LLAMA: dict[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96,
+    "vocab_size": 99, "max_position_embeddings": 77,
+}  # fmt: skip
+
+
+def test_older_llama_configs_split_the_rotary_settings(tmp_path: Path) -> None:
+    scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    spec = ModelSpec.from_huggingface(_config(tmp_path, **OLD_LLAMA, rope_theta=5e5, rope_scaling=scaling))
+    assert spec.rope_theta == 5e5
+    assert spec.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert spec.num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"model_type": "mamba"}, "model_type"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
+    ],
+)
+def test_what_we_cannot_run_is_refused_by_file_and_key(tmp_path: Path, change: dict[str, Any], key: str) -> None:
+    file = _config(tmp_path, **OLD_LLAMA | change)
+    with pytest.raises(JobError) as caught:
+        ModelSpec.from_huggingface(file)
+    assert (caught.value.file, caught.value.key) == (str(file), key)
+
+
+def test_a_config_without_a_shape_names_it(tmp_path: Path) -> None:
+    file = _config(tmp_path, **{key: value for key, value in OLD_LLAMA.items() if key != "hidden_size"})
+    with pytest.raises(JobError, match="hidden_size: is missing"):
+        ModelSpec.from_huggingface(file)
+
+
+def test_a_missing_or_broken_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="cannot be read"):
+        ModelSpec.from_huggingface(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(JobError, match="cannot be read"):
+        ModelSpec.from_huggingface(tmp_path)
+
+
+# ---- plain values ----
+
+
+def test_plain_values_round_trip() -> None:
+    for file in PRESETS.glob("*.toml"):
+        spec = ModelSpec.preset(file.stem, PRESETS)
+        assert ModelSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"num_heads": 5}, "num_heads"),
+        ({"num_kv_heads": 3}, "num_kv_heads"),
+        ({"family": "rnn"}, "family"),
+        ({"hidden": "32"}, "hidden"),
+        ({"hidden": True}, "hidden"),
+        ({"hidden": 0}, "hidden"),
+        ({"ffn_hidden": 0}, "ffn_hidden"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"head_size": 5}, "head_size"),
+        ({"layers": 5}, "layers"),
+        ({"rope_scaling": {"factor": 8.0}}, "rope_scaling"),
+    ],
+)
+def test_contradictions_are_refused_by_key(change: dict[str, Any], key: str) -> None:
+    with pytest.raises(JobError) as caught:
+        ModelSpec.from_dict(TINY | change)
+    assert caught.value.key == f"model.{key}"
+
+
+def test_a_step_costs_three_forwards() -> None:
+    spec = ModelSpec.from_dict(TINY)
+    forward = spec.attention_flops(16) + spec.mlp_flops(16) + spec.head_flops(16)
+    assert spec.step_flops(16, batch=2) == 3 * 2 * forward
+    assert spec.mlp_flops(16) == 2 * 16 * 3 * 32 * 64

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import ScheduleError
+from plait.core.overlap import SegmentCosts, domino_order, makespan, segment_order, simulate
+from plait.core.segments import Action, SegmentGraph, async_order, check, format_actions, insert_waits, needs_table, parse, sync_order
+
+graphs = st.builds(
+    SegmentGraph, num_layers=st.integers(1, 3), p1=st.integers(1, 3), p2=st.integers(1, 3), sequence_parallel=st.booleans(),
+    communicates=st.booleans(), backward=st.booleans(),
+)  # fmt: skip
+seconds = st.floats(0, 1)
+costs = st.builds(
+    lambda *c: SegmentCosts(
+        {f"{site}.{kind}": c[0] for site in ("attn", "mlp") for kind in "FRDCW"},
+        {f"{site}.{kind}": c[1] for site in ("attn", "mlp") for kind in "RC"},
+        c[2],
+    ),
+    seconds, seconds, seconds,
+)  # fmt: skip
+EVEN = SegmentCosts(
+    {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "FRDCW"}, {f"{s}.{k}": 1.0 for s in ("attn", "mlp") for k in "RC"}
+)
+
+
+@given(graphs, costs)
+def test_every_order_is_legal_and_round_trips_as_text(graph: SegmentGraph, cost: SegmentCosts) -> None:
+    for overlap in ("sync", "async", "domino", "none"):
+        actions = segment_order(graph, overlap, cost, batch=6)
+        check(graph, actions)
+        assert parse(format_actions(actions)) == actions
+
+
+@given(graphs, st.randoms(use_true_random=False))
+def test_any_order_that_respects_the_needs_becomes_legal_actions(graph: SegmentGraph, chance: random.Random) -> None:
+    table = needs_table(graph)
+    order, left = [], list(table)
+    while left:
+        ready = [op for op in left if all(need.op in order for need in table[op])]
+        order.append(chance.choice(ready))
+        left.remove(order[-1])
+    check(graph, insert_waits(graph, order))
+
+
+@given(graphs, costs)
+def test_the_simulator_never_overlaps_one_resource_with_itself(graph: SegmentGraph, cost: SegmentCosts) -> None:
+    placed = simulate(graph, domino_order(graph, cost, 6), cost, 6)
+    for verbs in (("run", "wait"), ("start",)):
+        lane = [p for p in placed if p.action.verb in verbs]
+        assert all(a.end <= b.start for a, b in pairwise(lane))
+    assert makespan(placed) >= sum(p.end - p.start for p in placed if p.action.verb == "run") - 1e-9
+
+
+def test_slices_hide_what_one_slice_cannot() -> None:
+    one, two = (SegmentGraph(num_layers=4, p1=p1) for p1 in (1, 2))
+    times = {
+        "sync": makespan(simulate(one, sync_order(one), EVEN, 8)),
+        "async": makespan(simulate(one, async_order(one), EVEN, 8)),
+        "domino": makespan(simulate(two, domino_order(two, EVEN, 8), EVEN, 8)),
+    }
+    assert times["domino"] < times["async"] < times["sync"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda a: a[1:], "embed.R0 before|runs before embed.R0|stands before the op"),
+        (lambda a: [*a, a[0]], "stands twice"),
+        (lambda a: [x for x in a if x.verb != "wait"], "before its collective is awaited"),
+        (lambda a: a[:-1], "never"),
+        (lambda a: [Action("run", a[0].op._replace(slice=7)), *a], "does not exist"),
+        (lambda a: [Action("start", next(x.op for x in a if x.op.kind == "W")), *a], "has no collective"),
+    ],
+)
+def test_a_broken_list_is_refused(break_it, words: str) -> None:
+    graph = SegmentGraph(num_layers=1, p1=2)
+    with pytest.raises(ScheduleError, match=words):
+        check(graph, break_it(sync_order(graph)))
+
+
+@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.X0", "=attn3.F0", "attn3.F", "attn3.F0."])
+def test_what_is_no_action_is_refused(word: str) -> None:
+    with pytest.raises(ScheduleError, match="is not a segment action"):
+        parse(f"embed.R0 {word}")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import JobError
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy, slice_sizes
+
+GPT = ModelSpec(family="gpt", num_layers=2, hidden=24, num_heads=6, vocab=31, max_sequence=16)
+LLAMA = ModelSpec(family="llama", num_layers=2, hidden=32, num_heads=8, num_kv_heads=2, ffn_hidden=48, vocab=32, max_sequence=16)
+
+
+@given(st.integers(0, 1000), st.integers(1, 50))
+def test_slices_cover_the_whole_and_differ_by_at_most_one(total: int, parts: int) -> None:
+    sizes = slice_sizes(total, parts)
+    assert sum(sizes) == total
+    assert len(sizes) == parts
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == tuple(sorted(sizes, reverse=True))
+
+
+@pytest.mark.parametrize("values", [{"tp": 0}, {"p1": 0}, {"p2": -1}, {"overlap": "magic"}])
+def test_impossible_values_are_refused_by_key(values: dict[str, Any]) -> None:
+    with pytest.raises(JobError) as caught:
+        Strategy(**values)
+    assert caught.value.key == f"strategy.{next(iter(values))}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key"),
+    [
+        (Strategy(tp=5), "strategy.tp"),
+        (Strategy(p1=5), "strategy.p1"),
+        (Strategy(p2=5), "strategy.p2"),
+        (Strategy(tp=3, sequence_parallel=True), "strategy.sequence_parallel"),
+    ],
+)
+def test_check_names_the_key_that_does_not_fit_the_model(strategy: Strategy, key: str) -> None:
+    with pytest.raises(JobError) as caught:
+        strategy.check(GPT, batch=4, sequence=16)
+    assert caught.value.key == key
+
+
+def test_check_refuses_more_tokens_than_positions() -> None:
+    with pytest.raises(JobError, match=r"data\.sequence: 32 exceeds the model's max_sequence = 16"):
+        Strategy().check(GPT, batch=4, sequence=32)
+
+
+def test_key_value_heads_are_copied_when_there_are_more_ranks_than_heads() -> None:
+    assert [Strategy(tp=tp).kv_replicas(LLAMA) for tp in (1, 2, 4, 8)] == [1, 1, 2, 4]
+    Strategy(tp=8).check(LLAMA, batch=1, sequence=16)
+
+
+def test_the_vocabulary_is_padded_to_a_multiple_of_tp() -> None:
+    assert [Strategy(tp=tp).padded_vocab(GPT) for tp in (1, 2, 3)] == [31, 32, 33]
+
+
+def test_plain_values_round_trip_and_unknown_ones_are_refused() -> None:
+    strategy = Strategy(tp=2, overlap="async", p1=2, p2=4, sequence_parallel=True)
+    assert Strategy.from_dict(strategy.to_dict()) == strategy
+    with pytest.raises(JobError, match=r"strategy\.overlp: unknown key \(did you mean 'overlap'\?\)"):
+        Strategy.from_dict({"overlp": "sync"})

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import DataError
+from plait.core.timeline import Span, SpanKind, Timeline, hidden, hidden_by_step, join
+
+
+def span(kind: SpanKind, start: float, end: float, *, name: str = "attn0.R0", step: int = 0, rank: int = 0, seq: int = 0) -> Span:
+    return Span(step, rank, kind, name, seq, "attn", 0, 0, "forward", start, end, 64 if kind == "comm" else 0)
+
+
+TIMELINE = Timeline(
+    (span("compute", 0.0, 1.0), span("comm", 1.0, 3.0), span("compute", 1.0, 2.5, name="mlp0.F0"), span("wait", 2.5, 3.0)), "feed"
+)
+times = st.floats(0, 1e6)
+spans = st.builds(
+    Span, step=st.integers(0, 3), rank=st.integers(0, 2), kind=st.sampled_from(["compute", "wait", "comm"]), name=st.text(max_size=5),
+    seq=st.integers(0, 3), site=st.just("mlp"), layer=st.integers(0, 2**40), slice=st.integers(0, 3),
+    direction=st.sampled_from(["forward", "backward"]), start=times, end=times, bytes=st.integers(0, 2**50),
+)  # fmt: skip
+
+
+@given(st.lists(spans, max_size=10))
+def test_parquet_round_trips(tmp_path: Path, several: list[Span]) -> None:
+    timeline = Timeline(tuple(several), "feed")
+    timeline.write_parquet(tmp_path / "t.parquet")
+    assert Timeline.read_parquet(tmp_path / "t.parquet") == timeline
+    assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_truncated_foreign_or_missing_file_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "t.parquet"
+    with pytest.raises(DataError, match="No such file"):
+        Timeline.read_parquet(file)
+    TIMELINE.write_parquet(file)
+    whole = file.read_bytes()
+    for size in (0, 3, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        with pytest.raises(DataError, match="truncated or no timeline"):
+            Timeline.read_parquet(file)
+    pq.write_table(pa.table({"step": [1]}), file)
+    with pytest.raises(DataError, match="no Plait timeline"):
+        Timeline.read_parquet(file)
+    pq.write_table(pa.table({"step": [1]}, metadata={"plait.timeline.version": "99"}), file)
+    with pytest.raises(DataError, match="version 99"):
+        Timeline.read_parquet(file)
+
+
+def test_concat_keeps_one_plan() -> None:
+    assert Timeline.concat([TIMELINE, TIMELINE]).spans == TIMELINE.spans * 2
+    assert Timeline.concat([]) == Timeline(())
+    with pytest.raises(DataError, match="2 different plans"):
+        Timeline.concat([TIMELINE, Timeline((), "beef")])
+
+
+def test_columns_are_arrays() -> None:
+    columns = TIMELINE.columns()
+    assert columns["kind"].tolist() == ["compute", "comm", "compute", "wait"]
+    assert (columns["end"] - columns["start"]).sum() == 5.0
+    assert columns["step"].dtype == "int64"
+
+
+def test_predicted_and_measured_join_on_the_key() -> None:
+    predicted = Timeline((span("compute", 0, 1), span("compute", 1, 2, seq=1), span("wait", 2, 3)))
+    measured = Timeline((span("wait", 5, 6), span("compute", 0, 9, seq=1), span("compute", 0, 9, step=1)))
+    assert join(predicted, measured) == [(predicted.spans[2], measured.spans[0]), (predicted.spans[1], measured.spans[1])]
+
+
+# ---- hidden communication ----
+
+
+def test_hidden_is_what_nobody_waited_for() -> None:
+    result = hidden(TIMELINE.spans)
+    assert (result.total, result.exposed, result.fraction) == (2.0, 0.5, 0.75)
+
+
+def test_overlapping_collectives_of_a_rank_count_once() -> None:
+    assert hidden([span("comm", 0, 2), span("comm", 1, 3), span("comm", 1.5, 2), span("comm", 4, 5)]).total == 4.0
+
+
+def test_ranks_and_steps_add_up() -> None:
+    both = [
+        span("comm", 0, 2),
+        span("comm", 0, 2, rank=1),
+        span("wait", 1, 2, rank=1),
+        span("comm", 0, 1, step=1),
+        span("wait", 0, 9, step=1),
+    ]
+    assert hidden(both).total == 5.0
+    steps = hidden_by_step(Timeline(tuple(both)))
+    assert [steps[0].fraction, steps[1].fraction] == [0.75, 0.0]
+
+
+def test_without_communication_there_is_no_fraction() -> None:
+    assert hidden([span("compute", 0, 1)]).fraction is None
+
+
+@given(st.lists(spans, max_size=20))
+def test_the_fraction_lies_between_zero_and_one(several: list[Span]) -> None:
+    ordered = [span(s.kind, min(s.start, s.end), max(s.start, s.end), step=s.step, rank=s.rank) for s in several]
+    fraction = hidden(ordered).fraction
+    assert fraction is None or 0 <= fraction <= 1
+
+
+# ---- Perfetto ----
+
+
+def test_a_trace_has_a_process_per_rank_two_lanes_and_arrows(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    Timeline.concat([TIMELINE, Timeline((span("compute", 7, 8, rank=3),), "feed")]).write_perfetto(file)
+    events = json.loads(file.read_text())["traceEvents"]
+    lanes = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert lanes == {(rank, lane) for rank in (0, 3) for lane in ("processor", "network")}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in slices if e["pid"] == 0] == [
+        ("attn0.R0", 0, 0.0, 1e6), ("attn0.R0", 1, 1e6, 2e6), ("mlp0.F0", 0, 1e6, 1.5e6), ("wait attn0.R0", 0, 2.5e6, 0.5e6),
+    ]  # fmt: skip
+    start, end = (next(e for e in events if e["ph"] == phase) for phase in "sf")
+    assert start["id"] == end["id"]
+    assert (start["ts"], start["tid"], end["ts"], end["tid"]) == (1e6, 1, 2.5e6, 0)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import JobError
+from plait.core.toml import override, read_toml, to_toml
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+scalars = texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+values = scalars | st.lists(scalars, max_size=4) | st.dictionaries(texts, scalars, max_size=3)
+documents = st.dictionaries(texts, scalars | st.dictionaries(texts, values, max_size=4), max_size=4)
+
+
+@given(documents)
+def test_what_is_written_reads_back_equal(document: dict[str, object]) -> None:
+    assert tomllib.loads(to_toml(document)) == document
+
+
+def test_a_syntax_error_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[train]\nsteps = ten\n")
+    with pytest.raises(JobError, match="line 2") as caught:
+        read_toml(file)
+    assert caught.value.file == str(file)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["absent", "binary"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "job.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(JobError) as caught:
+        read_toml(file)
+    assert caught.value.file == str(file)
+
+
+def test_a_folder_is_no_job_file(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="Is a directory"):
+        read_toml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7), ("1e-3", 0.001), ("true", True), ('"7"', "7"), ("[1, 2]", [1, 2]), ("{p1 = 2}", {"p1": 2}), ("a b", "a b"), ("", ""),
+        ("a=b", "a=b"), ("1\nother = 2", "1\nother = 2"),
+    ],
+)  # fmt: skip
+def test_an_override_is_a_toml_value_or_else_a_text(text: str, value: object) -> None:
+    changed, keys = override({}, [f"train.x={text}"], lambda key: False)
+    assert changed == {"train": {"x": value}}
+    assert keys == {"train.x"}
+
+
+def test_an_override_leaves_what_it_was_given_alone() -> None:
+    before = {"train": {"steps": 1}}
+    assert override(before, ["train.steps=2", "train.steps=3"], lambda key: False)[0] == {"train": {"steps": 3}}
+    assert before == {"train": {"steps": 1}}
+
+
+@pytest.mark.parametrize("setting", ["steps", "=3", "train.=3", "a b=3", ""])
+def test_what_is_no_setting_is_refused(setting: str) -> None:
+    with pytest.raises(JobError, match="is not a setting"):
+        override({}, [setting], lambda key: False)

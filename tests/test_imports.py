@@ -1,0 +1,133 @@
+"""The rules of the house that a machine can check: who may import whom, where torch and the environment live, sizes, docstrings.
+
+core  <-  plan, place, train, diagnose, launch, lab  <-  cli
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "plait").rglob("*.py"))
+VERBS = {"plan", "place", "train", "diagnose", "launch", "lab"}
+MAX_LINES = 500
+
+# A library that only the files listed may import: it is slow to load, heavy, or belongs to one decision.
+ONLY_IN = {
+    "torch": ("plait/train/",),
+    "transformers": (),  # the tests' reference
+    "scipy": ("plait/place/mip.py",),
+    "highspy": ("plait/place/mip.py",),
+    "pulp": ("plait/place/mip.py",),
+    "ortools": ("plait/place/mip.py",),
+    "matplotlib": ("plait/diagnose/plots.py",),
+    "typer": ("plait/cli/",),
+    "rich": ("plait/cli/", "plait/train/report.py"),
+    "pydantic": ("plait/core/job.py", "plait/core/explain.py"),
+}
+STARTS_FAST = {"torch", "pyarrow", "numpy", "safetensors", "tokenizers", "transformers"}  # slow; core imports them inside functions
+
+
+def _name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(), filename=str(file))
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """The dotted name of everything imported, wherever the import stands; ``from a import b`` gives both ``a`` and ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
+            yield from (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+
+
+def _folders(tree: ast.AST) -> set[str]:
+    """The folders of Plait that are imported."""
+    return {name.split(".")[1] for name in _imports(tree) if name.startswith("plait.") and name.split(".")[1] in {*VERBS, "core", "cli"}}
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_imports_follow_the_arrows(file: Path) -> None:
+    folder = file.relative_to(ROOT / "plait").parts[0]
+    allowed = {"core": {"core"}, "cli": {"core", "cli", *VERBS}} | {verb: {"core", verb} for verb in VERBS}
+    assert _folders(_tree(file)) <= allowed.get(folder, set()), "data crosses between verbs, not calls"
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
+    wrong = {name.split(".")[0] for name in _imports(_tree(file))} & set(ONLY_IN)
+    assert {library for library in wrong if not _name(file).startswith(ONLY_IN[library] or ("-",))} == set()
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parent.name != "train"], ids=_name)
+def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
+    top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert {name.split(".")[0] for node in top for name in _imports(node)} & STARTS_FAST == set()
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parent.name == "core"], ids=_name)
+def test_core_needs_only_itself_and_few_libraries(file: Path) -> None:
+    ours = {name.split(".")[0] for name in _imports(_tree(file))}
+    assert ours <= sys.stdlib_module_names | {"plait", "numpy", "pydantic", "annotated_types", "pyarrow"}
+
+
+def _attributes(file: Path, owner: str) -> set[str]:
+    """The ``x`` of every ``owner.x`` in the file."""
+    nodes = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.Attribute))
+    return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == owner}
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_the_environment_is_read_in_one_file(file: Path) -> None:
+    if _name(file) != "plait/core/env.py":
+        assert _attributes(file, "os") & {"environ", "getenv", "environb", "putenv"} == set()
+        assert {"os.environ", "os.getenv"} & set(_imports(_tree(file))) == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_torch_cuda_is_named_in_one_file(file: Path) -> None:
+    if _name(file) != "plait/train/device.py":
+        assert "cuda" not in _attributes(file, "torch")
+        assert not any(name.startswith("torch.cuda") for name in _imports(_tree(file)))
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_a_file_can_be_read_in_one_sitting(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= MAX_LINES
+
+
+def _public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Every public definition and whether it is documented."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            yield prefix + node.name, ast.get_docstring(node) is not None
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node.body, f"{node.name}.")
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_public_names_are_documented(file: Path) -> None:
+    """A method may lean on the docstring of the same method of another class in its file: the interface it implements."""
+    found = list(_public(_tree(file).body))
+    documented = {name.rpartition(".")[2] for name, has in found if has}
+    missing = [name for name, has in found if not has and not ("." in name and name.rpartition(".")[2] in documented)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_every_module_says_what_it_is_for(file: Path) -> None:
+    if file.read_text().strip():
+        assert ast.get_docstring(_tree(file))
