@@ -104,7 +104,12 @@ def rank_variables(*, rank: int, world_size: int, local_rank: int, local_world_s
         rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size,
         node_rank=rank // local_world_size, master_addr=master_addr, master_port=master_port, lab=lab,
     )  # fmt: skip
-    return _RANK_DEFAULTS | inherited() | me.variables()
+    return rank_base() | me.variables()
+
+
+def rank_base() -> dict[str, str]:
+    """This process's environment with the settings that are good for every rank; the user's own values win."""
+    return _RANK_DEFAULTS | inherited()
 
 
 def chosen_port() -> int | None:

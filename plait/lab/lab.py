@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from plait.core.env import inherited
+from plait.core.env import rank_base
 from plait.core.errors import LaunchError
 from plait.lab.environment import rank_environment
 from plait.lab.network import Network, tool
@@ -113,7 +113,7 @@ class Lab:
     def popen(self, rank: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start ``argv`` as a rank, in a process group of its own; ``options`` are those of ``subprocess.Popen``."""
         base = options.pop("env", None)
-        env = {**(inherited() if base is None else base), **self.environment(rank)}
+        env = {**(rank_base() if base is None else base), **self.environment(rank)}
         options.setdefault("start_new_session", True)
         process = subprocess.Popen(self.rank_command(rank, argv), env=env, **options)
         self._ranks.append(process)

@@ -17,7 +17,7 @@ def export_run(run: Path, out: Path) -> int:
     """Write ``out``; returns the step. Raises CheckpointError for a run without a usable checkpoint."""
     plan = Plan.read(run / "plan.json")
     model = Transformer(plan.model, Strategy())
-    checkpoints = Checkpoints(run / "checkpoints", model.pieces, keep=plan.job["train"]["keep_checkpoints"])
+    checkpoints = Checkpoints(run / "checkpoints", model.pieces, read_only=True)  # the run may be alive
     step = checkpoints.latest()
     if step is None:
         raise CheckpointError(f"{run} holds no complete checkpoint yet")

@@ -61,6 +61,9 @@ class Session:
             self._build()
             self.plan = self._make_plan()
             start = self._resume()
+            if start >= job.train.steps:
+                self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
+                return 0
             return self._steps(start, stop)
 
     # ---- getting ready ----
@@ -155,7 +158,7 @@ class Session:
         peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.dtype])
         work = self.model.spec.step_flops(self.job.data.sequence, job.batch) / self.wire.size
         journal = Journal(self.folder / "timeline", rank=self.rank.rank, plan_hash=plan.hash, keep_steps=self.job.run.timeline_steps)
-        asked, saved, began = False, start, time.perf_counter()
+        asked, began = False, time.perf_counter()
         self.report.begin(start)
         for step in range(start, job.steps):
             result = train_step(executor, self.optimizer, self._micro_batches(step), learning_rate=rate(step), clip=job.clip_norm, stop=bool(stop))
@@ -171,7 +174,7 @@ class Session:
             asked = result.stop
             self.report.step(metrics, show=done % job.log_every == 0 or done == job.steps or "eval_loss" in metrics)
             if job.checkpoint_every and done % job.checkpoint_every == 0 and done < job.steps and not asked:
-                saved = self._save(done, saved)
+                self._save(done)
             if asked:
                 break
         else:
@@ -188,14 +191,12 @@ class Session:
             found += micro_batches(tokens.to(to), targets.to(to), torch.arange(len(tokens), device=to), len(tokens), 0)
         return evaluate(self._evaluator, found)
 
-    def _save(self, done: int, saved: int) -> int:
-        """Start a checkpoint; a full disk costs the checkpoint, not the run. Returns the newest step known to be safe."""
+    def _save(self, done: int) -> None:
+        """Start a checkpoint; if the one before could not be written (a full disk), that costs the checkpoint, not the run."""
         try:
             self.checkpoints.save(done, self.optimizer.state(), self._state())
         except CheckpointError as error:
-            self.report.say(f"warning: {error} Training goes on; the checkpoint before it is intact.")
-            return saved
-        return done
+            self.report.say(f"warning: {error} Training goes on; older checkpoints are intact.")
 
     def _state(self) -> dict[str, Any]:
         return {"data": self.batches.identity, "plan": self.plan.hash}

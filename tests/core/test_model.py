@@ -49,7 +49,7 @@ def _reference_count(spec: ModelSpec) -> int:
         config = transformers.LlamaConfig(
             vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.ffn_hidden, num_hidden_layers=spec.num_layers,
             num_attention_heads=spec.num_heads, num_key_value_heads=spec.num_kv_heads, max_position_embeddings=spec.max_sequence,
-            tie_word_embeddings=spec.tied_embeddings,
+            tie_word_embeddings=bool(spec.tied_embeddings),
         )  # fmt: skip
         build = transformers.LlamaForCausalLM
     with torch.device("meta"):

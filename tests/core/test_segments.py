@@ -25,7 +25,8 @@ costs = st.builds(
     seconds, seconds, seconds,
 )  # fmt: skip
 EVEN = SegmentCosts(
-    {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "FRDCW"}, {f"{s}.{k}": 1.0 for s in ("attn", "mlp") for k in "RC"}
+    {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "FRDCW"},
+    {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "RC"},
 )
 
 

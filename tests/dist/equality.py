@@ -1,53 +1,169 @@
-"""Runs one strategy on this process's rank and compares everything with the unsharded reference."""
+"""What each rank runs in ``test_equality``: one strategy on this rank's share, everything compared with the unsharded reference."""
 
 from __future__ import annotations
 
+import random
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from plait.core.model import ModelSpec
-from plait.core.overlap import segment_costs, segment_order
-from plait.core.segments import SegmentGraph
+from plait.core.segments import Collective
 from plait.core.strategy import Strategy
 from plait.train.device import Device
-from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.dropout import DropoutKey
+from plait.train.executor import SegmentExecutor
 from plait.train.gradients import Gradients
 from plait.train.model import Transformer
+from plait.train.optimizer import Optimizer
+from plait.train.steps import make_executor, micro_batches, train_step
 from plait.train.wire import GroupWire, NullWire, Wire, open_group
 from tests.reference import Reference
 
-_wire: list[Wire] = []
+BATCH, SEQUENCE, STEPS, SEED = 4, 8, 3, 7
+RATE, CLIP = 1e-2, 0.5
+DEVICE = Device(torch.device("cpu"))
 
 
-def shared_wire() -> Wire:
-    """One group for the whole session, as a run would have."""
-    if not _wire:
-        _wire.append(GroupWire(open_group("gloo")))
-    return _wire[0]
+class DelayedWire:
+    """A wire whose collectives start late by a random time, differently on every rank, and whose result is poison until then.
+
+    Whoever reads a result before waiting for it computes NaN; whoever relies on timing meets another timing.
+    """
+
+    def __init__(self, wire: Wire, seed: int) -> None:
+        self.wire, self.size, self.rank = wire, wire.size, wire.rank
+        self._chance = random.Random(seed * 31 + wire.rank)
+        self._thread = ThreadPoolExecutor(1)
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> _Late:
+        """Poison now, communicate later."""
+        held = source.clone()
+        landing = held if result is source or result.data_ptr() == source.data_ptr() else torch.empty_like(result)
+        result.fill_(float("nan"))
+        delay = self._chance.choice((0.0, 0.0, 0.001, 0.004))
+        return _Late(self._thread.submit(self._late, delay, kind, landing, held), result)
+
+    def _late(self, delay: float, kind: Collective, landing: Tensor, held: Tensor) -> Tensor:
+        time.sleep(delay)
+        self.wire.start(kind, landing, held).wait()
+        return landing
 
 
-def build(rank: int, spec: ModelSpec, strategy: Strategy, batch: int, sequence: int, reference: Reference | None, wire: Wire | None = None,
-          dtype: torch.dtype = torch.float64) -> tuple[Transformer, Gradients, SegmentExecutor, Wire]:
-    wire = wire or (shared_wire() if strategy.tp > 1 else NullWire())
-    model = Transformer(spec, strategy, tp_rank=rank, dtype=dtype)
-    if reference is not None:
-        with torch.no_grad():
-            for piece in model.pieces:
-                piece.view(model.named[piece.parameter]).copy_(piece.cut(reference.weights[piece.name]))
-    gradients = Gradients(model)
-    graph = SegmentGraph(num_layers=spec.num_layers, p1=strategy.p1, p2=strategy.p2, sequence_parallel=strategy.sequence_parallel, communicates=strategy.tp > 1)
-    costs = segment_costs(spec, strategy, batch=batch, sequence=sequence, flops=5e10, bandwidth=125e6)
-    actions = segment_order(graph, strategy.overlap, costs, batch)
-    return model, gradients, SegmentExecutor(model, graph, actions, wire, gradients=gradients, device=Device(torch.device("cpu")), seed=7), wire
+class _Late:
+    def __init__(self, future: Future[Tensor], result: Tensor) -> None:
+        self.future, self.result = future, result
+
+    def wait(self) -> None:
+        self.result.copy_(self.future.result())
 
 
-def data(spec: ModelSpec, batch: int, sequence: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, spec.vocab, (batch, sequence), generator=generator)
-    targets = torch.randint(0, spec.vocab, (batch, sequence), generator=generator)
+@cache
+def wire() -> Wire:
+    """One group for the whole session, as a run has."""
+    return GroupWire(open_group("gloo")) if dist.is_initialized() and dist.get_world_size() > 1 else NullWire()
+
+
+def batch_of(spec: ModelSpec, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    """tokens, targets (a few ignored), sample numbers."""
+    generator = torch.Generator().manual_seed(100 + step)
+    tokens = torch.randint(0, spec.vocab, (BATCH, SEQUENCE), generator=generator)
+    targets = torch.randint(0, spec.vocab, (BATCH, SEQUENCE), generator=generator)
     targets[torch.rand(targets.shape, generator=generator) < 0.15] = -100
-    return tokens, targets
+    return tokens, targets, torch.arange(BATCH) + step * BATCH
 
 
-def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    scale = theirs.abs().max().item()
-    return (ours - theirs).abs().max().item() / scale if scale else ours.abs().max().item()
+@cache
+def expected(spec: ModelSpec) -> dict[str, Any]:
+    """The reference's answer: first step's loss, gradients and norm; weights after all steps."""
+    reference = Reference(spec)
+    reference.perturb()
+    start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
+    weights = reference.weights
+    optimizer = torch.optim.AdamW(
+        [{"params": [w for w in weights.values() if w.ndim > 1], "weight_decay": 0.1},
+         {"params": [w for w in weights.values() if w.ndim == 1], "weight_decay": 0.0}], lr=RATE, betas=(0.9, 0.95), eps=1e-8)  # fmt: skip
+    found: dict[str, Any] = {"start": start}
+    for step in range(STEPS):
+        tokens, targets, samples = batch_of(spec, step)
+        optimizer.zero_grad()
+        loss = reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples)
+        loss.backward()
+        gradients = {name: w.grad.clone() for name, w in weights.items() if w.grad is not None}
+        norm = torch.sqrt(sum((g.square().sum() for g in gradients.values()), torch.zeros(())))
+        if step == 0:
+            found |= {"loss": loss.item(), "norm": norm.item(), "gradients": gradients}
+        if norm > CLIP:
+            for w in weights.values():
+                assert w.grad is not None
+                w.grad *= CLIP / norm
+        optimizer.step()
+    return found | {"weights": {name: w.detach().clone() for name, w in weights.items()}}
+
+
+def build(spec: ModelSpec, strategy: Strategy, start: dict[str, Tensor] | None = None, *, over: Wire | None = None, micro: int = BATCH,
+          dtype: torch.dtype = torch.float64) -> tuple[SegmentExecutor, Optimizer]:  # fmt: skip
+    """An executor and optimizer holding this rank's share of the starting weights."""
+    over = over or wire()
+    model = Transformer(spec, strategy, tp_rank=over.rank, dtype=dtype)
+    with torch.no_grad():
+        for piece in model.pieces if start else ():
+            assert start is not None
+            piece.view(model.named[piece.parameter]).copy_(piece.cut(start[piece.name]))
+    gradients = Gradients(model)
+    optimizer = Optimizer(model, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    executor = make_executor(model, strategy, over, gradients=gradients, device=DEVICE, batch=micro, sequence=SEQUENCE, seed=SEED)
+    return executor, optimizer
+
+
+def worst_error(rank: int, spec: ModelSpec, strategy: Strategy, micro: int = BATCH, delay: int | None = None) -> tuple[float, str]:
+    """The largest relative error of anything against the reference, and what it was."""
+    want = expected(spec)
+    over = wire() if delay is None else DelayedWire(wire(), delay)
+    executor, optimizer = build(spec, strategy, want["start"], over=over, micro=micro)
+    errors: dict[str, float] = {}
+    model, gradients = executor.model, optimizer.gradients
+    for step in range(STEPS):
+        batches = micro_batches(*batch_of(spec, step), micro, step)
+        if step == 0:  # clipping scales the gradients, so they are compared before an update
+            gradients.zero()
+            errors["loss"] = abs(sum(executor.run(b).item() for b in batches) / want["loss"] - 1)
+            gradients.finish(over, sequence_parallel=strategy.sequence_parallel)
+            for piece in model.pieces:
+                errors[f"gradient of {piece.name}"] = _error(piece.view(gradients.named[piece.parameter]), piece.cut(want["gradients"][piece.name]))
+            errors["norm"] = abs(gradients.norm(over).item() / want["norm"] - 1)
+        train_step(executor, optimizer, batches, learning_rate=RATE, clip=CLIP)
+    for piece in model.pieces:
+        errors[f"weight {piece.name}"] = _error(piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
+    name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
+    return errors[name], name
+
+
+def bits(rank: int, spec: ModelSpec, strategy: Strategy, delay: int | None = None) -> tuple[float, Tensor]:
+    """Loss and all gradients of one step, to be compared bit by bit."""
+    over = wire() if delay is None else DelayedWire(wire(), delay)
+    executor, optimizer = build(spec, strategy, expected(spec)["start"], over=over, dtype=torch.float32)
+    loss = sum(executor.run(b).item() for b in micro_batches(*batch_of(spec, 0), BATCH, 0))
+    optimizer.gradients.finish(over, sequence_parallel=strategy.sequence_parallel)
+    return loss, optimizer.gradients.flat.clone()
+
+
+def peers_differ(rank: int, spec: ModelSpec, strategy: Strategy) -> bool:
+    """Whether the shards of rank 0 and 1 are different numbers (equal ones would train, and be wrong)."""
+    model = Transformer(spec, replace(strategy), tp_rank=rank)
+    mine = torch.cat([p.detach().flatten() for name, p in model.named.items() if name.endswith(("column.weight", "row.weight"))])
+    both = [torch.empty_like(mine) for _ in range(strategy.tp)]
+    dist.all_gather(both, mine)
+    return not any(torch.equal(both[0], other) for other in both[1:])
+
+
+def _error(ours: Tensor, theirs: Tensor) -> float:
+    """Relative to the tensor's largest entry; entries that are zero but for rounding (a key bias's gradient) absolutely."""
+    scale = max(theirs.abs().max().item(), 1e-6) if theirs.numel() else 1.0
+    return (ours - theirs).abs().max().item() / scale if theirs.numel() else 0.0

@@ -1,0 +1,97 @@
+"""Starting ``plait train`` as a user would, on a job small enough for a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+JOB = """
+[model]
+family = "{family}"
+num_layers = 2
+hidden = 32
+num_heads = 4
+{more}
+
+[data]
+text = "text"
+sequence = 16
+eval_fraction = 0.1
+
+[train]
+steps = {steps}
+batch = 4
+learning_rate = 1e-2
+warmup_steps = 2
+eval_every = 5
+eval_batches = 2
+checkpoint_every = {every}
+log_every = 1
+
+[strategy]
+tp = 2
+slices = {{ p1 = 2, p2 = 1 }}
+"""
+
+
+def write_job(folder: Path, *, steps: int = 12, every: int = 4, family: str = "gpt", more: str = "") -> Path:
+    """A job file and its corpus in ``folder``."""
+    text = folder / "text"
+    text.mkdir(exist_ok=True)
+    for number in range(12):
+        (text / f"{number}.txt").write_text("".join(f"line {i} of file {number} says {i * number % 97}\n" for i in range(120)))
+    job = folder / "job.toml"
+    job.write_text(JOB.format(steps=steps, every=every, family=family, more=more))
+    return job
+
+
+def command(job: Path, *settings: str) -> list[str]:
+    return [sys.executable, "-m", "plait.cli.main", "train", str(job), f"run.folder={job.parent / 'runs'}", *settings]
+
+
+def train(job: Path, *settings: str, environ: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Train to the end."""
+    return subprocess.run(command(job, *settings), capture_output=True, text=True, timeout=timeout, env={**os.environ, **(environ or {})}, check=False)
+
+
+def start(job: Path, *settings: str) -> subprocess.Popen[str]:
+    """Begin training, in a session of its own."""
+    return subprocess.Popen(command(job, *settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def metrics(job: Path, name: str = "job") -> list[dict[str, Any]]:
+    """What the run wrote, a dict per step."""
+    path = job.parent / "runs" / name / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def wait_for_step(process: subprocess.Popen[str], job: Path, step: int, name: str = "job", timeout: float = 90) -> None:
+    """Return when the run has written the metrics of ``step``, or has ended."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end and process.poll() is None:
+        if any(m["step"] >= step for m in metrics(job, name)):
+            return
+        time.sleep(0.02)
+    assert process.poll() is not None, f"step {step} did not come within {timeout} s"
+
+
+def rank_pids(process: subprocess.Popen[str]) -> list[int]:
+    """Processes of the ranks, in rank order."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def kill_rank(process: subprocess.Popen[str], rank: int) -> None:
+    """Kill one rank without warning."""
+    os.kill(rank_pids(process)[rank], signal.SIGKILL)
+
+
+def curve(job: Path, name: str = "job") -> list[tuple[int, float, float, float | None]]:
+    """(step, loss, norm, evaluation loss), exactly as written."""
+    return [(m["step"], m["loss"], m["norm"], m.get("eval_loss")) for m in metrics(job, name)]

@@ -1,0 +1,29 @@
+"""The command line starts fast and reads well."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def test_help_needs_no_torch_and_starts_at_once() -> None:
+    code = "import sys; sys.argv = ['plait', '--help']\ntry:\n    from plait.cli.main import main; main()\nfinally:\n    print([m for m in ('torch', 'numpy', 'pyarrow') if m in sys.modules])"
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        best = min(best, time.perf_counter() - start)
+        assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
+        if best < 0.5:
+            break
+    assert best < 0.5
+
+
+@pytest.mark.parametrize("verb", ["train", "export", "timeline", "lab"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "plait.cli.main", verb, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Usage" in done.stdout

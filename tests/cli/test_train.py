@@ -1,0 +1,209 @@
+"""A whole run: it trains, survives being stopped and killed, resumes exactly, and explains itself when it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from plait.core.plan import Plan
+from plait.core.timeline import Timeline, hidden
+from tests.cli.runs import command, curve, kill_rank, metrics, rank_pids, start, train, wait_for_step, write_job
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never disturbed; its folder also serves as the corpus of others."""
+    job = write_job(tmp_path_factory.mktemp("finished"))
+    done = train(job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return job
+
+
+def test_a_run_leaves_everything_it_promises(finished: Path) -> None:
+    run = finished.parent / "runs" / "job"
+    found = metrics(finished)
+    assert [m["step"] for m in found] == list(range(1, 13))
+    assert found[-1]["loss"] < found[0]["loss"]
+    assert found[-1]["eval_loss"] > 0
+    assert 0 < found[-1]["communication_seconds"] < found[-1]["seconds"]
+    plan = Plan.read(run / "plan.json")
+    whole = Timeline.concat([Timeline.read_parquet(path) for path in sorted((run / "timeline").glob("*.parquet"))])
+    assert whole.plan_hash == plan.hash
+    assert {span.rank for span in whole.spans} == {0, 1}
+    assert {span.name for span in whole.spans if span.kind == "comm"} >= {"embed.R0", "attn1.R1", "mlp0.C1", "head.F0"}
+    assert hidden(s for s in whole.spans if s.rank == 0 and s.step == 11).total > 0
+    assert (run / "summary.json").is_file()
+
+
+def test_the_same_command_again_has_nothing_to_do(finished: Path) -> None:
+    again = train(finished)
+    assert again.returncode == 0
+    assert "12" in again.stdout
+    assert len(metrics(finished)) == 12
+
+
+def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(finished: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    for rank, step in ((1, 6), (0, 9)):
+        process = start(job)
+        wait_for_step(process, job, step)
+        kill_rank(process, rank)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert f"rank {rank} was killed by SIGKILL" in errors
+    done = train(job)
+    assert done.returncode == 0, done.stderr
+    assert re.search("resuming after step [48]", done.stdout)  # 4 if the kill came before the checkpoint of 8 was complete
+    assert curve(job) == curve(finished)
+
+
+@pytest.mark.parametrize("moment", [0.5, 2.5, 4.0])
+def test_kill_early(finished: Path, tmp_path: Path, moment: float) -> None:
+    """While ranks start, the corpus is prepared, the first steps run."""
+    job = write_job(tmp_path)
+    process = start(job)
+    time.sleep(moment)
+    if process.poll() is None and rank_pids(process):
+        kill_rank(process, 0)
+    process.communicate(timeout=60)
+    assert train(job).returncode == 0
+    assert curve(job) == curve(finished)
+
+
+def test_killing_the_launcher_ends_the_ranks(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=100000)
+    process = start(job)
+    wait_for_step(process, job, 2)
+    ranks = rank_pids(process)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(_alive(pid) for pid in ranks):
+        time.sleep(0.1)
+    assert not any(_alive(pid) for pid in ranks)
+
+
+def test_ctrl_c_saves_and_the_same_command_resumes(finished: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path, every=0)
+    process = start(job)
+    wait_for_step(process, job, 5)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped and saved after step" in output
+    assert train(job).returncode == 0
+    assert curve(job) == curve(finished)
+
+
+def test_another_job_under_the_same_name_is_refused(finished: Path) -> None:
+    before = (finished.parent / "runs" / "job" / "metrics.jsonl").read_bytes()
+    refused = train(finished, "train.learning_rate=0.5")
+    assert_refused(refused, "another job", "run.name")
+    assert (finished.parent / "runs" / "job" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_truncated_token_shard_is_prepared_again_and_a_damaged_checkpoint_is_skipped(finished: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    assert train(job).returncode == 0
+    run = tmp_path / "runs" / "job"
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    os.truncate(next(newest.glob("*.distcp")), 100)
+    os.truncate(run / "corpus" / "train-00000.bin", 1000)
+    done = train(job)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after step 8" in done.stdout
+    assert curve(job) == curve(finished)
+
+
+def test_a_damaged_only_checkpoint_is_one_clear_error(finished: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    assert train(job).returncode == 0
+    for shard in (tmp_path / "runs" / "job" / "checkpoints").glob("step-*/*.distcp"):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1  # right size, wrong bits
+        shard.write_bytes(content)
+    assert_refused(train(job), "checkpoint")
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert_refused(train(job, environ={"MASTER_PORT": port}), port, "port")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(small)], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
+    try:
+        job = write_job(tmp_path)
+        done = train(job, f"run.folder={small}", "run.timeline_steps=0")
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert str(small) in done.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+        shutil.rmtree(small, ignore_errors=True)
+
+
+@pytest.mark.parametrize(("setting", "says"), [
+    ("model.hiden=64", ("model.hiden", "did you mean 'hidden'")),
+    ("strategy.tp=3", ("strategy.tp", "num_heads = 4", "1, 2, 4")),
+    ("strategy.p1=9", ("p1", "9", "4")),
+    ("train.batch=0", ("train.batch", "0")),
+    ("data.sequence=-4", ("data.sequence", "-4")),
+    ("train.dtype=fp8", ("train.dtype", "fp8", "bf16")),
+    ("data.text=nowhere", ("nowhere",)),
+    ("data.tokenizer=missing.json", ("missing.json",)),
+])  # fmt: skip
+def test_bad_input_is_one_paragraph(tmp_path: Path, setting: str, says: tuple[str, ...]) -> None:
+    assert_refused(train(write_job(tmp_path), setting), *says)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
+    """Exit status 2 and one clear paragraph."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    text = " ".join(done.stderr.split())
+    assert text.startswith("plait: ")
+    assert "Traceback" not in text
+    for word in says:
+        assert word in text
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_auto_slices_are_timed_shown_and_kept(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=3)
+    settings = ("strategy.slices=auto", "strategy.sequence_parallel=auto", "train.warmup_steps=0")
+    first = train(job, *settings)
+    assert first.returncode == 0, first.stderr
+    assert "measured before training" in first.stdout
+    plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
+    assert plan.costs is not None
+    again = train(job, *settings, "train.steps=5")
+    assert again.returncode == 0
+    assert "measured before training" not in again.stdout
+    assert Plan.read(tmp_path / "runs" / "job" / "plan.json") == plan
+    assert command(job)

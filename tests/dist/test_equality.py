@@ -1,0 +1,85 @@
+"""Tensor parallelism, however sliced, ordered or delayed, is the unsharded computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from tests.dist import equality
+from tests.ranks import Ranks
+
+Pool = Callable[[int], Ranks]
+
+GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2)
+LLAMA = ModelSpec(family="llama", num_layers=2, hidden=16, num_heads=8, num_kv_heads=4, ffn_hidden=24, vocab=37, max_sequence=8, dropout=0.1)
+FEW_KV = ModelSpec(family="llama", num_layers=1, hidden=16, num_heads=4, num_kv_heads=2, head_size=6, ffn_hidden=24, vocab=33, max_sequence=8,
+                   tied_embeddings=True, dropout=0.1, attention_dropout=0.1)  # fmt: skip
+UNTIED = ModelSpec(family="gpt", num_layers=1, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False)
+MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
+TOLERANCE = 1e-10
+
+
+def run(pool: Pool, size: int, function: Callable[..., object], *args: object) -> list[object]:
+    return [function(0, *args)] if size == 1 else pool(size).run(function, *args)
+
+
+def assert_equal(pool: Pool, spec: ModelSpec, strategy: Strategy, *args: object) -> None:
+    for error, name in run(pool, strategy.tp, equality.worst_error, spec, strategy, *args):  # type: ignore[misc]
+        assert error < TOLERANCE, f"{strategy}: {name} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["all_reduce", "sequence_parallel"])
+def test_every_slicing_equals_the_reference(pool: Pool, name: str, tp: int, sequence_parallel: bool) -> None:
+    for p1, p2 in product((1, 2, 3, 4), (1, 2, 4)):
+        assert_equal(pool, MODELS[name], Strategy(tp=tp, p1=p1, p2=p2, sequence_parallel=sequence_parallel))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("overlap", ["sync", "async"])
+def test_the_other_modes_equal_the_reference(pool: Pool, name: str, overlap: str) -> None:
+    for p1, p2, sequence_parallel in ((1, 1, False), (2, 2, False), (1, 1, True), (3, 1, True)):
+        assert_equal(pool, MODELS[name], Strategy(tp=2, overlap=overlap, p1=p1, p2=p2, sequence_parallel=sequence_parallel))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_gradient_accumulation_equals_one_large_batch(pool: Pool, name: str) -> None:
+    for micro, p1 in ((2, 2), (1, 1)):
+        assert_equal(pool, MODELS[name], Strategy(tp=2, p1=p1), micro)
+
+
+@pytest.mark.parametrize("name", ["gpt", "few_kv"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_delays_in_every_collective_change_nothing(pool: Pool, name: str, seed: int) -> None:
+    for p1, p2, sequence_parallel in ((2, 1, False), (4, 2, False), (1, 2, False), (3, 2, True)):
+        assert_equal(pool, MODELS[name], Strategy(tp=2, p1=p1, p2=p2, sequence_parallel=sequence_parallel), equality.BATCH, seed)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize(("p1", "p2", "sequence_parallel"), [(1, 1, False), (2, 1, False), (3, 2, False), (1, 2, False), (2, 1, True), (4, 2, True)])
+def test_the_order_changes_no_bit(pool: Pool, name: str, p1: int, p2: int, sequence_parallel: bool) -> None:
+    """Same slicing, other overlap, fp32: bitwise, also under delays."""
+    want = None
+    for overlap, delay in (("sync", None), ("async", None), ("domino", None), ("async", 1), ("domino", 1), ("domino", 2)):
+        strategy = Strategy(tp=2, overlap=overlap, p1=p1, p2=p2, sequence_parallel=sequence_parallel)  # type: ignore[arg-type]
+        found = pool(2).run(equality.bits, MODELS[name], strategy, delay)
+        want = want or found
+        for (loss, gradients), (loss_wanted, gradients_wanted) in zip(found, want, strict=True):
+            assert loss == loss_wanted
+            assert torch.equal(gradients, gradients_wanted), f"{overlap} with delay {delay} gives other bits"
+
+
+def test_shards_are_not_replicas_of_each_other(pool: Pool) -> None:
+    assert all(pool(2).run(equality.peers_differ, GPT, Strategy(tp=2)))
+
+
+def test_without_communication_the_numbers_are_wrong(pool: Pool) -> None:
+    """The measuring mode must not be mistaken for training: the suite above would notice."""
+    errors = pool(2).run(equality.worst_error, GPT, Strategy(tp=2, overlap="none"))
+    assert all(error > 1e-3 for error, _ in errors)
