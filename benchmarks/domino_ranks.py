@@ -28,7 +28,7 @@ from plait.train.model import Transformer
 from plait.train.recorder import Recorder
 from plait.train.steps import make_executor
 from plait.train.tune import agree, measured_costs
-from plait.train.wire import GroupWire, Wire, open_group
+from plait.train.wire import Wire, open_wire
 
 SLICED = {
     "sync": Strategy(tp=2, overlap="sync"), "async": Strategy(tp=2, overlap="async"), "domino": Strategy(tp=2, p1=2),
@@ -98,7 +98,7 @@ def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> B
     model = Transformer(spec, Strategy(tp=2), tp_rank=dist.get_rank())
     tokens = torch.randint(0, spec.vocab, (size, sequence), generator=torch.Generator().manual_seed(1))
     batch = MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(size), 1.0 / tokens.numel(), 0)
-    return Bench(spec, batch, model, Gradients(model), GroupWire(open_group("gloo")), open_device("cpu", 0))
+    return Bench(spec, batch, model, Gradients(model), open_wire("gloo"), open_device("cpu", 0))
 
 
 def _costs(bench: Bench, recorder: Recorder) -> SegmentCosts:

@@ -9,6 +9,7 @@
     GROUP_RANK          this machine's number (torchrun; also NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
     MASTER_ADDR         where rank 0 listens                              127.0.0.1 on one machine, else needed
     MASTER_PORT         its port                                          29500
+    GLOO_SOCKET_IFNAME  network interface for gloo                        the one this machine's name leads to
     PLAIT_SPECS         folder to read presets from                       the one that came with Plait
     PLAIT_LAB           name of the lab (emulated cluster) we run in      not in a lab
     OMP_NUM_THREADS     threads of one rank, passed on to it              1: ranks share the machine's cores
@@ -110,6 +111,11 @@ def rank_variables(*, rank: int, world_size: int, local_rank: int, local_world_s
 def rank_base() -> dict[str, str]:
     """This process's environment with the settings that are good for every rank; the user's own values win."""
     return _RANK_DEFAULTS | inherited()
+
+
+def gloo_interface() -> str:
+    """The network interface that gloo is to use; empty for the one that this machine's name leads to."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
 
 
 def chosen_port() -> int | None:

@@ -11,12 +11,19 @@ beside another's communication-heavy forward).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plait.core.model import ModelSpec
 from plait.core.segments import Action, SegmentGraph, SegmentOp, async_order, insert_waits, needs_table, sync_order
 from plait.core.strategy import Overlap, Strategy, slice_sizes
+
+
+# Orders must also be good for collectives this much slower than measured: a rank that is late, or a communication thread
+# that shares its core, makes them slower than they are alone.
+SLACK = 1.25
+# Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps activations alive.
+HELD_BACK = 8
 
 
 @dataclass(frozen=True)
@@ -119,72 +126,104 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
 
 
 def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[Action]:
-    """The best of a few list-scheduling policies by simulated time; equal times go to the one that holds least."""
-    candidates = [insert_waits(graph, _ListScheduler(graph, costs, batch, depth, hold).order())
-                  for depth in (False, True) for hold in (1, 2, 4)]  # fmt: skip
-    times = [makespan(simulate(graph, actions, costs, batch)) for actions in candidates]
+    """The best of a few list-scheduling policies by simulated time, with collectives as measured and late; the first of equals."""
+    late = replace(costs, collective={key: seconds * SLACK for key, seconds in costs.collective.items()})
+    policies = [_Policy(ahead, fill, patience) for ahead in (True, False) for fill in (True, False) for patience in (0.0, 0.5, 0.8)]
+    candidates: list[list[Action]] = []
+    for assumed in (costs, late):
+        scheduler = _ListScheduler(graph, assumed, batch)
+        candidates += [insert_waits(graph, scheduler.order(policy)) for policy in policies]
+    times = [sum(makespan(simulate(graph, actions, real, batch)) for real in (costs, late)) for actions in candidates]
     longest = max(times) or 1.0  # costs may all be zero
     return candidates[min(range(len(candidates)), key=lambda i: (round(times[i] / longest, 3), i))]
 
 
-class _ListScheduler:
-    """Greedy list scheduling: at every moment run the ready op of highest priority, or idle until one is ready.
+class _Policy(NamedTuple):
+    """How the list scheduler chooses.
 
-    depth_first: a slice that is further along goes first (slices drift apart); otherwise the one behind goes first.
-    hold: how many segments' weight gradients may be outstanding per slice before they take precedence; what is
-    outstanding keeps its activations alive.
+    ahead: the slice that is further along goes first, so that slices drift apart; otherwise the one behind.
+    fill: while the link has work for longer than a weight gradient takes, that goes first: nothing is lost by it.
+    patience: a slice holds an op back, even if the processor idles, when its collective would block the link for more than the share
+    ``1 - patience`` of its time after a slice before it wants the link. On a link that is the bottleneck this lets the first slice reach
+    its compute-heavy backward early, beside which the others' forward communication hides. 0: never.
     """
 
-    def __init__(self, graph: SegmentGraph, costs: SegmentCosts, batch: int, depth_first: bool, hold: int) -> None:
-        self.graph, self.needs = graph, needs_table(graph)
-        self.durations = _Durations(graph, costs, batch)
-        self.limit = 2 * hold * graph.p1
-        sign = -1 if depth_first else 1
-        self.rank = {op: (sign * i, op.slice) for i, op in enumerate(_one_slice(graph))}
-        self.rank = {op: (self.rank[op._replace(slice=0)][0], op.slice) for op in graph.ops()}
+    ahead: bool
+    fill: bool
+    patience: float
 
-    def order(self) -> list[SegmentOp]:
+
+class _ListScheduler:
+    """Greedy list scheduling: at every moment run the ready op that the policy prefers, or idle until one is ready.
+
+    Ops are numbered in the graph's own order; lists are indexed by these numbers.
+    """
+
+    def __init__(self, graph: SegmentGraph, costs: SegmentCosts, batch: int) -> None:
+        self.ops = graph.ops()
+        number, needs, durations = {op: i for i, op in enumerate(self.ops)}, needs_table(graph), _Durations(graph, costs, batch)
+        self.seconds = [durations.compute(op) for op in self.ops]
+        self.travels = [graph.collective(op) is not None for op in self.ops]
+        self.wire = [durations.collective(op) for op in self.ops]
+        self.needs = [[(number[need.op], need.collective) for need in needs[op]] for op in self.ops]
+        self.feeds: list[list[int]] = [[] for _ in self.ops]
+        for i, sources in enumerate(self.needs):
+            for source, _ in sources:
+                self.feeds[source].append(i)
+        self.weight = [op.kind == "W" for op in self.ops]
+        self.place = {op: i for i, op in enumerate(op for op in self.ops if op.slice == 0)}
+        self.limit = HELD_BACK * graph.p1
+        self.until_wire = self._until_wire()
+
+    def _until_wire(self) -> list[float]:
+        """Processor seconds from the start of an op until its slice next has something for the link."""
+        until = list(self.seconds)
+        for i in reversed(range(len(self.ops))):
+            if not self.travels[i]:
+                following = [until[j] for j in self.feeds[i] if not self.weight[j] and self.ops[j].slice == self.ops[i].slice]
+                until[i] += max(following, default=0.0)
+        return until
+
+    def order(self, policy: _Policy) -> list[SegmentOp]:
         """All ops, in the order in which they should run."""
-        missing = {op: len(needs) for op, needs in self.needs.items()}
-        feeds: dict[SegmentOp, list[SegmentOp]] = {}
-        for op, needs in self.needs.items():
-            for need in needs:
-                feeds.setdefault(need.op, []).append(op)
-        self.finish: dict[SegmentOp, float] = {}  # when the result, reduced if it is to be, is there
-        self.run_end: dict[SegmentOp, float] = {}
-        ready = [op for op, count in missing.items() if not count]
-        order: list[SegmentOp] = []
-        now = link = 0.0
+        sign = -1 if policy.ahead else 1
+        self.rank = [(sign * self.place[op._replace(slice=0)], op.slice) for op in self.ops]
+        self.done, self.arrived = [0.0] * len(self.ops), [0.0] * len(self.ops)
+        self.at = [0.0] * len(self.ops)  # when all that an op needs is there
+        missing = [len(sources) for sources in self.needs]
+        ready, order, now, link = [i for i, count in enumerate(missing) if not count], list[int](), 0.0, 0.0
         while ready:
-            op = self._choose(ready, now, link)
-            ready.remove(op)
-            now = max(now, self._ready_at(op)) + self.durations.compute(op)
-            self.run_end[op] = self.finish[op] = now
-            if self.graph.collective(op):
-                link = self.finish[op] = max(now, link) + self.durations.collective(op)
-            order.append(op)
-            for fed in feeds.get(op, ()):
+            i = self._choose(policy, ready, now, link)
+            ready.remove(i)
+            order.append(i)
+            now = self.done[i] = self.arrived[i] = max(now, self.at[i]) + self.seconds[i]
+            if self.travels[i]:
+                link = self.arrived[i] = max(now, link) + self.wire[i]
+            for fed in self.feeds[i]:
                 missing[fed] -= 1
                 if not missing[fed]:
+                    self.at[fed] = max(self.arrived[j] if collective else self.done[j] for j, collective in self.needs[fed])
                     ready.append(fed)
-        assert len(order) == len(missing), "the segment graph has a cycle"
-        return order
+        assert len(order) == len(self.ops), "the segment graph has a cycle"
+        return [self.ops[i] for i in order]
 
-    def _ready_at(self, op: SegmentOp) -> float:
-        return max((self.finish[n.op] if n.collective else self.run_end[n.op] for n in self.needs[op]), default=0.0)
-
-    def _choose(self, ready: list[SegmentOp], now: float, link: float) -> SegmentOp:
-        weights = [op for op in ready if op.kind == "W" and self._ready_at(op) <= now]
-        chain = [op for op in ready if op.kind != "W" and self._ready_at(op) <= now]
-        oldest = min(weights, key=self._ready_at, default=None)
-        if oldest and (len(weights) > self.limit or not chain):
+    def _choose(self, policy: _Policy, ready: list[int], now: float, link: float) -> int:
+        chain = [i for i in ready if not self.weight[i]]
+        free = [i for i in chain if not (policy.patience and self._blocks(i, policy.patience, chain, now, link))] or chain
+        first = min(free, key=lambda i: (max(0.0, self.at[i] - now), self.rank[i]), default=None)
+        weights = [i for i in ready if self.weight[i] and self.at[i] <= now]
+        oldest = min(weights, key=lambda i: self.at[i], default=None)
+        if oldest is not None and (first is None or self.at[first] > now or len(weights) > self.limit):
             return oldest
-        if chain:
-            first = min(chain, key=lambda op: self.rank[op])
-            # While the link has work for longer than a weight gradient takes, nothing is lost by doing that first.
-            return oldest if oldest and link - now > self.durations.compute(oldest) + self.durations.compute(first) else first
-        return min(ready, key=lambda op: (self._ready_at(op), self.rank[op]))
+        if first is None:
+            return min(ready, key=lambda i: self.at[i])
+        backlog = policy.fill and oldest is not None and link - now > self.seconds[oldest] + self.seconds[first]
+        return oldest if backlog and oldest is not None else first
 
-
-def _one_slice(graph: SegmentGraph) -> list[SegmentOp]:
-    return [op for op in graph.ops() if op.slice == 0]
+    def _blocks(self, i: int, patience: float, chain: list[int], now: float, link: float) -> bool:
+        """Whether the collective of op ``i`` would keep a slice before its own from the link for too long."""
+        if not self.travels[i]:
+            return False
+        end = max(link, max(now, self.at[i]) + self.seconds[i]) + self.wire[i]
+        wanted = [max(self.at[j], now) + self.until_wire[j] for j in chain if self.ops[j].slice < self.ops[i].slice]
+        return any(end > moment + (1 - patience) * self.wire[i] for moment in wanted)

@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.core.env import gloo_interface
 from plait.core.segments import Collective
+from plait.train.threads import running, serve_first
 
 
 class Handle(Protocol):
@@ -56,7 +59,7 @@ class NullWire:
 
 
 class GroupWire:
-    """A torch.distributed process group: gloo, NCCL or RCCL."""
+    """A torch.distributed process group: NCCL, RCCL, or any other backend."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -70,20 +73,59 @@ class GroupWire:
         return call(result, source, group=self.group, async_op=True)
 
 
-def open_group(backend: str, ranks: list[int] | None = None) -> dist.ProcessGroup:
-    """A process group for slices' collectives.
+class GlooWire:
+    """gloo over all ranks, with what its torch.distributed wrapper does not offer.
 
-    gloo gets a single worker thread: collectives then use the link one after the other, in the order in which they start, and
-    the first one is there as early as can be; with gloo's default of two they would halve each other's bandwidth.
+    One worker thread: collectives use the link one after the other in the order in which they start, so that the first is there as early
+    as can be; the wrapper's two would halve each other's bandwidth. A reduce-scatter that sends each rank its share only: gloo's own is an
+    all-reduce that throws most of its result away.
     """
-    options = None
+
+    def __init__(self, name: str = "slices") -> None:
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+        options = dist.ProcessGroupGloo._Options()
+        interface, gloo = gloo_interface(), dist.ProcessGroupGloo
+        options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+        options._threads = 1
+        store = dist.PrefixStore(f"plait/{name}/", dist.distributed_c10d._get_default_store())
+        before = running()
+        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        serve_first(running() - before)
+        self._sum = dist.AllreduceOptions()
+        self._sum.reduceOp = dist.ReduceOp.SUM
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+        """Start the collective asynchronously."""
+        if kind == "all_reduce":
+            return self._gloo.allreduce([result], self._sum)
+        if kind == "all_gather":
+            return self._gloo._allgather_base(result, source, c10d.AllgatherOptions())
+        received = source.new_empty((self.size, *result.shape))
+        return _ScatteredSum(self._gloo.alltoall_base(received, source, [], [], dist.AllToAllOptions()), received, result)
+
+
+class _ScatteredSum:
+    """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits."""
+
+    def __init__(self, work: Any, received: Tensor, result: Tensor) -> None:
+        self.work, self.received, self.result = work, received, result
+
+    def wait(self) -> None:
+        self.work.wait()
+        torch.sum(self.received, dim=0, out=self.result)
+
+    def get_future(self) -> Any:
+        """Of the transfer, for the recorder."""
+        return self.work.get_future()
+
+
+def open_wire(backend: str) -> Wire:
+    """The wire over all ranks of the default group for a collective backend (``gloo``, ``nccl``)."""
     if backend == "gloo":
-        options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  (the only way to reach the thread count)
-        options._devices = [dist.ProcessGroupGloo.create_default_device(lazy_init=False)]  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001
-    group = dist.new_group(ranks, backend=backend, pg_options=options)
+        return GlooWire()
+    group = dist.new_group(backend=backend)
     assert isinstance(group, dist.ProcessGroup)
-    return group
+    return GroupWire(group)
 
 
 def wire_bytes(kind: Collective, result: Tensor, source: Tensor, size: int) -> int:
@@ -97,8 +139,3 @@ def sum_over(wire: Wire, value: Tensor) -> Tensor:
     if wire.size > 1 and not isinstance(wire, NullWire):
         wire.start("all_reduce", value, value).wait()
     return value
-
-
-def empty_like_gathered(source: Tensor, size: int) -> Tensor:
-    """An uninitialised buffer for the all-gather of ``source`` along dim 0."""
-    return torch.empty((source.shape[0] * size, *source.shape[1:]), dtype=source.dtype, device=source.device)

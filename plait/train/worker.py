@@ -16,7 +16,7 @@ from plait.core.env import RankEnv
 from plait.core.errors import ERROR_MARK, LaunchError, PlaitError
 from plait.train.device import Device, open_device
 from plait.train.session import Session
-from plait.train.wire import GroupWire, NullWire, Wire, open_group
+from plait.train.wire import NullWire, Wire, open_wire
 
 PR_SET_PDEATHSIG = 1
 
@@ -60,7 +60,7 @@ def _join_world(rank: RankEnv, device: Device) -> Wire:
             f"rank {rank.rank} cannot use {rank.master_addr}:{rank.master_port} to meet the other ranks ({_first_line(error)}); "
             "if the port is in use, choose another with MASTER_PORT"
         ) from None
-    return GroupWire(open_group(device.backend))
+    return open_wire(device.backend)
 
 
 def _first_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ from plait.train.gradients import Gradients
 from plait.train.model import Transformer
 from plait.train.optimizer import Optimizer
 from plait.train.steps import make_executor, micro_batches, train_step
-from plait.train.wire import GroupWire, NullWire, Wire, open_group
+from plait.train.wire import NullWire, Wire, open_wire
 from tests.reference import Reference
 
 BATCH, SEQUENCE, STEPS, SEED = 4, 8, 3, 7
@@ -67,7 +67,7 @@ class _Late:
 @cache
 def wire() -> Wire:
     """One group for the whole session, as a run has."""
-    return GroupWire(open_group("gloo")) if dist.is_initialized() and dist.get_world_size() > 1 else NullWire()
+    return open_wire("gloo") if dist.is_initialized() and dist.get_world_size() > 1 else NullWire()
 
 
 def batch_of(spec: ModelSpec, step: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,7 +25,7 @@ from plait.train.device import Device
 from plait.train.executor import MicroBatch, SegmentExecutor
 from plait.train.gradients import Gradients
 from plait.train.model import Transformer
-from plait.train.wire import GroupWire, NullWire, Wire
+from plait.train.wire import NullWire, Wire, open_wire
 from tests.ranks import Ranks
 
 GPT = {"vocab_size": 53, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4, "bos_token_id": None, "eos_token_id": None}
@@ -97,18 +97,18 @@ def load(folder: Path, tp: int = 1, rank: int = 0, dtype: torch.dtype = torch.fl
 
 
 def load_and_run(rank: int, folder: Path) -> tuple[Tensor, float]:
-    return run(load(folder, 2, rank), GroupWire(), TOKENS)[:2]
+    return run(load(folder, 2, rank), open_wire("gloo"), TOKENS)[:2]
 
 
 def load_and_save(rank: int, folder: Path, target: Path, shard_bytes: int, dtype: torch.dtype) -> None:
-    huggingface.save(load(folder, 2, rank, dtype), GroupWire(), target, shard_bytes=shard_bytes)
+    huggingface.save(load(folder, 2, rank, dtype), open_wire("gloo"), target, shard_bytes=shard_bytes)
 
 
 def fail_to_save(rank: int, folder: Path, target: Path) -> str:
     """Rank 0's disk is full when the weights are written: what every rank is told."""
     full = mock.patch.object(safetensors_folder, "_close", side_effect=[None, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
     with full, pytest.raises(CheckpointError) as told:
-        huggingface.save(load(folder, 2, rank), GroupWire(), target)
+        huggingface.save(load(folder, 2, rank), open_wire("gloo"), target)
     return str(told.value)
 
 
