@@ -16,7 +16,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def main() -> int:
     result = {"points": points}
     if options.save:
         HERE.joinpath("results").mkdir(exist_ok=True)
-        kept = {"date": datetime.now(timezone.utc).date().isoformat(), "machine": machine(), "command": " ".join(["python", *sys.argv]), **result}
+        kept = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "command": " ".join(["python", *sys.argv]), **result}
         Path(options.save).write_text(json.dumps(kept, indent=2) + "\n")
     if options.json:
         print(json.dumps(result))
@@ -68,18 +68,32 @@ def work_out(nic: str, found: dict[str, Any]) -> dict[str, Any]:
     exposed = m["sync"] - m["none"]
     point: dict[str, Any] = {"nic": nic, "comm_share": exposed / m["sync"], **{f"{name}_s": m[name] for name in VARIANTS}}
     return point | {
-        "domino_speedup": m["sync"] / m["domino"], "of_none": m["none"] / m["domino"], "of_limit": limit / m["domino"],
-        "hidden": (m["sync"] - m["domino"]) / exposed, "column_hidden": (m["sync"] - m["column"]) / exposed,
-        "dtensor_over_domino": m["dtensor"] / m["domino"], "recorded_hidden": found["recorded_hidden"], "cpu": found["cpu"],
+        "domino_speedup": m["sync"] / m["domino"],
+        "of_none": m["none"] / m["domino"],
+        "of_limit": limit / m["domino"],
+        "hidden": (m["sync"] - m["domino"]) / exposed,
+        "column_hidden": (m["sync"] - m["column"]) / exposed,
+        "dtensor_over_domino": m["dtensor"] / m["domino"],
+        "recorded_hidden": found["recorded_hidden"],
+        "cpu": found["cpu"],
         "rounds": found["rounds"],
-    }  # fmt: skip
+    }
 
 
 def show(point: dict[str, Any], found: dict[str, Any]) -> None:
     """One table for people."""
     sync, none, limit = point["sync_s"], point["none_s"], max(point["none_s"], point["comm_s"])
-    table = Table("variant", "median ms", "spread", "against sync", "of none", "of limit", "hidden", "CPU s",
-                  title=f"{point['nic']}: communication is {point['comm_share']:.0%} of the synchronous step")  # fmt: skip
+    table = Table(
+        "variant",
+        "median ms",
+        "spread",
+        "against sync",
+        "of none",
+        "of limit",
+        "hidden",
+        "CPU s",
+        title=f"{point['nic']}: communication is {point['comm_share']:.0%} of the synchronous step",
+    )
     for name in VARIANTS:
         seconds = point[f"{name}_s"]
         low, high = found["spread"][name]
@@ -92,7 +106,9 @@ def show(point: dict[str, Any], found: dict[str, Any]) -> None:
 
 def machine() -> str:
     """What the figures were measured on."""
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "cpu")
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "cpu"
+    )
     cores = subprocess.run(["nproc"], capture_output=True, text=True, check=False).stdout.strip()
     return f"{cores} cores of {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
 

@@ -31,9 +31,14 @@ from plait.train.tune import agree, measured_costs
 from plait.train.wire import Wire, open_wire
 
 SLICED = {
-    "sync": Strategy(tp=2, overlap="sync"), "async": Strategy(tp=2, overlap="async"), "domino": Strategy(tp=2, p1=2),
-    "domino_p4": Strategy(tp=2, p1=4), "column": Strategy(tp=2, p2=2), "hybrid": Strategy(tp=2, p1=2, p2=2), "none": Strategy(tp=2, overlap="none"),
-}  # fmt: skip
+    "sync": Strategy(tp=2, overlap="sync"),
+    "async": Strategy(tp=2, overlap="async"),
+    "domino": Strategy(tp=2, p1=2),
+    "domino_p4": Strategy(tp=2, p1=4),
+    "column": Strategy(tp=2, p2=2),
+    "hybrid": Strategy(tp=2, p1=2, p2=2),
+    "none": Strategy(tp=2, overlap="none"),
+}
 
 
 @dataclass
@@ -49,8 +54,17 @@ class Bench:
 
     def executor(self, strategy: Strategy, costs: SegmentCosts | None = None, recorder: Recorder | None = None) -> SegmentExecutor:
         size, sequence = self.batch.tokens.shape
-        return make_executor(self.model, strategy, self.wire, gradients=self.gradients, device=self.device, batch=size, sequence=sequence,
-                             costs=costs, recorder=recorder)  # fmt: skip
+        return make_executor(
+            self.model,
+            strategy,
+            self.wire,
+            gradients=self.gradients,
+            device=self.device,
+            batch=size,
+            sequence=sequence,
+            costs=costs,
+            recorder=recorder,
+        )
 
     def step(self, executor: SegmentExecutor) -> Callable[[], object]:
         def run() -> None:
@@ -94,7 +108,15 @@ def main() -> None:
 def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> Bench:
     heads = max(2, hidden // 64)
     more: dict[str, Any] = {"ffn_hidden": 4 * hidden} if family == "llama" else {}
-    spec = ModelSpec(family="llama" if family == "llama" else "gpt", num_layers=layers, hidden=hidden, num_heads=heads, vocab=256, max_sequence=sequence, **more)
+    spec = ModelSpec(
+        family="llama" if family == "llama" else "gpt",
+        num_layers=layers,
+        hidden=hidden,
+        num_heads=heads,
+        vocab=256,
+        max_sequence=sequence,
+        **more,
+    )
     model = Transformer(spec, Strategy(tp=2), tp_rank=dist.get_rank())
     tokens = torch.randint(0, spec.vocab, (size, sequence), generator=torch.Generator().manual_seed(1))
     batch = MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(size), 1.0 / tokens.numel(), 0)

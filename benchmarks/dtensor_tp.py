@@ -68,17 +68,27 @@ class DTensorGpt(nn.Module):
         self.blocks = nn.ModuleList(_Block(spec, spec.num_heads // mesh.size()) for _ in range(spec.num_layers))
         self.norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
-        parallelize_module(self, mesh, {
-            "words": RowwiseParallel(input_layouts=Replicate()),
-            "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-        })  # fmt: skip
+        parallelize_module(
+            self,
+            mesh,
+            {
+                "words": RowwiseParallel(input_layouts=Replicate()),
+                "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+            },
+        )
         for block in self.blocks:
-            parallelize_module(block, mesh, {
-                "attention": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False),
-                "attention.qkv": ColwiseParallel(), "attention.out": RowwiseParallel(),
-                "mlp": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False),
-                "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(),
-            })  # fmt: skip
+            parallelize_module(
+                block,
+                mesh,
+                {
+                    "attention": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False),
+                    "attention.qkv": ColwiseParallel(),
+                    "attention.out": RowwiseParallel(),
+                    "mlp": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False),
+                    "mlp.up": ColwiseParallel(),
+                    "mlp.down": RowwiseParallel(),
+                },
+            )
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)

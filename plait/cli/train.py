@@ -14,7 +14,9 @@ WORKER = "plait.train.worker"
 def train(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings that replace the file's, such as train.steps=100.")] = None,
-    on: Annotated[str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")] = "local",
+    on: Annotated[
+        str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
+    ] = "local",
     check: Annotated[bool, typer.Option("--check", help="Only check the job.")] = False,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed."""
@@ -42,7 +44,9 @@ def _run(job: object, folder: Path, on: str) -> int:
         with replacing(folder / "job.toml") as path:
             path.write_text(job.to_toml())
     except OSError as error:
-        raise LaunchError(f"the run folder {folder} cannot be written: {error.strerror or error}. Choose another with run.folder=FOLDER.") from None
+        raise LaunchError(
+            f"the run folder {folder} cannot be written: {error.strerror or error}. Choose another with run.folder=FOLDER."
+        ) from None
     argv = [sys.executable, "-m", WORKER, str(folder)]
     if on == "local":
         return run_ranks(local_start(argv, world, port=chosen_port()), world, folder / "logs")
@@ -53,6 +57,8 @@ def _run(job: object, folder: Path, on: str) -> int:
 
     spec = LabSpec.parse(where)
     if spec.world_size != world:
-        raise JobError(f"{where} has {spec.world_size} ranks, the job needs {world}", key="--on", fix="Change one of the two, or set strategy.tp")
+        raise JobError(
+            f"{where} has {spec.world_size} ranks, the job needs {world}", key="--on", fix="Change one of the two, or set strategy.tp"
+        )
     with Lab(spec, command=argv) as lab:
         return run_ranks(lambda rank, out, err: lab.popen(rank, argv, stdout=out, stderr=err), world, folder / "logs")

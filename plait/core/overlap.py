@@ -18,7 +18,6 @@ from plait.core.model import ModelSpec
 from plait.core.segments import Action, SegmentGraph, SegmentOp, async_order, insert_waits, needs_table, sync_order
 from plait.core.strategy import Overlap, Strategy, slice_sizes
 
-
 # Orders must also be good for collectives this much slower than measured: a rank that is late, or a communication thread
 # that shares its core, makes them slower than they are alone.
 SLACK = 1.25
@@ -47,8 +46,17 @@ class Placed(NamedTuple):
     end: float
 
 
-def segment_costs(model: ModelSpec, strategy: Strategy, *, batch: int, sequence: int, flops: float, bandwidth: float,
-                  latency: float = 0.0, bytes_per_number: int = 4) -> SegmentCosts:  # fmt: skip
+def segment_costs(
+    model: ModelSpec,
+    strategy: Strategy,
+    *,
+    batch: int,
+    sequence: int,
+    flops: float,
+    bandwidth: float,
+    latency: float = 0.0,
+    bytes_per_number: int = 4,
+) -> SegmentCosts:
     """Costs from shapes: ``flops`` per second of one rank, ``bandwidth`` of its link in bytes per second and direction.
 
     Norms and joins count as memory traffic at an assumed 4 FLOPs a byte; a ring all-reduce sends 2 (tp-1)/tp of its bytes.

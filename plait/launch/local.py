@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,7 +36,9 @@ def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> 
     chosen = port or free_port()
 
     def start(rank: int, out: IO[bytes] | None, err: IO[bytes]) -> subprocess.Popen[Any]:
-        variables = rank_variables(rank=rank, world_size=world, local_rank=rank, local_world_size=world, master_addr="127.0.0.1", master_port=chosen)
+        variables = rank_variables(
+            rank=rank, world_size=world, local_rank=rank, local_world_size=world, master_addr="127.0.0.1", master_port=chosen
+        )
         return subprocess.Popen(list(argv), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
 
     return start
@@ -107,7 +109,11 @@ class _Watch:
                 if rank.poll() is None:
                     os.killpg(rank.pid, signal.SIGINT if self.signals == 1 else signal.SIGKILL)
             if self.signals == 1:
-                print("\nplait: stopping after this step; the run is saved first (Ctrl-C again to end it at once)", file=sys.stderr, flush=True)
+                print(
+                    "\nplait: stopping after this step; the run is saved first (Ctrl-C again to end it at once)",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -121,8 +127,6 @@ def _kill(ranks: list[subprocess.Popen[Any]]) -> None:
     """End every rank's process group for certain."""
     for rank in ranks:
         if rank.poll() is None:
-            try:
+            with suppress(ProcessLookupError):  # ended in between
                 os.killpg(rank.pid, signal.SIGKILL)
-            except ProcessLookupError:  # ended in between
-                pass
         rank.wait()

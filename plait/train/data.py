@@ -57,6 +57,7 @@ class Split:
 
     @property
     def tokens(self) -> int:
+        """Tokens in all shards."""
         return sum(shard.tokens for shard in self.shards)
 
 
@@ -72,6 +73,7 @@ class Index:
     splits: dict[str, Split]
 
     def to_json(self) -> str:
+        """The text of ``index.json``."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
     @staticmethod
@@ -111,6 +113,7 @@ class Corpus:
         return cls(folder, Index.read(folder / INDEX_FILE))
 
     def num_tokens(self, split: SplitName) -> int:
+        """Tokens of one split."""
         return self.index.splits[split].tokens
 
     def read(self, split: SplitName, start: int, count: int) -> np.ndarray:

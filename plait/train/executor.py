@@ -23,7 +23,7 @@ from plait.train.gradients import Gradients
 from plait.train.loss import VocabularyLoss
 from plait.train.model import SliceContext, Transformer
 from plait.train.recorder import Recorder
-from plait.train.wire import NullWire, Wire
+from plait.train.wire import NullWire, Wire, empty_like_gathered
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,27 @@ class _Slot:
 class SegmentExecutor:
     """Executes one list for one model on one rank. Not reentrant: one micro-batch at a time."""
 
-    def __init__(self, model: Transformer, graph: SegmentGraph, actions: Sequence[Action], wire: Wire, *,
-                 gradients: Gradients | None, device: Device, recorder: Recorder | None = None, seed: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Transformer,
+        graph: SegmentGraph,
+        actions: Sequence[Action],
+        wire: Wire,
+        *,
+        gradients: Gradients | None,
+        device: Device,
+        recorder: Recorder | None = None,
+        seed: int = 0,
+    ) -> None:
         check(graph, actions)
         self.model, self.graph, self.actions, self.wire = model, graph, list(actions), wire
         self.gradients, self.device, self.recorder, self.seed = gradients, device, recorder, seed
         self.sp = graph.sequence_parallel
         self._slots: dict[tuple[str, int, int], _Slot] = {}
         self._flights: dict[SegmentOp, Any] = {}
-        self._programme = [(action, getattr(self, f"_{action.op.kind}" if action.verb == "run" else f"_{action.verb}")) for action in self.actions]
+        self._programme = [
+            (action, getattr(self, f"_{action.op.kind}" if action.verb == "run" else f"_{action.verb}")) for action in self.actions
+        ]
 
     @torch.no_grad()
     def run(self, batch: MicroBatch) -> Tensor:
@@ -170,20 +182,17 @@ class SegmentExecutor:
             return slot.loss.gathered, slot.loss.statistics
         if op.kind == "N":
             assert slot.n is not None
-            slot.full = self._gathered(slot.n)
+            slot.full = empty_like_gathered(slot.n, self.wire.size)
             return slot.full, slot.n
         _, producer = self._producer(op)
         assert op.kind == "J" and producer.g_y is not None
-        producer.g_y_full = self._gathered(producer.g_y)
+        producer.g_y_full = empty_like_gathered(producer.g_y, self.wire.size)
         return producer.g_y_full, producer.g_y
 
     def _shard_of(self, whole: Tensor, dim: int) -> Tensor:
         shape = list(whole.shape)
         shape[dim] //= self.wire.size
         return whole.new_empty(shape)
-
-    def _gathered(self, shard: Tensor) -> Tensor:
-        return shard.new_empty((shard.shape[0] * self.wire.size, *shard.shape[1:]))
 
     def _row_part(self, op: SegmentOp, rows: Tensor) -> Tensor:
         """The part of [M, ...] that part ``op.part`` of an input gradient covers."""
@@ -211,7 +220,9 @@ class SegmentExecutor:
         assert slot.full is not None
         if op.site == "head":
             weight = self.model.head.weight
-            slot.loss = VocabularyLoss(slot.full.flatten(0, 1) @ weight.t(), slot.targets.flatten(), self.model.embedding, self.model.spec.vocab, self.wire.size)
+            slot.loss = VocabularyLoss(
+                slot.full.flatten(0, 1) @ weight.t(), slot.targets.flatten(), self.model.embedding, self.model.spec.vocab, self.wire.size
+            )
             return
         segment = self._segment(op)
         z = _linear(slot.full, segment.column.weight, segment.column.bias).requires_grad_(self.graph.backward)

@@ -229,8 +229,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Transformer(nn.Module):
     """One tensor-parallel rank's share of a model, initialised the same whatever the degree."""
 
-    def __init__(self, spec: ModelSpec, strategy: Strategy, *, tp_rank: int = 0, seed: int = 0,
-                 dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        spec: ModelSpec,
+        strategy: Strategy,
+        *,
+        tp_rank: int = 0,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
         self.spec, self.strategy, self.tp_rank = spec, strategy, tp_rank
         rope = Rope(spec) if spec.family == "llama" else None

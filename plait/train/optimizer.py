@@ -32,8 +32,15 @@ class LearningRate:
 class Optimizer:
     """torch's AdamW, its inputs views of the flat gradient buffer; matrices decay, norms and biases do not."""
 
-    def __init__(self, model: Transformer, gradients: Gradients, *, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8,
-                 weight_decay: float = 0.1) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Transformer,
+        gradients: Gradients,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+    ) -> None:
         self.model, self.gradients = model, gradients
         first = next(iter(model.named.values()))
         self.separate = first.dtype != gradients.dtype

@@ -38,6 +38,7 @@ class Piece:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's range."""
         if self.dim is None:
             return self.shape
         return (*self.shape[: self.dim], self.stop - self.start, *self.shape[self.dim + 1 :])
@@ -79,7 +80,11 @@ class _Pieces:
         yield from self._norm(f"{at}.norm")
         for tail, width in self._weight_and_bias():
             offset = 0
-            for name, heads, replicas in (("q", spec.num_heads, 1), ("k", spec.num_kv_heads, self.kv_replicas), ("v", spec.num_kv_heads, self.kv_replicas)):
+            for name, heads, replicas in (
+                ("q", spec.num_heads, 1),
+                ("k", spec.num_kv_heads, self.kv_replicas),
+                ("v", spec.num_kv_heads, self.kv_replicas),
+            ):
                 rows = heads * size * replicas // self.tp
                 start = self.rank // replicas * rows
                 yield Piece(f"{at}.{name}.{tail}", (heads * size, *width), 0, start, start + rows, f"{at}.column.{tail}", offset, replicas)

@@ -28,7 +28,7 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         if self.speaks:
-            self._metrics = open(self.folder / "metrics.jsonl", "a")  # noqa: SIM115  (closed in __exit__)
+            self._metrics = open(self.folder / "metrics.jsonl", "a")
         return self
 
     def begin(self, start: int) -> None:
@@ -41,8 +41,14 @@ class Reporter:
         replace_text(path, "".join(line + "\n" for line in kept))
         self._metrics = open(path, "a")  # noqa: SIM115
         if self.console.is_terminal:
-            self.bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
-                                console=self.console)  # fmt: skip
+            self.bar = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
             self.task = self.bar.add_task("", total=self.steps, completed=start)
             self.bar.start()
 
@@ -91,7 +97,13 @@ class Reporter:
         table = Table("p1", "p2", "sequence parallel", "ms per micro-batch", "against best", title="Slicing, measured before training")
         for one in sorted(timed, key=lambda c: c.seconds):
             s = one.strategy
-            row = (str(s.p1), str(s.p2), "yes" if s.sequence_parallel else "no", f"{one.seconds * 1e3:.1f}", f"{one.seconds / best.seconds:.2f}x")
+            row = (
+                str(s.p1),
+                str(s.p2),
+                "yes" if s.sequence_parallel else "no",
+                f"{one.seconds * 1e3:.1f}",
+                f"{one.seconds / best.seconds:.2f}x",
+            )
             table.add_row(*row, style="bold" if s == chosen else "")
         self.console.print(table)
 

@@ -76,11 +76,15 @@ class Session:
         settings: dict[str, Any] = {"sequence": job.data.sequence, "seed": job.data.seed}
         self.batches = Batches(corpus, "train", batch=job.train.batch, **settings)
         self.eval_batches = Batches(corpus, "eval", batch=job.micro_batch, **settings) if job.train.eval_every else None
-        self.model = Transformer(spec, job.base_strategy, tp_rank=self.rank.rank, seed=job.train.seed, dtype=DTYPES[job.train.dtype], device=device)
+        self.model = Transformer(
+            spec, job.base_strategy, tp_rank=self.rank.rank, seed=job.train.seed, dtype=DTYPES[job.train.dtype], device=device
+        )
         if job.train.init_from:
             load_huggingface(self.model, Path(job.train.init_from))
         self.gradients = Gradients(self.model)
-        self.optimizer = Optimizer(self.model, self.gradients, betas=job.train.betas, eps=job.train.eps, weight_decay=job.train.weight_decay)
+        self.optimizer = Optimizer(
+            self.model, self.gradients, betas=job.train.betas, eps=job.train.eps, weight_decay=job.train.weight_decay
+        )
         self.recorder = Recorder(self.device)
 
     def _corpus(self) -> Corpus:
@@ -99,14 +103,24 @@ class Session:
         if agree(path.is_file()):
             plan = Plan.read(path)
             if plan.job_fingerprint != self.job.fingerprint:
-                raise JobError("holds a run of another job (model, data or training settings differ)", file=str(self.folder),
-                               fix="Give this run another name with run.name=NAME, or remove the folder")  # fmt: skip
+                raise JobError(
+                    "holds a run of another job (model, data or training settings differ)",
+                    file=str(self.folder),
+                    fix="Give this run another name with run.name=NAME, or remove the folder",
+                )
             return plan
         strategy, costs, note = self.job.base_strategy, None, "as the job says"
         if self.wire.size > 1 and "auto" in (self.job.strategy.slices, self.job.strategy.sequence_parallel):
             strategy, costs, note = self._tune()
-        plan = Plan(job=self.job.to_dict(), job_fingerprint=self.job.fingerprint, model=self.model.spec, strategy=strategy,
-                    layout=Layout(tp=self.wire.size), costs=costs, notes={"slices": note, "device": self.device.description})  # fmt: skip
+        plan = Plan(
+            job=self.job.to_dict(),
+            job_fingerprint=self.job.fingerprint,
+            model=self.model.spec,
+            strategy=strategy,
+            layout=Layout(tp=self.wire.size),
+            costs=costs,
+            notes={"slices": note, "device": self.device.description},
+        )
         if self.rank.rank == 0:
             plan.write(path)
         return plan
@@ -116,8 +130,9 @@ class Session:
         sequence_parallel = (False, True) if asked.sequence_parallel == "auto" else (asked.sequence_parallel,)
         slices = None if asked.slices == "auto" else (self.job.base_strategy.p1, self.job.base_strategy.p2)
         batch = self._micro_batches(0)[0]
-        timed, costs = choose_slices(self._executor, self.job.base_strategy, batch, sequence_parallel=sequence_parallel, slices=slices,
-                                     recorder=self.recorder)  # fmt: skip
+        timed, costs = choose_slices(
+            self._executor, self.job.base_strategy, batch, sequence_parallel=sequence_parallel, slices=slices, recorder=self.recorder
+        )
         self.gradients.zero()
         best = min(timed, key=lambda one: one.seconds).strategy
         self.report.choice(timed, best)
@@ -126,6 +141,7 @@ class Session:
     def _resume(self) -> int:
         """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
         group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        assert not isinstance(group, int)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", self.model.pieces, keep=self.job.train.keep_checkpoints, group=group)
         step = self.checkpoints.latest()
         if step is None:
@@ -137,9 +153,21 @@ class Session:
         self.report.say(f"resuming after step {step}")
         return step
 
-    def _executor(self, strategy: Strategy, *, costs: SegmentCosts | None = None, recorder: Recorder | None = None, train: bool = True) -> SegmentExecutor:
-        return make_executor(self.model, strategy, self.wire, gradients=self.gradients if train else None, device=self.device, costs=costs,
-                             batch=self.job.micro_batch, sequence=self.job.data.sequence, recorder=recorder, seed=self.job.train.seed)  # fmt: skip
+    def _executor(
+        self, strategy: Strategy, *, costs: SegmentCosts | None = None, recorder: Recorder | None = None, train: bool = True
+    ) -> SegmentExecutor:
+        return make_executor(
+            self.model,
+            strategy,
+            self.wire,
+            gradients=self.gradients if train else None,
+            device=self.device,
+            costs=costs,
+            batch=self.job.micro_batch,
+            sequence=self.job.data.sequence,
+            recorder=recorder,
+            seed=self.job.train.seed,
+        )
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
         to = self.device.torch_device
@@ -152,7 +180,9 @@ class Session:
     def _steps(self, start: int, stop: Flag) -> int:
         job, plan = self.job.train, self.plan
         executor = self._executor(plan.strategy, costs=plan.costs, recorder=self.recorder)
-        self._evaluator = self._executor(replace(plan.strategy, p1=min(plan.strategy.p1, self.job.micro_batch)), costs=plan.costs, train=False)
+        self._evaluator = self._executor(
+            replace(plan.strategy, p1=min(plan.strategy.p1, self.job.micro_batch)), costs=plan.costs, train=False
+        )
         rate = LearningRate(peak=job.learning_rate, floor=job.min_learning_rate, warmup=job.warmup_steps, steps=job.steps)
         tokens = job.batch * self.job.data.sequence
         peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.dtype])
@@ -161,14 +191,22 @@ class Session:
         asked, began = False, time.perf_counter()
         self.report.begin(start)
         for step in range(start, job.steps):
-            result = train_step(executor, self.optimizer, self._micro_batches(step), learning_rate=rate(step), clip=job.clip_norm, stop=bool(stop))
+            result = train_step(
+                executor, self.optimizer, self._micro_batches(step), learning_rate=rate(step), clip=job.clip_norm, stop=bool(stop)
+            )
             comm = journal.add(step, self.recorder.take())
             done = step + 1
             metrics: dict[str, Any] = {
-                "step": done, "loss": result.loss, "norm": result.norm, "learning_rate": rate(step), "seconds": result.seconds,
-                "tokens_per_second": tokens / result.seconds, "mfu": work / result.seconds / peak,
-                "communication_seconds": comm.total, "hidden": comm.fraction,
-            }  # fmt: skip
+                "step": done,
+                "loss": result.loss,
+                "norm": result.norm,
+                "learning_rate": rate(step),
+                "seconds": result.seconds,
+                "tokens_per_second": tokens / result.seconds,
+                "mfu": work / result.seconds / peak,
+                "communication_seconds": comm.total,
+                "hidden": comm.fraction,
+            }
             if self.eval_batches and (done % job.eval_every == 0 or done == job.steps):
                 metrics["eval_loss"] = self._evaluate()
             asked = result.stop
@@ -181,7 +219,9 @@ class Session:
             done = job.steps
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
         journal.close()
-        self.report.end(done, stopped=asked and done < job.steps, seconds=time.perf_counter() - began, tokens=(done - start) * tokens, plan=plan)
+        self.report.end(
+            done, stopped=asked and done < job.steps, seconds=time.perf_counter() - began, tokens=(done - start) * tokens, plan=plan
+        )
         return STOPPED if asked and done < job.steps else 0
 
     def _evaluate(self) -> float:

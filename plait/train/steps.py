@@ -26,11 +26,28 @@ from plait.train.wire import NullWire, Wire, sum_over
 ASSUMED_FLOPS, ASSUMED_BANDWIDTH = 5e10, 1.25e8
 
 
-def make_executor(model: Transformer, strategy: Strategy, wire: Wire, *, gradients: Gradients | None, device: Device, batch: int, sequence: int,
-                  costs: SegmentCosts | None = None, recorder: Recorder | None = None, seed: int = 0) -> SegmentExecutor:  # fmt: skip
+def make_executor(
+    model: Transformer,
+    strategy: Strategy,
+    wire: Wire,
+    *,
+    gradients: Gradients | None,
+    device: Device,
+    batch: int,
+    sequence: int,
+    costs: SegmentCosts | None = None,
+    recorder: Recorder | None = None,
+    seed: int = 0,
+) -> SegmentExecutor:
     """An executor of the strategy's segment list; without ``gradients`` it only evaluates."""
-    graph = SegmentGraph(num_layers=model.spec.num_layers, p1=strategy.p1, p2=strategy.p2, sequence_parallel=strategy.sequence_parallel,
-                         communicates=strategy.tp > 1, backward=gradients is not None)  # fmt: skip
+    graph = SegmentGraph(
+        num_layers=model.spec.num_layers,
+        p1=strategy.p1,
+        p2=strategy.p2,
+        sequence_parallel=strategy.sequence_parallel,
+        communicates=strategy.tp > 1,
+        backward=gradients is not None,
+    )
     costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence, flops=ASSUMED_FLOPS, bandwidth=ASSUMED_BANDWIDTH)
     actions = segment_order(graph, strategy.overlap, costs, batch)
     used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
@@ -54,8 +71,9 @@ def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, s
     return [MicroBatch(t, y, s, scale, step) for t, y, s in parts]
 
 
-def train_step(executor: SegmentExecutor, optimizer: Optimizer, batches: Sequence[MicroBatch], *, learning_rate: float, clip: float,
-               stop: bool = False) -> StepResult:  # fmt: skip
+def train_step(
+    executor: SegmentExecutor, optimizer: Optimizer, batches: Sequence[MicroBatch], *, learning_rate: float, clip: float, stop: bool = False
+) -> StepResult:
     """Forward and backward of every micro-batch, then one update. Every rank gets the same result."""
     start = time.perf_counter()
     gradients, wire = optimizer.gradients, executor.wire

@@ -41,8 +41,15 @@ class MakeExecutor(Protocol):
     def __call__(self, strategy: Strategy, *, costs: SegmentCosts | None = None, recorder: Recorder | None = None) -> SegmentExecutor: ...
 
 
-def choose_slices(make: MakeExecutor, base: Strategy, batch: MicroBatch, *, sequence_parallel: Sequence[bool],
-                  slices: tuple[int, int] | None, recorder: Recorder) -> tuple[list[Candidate], SegmentCosts]:  # fmt: skip
+def choose_slices(
+    make: MakeExecutor,
+    base: Strategy,
+    batch: MicroBatch,
+    *,
+    sequence_parallel: Sequence[bool],
+    slices: tuple[int, int] | None,
+    recorder: Recorder,
+) -> tuple[list[Candidate], SegmentCosts]:
     """Time the candidates on ``batch``; returns them all and the measured costs, the same on every rank.
 
     slices: fixed (p1, p2), or None to try several. Adds into the gradients: zero them afterwards.
@@ -59,8 +66,9 @@ def choose_slices(make: MakeExecutor, base: Strategy, batch: MicroBatch, *, sequ
     return [Candidate(strategy, seconds) for strategy, seconds in zip(tried, times, strict=True)], costs
 
 
-def candidates(base: Strategy, model: ModelSpec, *, batch: int, sequence: int, sequence_parallel: Sequence[bool],
-               slices: tuple[int, int] | None) -> list[Strategy]:  # fmt: skip
+def candidates(
+    base: Strategy, model: ModelSpec, *, batch: int, sequence: int, sequence_parallel: Sequence[bool], slices: tuple[int, int] | None
+) -> list[Strategy]:
     """Slicings worth timing: powers of two of p1 up to 8, p2 in {1, 2}, the allowed sequence-parallel settings."""
     grid = [slices] if slices else [(p1, p2) for p1 in (1, 2, 4, 8) for p2 in (1, 2)]
     found: list[Strategy] = []
@@ -127,7 +135,7 @@ def matrix_rate(device: Device, dtype: torch.dtype, *, size: int = 768, seconds:
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
-        a @ b
+        torch.mm(a, b)
         device.synchronize()
         times.append(time.perf_counter() - start)
     return 2 * size**3 / min(times)

@@ -83,25 +83,24 @@ class GlooWire:
 
     def __init__(self, name: str = "slices") -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        options = dist.ProcessGroupGloo._Options()
-        interface, gloo = gloo_interface(), dist.ProcessGroupGloo
+        gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
+        interface = gloo_interface()
+        options = gloo._Options()
         options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
         options._threads = 1
-        store = dist.PrefixStore(f"plait/{name}/", dist.distributed_c10d._get_default_store())
+        store = c10d.PrefixStore(f"plait/{name}/", dist.distributed_c10d._get_default_store())
         before = running()
-        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        self._gloo = gloo(store, self.rank, self.size, options)
         serve_first(running() - before)
-        self._sum = dist.AllreduceOptions()
-        self._sum.reduceOp = dist.ReduceOp.SUM
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
         """Start the collective asynchronously."""
         if kind == "all_reduce":
-            return self._gloo.allreduce([result], self._sum)
+            return self._gloo.allreduce([result], c10d.AllreduceOptions())  # a sum
         if kind == "all_gather":
             return self._gloo._allgather_base(result, source, c10d.AllgatherOptions())
         received = source.new_empty((self.size, *result.shape))
-        return _ScatteredSum(self._gloo.alltoall_base(received, source, [], [], dist.AllToAllOptions()), received, result)
+        return _ScatteredSum(self._gloo.alltoall_base(received, source, [], [], c10d.AllToAllOptions()), received, result)
 
 
 class _ScatteredSum:
@@ -139,3 +138,8 @@ def sum_over(wire: Wire, value: Tensor) -> Tensor:
     if wire.size > 1 and not isinstance(wire, NullWire):
         wire.start("all_reduce", value, value).wait()
     return value
+
+
+def empty_like_gathered(source: Tensor, size: int) -> Tensor:
+    """An uninitialised buffer for the all-gather of ``source`` along dim 0."""
+    return source.new_empty((source.shape[0] * size, *source.shape[1:]))

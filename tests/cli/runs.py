@@ -57,7 +57,9 @@ def command(job: Path, *settings: str) -> list[str]:
 
 def train(job: Path, *settings: str, environ: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Train to the end."""
-    return subprocess.run(command(job, *settings), capture_output=True, text=True, timeout=timeout, env={**os.environ, **(environ or {})}, check=False)
+    return subprocess.run(
+        command(job, *settings), capture_output=True, text=True, timeout=timeout, env={**os.environ, **(environ or {})}, check=False
+    )
 
 
 def start(job: Path, *settings: str) -> subprocess.Popen[str]:

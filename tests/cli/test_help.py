@@ -10,7 +10,11 @@ import pytest
 
 
 def test_help_needs_no_torch_and_starts_at_once() -> None:
-    code = "import sys; sys.argv = ['plait', '--help']\ntry:\n    from plait.cli.main import main; main()\nfinally:\n    print([m for m in ('torch', 'numpy', 'pyarrow') if m in sys.modules])"
+    code = (
+        "import sys; sys.argv = ['plait', '--help']\n"
+        "try:\n    from plait.cli.main import main; main()\n"
+        "finally:\n    print([m for m in ('torch', 'numpy', 'pyarrow') if m in sys.modules])"
+    )
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()

@@ -88,7 +88,7 @@ def expected(spec: ModelSpec) -> dict[str, Any]:
     weights = reference.weights
     optimizer = torch.optim.AdamW(
         [{"params": [w for w in weights.values() if w.ndim > 1], "weight_decay": 0.1},
-         {"params": [w for w in weights.values() if w.ndim == 1], "weight_decay": 0.0}], lr=RATE, betas=(0.9, 0.95), eps=1e-8)  # fmt: skip
+         {"params": [w for w in weights.values() if w.ndim == 1], "weight_decay": 0.0}], lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     found: dict[str, Any] = {"start": start}
     for step in range(STEPS):
         tokens, targets, samples = batch_of(spec, step)
@@ -108,7 +108,7 @@ def expected(spec: ModelSpec) -> dict[str, Any]:
 
 
 def build(spec: ModelSpec, strategy: Strategy, start: dict[str, Tensor] | None = None, *, over: Wire | None = None, micro: int = BATCH,
-          dtype: torch.dtype = torch.float64) -> tuple[SegmentExecutor, Optimizer]:  # fmt: skip
+          dtype: torch.dtype = torch.float64) -> tuple[SegmentExecutor, Optimizer]:
     """An executor and optimizer holding this rank's share of the starting weights."""
     over = over or wire()
     model = Transformer(spec, strategy, tp_rank=over.rank, dtype=dtype)
