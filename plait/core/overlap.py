@@ -79,6 +79,7 @@ def segment_costs(
     share = (tp - 1) / tp * bytes_per_number / bandwidth
     whole = numbers * share * (1 if strategy.sequence_parallel else 2)
     wire = {f"{site}.{kind}": whole for site in ("embed", "attn", "mlp", "head") for kind in "RCNJ"}
+    wire["embed.R"] = numbers * share  # at most: as if no token occurred twice
     wire["head.F"] = 3 * 4 * tokens * (tp - 1) / bandwidth
     return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)
 

@@ -14,7 +14,8 @@ cut by hand (detached) into ops, and an op exists once for every slice of the ba
 
 Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention, ``>attn3.R0.1``
 starts the collective of its result, ``<attn3.R0.1`` waits for it. With all-reduce tensor parallelism R and C
-carry the collectives; sequence-parallel, N and J (all-gather) do too, and R and C become reduce-scatters.
+carry the collectives (the embedding's R gathers rows instead); sequence-parallel, N and J (all-gather) do too, and R and C
+become reduce-scatters.
 The list is the same on every rank, hence so is the order of collectives, and any legal order adds into each
 weight's gradient slice by slice, so that results do not depend on the order chosen.
 
@@ -140,6 +141,8 @@ class SegmentGraph:
         """What crosses the network with the result of ``op``, if anything does."""
         if not self.communicates:
             return None
+        if op.kind == "R" and op.site == "embed":
+            return "all_gather"  # of the distinct rows that the slice's tokens name: at most half of a reduction's bytes
         if op.kind in ("R", "C"):
             return "reduce_scatter" if self.sequence_parallel else "all_reduce"
         if op.kind == "F" and op.site == "head":

@@ -21,14 +21,14 @@ from plait.train.device import Device
 from plait.train.dropout import DropoutKey
 from plait.train.gradients import Gradients
 from plait.train.loss import VocabularyLoss
-from plait.train.model import SliceContext, Transformer
+from plait.train.model import RowExchange, SliceContext, Transformer
 from plait.train.recorder import Recorder
 from plait.train.wire import NullWire, Wire, empty_like_gathered
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """tokens, targets: [B, S] int64, target -100 is ignored. samples: [B] global sample numbers, the dropout keys.
+    """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample numbers, the dropout keys.
 
     scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout keys.
     """
@@ -47,6 +47,7 @@ class _Slot:
     context: SliceContext
     tokens: Tensor  # [S, b]
     targets: Tensor  # [S, b]
+    rows: RowExchange | None = None  # embed only
     h_in: Tensor | None = None  # residual stream entering join
     y_in: Tensor | None = None  # previous segment's output entering join
     h: Tensor | None = None  # residual stream leaving join
@@ -120,20 +121,24 @@ class SegmentExecutor:
                 recorder.add(action, start, self.device.mark())
 
     def _begin(self, batch: MicroBatch) -> None:
-        sequence = batch.tokens.shape[1]
+        sequence, to = batch.tokens.shape[1], self.device.torch_device
         local = sequence // self.wire.size if self.sp else sequence
         first = self.wire.rank * local if self.sp else 0
-        positions = torch.arange(first, first + local, device=batch.tokens.device)
+        positions = torch.arange(first, first + local, device=to)
         dropping = self.model.training and (self.model.spec.dropout or self.model.spec.attention_dropout)
         dropout = DropoutKey(self.seed, batch.step) if dropping and self.gradients is not None else None
         sizes = slice_sizes(batch.tokens.shape[0], self.graph.p1)
         assert min(sizes) > 0, f"p1 = {self.graph.p1} slices of a micro-batch of {batch.tokens.shape[0]}"
-        rows = zip(batch.tokens.split(sizes), batch.targets.split(sizes), batch.samples.split(sizes), strict=True)
         self._scale = batch.scale
-        for at, (tokens, targets, samples) in enumerate(rows):
-            context = SliceContext(samples, positions, dropout)
+        for at, (tokens, targets, samples) in enumerate(
+            zip(*(t.split(sizes) for t in (batch.tokens, batch.targets, batch.samples)), strict=True)
+        ):
+            rows = self.model.embedding.exchange(tokens.t().contiguous())
+            rows = RowExchange(rows.send.to(to), rows.arrival[first : first + local].to(to))
+            context = SliceContext(samples.to(to), positions, dropout)
+            tokens, targets = tokens.t().contiguous().to(to), targets.t().contiguous().to(to)
             for site, layer in self.graph.segments:
-                self._slots[site, layer, at] = _Slot(context, tokens.t().contiguous(), targets.t().contiguous())
+                self._slots[site, layer, at] = _Slot(context, tokens, targets, rows if site == "embed" else None)
 
     def _at(self, op: SegmentOp) -> _Slot:
         return self._slots[op.site, op.layer, op.slice]
@@ -163,6 +168,10 @@ class SegmentExecutor:
     def _buffers(self, op: SegmentOp) -> tuple[Tensor, Tensor]:
         """(result, source) of an op's collective; the result buffer of a gather or scatter is made here."""
         slot = self._at(op)
+        if op.kind == "R" and op.site == "embed":
+            assert slot.y_partial is not None
+            slot.y = empty_like_gathered(slot.y_partial, self.wire.size)
+            return slot.y, slot.y_partial
         if op.kind == "R":
             assert slot.y_partial is not None
             source = slot.y_partial[op.part]
@@ -204,7 +213,8 @@ class SegmentExecutor:
         slot, (producer, before) = self._at(op), self._producer(op)
         train = self.graph.backward
         assert before.y is not None
-        slot.y_in = before.y.detach().requires_grad_(train)
+        y = before.y if before.rows is None else before.y[before.rows.arrival][None]  # an embedding's rows, put in place
+        slot.y_in = y.detach().requires_grad_(train)
         slot.h_in = None if before.h is None else before.h.detach().requires_grad_(train)
         before.y = before.y_partial = None
         norm = self.model.norm if op.site == "head" else self._segment(op).norm
@@ -235,9 +245,8 @@ class SegmentExecutor:
         slot = self._at(op)
         s, b = slot.tokens.shape
         if op.site == "embed":
-            rows, here = self.model.embedding.local(slot.tokens)
-            partial = self.model.embedding.words.weight[rows].mul_(here[..., None])
-            slot.y_partial = partial[None]
+            assert slot.rows is not None
+            slot.y_partial = self.model.embedding.words.weight[slot.rows.send]
         else:
             assert slot.o is not None
             row = self._segment(op).row.weight  # [H, K]

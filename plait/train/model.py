@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -133,12 +134,21 @@ class Mlp(Sublayer):
         return F.silu(gate) * up
 
 
+class RowExchange(NamedTuple):
+    """send: rows of this rank's shard, padded so that all ranks send equally many. arrival: where, among all rows sent by rank 0, 1, ...,
+    each token's row arrives; shaped like the tokens."""
+
+    send: Tensor
+    arrival: Tensor
+
+
 class Embedding(nn.Module):
     """Vocabulary-parallel word embedding, learned positions where the family has them, embedding dropout."""
 
     def __init__(self, spec: ModelSpec, strategy: Strategy, tp_rank: int) -> None:
         super().__init__()
         self.spec = spec
+        self.num_shards = strategy.tp
         self.rows = strategy.padded_vocab(spec) // strategy.tp
         self.first = tp_rank * self.rows
         self.words = Weight()
@@ -150,8 +160,22 @@ class Embedding(nn.Module):
         here = (rows >= 0) & (rows < self.rows)
         return rows.clamp(0, self.rows - 1), here
 
+    def exchange(self, tokens: Tensor) -> RowExchange:
+        """How the ranks exchange the rows that ``tokens`` (any shape, in host memory) name: every distinct row travels once.
+
+        A rank owns a range of the vocabulary, so every rank knows without asking who sends which rows.
+        """
+        distinct, places = torch.unique(tokens, return_inverse=True)  # sorted, so each owner's rows lie side by side
+        owners = distinct // self.rows
+        counts = torch.bincount(owners, minlength=self.num_shards)
+        most = int(counts.max())
+        starts = counts.cumsum(0) - counts
+        arrival = owners * most + torch.arange(len(distinct)) - starts[owners]
+        mine = distinct[owners == self.first // self.rows] - self.first
+        return RowExchange(torch.nn.functional.pad(mine, (0, most - len(mine))), arrival[places])
+
     def join(self, h: Tensor | None, y: Tensor, context: SliceContext) -> Tensor:
-        """The residual stream's beginning: reduced word embeddings [1, S, B, H] plus positions."""
+        """The residual stream's beginning: word embeddings [1, S, B, H] plus positions."""
         assert h is None
         y = y[0]
         if self.positions is not None:

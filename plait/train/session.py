@@ -170,10 +170,8 @@ class Session:
         )
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
-        to = self.device.torch_device
         tokens, targets = self.batches.batch_at(step)
-        samples = torch.from_numpy(self.batches.sample_ids(step))
-        return micro_batches(tokens.to(to), targets.to(to), samples.to(to), self.job.micro_batch, step)
+        return micro_batches(tokens, targets, torch.from_numpy(self.batches.sample_ids(step)), self.job.micro_batch, step)
 
     # ---- training ----
 
@@ -226,9 +224,9 @@ class Session:
 
     def _evaluate(self) -> float:
         assert self.eval_batches is not None
-        to, found = self.device.torch_device, list[MicroBatch]()
+        found: list[MicroBatch] = []
         for tokens, targets in self.eval_batches.eval_batches(self.job.train.eval_batches):
-            found += micro_batches(tokens.to(to), targets.to(to), torch.arange(len(tokens), device=to), len(tokens), 0)
+            found += micro_batches(tokens, targets, torch.arange(len(tokens)), len(tokens), 0)
         return evaluate(self._evaluator, found)
 
     def _save(self, done: int) -> None:
