@@ -20,7 +20,7 @@ from plait.core.strategy import Overlap, Strategy, slice_sizes
 
 # Orders must also be good for collectives this much slower than measured: a rank that is late, or a communication thread
 # that shares its core, makes them slower than they are alone.
-SLACK = 1.25
+SLACK = 1.75
 # Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps activations alive.
 HELD_BACK = 8
 

@@ -19,7 +19,7 @@ from plait.core.errors import JobError, LaunchError
 from plait.lab.spec import NO_LIMIT, LabSpec, format_rate, parse_rate, to_bits
 
 IFNAME = "eth0"
-TIMER_SLACK = 1e-3
+TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate
 QUEUE_SECONDS = 20e-3  # how long a packet waits at most in a full queue ...
 SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. Only many senders to one host fill a queue
 _FIRST_ADDRESS = IPv4Address("10.77.0.1")
