@@ -7,6 +7,7 @@ wrong sums without a word, and NCCL hangs, when ranks disagree.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Protocol
 
 import torch
@@ -81,14 +82,16 @@ class GlooWire:
     all-reduce that throws most of its result away.
     """
 
-    def __init__(self, name: str = "slices") -> None:
+    _numbers = itertools.count()  # every wire of a process has its own keys in the store; ranks open them in the same order
+
+    def __init__(self) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
         interface = gloo_interface()
         options = gloo._Options()
         options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
         options._threads = 1
-        store = c10d.PrefixStore(f"plait/{name}/", dist.distributed_c10d._get_default_store())
+        store = c10d.PrefixStore(f"plait/wire{next(self._numbers)}/", dist.distributed_c10d._get_default_store())
         before = running()
         self._gloo = gloo(store, self.rank, self.size, options)
         serve_first(running() - before)

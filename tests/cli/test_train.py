@@ -86,7 +86,7 @@ def test_killing_the_launcher_ends_the_ranks(tmp_path: Path) -> None:
     wait_for_step(process, job, 2)
     ranks = rank_pids(process)
     process.kill()
-    process.wait()
+    process.communicate()
     end = time.monotonic() + 10
     while time.monotonic() < end and any(_alive(pid) for pid in ranks):
         time.sleep(0.1)
@@ -166,7 +166,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("setting", "says"), [
     ("model.hiden=64", ("model.hiden", "did you mean 'hidden'")),
     ("strategy.tp=3", ("strategy.tp", "num_heads = 4", "1, 2, 4")),
-    ("strategy.p1=9", ("p1", "9", "4")),
+    ("strategy.slices.p1=9", ("p1", "9", "4")),
     ("train.batch=0", ("train.batch", "0")),
     ("data.sequence=-4", ("data.sequence", "-4")),
     ("train.dtype=fp8", ("train.dtype", "fp8", "bf16")),

@@ -37,7 +37,8 @@ def assert_equal(pool: Pool, spec: ModelSpec, strategy: Strategy, *args: object)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["all_reduce", "sequence_parallel"])
 def test_every_slicing_equals_the_reference(pool: Pool, name: str, tp: int, sequence_parallel: bool) -> None:
-    for p1, p2 in product((1, 2, 3, 4), (1, 2, 4)):
+    grid = product((1, 2, 3, 4), (1, 2, 4)) if name in ("gpt", "llama") else ((1, 1), (3, 2))
+    for p1, p2 in grid:
         assert_equal(pool, MODELS[name], Strategy(tp=tp, p1=p1, p2=p2, sequence_parallel=sequence_parallel))
 
 
