@@ -27,7 +27,9 @@ def test_one_gpu_equals_the_reference(p1: int) -> None:
         for piece in model.pieces:
             piece.view(model.named[piece.parameter]).copy_(want["start"][piece.name])
     gradients, recorder = Gradients(model), Recorder(device)
-    executor = make_executor(model, Strategy(p1=p1), NullWire(), gradients=gradients, device=device, batch=4, sequence=8, recorder=recorder, seed=7)
+    executor = make_executor(
+        model, Strategy(p1=p1), NullWire(), gradients=gradients, device=device, batch=4, sequence=8, recorder=recorder, seed=7
+    )
     loss = sum(executor.run(batch).item() for batch in micro_batches(*batch_of(SPEC, 0), 4, 0))
     assert abs(loss / want["loss"] - 1) < 1e-10
     for piece in model.pieces:
