@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +12,6 @@ settings.register_profile("plait", deadline=None, max_examples=50, suppress_heal
 settings.load_profile("plait")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any test; ranks started by tests inherit it
+
+# A suite that was started in the background inherits an ignored SIGINT and would pass it on to what it tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
