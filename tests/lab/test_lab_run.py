@@ -196,7 +196,7 @@ with Lab(LabSpec(2, 2, "1gbit"), name="mine") as lab:
     subprocess.run([sys.executable, "-c", other], check=True)
     print([(state.nic, state.cut) for state in lab.network.state()])
     lab.popen(3, ["sh", "-c", "setsid sleep 60 & sleep 60"])
-sys.exit(run(LabSpec(2, 1), ["sh", "-c", "echo hello; exit $((5 * RANK))"]))
+sys.exit(run(LabSpec(2, 1), ["sh", "-c", "echo hello; sleep $RANK; exit $((5 * RANK))"]))
 """
 
 
