@@ -306,7 +306,3 @@ class Transformer(nn.Module):
     def sublayer(self, site: str, layer: int) -> Sublayer:
         """The attention or MLP of a layer."""
         return getattr(self, site)[layer]
-
-    def replicas(self, name: str) -> list[tuple[Piece, int]]:
-        """(piece, number of ranks that hold its range) for the pieces of a parameter."""
-        return [(piece, piece.replicas) for piece in self.pieces if piece.parameter == name]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from plait.core.files import replacing
 from plait.core.plan import Plan
 from plait.core.strategy import Strategy
 from plait.train.tune import Candidate
@@ -38,7 +39,7 @@ class Reporter:
         path = self.folder / "metrics.jsonl"
         kept = [line for line in path.read_text().splitlines() if _step_of(line) in range(start + 1)]
         self._metrics.close()
-        replace_text(path, "".join(line + "\n" for line in kept))
+        _write(path, "".join(line + "\n" for line in kept))
         self._metrics = open(path, "a")  # noqa: SIM115
         if self.console.is_terminal:
             self.bar = Progress(
@@ -59,7 +60,7 @@ class Reporter:
         if self.bar:
             self.bar.stop()
         summary = {"steps": done, "seconds": seconds, "tokens": tokens, "plan": plan.hash, "strategy": plan.strategy.to_dict(), **self.last}
-        replace_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if stopped:
             self.say(f"stopped and saved after step {done}; the same command goes on from there")
         else:
@@ -121,16 +122,15 @@ def describe(metrics: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replace a small file in one step."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
-
-
 def _step_of(line: str) -> int:
     """The step of a metrics line, -1 for one that was cut off."""
     try:
         return json.loads(line)["step"]
     except (ValueError, KeyError):
         return -1
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a small file in one step."""
+    with replacing(path) as partial:
+        partial.write_text(text)
