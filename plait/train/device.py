@@ -42,10 +42,6 @@ class Device:
     def synchronize(self) -> None:
         """Wait until everything submitted has finished."""
 
-    def memory_peak(self) -> int | None:
-        """Peak bytes allocated on the device, where it keeps count."""
-        return None
-
 
 class CudaDevice(Device):
     """NVIDIA through NCCL, AMD through RCCL (PyTorch's ROCm build answers to the same names)."""
@@ -80,9 +76,6 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
-
-    def memory_peak(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self.torch_device)
 
 
 def open_device(kind: str, local_rank: int) -> Device:

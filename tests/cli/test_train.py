@@ -15,7 +15,7 @@ import pytest
 
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline, hidden
-from tests.cli.runs import command, curve, kill_rank, metrics, rank_pids, start, train, wait_for_step, write_job
+from tests.cli.runs import curve, kill_rank, metrics, rank_pids, start, train, wait_for_step, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -206,4 +206,3 @@ def test_auto_slices_are_timed_shown_and_kept(tmp_path: Path) -> None:
     assert again.returncode == 0
     assert "measured before training" not in again.stdout
     assert Plan.read(tmp_path / "runs" / "job" / "plan.json") == plan
-    assert command(job)

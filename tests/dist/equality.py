@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -156,7 +155,7 @@ def bits(rank: int, spec: ModelSpec, strategy: Strategy, delay: int | None = Non
 
 def peers_differ(rank: int, spec: ModelSpec, strategy: Strategy) -> bool:
     """Whether the shards of rank 0 and 1 are different numbers (equal ones would train, and be wrong)."""
-    model = Transformer(spec, replace(strategy), tp_rank=rank)
+    model = Transformer(spec, strategy, tp_rank=rank)
     mine = torch.cat([p.detach().flatten() for name, p in model.named.items() if name.endswith(("column.weight", "row.weight"))])
     both = [torch.empty_like(mine) for _ in range(strategy.tp)]
     dist.all_gather(both, mine)
