@@ -1,11 +1,13 @@
 """How much of tensor parallelism's communication is hidden: every variant and PyTorch's own, interleaved on one emulated link.
 
-    python benchmarks/domino.py [--json] [--quick] [--nic 1gbit --nic 400mbit] [--rounds 9]
+    python benchmarks/domino.py [--json] [--quick] [--nic 1gbit --nic 400mbit] [--rounds 12]
 
 Two hosts of one rank each (``plait lab``; needs Linux and root or user namespaces). A step is forward and backward of one batch
-by every variant with equal shapes, one thread a rank; rounds are interleaved so that the machine's noise hits all alike, and medians count.
+by every variant with equal shapes, one thread a rank, every rank on a core of its own; rounds are interleaved, and ratios are medians of
+the ratios within a round, so that the machine's noise hits both sides alike.
 ``none`` leaves the collectives out (wrong numbers, the speed of hiding everything); ``comm`` does nothing but the plain
 variant's collectives; the limit is the slower of the two. hidden = (sync - x) / (sync - none).
+``comm_share`` is what communication adds to the synchronous step, as a share of it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,8 @@ from plait.core.errors import PlaitError
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
 
+# Messages are megabytes, and each byte costs the emulation CPU time that the computation wants too: as few and as large segments as can be.
+SEGMENT = 1 << 18
 HERE = Path(__file__).resolve().parent
 VARIANTS = ("sync", "async", "domino", "domino_p4", "column", "hybrid", "none", "comm", "dtensor")
 
@@ -47,7 +52,7 @@ def main() -> int:
 
 def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the ranks on a lab with this link and work their times out."""
-    spec = LabSpec.parse(f"2x1@{nic}")
+    spec = LabSpec(2, 1, nic, segment=SEGMENT)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"
         shape = [str(value) for value in (options.layers, options.hidden, options.sequence, options.batch, options.rounds)]
@@ -57,51 +62,60 @@ def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
         found = json.loads(out.read_text())
     point = work_out(nic, found)
     if not options.json:
-        show(point, found)
+        show(point)
     return point
 
 
 def work_out(nic: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Ratios of medians."""
-    m = {name: found["seconds"][name] for name in VARIANTS}
-    limit = max(m["none"], m["comm"])
-    exposed = m["sync"] - m["none"]
-    point: dict[str, Any] = {"nic": nic, "comm_share": exposed / m["sync"], **{f"{name}_s": m[name] for name in VARIANTS}}
+    """Medians of seconds, and medians over rounds of ratios."""
+    times: dict[str, list[float]] = found["seconds"]
+    times["limit"] = [max(none, comm) for none, comm in zip(times["none"], times["comm"], strict=True)]
+
+    def ratio(above: str, below: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
+
+    def hidden(name: str) -> float:
+        return (1 - ratio(name, "sync")) / (1 - ratio("none", "sync"))
+
+    against = {
+        name: {"sync": ratio("sync", name), "none": ratio("none", name), "limit": ratio("limit", name), "hidden": hidden(name)}
+        for name in VARIANTS
+    }
+    domino = against["domino"]
+    point: dict[str, Any] = {"nic": nic, "comm_share": 1 - ratio("none", "sync")}
+    point |= {f"{name}_s": statistics.median(times[name]) for name in VARIANTS}
     return point | {
-        "domino_speedup": m["sync"] / m["domino"],
-        "of_none": m["none"] / m["domino"],
-        "of_limit": limit / m["domino"],
-        "hidden": (m["sync"] - m["domino"]) / exposed,
-        "column_hidden": (m["sync"] - m["column"]) / exposed,
-        "dtensor_over_domino": m["dtensor"] / m["domino"],
+        "domino_speedup": domino["sync"],
+        "of_none": domino["none"],
+        "of_limit": domino["limit"],
+        "hidden": domino["hidden"],
+        "column_hidden": hidden("column"),
+        "dtensor_over_domino": ratio("dtensor", "domino"),
         "recorded_hidden": found["recorded_hidden"],
-        "cpu": found["cpu"],
-        "rounds": found["rounds"],
+        "against": against,
+        "spread": {name: (min(times[name]), max(times[name])) for name in VARIANTS},
+        "cpu_s": {name: statistics.median(values) for name, values in found["cpu"].items()},
+        "rounds": len(times["sync"]),
     }
 
 
-def show(point: dict[str, Any], found: dict[str, Any]) -> None:
+def show(point: dict[str, Any]) -> None:
     """One table for people."""
-    sync, none, limit = point["sync_s"], point["none_s"], max(point["none_s"], point["comm_s"])
-    table = Table(
-        "variant",
-        "median ms",
-        "spread",
-        "against sync",
-        "of none",
-        "of limit",
-        "hidden",
-        "CPU s",
-        title=f"{point['nic']}: communication is {point['comm_share']:.0%} of the synchronous step",
-    )
+    columns = ("variant", "median ms", "spread", "against sync", "of none", "of limit", "hidden", "CPU s")
+    table = Table(*columns, title=f"{point['nic']}: communication is {point['comm_share']:.0%} of the synchronous step")
     for name in VARIANTS:
-        seconds = point[f"{name}_s"]
-        low, high = found["spread"][name]
-        hidden = f"{(sync - seconds) / (sync - none):.0%}" if name not in ("none", "comm") else ""
-        ratios = (f"{sync / seconds:.2f}x", f"{none / seconds:.0%}", f"{limit / seconds:.0%}") if name != "comm" else ("", "", "")
-        table.add_row(name, f"{seconds * 1e3:.0f}", f"{low * 1e3:.0f}-{high * 1e3:.0f}", *ratios, hidden, f"{found['cpu'][name]:.2f}")
+        low, high = point["spread"][name]
+        found = point["against"][name]
+        ratios = (f"{found['sync']:.2f}x", f"{found['none']:.0%}", f"{found['limit']:.0%}", f"{found['hidden']:.0%}")
+        table.add_row(
+            name,
+            f"{point[f'{name}_s'] * 1e3:.0f}",
+            f"{low * 1e3:.0f}-{high * 1e3:.0f}",
+            *(ratios if name != "comm" else ("", "", "", "")),
+            f"{point['cpu_s'][name]:.2f}",
+        )
     Console(width=120).print(table)
-    print(f"hidden by the recorder's count (waiting against the link's busy time): {found['recorded_hidden']}\n")
+    print(f"hidden by the recorder's count (waiting against the link's busy time): {point['recorded_hidden']}\n")
 
 
 def machine() -> str:
@@ -118,7 +132,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--quick", action="store_true", help="three rounds")
     parser.add_argument("--nic", action="append", help="rate of each host's link; may be repeated (default 1gbit and 400mbit)")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 9)")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 12)")
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=768)
@@ -127,7 +141,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--save", help="also write the result, with machine and command, to this file")
     options = parser.parse_args()
     options.nic = options.nic or ["1gbit", "400mbit"]
-    options.rounds = options.rounds or (3 if options.quick else 9)
+    options.rounds = options.rounds or (3 if options.quick else 12)
     return options
 
 

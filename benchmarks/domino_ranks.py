@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from dtensor_tp import DTensorGpt, dtensor_step
 from torch.distributed.device_mesh import DeviceMesh
 
+from plait.core.env import RankEnv
 from plait.core.model import ModelSpec
 from plait.core.overlap import SegmentCosts
 from plait.core.strategy import Strategy
@@ -27,6 +27,7 @@ from plait.train.gradients import Gradients
 from plait.train.model import Transformer
 from plait.train.recorder import Recorder
 from plait.train.steps import make_executor
+from plait.train.threads import take_cores
 from plait.train.tune import agree, measured_costs
 from plait.train.wire import Wire, open_wire
 
@@ -90,6 +91,8 @@ def main() -> None:
     out, _nic, family, *shape = sys.argv[1:]
     layers, hidden, sequence, size, rounds = map(int, shape)
     torch.set_num_threads(1)
+    rank = RankEnv.read()
+    take_cores(*rank.place_among_cores, threads=1)
     dist.init_process_group("gloo")
     bench = _build(family, layers, hidden, sequence, size)
     recorder = Recorder(bench.device)
@@ -145,12 +148,7 @@ def _time(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:
             if number:
                 times[name].append(both[0].item())
                 cpu[name].append(both[1].item())
-    return {
-        "rounds": rounds,
-        "seconds": {name: statistics.median(values) for name, values in times.items()},
-        "spread": {name: (min(values), max(values)) for name, values in times.items()},
-        "cpu": {name: statistics.median(values) for name, values in cpu.items()},
-    }
+    return {"seconds": times, "cpu": cpu}
 
 
 def _cpu() -> float:

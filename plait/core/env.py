@@ -83,6 +83,11 @@ class RankEnv:
             lab=env.get("PLAIT_LAB") or None,
         )
 
+    @property
+    def place_among_cores(self) -> tuple[int, int]:
+        """(this process's place, processes) among those that share the machine's cores: in a lab all hosts are one machine."""
+        return (self.rank, self.world_size) if self.lab else (self.local_rank, self.local_world_size)
+
     def variables(self) -> dict[str, str]:
         """The variables that ``read`` turns into this."""
         values: dict[str, str | int] = {

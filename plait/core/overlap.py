@@ -18,9 +18,10 @@ from plait.core.model import ModelSpec
 from plait.core.segments import Action, SegmentGraph, SegmentOp, async_order, insert_waits, needs_table, sync_order
 from plait.core.strategy import Overlap, Strategy, slice_sizes
 
-# Orders must also be good for collectives this much slower than measured: a rank that is late, or a communication thread
-# that shares its core, makes them slower than they are alone.
-SLACK = 1.75
+# Orders are made for collectives that are so many times slower than measured ...
+ASSUMED = (1.0, 1.4, 1.75)
+# ... and judged by these: a rank that is late, or a communication thread that shares its core, slows collectives down.
+JUDGED = (1.0, 1.2)
 # Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps activations alive.
 HELD_BACK = 8
 
@@ -136,15 +137,17 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
 
 def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[Action]:
     """The best of a few list-scheduling policies by simulated time, with collectives as measured and late; the first of equals."""
-    late = replace(costs, collective={key: seconds * SLACK for key, seconds in costs.collective.items()})
-    policies = [_Policy(ahead, fill, patience) for ahead in (True, False) for fill in (True, False) for patience in (0.0, 0.5, 0.8)]
-    candidates: list[list[Action]] = []
-    for assumed in (costs, late):
-        scheduler = _ListScheduler(graph, assumed, batch)
-        candidates += [insert_waits(graph, scheduler.order(policy)) for policy in policies]
-    times = [sum(makespan(simulate(graph, actions, real, batch)) for real in (costs, late)) for actions in candidates]
+    policies = [_Policy(ahead, fill, patience) for ahead in (True, False) for fill in (True, False) for patience in (0.0, 0.3, 0.7)]
+    schedulers = [_ListScheduler(graph, _late(costs, factor), batch) for factor in ASSUMED]
+    candidates = [insert_waits(graph, scheduler.order(policy)) for scheduler in schedulers for policy in policies]
+    real = [_late(costs, factor) for factor in JUDGED]
+    times = [sum(makespan(simulate(graph, actions, one, batch)) for one in real) for actions in candidates]
     longest = max(times) or 1.0  # costs may all be zero
     return candidates[min(range(len(candidates)), key=lambda i: (round(times[i] / longest, 3), i))]
+
+
+def _late(costs: SegmentCosts, factor: float) -> SegmentCosts:
+    return replace(costs, collective={key: seconds * factor for key, seconds in costs.collective.items()})
 
 
 class _Policy(NamedTuple):

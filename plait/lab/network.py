@@ -11,18 +11,24 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 
 from plait.core.errors import JobError, LaunchError
-from plait.lab.spec import NO_LIMIT, LabSpec, format_rate, parse_rate, to_bits
+from plait.lab.spec import NO_LIMIT, SEGMENT, LabSpec, format_rate, parse_rate, to_bits
 
 IFNAME = "eth0"
 TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate
 QUEUE_SECONDS = 20e-3  # how long a packet waits at most in a full queue ...
 SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. Only many senders to one host fill a queue
 _FIRST_ADDRESS = IPv4Address("10.77.0.1")
+# Not the machine's own choice, which may pace with a timer per packet (bbr): labs behave alike everywhere, and cost less CPU.
+CONGESTION_CONTROL = "cubic"
+_SEGMENT_SCRIPT = str(Path(__file__).with_name("segment.py"))
+_PREFIX = 16
 _QUEUE = "root handle 1: htb default 1"
 _CLASS = re.compile(r"^class htb 1:1 .*?\brate (\S+)", re.MULTILINE)
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
@@ -101,9 +107,17 @@ class Network:
         self._batch(None, "tc", [f"qdisc replace dev {port} {_QUEUE}" for port in ports])
         self._batch(None, "tc", [line for port in ports for line in shaper(port, spec.rate, spec.mtu)])
         for host in range(spec.hosts):
-            up = [f"link set {IFNAME} addrgenmode none up", "link set lo up", f"addr add {address(host)}/16 dev {IFNAME}"]
-            self._batch(host, "ip", up)
+            up = [
+                f"link set {IFNAME} addrgenmode none up",
+                "link set lo up",
+                f"addr add {address(host)}/{_PREFIX} dev {IFNAME} noprefixroute",
+            ]
+            route = f"route add {IPv4Network((str(_FIRST_ADDRESS), _PREFIX), strict=False)} dev {IFNAME} congctl {CONGESTION_CONTROL}"
+            self._batch(host, "ip", [*up, route])
             self._batch(host, "tc", [f"qdisc replace dev {IFNAME} {_QUEUE}", *shaper(IFNAME, spec.rate, spec.mtu)])
+        if spec.segment > SEGMENT:
+            for host, devices in [(None, ["sw0", *ports]), *((host, [IFNAME]) for host in range(spec.hosts))]:
+                self._call(self.enter(host, [sys.executable, "-I", "-S", _SEGMENT_SCRIPT, str(spec.segment), *devices]), "")
 
     def cut(self, host: int) -> None:
         """Pull the host's cable: its packets go nowhere, and none reach it."""

@@ -1,9 +1,11 @@
-"""Letting the threads that move data run at once when there is data to move.
+"""Where a rank's threads run, and who goes first: its own cores, and the threads that move data before those that compute.
 
 A rank's compute thread keeps its core busy; the kernel lets it finish its time slice before a thread that wakes up may run, and a
-collective advances by many short wake-ups. With a shorter slice the communication threads are served first (Linux 6.12 and newer,
-EEVDF; no privilege needed). Measured on two cores with a 1 Gbit/s link: a Domino step at 91 % instead of 87 % of the
-communication-free speed. Elsewhere the call is ignored.
+collective advances by many short wake-ups. So communication threads get real-time round-robin priority where the process may give it
+(root, or RLIMIT_RTPRIO; the kernel keeps 5 % of the time for others whatever such threads do), otherwise a short time slice (Linux 6.12
+and newer, EEVDF; no privilege needed). gloo's two threads must not preempt each other: one spins on a lock that the other holds, until
+the next tick of the clock. Measured with a 1 Gbit/s link: 17,000 polls a step without, 3,000 with round-robin, and a fifth less CPU time
+in them. Elsewhere nothing is done.
 """
 
 from __future__ import annotations
@@ -18,23 +20,43 @@ SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 SHORT, LONG = 100_000, 100_000_000  # nanoseconds, the least and the most that the kernel takes
 
 
+def take_cores(place: int, ranks: int, threads: int) -> set[int]:
+    """Keep the calling thread, and those it will start, on cores of its own: the ``place``-th share of this machine's, ``threads`` each.
+
+    Without it the kernel moves two ranks onto one core whenever a communication thread has woken up on the other, and each has to
+    fetch its data anew. Done only where the ranks fill the machine (no room for a second such set of ranks, which would choose
+    the same cores). Returns the cores; none where nothing was done.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    if not ranks * threads <= len(cores) < 2 * ranks * threads:
+        return set()
+    mine = set(cores[place * threads : (place + 1) * threads])
+    os.sched_setaffinity(0, mine)
+    return mine
+
+
 def running() -> set[int]:
     """The kernel's numbers of this process's threads; none where it is not Linux."""
     return {int(name) for name in os.listdir("/proc/self/task")} if sys.platform == "linux" else set()
 
 
 def serve_first(threads: set[int]) -> None:
-    """Give ``threads`` the shortest time slice and the calling thread, which computes, the longest."""
-    for thread in threads:
-        _set_slice(thread, SHORT)
-    if threads:
+    """Let ``threads`` run at once when they wake up, though the calling thread, which computes, is busy."""
+    if not threads or any(os.sched_getscheduler(thread) != os.SCHED_OTHER for thread in threads):
+        return  # somebody chose a policy for this process on purpose
+    try:
+        for thread in threads:
+            os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        for thread in threads:
+            _set_slice(thread, SHORT)
         _set_slice(threading.get_native_id(), LONG)
 
 
 def _set_slice(thread: int, nanoseconds: int) -> None:
     number = SYS_SCHED_SETATTR.get(os.uname().machine)
-    if number is None or os.sched_getscheduler(thread) != os.SCHED_OTHER:
-        return  # somebody chose a policy for this process on purpose
+    if number is None:
+        return
     nice = os.getpriority(os.PRIO_PROCESS, thread)
     attributes = struct.pack("IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0)
     ctypes.CDLL(None).syscall(number, thread, ctypes.create_string_buffer(attributes, 48), 0)

@@ -86,13 +86,13 @@ class GlooWire:
 
     def __init__(self) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
+        before = running()
         gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
         interface = gloo_interface()
         options = gloo._Options()
         options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
         options._threads = 1
         store = c10d.PrefixStore(f"plait/wire{next(self._numbers)}/", dist.distributed_c10d._get_default_store())
-        before = running()
         self._gloo = gloo(store, self.rank, self.size, options)
         serve_first(running() - before)
 

@@ -16,6 +16,7 @@ from plait.core.env import RankEnv
 from plait.core.errors import ERROR_MARK, LaunchError, PlaitError
 from plait.train.device import Device, open_device
 from plait.train.session import Session
+from plait.train.threads import take_cores
 from plait.train.wire import NullWire, Wire, open_wire
 
 PR_SET_PDEATHSIG = 1
@@ -39,6 +40,7 @@ def _run(rank: RankEnv, folder: Path) -> int:
     stop = _StopSignal()
     session = Session(folder, rank)
     torch.set_num_threads(session.job.run.threads)
+    take_cores(*rank.place_among_cores, threads=session.job.run.threads)
     device = open_device(session.job.run.device, rank.local_rank)
     wire = _join_world(rank, device)
     try:

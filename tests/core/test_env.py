@@ -57,6 +57,12 @@ def test_what_cannot_be_is_refused_by_name(env: dict[str, str], words: str) -> N
     assert words in str(caught.value)
 
 
+def test_hosts_of_a_lab_share_the_machines_cores() -> None:
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.77.0.1"}
+    assert RankEnv.read(variables).place_among_cores == (1, 2)
+    assert RankEnv.read(variables | {"PLAIT_LAB": "lab1"}).place_among_cores == (3, 4)
+
+
 def test_the_specs_folder_may_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PLAIT_SPECS", raising=False)
     assert (specs_folder() / "models" / "gpt3-125m.toml").is_file()

@@ -139,8 +139,10 @@ def main() -> None:
             spec = LabSpec(2, 1, nic, mtu)
             for mode in ("to0", "both"):
                 print(json.dumps(one(spec, (spec.rate or 20 * 10**9) // 8, mode)), flush=True)
-    for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20):
-        print(json.dumps({"message_after_pause": one(LabSpec(2, 1, "1gbit"), size, "message")["share"], "size": size}), flush=True)
+    for segment in (64 << 10, 256 << 10):
+        for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20):
+            spec = LabSpec(2, 1, "1gbit", segment=segment)
+            print(json.dumps({"message_after_pause": one(spec, size, "message")["share"], "size": size, "segment": segment}), flush=True)
 
 
 if __name__ == "__main__":

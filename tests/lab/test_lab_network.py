@@ -61,6 +61,19 @@ def test_a_message_after_a_pause_gets_no_free_ride() -> None:
         assert near(rate, 200e6)
 
 
+def test_large_segments_keep_the_rate() -> None:
+    with Lab(LabSpec(2, 1, "1gbit", segment=1 << 18)) as lab:
+        rates = best_of_three(lab, 60_000_000, "both", 1e9)
+        assert all(near(rate, 1e9) for rate in rates), rates
+
+
+def test_every_lab_has_the_same_congestion_control() -> None:
+    with Lab(LabSpec(2, 1)) as lab:
+        listen(lab, 1, "10.77.0.2")
+        route = subprocess.check_output(lab.network.enter(0, ["ip", "route", "get", "10.77.0.2"]), text=True)
+        assert "congctl cubic" in route
+
+
 def test_ranks_of_one_host_are_not_limited() -> None:
     with Lab(LabSpec(1, 2, "10mbit")) as lab:
         (rate,) = goodputs(lab, 30 << 20, "to0")

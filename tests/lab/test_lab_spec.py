@@ -12,7 +12,9 @@ from plait.core.errors import JobError
 from plait.lab import LabSpec, format_rate, parse_rate
 
 rates = st.one_of(st.none(), st.integers(10**6, 8 * 10**11))
-specs = st.builds(LabSpec, st.integers(1, 1000), st.integers(1, 1024), rates.map(format_rate), st.integers(576, 65535))
+specs = st.builds(
+    LabSpec, st.integers(1, 1000), st.integers(1, 1024), rates.map(format_rate), st.integers(576, 65535), st.integers(65536, 524280)
+)
 
 
 @given(rates)
@@ -43,6 +45,7 @@ def test_ranks_fill_one_host_after_the_other(spec: LabSpec) -> None:
         ("2x1@1gbit", LabSpec(2, 1, "1gbit", 9000)),
         ("4x2", LabSpec(4, 2, "1gbit", 9000)),
         ("1x8@unlimited,mtu=1500", LabSpec(1, 8, "unlimited", 1500)),
+        ("2x1@1gbit,mtu=1500,segment=262144", LabSpec(2, 1, "1gbit", 1500, 262144)),
         (" 2x1@2.5GBIT ", LabSpec(2, 1, "2.5gbit", 9000)),
     ],
 )
@@ -58,7 +61,9 @@ def test_a_bad_rate_is_one_clear_paragraph(rate: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("values", [{"hosts": 0}, {"hosts": -1}, {"ranks_per_host": 0}, {"hosts": 5000}, {"mtu": 100}, {"mtu": 70000}])
+@pytest.mark.parametrize(
+    "values", [{"hosts": 0}, {"hosts": -1}, {"ranks_per_host": 0}, {"hosts": 5000}, {"mtu": 100}, {"mtu": 70000}, {"segment": 1500}]
+)
 def test_a_bad_number_is_named(values: dict[str, int]) -> None:
     with pytest.raises(JobError) as caught:
         LabSpec(**values)  # type: ignore[arg-type]
