@@ -40,8 +40,9 @@ def _run(rank: RankEnv, folder: Path) -> int:
     stop = _StopSignal()
     session = Session(folder, rank)
     torch.set_num_threads(session.job.run.threads)
-    take_cores(*rank.place_among_cores, threads=session.job.run.threads)
     device = open_device(session.job.run.device, rank.local_rank)
+    if device.backend == "gloo":  # beside an accelerator, threads of the driver and of NCCL want the other cores
+        take_cores(*rank.place_among_cores, threads=session.job.run.threads)
     wire = _join_world(rank, device)
     try:
         return session.train(device, wire, stop)
