@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from plait.core.errors import DataError, JobError
 from plait.train import corpus as module
-from plait.train import sources
 from plait.train.corpus import PIECE, WHOLE, Document, _documents, prepare
 from plait.train.data import Corpus, Index, SplitName
-from plait.train.sources import SourceFile, find_files
+from plait.train.sources import SourceFile
 from plait.train.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -168,17 +167,6 @@ def test_progress_reaches_the_total(tmp_path: Path, texts: Path, monkeypatch: py
     assert snapshot(tmp_path / "corpus") == snapshot(prepare([texts], BYTES, tmp_path / "again").folder), "whatever the grouping"
 
 
-def test_the_standard_library_is_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = find_files(["python-stdlib"], "*.txt")
-    assert 2 << 20 < sum(file.bytes for file in files) <= sources.STDLIB_BYTES
-    names = {file.name for file in files}
-    assert "abc.py" in names
-    assert not any(re.search(r"(^|/)(site-packages|tests?)/", name) for name in names)
-    monkeypatch.setattr(sources, "STDLIB_BYTES", 200_000)
-    corpus = prepare(["python-stdlib"], BYTES, tmp_path / "corpus")
-    assert 50_000 < corpus.num_tokens("train") + corpus.num_tokens("eval") < 210_000
-
-
 # When it is reused
 
 
@@ -223,9 +211,9 @@ def test_nothing_to_prepare_is_explained(tmp_path: Path) -> None:
         ([str(tmp_path)], r"the corpus is empty; name a file or folder that has text"),
         ([], r"no source: the corpus is empty"),
     ]
-    for chosen, message in cases:
+    for sources, message in cases:
         with pytest.raises(DataError, match=message):
-            prepare(chosen, BYTES, tmp_path / "corpus")
+            prepare(sources, BYTES, tmp_path / "corpus")
     with pytest.raises(DataError, match=r"no file in it matches the pattern '\*\.md', its files end in \.txt; change the pattern"):
         prepare([tmp_path], BYTES, tmp_path / "corpus", pattern="*.md")
     (tmp_path / "broken.txt").symlink_to("nowhere")
