@@ -1,0 +1,72 @@
+"""Bars on rows over time: the one form in which schedules, transfers and timelines are handed to whoever draws them.
+
+Drawn here as text; ``plait.diagnose.plots`` draws the same bars as SVG and PNG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+from typing import NamedTuple
+
+
+class Bar(NamedTuple):
+    """One thing that occupies a row from ``start`` to ``end`` (seconds, or any one unit). kind: what decides its colour."""
+
+    row: str
+    start: float
+    end: float
+    label: str
+    kind: str
+
+
+class Piece(NamedTuple):
+    """A run of characters of one kind in a drawn row; the kind of empty space is ``""``."""
+
+    text: str
+    kind: str
+
+
+def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[Piece]]]:
+    """Every row's name and pieces, rows in order of appearance, all ``width`` characters over the time that the bars span.
+
+    A label that does not fit is cut to its number. A bar shorter than a character shares one with its neighbours: the last of them is seen.
+    """
+    first, last = min((bar.start for bar in bars), default=0.0), max((bar.end for bar in bars), default=0.0)
+    scale = width / (last - first) if last > first else 0.0
+    rows: dict[str, list[Bar]] = {}
+    for bar in bars:
+        rows.setdefault(bar.row, []).append(bar)
+    drawn: list[tuple[str, list[Piece]]] = []
+    for name, own in rows.items():
+        cells, kinds = [" "] * width, [""] * width
+        for bar in own:
+            begin = min(width - 1, round((bar.start - first) * scale))
+            end = min(width, max(begin + 1, round((bar.end - first) * scale)))
+            text = next((text for text in (bar.label, bar.label.lstrip(ascii_letters)) if len(text) <= end - begin), "")
+            cells[begin:end] = text.ljust(end - begin, "─" if text else "▪")
+            kinds[begin:end] = [bar.kind] * (end - begin)
+        drawn.append((name, _runs(cells, kinds)))
+    return drawn
+
+
+def text_gantt(bars: Sequence[Bar], width: int = 100) -> list[str]:
+    """One line a row, names aligned.
+
+    >>> print(*text_gantt([Bar("stage 0", 0, 2, "F0", "F"), Bar("stage 1", 2, 5, "F0", "F")], width=10), sep="\\n")
+    stage 0 |F0──      |
+    stage 1 |    F0────|
+    """
+    rows = drawn_rows(bars, width)
+    longest = max((len(name) for name, _ in rows), default=0)
+    return [f"{name:<{longest}} |{''.join(piece.text for piece in pieces)}|" for name, pieces in rows]
+
+
+def _runs(cells: list[str], kinds: list[str]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for cell, kind in zip(cells, kinds, strict=True):
+        if pieces and pieces[-1].kind == kind:
+            pieces[-1] = Piece(pieces[-1].text + cell, kind)
+        else:
+            pieces.append(Piece(cell, kind))
+    return pieces

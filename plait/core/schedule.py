@@ -1,0 +1,315 @@
+"""A pipeline schedule as data: what every pipeline rank computes, sends and receives, in which order.
+
+An op is one action of one stage on one micro-batch. Text form, as in torch.distributed.pipelining:
+
+    2F0        forward of micro-batch 0 on stage 2
+    2B0        its whole backward; or, split (Qi 2023, arXiv 2401.10241), ``2I0`` for the gradient of the input, ``2W0`` of the weights
+    1SEND_F3   send what 1F3 gave to the next stage; ``1SEND_F3>5`` to stage 5 (a skip connection)
+    2RECV_F3   post the receive for it; ``5RECV_F3<1`` from stage 1
+    2SEND_B3   send the gradient back to where the input came from; 1RECV_B3 likewise
+
+A *stage* is a range of layers; a *rank* here is a position on the pp axis, which holds one stage, or several (interleaving, V-shapes).
+Generators (``plait.core.schedules``) give computation only; ``with_transfers`` adds the transfers. Sends and receives never block: a
+computation waits for what it needs. Transfers from one rank to another form a *channel*, and travel one after the other in the order in
+which the sender lists them; the receiver lists them in the same order, so that no backend can mix them up or wait in a circle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple, cast
+
+from plait.core.errors import ScheduleError
+
+ComputeKind = Literal["F", "B", "I", "W"]
+OpKind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Edge = tuple[int, int]
+
+COMPUTE: frozenset[str] = frozenset("FBIW")
+_NEXT: dict[str, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
+_WORD = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d+))?")
+
+
+class Transfer(NamedTuple):
+    """One tensor on its way: what stage ``source`` computed for ``micro_batch``, forward or backward, and stage ``target`` needs."""
+
+    source: int
+    target: int
+    direction: Literal["F", "B"]
+    micro_batch: int
+
+
+class Op(NamedTuple):
+    """One action; ``peer`` is the stage at the other end of a transfer, -1 for a computation."""
+
+    stage: int
+    kind: OpKind
+    micro_batch: int
+    peer: int = -1
+
+    @property
+    def computes(self) -> bool:
+        """Whether it occupies the processor."""
+        return self.kind in COMPUTE
+
+    @property
+    def sends(self) -> bool:
+        """Whether it starts a transfer, rather than posting the receive of one."""
+        return self.kind.startswith("SEND")
+
+    @property
+    def transfer(self) -> Transfer:
+        """Which tensor a SEND or RECV moves."""
+        ends = (self.stage, self.peer) if self.sends else (self.peer, self.stage)
+        return Transfer(*ends, cast("Literal['F', 'B']", self.kind[-1]), self.micro_batch)
+
+    def __str__(self) -> str:
+        text = f"{self.stage}{self.kind}{self.micro_batch}"
+        if self.computes or self.peer == self.stage + _NEXT[self.kind]:
+            return text
+        return f"{text}{'>' if self.sends else '<'}{self.peer}"
+
+
+def parse_op(word: str) -> Op:
+    """The op of a text form. Raises ScheduleError for what is none."""
+    match = _WORD.fullmatch(word)
+    if match:
+        stage, micro_batch = int(match[1]), int(match[3])
+        kind = cast(OpKind, match[2])
+        if kind in COMPUTE:
+            if match[4] is None:
+                return Op(stage, kind, micro_batch)
+        else:
+            peer = int(match[5]) if match[5] else stage + _NEXT[kind]
+            if match[4] in (None, ">" if kind.startswith("SEND") else "<") and peer >= 0:
+                return Op(stage, kind, micro_batch, peer)
+    raise ScheduleError(f"'{word}' is no schedule op; one looks like 2F0, 2B0, 2I0, 2W0, 1SEND_F3, 2RECV_F3, 0SEND_F3>5 or 5RECV_F3<0")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every rank's list of ops. edges: (producer, consumer) stages of every tensor that crosses stages; a chain if not given.
+
+    >>> print(Schedule("by hand", 2, ((Op(0, "F", 0), Op(0, "B", 0)), (Op(1, "F", 0), Op(1, "B", 0)))))
+    # by hand
+    rank 0: 0F0 0B0
+    rank 1: 1F0 1B0
+    """
+
+    name: str
+    num_stages: int
+    ranks: tuple[tuple[Op, ...], ...]
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.edges:
+            object.__setattr__(self, "edges", tuple((i, i + 1) for i in range(self.num_stages - 1)))
+        for producer, consumer in self.edges:
+            if not 0 <= producer < consumer < self.num_stages:
+                raise ScheduleError(f"edge {producer}>{consumer} does not lead from an earlier to a later of {self.num_stages} stages")
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """The rank that holds each stage."""
+        return {op.stage: rank for rank, ops in enumerate(self.ranks) for op in ops}
+
+    @cached_property
+    def num_micro_batches(self) -> int:
+        """How many micro-batches a step has."""
+        return 1 + max((op.micro_batch for ops in self.ranks for op in ops), default=-1)
+
+    @cached_property
+    def splits(self) -> frozenset[tuple[int, int]]:
+        """(stage, micro-batch) whose backward is split into I and W."""
+        return frozenset((op.stage, op.micro_batch) for ops in self.ranks for op in ops if op.kind == "I")
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank holds, ascending."""
+        return tuple(sorted(stage for stage, holder in self.rank_of.items() if holder == rank))
+
+    @cached_property
+    def consumers(self) -> dict[int, list[int]]:
+        """By stage: the stages that read its output, ascending."""
+        return {stage: sorted(b for a, b in self.edges if a == stage) for stage in range(self.num_stages)}
+
+    @cached_property
+    def producers(self) -> dict[int, list[int]]:
+        """By stage: the stages whose outputs it reads, ascending."""
+        return {stage: sorted(a for a, b in self.edges if b == stage) for stage in range(self.num_stages)}
+
+    def backward(self, stage: int, micro_batch: int) -> Op:
+        """The op that gives the gradient of a stage's input."""
+        return Op(stage, "I" if (stage, micro_batch) in self.splits else "B", micro_batch)
+
+    def local_needs(self, op: Op) -> list[Op]:
+        """Ops of the same rank that must have run before computation ``op``."""
+        stage, at, here = op.stage, op.micro_batch, self.rank_of[op.stage]
+        if op.kind == "F":
+            return [Op(p, "F", at) for p in self.producers[stage] if self.rank_of[p] == here]
+        if op.kind == "W":
+            return [Op(stage, "I", at)]
+        return [Op(stage, "F", at), *(self.backward(c, at) for c in self.consumers[stage] if self.rank_of[c] == here)]
+
+    def arrivals(self, op: Op) -> list[Transfer]:
+        """Transfers that must have arrived before computation ``op``."""
+        stage, at, here = op.stage, op.micro_batch, self.rank_of[op.stage]
+        if op.kind == "F":
+            return [Transfer(p, stage, "F", at) for p in self.producers[stage] if self.rank_of[p] != here]
+        if op.kind == "W":
+            return []
+        return [Transfer(c, stage, "B", at) for c in self.consumers[stage] if self.rank_of[c] != here]
+
+    def departures(self, op: Op) -> list[Transfer]:
+        """Transfers of the result of computation ``op``, the one needed first in front."""
+        stage, at, here = op.stage, op.micro_batch, self.rank_of[op.stage]
+        if op.kind == "F":
+            return [Transfer(stage, c, "F", at) for c in self.consumers[stage] if self.rank_of[c] != here]
+        if op.kind == "W":
+            return []
+        return [Transfer(stage, p, "B", at) for p in reversed(self.producers[stage]) if self.rank_of[p] != here]
+
+    def __str__(self) -> str:
+        chain = self.edges == tuple((i, i + 1) for i in range(self.num_stages - 1))
+        head = [f"# {self.name}", *([] if chain else ["edges: " + " ".join(f"{a}>{b}" for a, b in self.edges)])]
+        return "\n".join([*head, *(f"rank {rank}: {' '.join(map(str, ops))}" for rank, ops in enumerate(self.ranks))])
+
+
+def parse_schedule(text: str) -> Schedule:
+    """A schedule from its text form, checked (``check``). Raises ScheduleError naming the line or the op."""
+    name, edges, ranks = "by hand", list[Edge](), list[tuple[Op, ...]]()
+    for number, line in enumerate(text.splitlines(), 1):
+        key, _, rest = line.strip().partition(":")
+        if key.startswith("#"):
+            name = line.strip().lstrip("# ") if number == 1 else name
+        elif key == "edges":
+            edges += [_parse_edge(word) for word in rest.split()]
+        elif key == f"rank {len(ranks)}":
+            ranks.append(tuple(parse_op(word) for word in rest.split()))
+        elif line.strip():
+            raise ScheduleError(f"line {number} of the schedule is neither a comment nor 'edges: 0>1 ...' nor 'rank {len(ranks)}: 0F0 ...'")
+    stages = {op.stage for ops in ranks for op in ops}
+    if not stages:
+        raise ScheduleError("the schedule has no op")
+    schedule = Schedule(name, 1 + max(stages), tuple(ranks), tuple(edges))
+    check(schedule)
+    return schedule
+
+
+def _parse_edge(word: str) -> Edge:
+    match = re.fullmatch(r"(\d+)>(\d+)", word)
+    if not match:
+        raise ScheduleError(f"'{word}' is no edge between stages; one looks like 0>3")
+    return int(match[1]), int(match[2])
+
+
+def check(schedule: Schedule) -> None:
+    """Raise ScheduleError, naming the op, unless every rank's list is whole and in an order in which it could run alone.
+
+    Every computation once and on one rank; what is needed on the same rank before it; transfers, if there are any, all there: sent
+    after their op, received before their reader. Whether ranks may wait for each other in a circle: ``plait.core.dry_run``.
+    """
+    stage_ranks: dict[int, int] = {}
+    seen = set[Op]()
+    for rank, ops in enumerate(schedule.ranks):
+        for op in ops:
+            if op in seen:
+                raise ScheduleError(f"{op} stands twice")
+            if stage_ranks.setdefault(op.stage, rank) != rank:
+                raise ScheduleError(f"{op} stands on rank {rank}, other ops of stage {op.stage} on rank {stage_ranks[op.stage]}")
+            seen.add(op)
+    _check_complete(schedule, seen)
+    with_moves = any(not op.computes for op in seen)
+    for rank, ops in enumerate(schedule.ranks):
+        done = set[Op]()
+        for op in ops:
+            for need in _needs_in_list(schedule, op, with_moves):
+                if need not in done:
+                    raise ScheduleError(f"rank {rank} lists {op} before {need}, which it needs")
+            done.add(op)
+
+
+def _check_complete(schedule: Schedule, seen: set[Op]) -> None:
+    """Every computation is there, and every transfer if there is any."""
+    expected = set[Op]()
+    for stage in range(schedule.num_stages):
+        for at in range(schedule.num_micro_batches):
+            expected |= {Op(stage, "F", at), schedule.backward(stage, at)}
+            if (stage, at) in schedule.splits:
+                expected.add(Op(stage, "W", at))
+    for op in sorted(expected - seen):
+        raise ScheduleError(f"{op} never runs")
+    if any(not op.computes for op in seen):
+        for op in list(expected):
+            for transfer in schedule.departures(op):
+                expected |= set(ends(transfer))
+        for op in sorted(expected - seen):
+            raise ScheduleError(f"{op} is missing: stages {op.transfer.source} and {op.transfer.target} lie on different ranks")
+    for op in sorted(seen - expected):
+        raise ScheduleError(f"{op} has no place in this schedule: {_why_not(schedule, op)}")
+
+
+def _why_not(schedule: Schedule, op: Op) -> str:
+    if op.computes:
+        return "its backward is split into I and W" if op.kind == "B" else "the backward is not split, there is no I"
+    return f"no tensor crosses ranks from stage {op.transfer.source} to stage {op.transfer.target}"
+
+
+def _needs_in_list(schedule: Schedule, op: Op, with_moves: bool) -> list[Op]:
+    if op.computes:
+        return schedule.local_needs(op) + [ends(transfer)[1] for transfer in schedule.arrivals(op) if with_moves]
+    if op.sends:
+        return [Op(op.stage, "F", op.micro_batch) if op.kind == "SEND_F" else schedule.backward(op.stage, op.micro_batch)]
+    return []
+
+
+def ends(transfer: Transfer) -> tuple[Op, Op]:
+    """The SEND and the RECV of a transfer."""
+    source, target, direction, at = transfer
+    return Op(source, cast(OpKind, f"SEND_{direction}"), at, target), Op(target, cast(OpKind, f"RECV_{direction}"), at, source)
+
+
+def with_edges(schedule: Schedule, edges: Iterable[Edge]) -> Schedule:
+    """The same computations for a graph with these edges (a chain's and skip connections'); transfers must not be there yet."""
+    return replace(schedule, edges=tuple(sorted(set(edges))))
+
+
+def with_transfers(schedule: Schedule, ahead: int = 2) -> Schedule:
+    """The schedule with every transfer written out: sent right after its op, its receive posted ``ahead`` computations before its reader.
+
+    Posting a receive earlier keeps a buffer longer and, on NCCL, a waiting kernel; later, the transfer starts late where sender and
+    receiver must meet. A channel's receives stand in the sender's order: one that is overtaken is posted with the one that overtook it.
+    """
+    check(schedule)
+    posts: list[dict[int, list[Op]]] = [{} for _ in schedule.ranks]
+    for (_, receiver), transfers in _channels(schedule).items():
+        position = {op: i for i, op in enumerate(schedule.ranks[receiver])}
+        readers = {transfer: i for op, i in position.items() for transfer in schedule.arrivals(op)}
+        latest = len(position)
+        for transfer in reversed(transfers):
+            latest = min(latest, max(0, readers[transfer] - ahead))
+            posts[receiver].setdefault(latest, []).insert(0, ends(transfer)[1])
+    ranks: list[tuple[Op, ...]] = []
+    for ops, posted in zip(schedule.ranks, posts, strict=True):
+        lowered: list[Op] = []
+        for i, op in enumerate(ops):
+            lowered += [*posted.get(i, ()), op, *(ends(transfer)[0] for transfer in schedule.departures(op))]
+        ranks.append(tuple(lowered))
+    return replace(schedule, ranks=tuple(ranks))
+
+
+def _channels(schedule: Schedule) -> dict[tuple[int, int], list[Transfer]]:
+    """Transfers from rank to rank in the sender's order."""
+    channels: dict[tuple[int, int], list[Transfer]] = {}
+    for rank, ops in enumerate(schedule.ranks):
+        for op in ops:
+            for transfer in schedule.departures(op):
+                channels.setdefault((rank, schedule.rank_of[transfer.target]), []).append(transfer)
+    return channels
+
+
+def compute_only(ops: Sequence[Op]) -> list[Op]:
+    """The computations of a rank's list."""
+    return [op for op in ops if op.computes]

@@ -1,0 +1,263 @@
+"""The pipeline schedules Plait knows: which computation each rank runs next. P ranks, S stages, M micro-batches.
+
+    gpipe           all forwards, then all backwards (Huang 2019)
+    1f1b            rank i runs S-i forwards, then one backward, one forward, ... (Narayanan 2019, PipeDream-Flush)
+    eager-1f1b      2(S-i)-1 forwards first, so that every transfer has half a period to hide in (arXiv 2211.05322)
+    slack-1f1b      only as many forwards first as each boundary's transfer needs: ``slack`` of ``enough_slack``
+    interleaved     several stages a rank, 2(P-i-1) + (v-1)P forwards first (arXiv 2104.04473); sends and receives decoupled (MegaScale)
+    zb-h1           1f1b with its backwards split, weight gradients fill the end; memory of 1f1b (arXiv 2401.10241)
+    zb-h2           eager-1f1b with its backwards split: no bubble, memory of eager-1f1b (same)
+    zb-v            two stages a rank, down and up again, no bubble with the memory of 1f1b where F, I and W take equally long (same)
+
+``steady_period`` is the theorem behind eager and slack: with asynchronous links the time per micro-batch is the longest mean circuit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from plait.core.errors import ScheduleError, nearest
+from plait.core.schedule import Op, OpKind, Schedule
+from plait.core.strategy import slice_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a generator needs. chunks: stages a rank holds (interleaved: any; zb-v: 2). slack: of every boundary, for slack-1f1b."""
+
+    ranks: int
+    micro_batches: int
+    chunks: int = 1
+    slack: tuple[int, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        """Over all ranks."""
+        return self.ranks * self.chunks
+
+
+def generate(name: str, shape: Shape) -> Schedule:
+    """The named schedule, computation only. Raises ScheduleError for an unknown name or a shape that it does not fit."""
+    if name not in GENERATORS:
+        raise ScheduleError(f"no schedule is called '{name}'{nearest(name, GENERATORS)}; there are {', '.join(GENERATORS)}")
+    if shape.ranks < 1 or shape.micro_batches < 1 or shape.chunks < 1:
+        raise ScheduleError(f"{name} needs at least one rank, one micro-batch and one chunk")
+    allowed = CHUNKS.get(name, (1,))
+    if allowed and shape.chunks not in allowed:
+        raise ScheduleError(f"{name} has {allowed[0]} stage{'s' * (allowed[0] > 1)} a rank, not {shape.chunks}; chunks are for interleaved")
+    if shape.slack and name != "slack-1f1b":
+        raise ScheduleError(f"slack is for slack-1f1b, not for {name}")
+    return Schedule(name, shape.num_stages, tuple(map(tuple, GENERATORS[name](shape))))
+
+
+def _gpipe(shape: Shape) -> Iterable[list[Op]]:
+    return _one_backward_one_forward([shape.micro_batches] * shape.ranks, shape.micro_batches)
+
+
+def _one_f_one_b(shape: Shape) -> Iterable[list[Op]]:
+    return _one_backward_one_forward(warm_up([1] * (shape.ranks - 1)), shape.micro_batches)
+
+
+def _eager(shape: Shape) -> Iterable[list[Op]]:
+    return _one_backward_one_forward(warm_up([2] * (shape.ranks - 1)), shape.micro_batches)
+
+
+def _slack(shape: Shape) -> Iterable[list[Op]]:
+    if len(shape.slack) != shape.ranks - 1 or min(shape.slack, default=1) < 1:
+        raise ScheduleError(
+            f"slack-1f1b of {shape.ranks} ranks needs {shape.ranks - 1} slacks of at least 1, one for every boundary; got {shape.slack}"
+        )
+    return _one_backward_one_forward(warm_up(shape.slack), shape.micro_batches)
+
+
+def warm_up(slack: Sequence[int]) -> list[int]:
+    """Forwards that each stage runs before its first backward: 1 for the last, each boundary's slack more towards the first.
+
+    >>> warm_up([2, 2, 2])
+    [7, 5, 3, 1]
+    """
+    return list(accumulate(reversed(slack), initial=1))[::-1]
+
+
+def _one_backward_one_forward(warm: Sequence[int], micro_batches: int) -> Iterable[list[Op]]:
+    for stage, first in enumerate(warm):
+        first = min(first, micro_batches)
+        ops = [Op(stage, "F", at) for at in range(first)]
+        for at in range(micro_batches):
+            ops.append(Op(stage, "B", at))
+            if first + at < micro_batches:
+                ops.append(Op(stage, "F", first + at))
+        yield ops
+
+
+def _zero_bubble_h1(shape: Shape) -> Iterable[list[Op]]:
+    return _split(warm_up([1] * (shape.ranks - 1)), list(range(shape.ranks)), shape.micro_batches)
+
+
+def _zero_bubble_h2(shape: Shape) -> Iterable[list[Op]]:
+    return _split(warm_up([2] * (shape.ranks - 1)), [2 * rank for rank in range(shape.ranks)], shape.micro_batches)
+
+
+def _split(warm: Sequence[int], lag: Sequence[int], micro_batches: int) -> Iterable[list[Op]]:
+    """One input gradient, one forward; weight gradients follow ``lag`` micro-batches behind, which keeps every stage's memory equal."""
+    for stage, (first, behind) in enumerate(zip(warm, lag, strict=True)):
+        first = min(first, micro_batches)
+        ops = [Op(stage, "F", at) for at in range(first)]
+        done = 0
+        for at in range(micro_batches):
+            ops.append(Op(stage, "I", at))
+            forward = first + at < micro_batches
+            if at >= behind or not forward:  # once there are no forwards left, weight gradients fill the waits between input gradients
+                ops.append(Op(stage, "W", done))
+                done += 1
+            if forward:
+                ops.append(Op(stage, "F", first + at))
+        ops += [Op(stage, "W", at) for at in range(done, micro_batches)]
+        yield ops
+
+
+def _interleaved(shape: Shape) -> Iterable[list[Op]]:
+    """Micro-batches go through a rank's stages in groups of P, or a little more: with less, ranks would wait for each other in a circle."""
+    ranks, chunks, count = shape.ranks, shape.chunks, shape.micro_batches
+    ends = list(accumulate(slice_sizes(count, max(1, count // ranks)), initial=0))
+    groups = [range(*pair) for pair in pairwise(ends)]
+    for rank in range(ranks):
+        forward = [Op(chunk * ranks + rank, "F", at) for group in groups for chunk in range(chunks) for at in group]
+        backward = [Op(chunk * ranks + rank, "B", at) for group in groups for chunk in reversed(range(chunks)) for at in group]
+        first = min(len(forward), 2 * (ranks - rank - 1) + (chunks - 1) * len(groups[0]) + 1)
+        ops = forward[:first]
+        for number, op in enumerate(backward):
+            ops.append(op)
+            ops += forward[first + number : first + number + 1]
+        yield ops
+
+
+def _zero_bubble_v(shape: Shape) -> Iterable[list[Op]]:
+    """Rank i holds stages i and 2P-1-i. The order is made for at least as many micro-batches as fill the pipeline; the rest is left out."""
+    ranks, count = shape.ranks, shape.micro_batches
+    for rank in range(ranks):
+        turn = _Turns(rank, 2 * ranks - 1 - rank)
+        turn.run(2 * (ranks - rank) - 1, "F")
+        turn.run(rank, "f", "F")
+        turn.run(ranks - rank, "f", "i", "w")
+        while turn.done["f"] < max(count, 2 * ranks - 1):
+            turn.run(1, *(("F",) if turn.done["F"] < max(count, 2 * ranks - 1) else ()), "I", "W", "f", "i", "w")
+        turn.run(rank, "I", "i")
+        turn.run(ranks - rank, "I", "W")
+        turn.run(turn.done["i"] - turn.done["w"], "w")
+        turn.run(turn.done["I"] - turn.done["W"], "W")
+        yield [op for op in turn.ops if op.micro_batch < count]
+
+
+class _Turns:
+    """The next op of each kind of two stages of one rank: F I W of the one nearer the input, f i w of the other."""
+
+    def __init__(self, near: int, far: int) -> None:
+        self.stage = {**dict.fromkeys("FIW", near), **dict.fromkeys("fiw", far)}
+        self.done = dict.fromkeys("FIWfiw", 0)
+        self.ops: list[Op] = []
+
+    def run(self, times: int, *kinds: str) -> None:
+        """Every kind in turn, so many times."""
+        for _ in range(times):
+            for kind in kinds:
+                self.ops.append(Op(self.stage[kind], _UPPER[kind], self.done[kind]))
+                self.done[kind] += 1
+
+
+_UPPER: dict[str, OpKind] = {"F": "F", "I": "I", "W": "W", "f": "F", "i": "I", "w": "W"}
+
+GENERATORS: dict[str, Callable[[Shape], Iterable[list[Op]]]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "eager-1f1b": _eager,
+    "slack-1f1b": _slack,
+    "interleaved": _interleaved,
+    "zb-h1": _zero_bubble_h1,
+    "zb-h2": _zero_bubble_h2,
+    "zb-v": _zero_bubble_v,
+}
+CHUNKS: dict[str, tuple[int, ...]] = {"interleaved": (), "zb-v": (2,)}  # what chunks may be, where not 1; empty: anything
+
+
+@dataclass(frozen=True)
+class Known:
+    """What theory says of a schedule whose transfers take no time. bubble: as ``DryRun.bubble``; peak: by rank, as ``rank_peaks``."""
+
+    bubble: float
+    peak: tuple[int, ...]
+
+
+def closed_form(name: str, shape: Shape, forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0) -> Known | None:
+    """Bubble and memory of equal stages, seconds as given for one stage; None where no formula holds.
+
+    Source: the schedule's paper. interleaved needs M to be a multiple of P and more than P; zb-* need M >= 2P-1, zb-v equal parts.
+    """
+    ranks, count, chunks = shape.ranks, shape.micro_batches, shape.chunks
+    backward, steps = input_gradient + weight_gradient, ranks - 1
+    whole = steps * (forward + backward)
+
+    def capped(peaks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(min(peak, count * chunks) for peak in peaks)
+
+    own, eager = [ranks - i for i in range(ranks)], [2 * (ranks - i) - 1 for i in range(ranks)]
+    match name:
+        case "gpipe":
+            return Known(whole, (count,) * ranks)
+        case "1f1b":
+            return Known(whole, capped(own)) if count >= ranks else None
+        case "eager-1f1b":
+            return Known(whole, capped(eager)) if count >= ranks else None
+        case "slack-1f1b":
+            return Known(whole, capped(warm_up(shape.slack))) if count >= ranks else None
+        case "interleaved" if count % ranks == 0 and (chunks == 1 or count > ranks):
+            return Known(whole, capped((chunks + 1) * ranks - 1 - 2 * i for i in range(ranks)))
+        case "zb-h1" if count >= 2 * ranks - 1 and weight_gradient <= input_gradient:
+            return Known(steps * (forward + input_gradient - weight_gradient), (ranks,) * ranks)
+        case "zb-h2" if count >= 2 * ranks - 1 and weight_gradient <= input_gradient:
+            return Known(max(0.0, steps * (forward + input_gradient - 2 * weight_gradient)), (2 * ranks - 1,) * ranks)
+        case "zb-v" if count >= 2 * ranks - 1 and forward == input_gradient == weight_gradient:
+            return Known(0.0, (2 * ranks,) * ranks)
+        case _:
+            return None
+
+
+def steady_period(compute: Sequence[float], transfer: Sequence[float], slack: Sequence[int]) -> float:
+    """Seconds per micro-batch of a 1F1B-like schedule in its steady state.
+
+    compute: forward and backward of each stage; transfer: one way over each boundary; slack: of each boundary, the difference of its two
+    stages' warm-up (1f1b: 1, eager: 2). Links are asynchronous, one a direction. Between stages i and j a micro-batch goes there and
+    back, sum(compute) + 2 sum(transfer), while 1 + sum(slack) micro-batches are in between.
+    """
+    period = max(*compute, *transfer, 0.0)
+    for i in range(len(compute)):
+        work, between = compute[i], 1
+        for j in range(i + 1, len(compute)):
+            work += compute[j] + 2 * transfer[j - 1]
+            between += slack[j - 1]
+            period = max(period, work / between)
+    return period
+
+
+def enough_slack(compute: Sequence[float], transfer: Sequence[float], tolerance: float = 0.0) -> tuple[int, ...]:
+    """The least slack with which transfers cost no more than ``tolerance`` of the period: fewest live activations over all stages.
+
+    Every range of stages asks for a sum of slacks (``steady_period`` <= (1 + tolerance) max(compute, transfer)). Slack at a boundary is
+    paid by all stages before it, so ranges are served from the last to begin to the first, each at its first boundary: no other choice
+    needs fewer, or less far back.
+
+    >>> enough_slack([3.0] * 8, [0, 0, 0, 1.2, 0, 0, 0])
+    (1, 1, 1, 2, 1, 1, 1)
+    """
+    allowed = (1 + tolerance) * max(*compute, *transfer, 0.0)
+    slack = [1] * len(transfer)
+    for i in reversed(range(len(transfer))):
+        work, short = compute[i], 0
+        for j in range(i + 1, len(compute)):
+            work += compute[j] + 2 * transfer[j - 1]
+            needed = 0 if work <= 0 else -int(-(work / allowed - 1e-9) // 1) - 1  # rounded up, exact multiples kept
+            short = max(short, needed - sum(slack[i:j]))
+        slack[i] += short
+    return tuple(slack)

@@ -1,0 +1,1 @@
+"""Explain what ran, or what would run."""

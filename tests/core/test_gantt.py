@@ -1,0 +1,25 @@
+"""Bars drawn as text."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.gantt import Bar, drawn_rows, text_gantt
+
+times = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), times), max_size=20), st.integers(1, 80))
+def test_every_row_has_its_width_whatever_the_bars(bars: list[tuple[str, list[int]]], width: int) -> None:
+    made = [Bar(row, start, end, f"F{start}", row) for row, (start, end) in bars]
+    assert {len("".join(piece.text for piece in pieces)) for _, pieces in drawn_rows(made, width)} <= {width}
+
+
+def test_a_label_is_cut_to_its_number_before_it_is_left_out() -> None:
+    assert text_gantt([Bar("r", 0, 3, "F12", "F"), Bar("r", 3, 5, "F13", "F"), Bar("r", 5, 6, "F14", "F")], width=6) == ["r |F1213▪|"]
+
+
+def test_pieces_of_one_kind_are_joined() -> None:
+    ((_, pieces),) = drawn_rows([Bar("r", 0, 2, "", "x"), Bar("r", 2, 4, "", "x"), Bar("r", 6, 8, "", "y")], width=8)
+    assert [(len(piece.text), piece.kind) for piece in pieces] == [(4, "x"), (2, ""), (2, "y")]

@@ -1,0 +1,129 @@
+"""Generators against closed forms, the published table, and the steady-state theorem."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.dry_run import PipelineCosts, dry_run, peak_activations, rank_peaks
+from plait.core.errors import ScheduleError
+from plait.core.schedule import Op
+from plait.core.schedules import GENERATORS, Shape, closed_form, enough_slack, generate, steady_period
+
+SHAPES = [(ranks, count, chunks) for ranks in (1, 2, 3, 4, 8) for count in (1, 2, 3, 5, 8, 9, 16) for chunks in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("seconds", [(1.0, 1.0, 1.0), (1.0, 1.5, 0.5)], ids=["equal", "unequal"])
+def test_bubble_and_memory_are_those_of_the_closed_form(name: str, seconds: tuple[float, float, float]) -> None:
+    compared = 0
+    for ranks, count, chunks in SHAPES:
+        if chunks == {"interleaved": chunks, "zb-v": 2}.get(name, 1):
+            shape = Shape(
+                ranks=ranks, micro_batches=count, chunks=chunks, slack=(1, 3, 2, 1, 1, 2, 2)[: ranks - 1] * (name == "slack-1f1b")
+            )
+            known = closed_form(name, shape, *seconds)
+            schedule = generate(name, shape)
+            if known:
+                compared += 1
+                found = dry_run(schedule, PipelineCosts.uniform(schedule.num_stages, *seconds))
+                assert found.bubble() == pytest.approx(known.bubble), shape
+                assert tuple(rank_peaks(schedule)) == known.peak, shape
+    assert compared >= 5 or (name, seconds) == ("zb-v", (1.0, 1.5, 0.5))
+
+
+# Makespans of 4 stages, 16 micro-batches, F = I = W = 1, by one-way transfer time: gpipe, 1f1b, eager-1f1b, slack-1f1b.
+MAKESPANS = {0.0: (57, 57, 57, 57), 0.5: (60, 71, 60, 60), 1.0: (63, 85, 63, 63), 1.5: (73.5, 99, 66, 66), 2.0: (84, 113, 75, 69)}
+
+
+@pytest.mark.parametrize("transfer", MAKESPANS)
+@pytest.mark.parametrize("mode", ["buffered", "rendezvous"])
+def test_makespans_of_the_published_comparison(transfer: float, mode: str) -> None:
+    slack = enough_slack([3.0] * 4, [transfer] * 3)
+    costs = PipelineCosts.uniform(4, transfer=transfer)
+    shapes = {name: Shape(ranks=4, micro_batches=16) for name in ("gpipe", "1f1b", "eager-1f1b")}
+    shapes["slack-1f1b"] = Shape(ranks=4, micro_batches=16, slack=slack)
+    found = tuple(dry_run(generate(name, shape), costs, mode).makespan for name, shape in shapes.items())  # type: ignore[arg-type]
+    assert found == pytest.approx(MAKESPANS[transfer])
+
+
+def test_slack_only_where_a_boundary_is_slow() -> None:
+    """8 stages, T = 3, only the middle boundary slow: as fast as eager with 40 live activations instead of 64."""
+    transfers = [0.0, 0, 0, 1.2, 0, 0, 0]
+    slack = enough_slack([3.0] * 8, transfers)
+    costs = PipelineCosts((1.0,) * 8, (1.0,) * 8, (1.0,) * 8, {(3, 4): 1.2})
+    found = {}
+    for name in ("1f1b", "eager-1f1b", "slack-1f1b"):
+        schedule = generate(name, Shape(ranks=8, micro_batches=32, slack=slack if name == "slack-1f1b" else ()))
+        found[name] = (round(dry_run(schedule, costs).makespan, 1), sum(peak_activations(schedule).values()))
+    assert found == {"1f1b": (153.0, 36), "eager-1f1b": (119.4, 64), "slack-1f1b": (119.4, 40)}
+
+
+seconds = st.integers(1, 40).map(lambda n: n / 8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 5), st.data())
+def test_period_is_that_of_the_theorem(stages: int, data: st.DataObject) -> None:
+    forward = data.draw(st.lists(seconds, min_size=stages, max_size=stages))
+    backward = data.draw(st.lists(seconds, min_size=stages, max_size=stages))
+    transfers = data.draw(st.lists(seconds, min_size=stages - 1, max_size=stages - 1))
+    slack = tuple(data.draw(st.lists(st.integers(1, 3), min_size=stages - 1, max_size=stages - 1)))
+    costs = PipelineCosts(tuple(forward), tuple(backward), (0.0,) * stages, {(i, i + 1): c for i, c in enumerate(transfers)})
+    first, second = 240, 480  # a common multiple of every circuit's micro-batches apart, so that the difference is exact
+    spans = [dry_run(generate("slack-1f1b", Shape(ranks=stages, micro_batches=m, slack=slack)), costs).makespan for m in (first, second)]
+    compute = [f + b for f, b in zip(forward, backward, strict=True)]
+    assert (spans[1] - spans[0]) / (second - first) == pytest.approx(steady_period(compute, transfers, slack), rel=2e-3)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 5), st.sampled_from([0.0, 0.05, 0.3]), st.data())
+def test_slack_is_the_least_that_is_enough(stages: int, tolerance: float, data: st.DataObject) -> None:
+    compute = data.draw(st.lists(seconds, min_size=stages, max_size=stages))
+    transfers = data.draw(st.lists(st.integers(0, 40).map(lambda n: n / 8), min_size=stages - 1, max_size=stages - 1))
+    slack = enough_slack(compute, transfers, tolerance)
+    allowed = (1 + tolerance) * max(*compute, *transfers) * (1 + 1e-8)
+
+    def alive(choice: tuple[int, ...]) -> int:
+        return sum((i + 1) * d for i, d in enumerate(choice))
+
+    assert steady_period(compute, transfers, slack) <= allowed
+    cheaper = (c for c in product(range(1, max(slack) + 2), repeat=stages - 1) if alive(c) < alive(slack))
+    assert all(steady_period(compute, transfers, choice) > allowed for choice in cheaper)
+
+
+def test_interleaving_with_one_chunk_is_eager() -> None:
+    for ranks, count in product((1, 2, 4, 8), (1, 4, 8, 16)):
+        shape = Shape(ranks=ranks, micro_batches=count)
+        assert generate("interleaved", shape).ranks == generate("eager-1f1b", shape).ranks
+
+
+def test_interleaved_goes_through_its_stages_in_groups() -> None:
+    first = generate("interleaved", Shape(ranks=2, micro_batches=4, chunks=2)).ranks[0]
+    assert " ".join(map(str, first)) == "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3"
+
+
+def test_a_v_shape_comes_back_to_the_first_rank() -> None:
+    schedule = generate("zb-v", Shape(ranks=3, micro_batches=6, chunks=2))
+    assert [schedule.stages_of(rank) for rank in range(3)] == [(0, 5), (1, 4), (2, 3)]
+    assert schedule.ranks[2][:4] == (Op(2, "F", 0), Op(3, "F", 0), Op(2, "F", 1), Op(3, "F", 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("1f1p", Shape(ranks=2, micro_batches=2), "no schedule is called '1f1p'.*did you mean '1f1b'"),
+        ("1f1b", Shape(ranks=2, micro_batches=2, chunks=2), "1f1b has 1 stage a rank, not 2"),
+        ("zb-v", Shape(ranks=2, micro_batches=2), "zb-v has 2 stages a rank, not 1"),
+        ("slack-1f1b", Shape(ranks=3, micro_batches=2, slack=(1,)), "needs 2 slacks"),
+        ("slack-1f1b", Shape(ranks=2, micro_batches=2, slack=(0,)), "at least 1"),
+        ("gpipe", Shape(ranks=2, micro_batches=2, slack=(2,)), "slack is for slack-1f1b"),
+        ("gpipe", Shape(ranks=0, micro_batches=2), "at least one rank"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, shape: Shape, says: str) -> None:
+    with pytest.raises(ScheduleError, match=says):
+        generate(name, shape)
