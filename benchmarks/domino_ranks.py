@@ -158,14 +158,17 @@ def _cpu() -> float:
 
 
 def _recorded(bench: Bench, strategy: Strategy, costs: SegmentCosts, recorder: Recorder) -> float | None:
-    """Hidden fraction of one step as the recorder counts it."""
+    """Hidden fraction of three steps as the recorder counts it."""
     executor = bench.executor(strategy, costs, recorder)
-    dist.barrier()
-    recorder.take()
-    executor.run(bench.batch)
-    spans = recorder.take()
-    total = sum(s.end - s.start for s in spans if s.kind == "comm")
-    return Hidden(total, sum(s.end - s.start for s in spans if s.kind == "wait")).fraction
+    total = exposed = 0.0
+    for _ in range(3):
+        dist.barrier()
+        recorder.take()
+        executor.run(bench.batch)
+        spans = recorder.take()
+        total += sum(s.end - s.start for s in spans if s.kind == "comm")
+        exposed += sum(s.end - s.start for s in spans if s.kind == "wait")
+    return Hidden(total, exposed).fraction
 
 
 if __name__ == "__main__":
