@@ -1,9 +1,10 @@
 """The inside of a stage as data: which segment of which slice runs next, where a collective starts and is awaited.
 
-A transformer stage is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. Each is
-cut by hand (detached) into ops, and an op exists once for every slice of the batch:
+A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. A pipeline stage is a part of the
+chain that begins with ``enter`` where the residual stream comes from another stage, and ends with ``leave`` where it goes to one. Each
+segment is cut by hand (detached) into ops, and an op exists once for every slice of the batch:
 
-    N  norm       add the previous segment's output to the residual stream, normalise
+    N  norm       add the previous segment's output to the residual stream, normalise (``leave`` does not)
     F  forward    first weight (column-parallel) and what follows it: attention core, activation, vocabulary softmax
     R  row        second weight (row-parallel), one op per column part; its partial sum is reduced
     L  loss       combine the softmax statistics of the vocabulary shards (head only)
@@ -16,6 +17,8 @@ Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in laye
 starts the collective of its result, ``<attn3.R0.1`` waits for it. With all-reduce tensor parallelism R and C
 carry the collectives (the embedding's R gathers rows instead); sequence-parallel, N and J (all-gather) do too, and R and C
 become reduce-scatters.
+A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F`` forward, ``B`` backward, or
+``I`` for the part of the backward that other stages wait for and ``W`` for the weight gradients.
 The list is the same on every rank, hence so is the order of collectives, and any legal order adds into each
 weight's gradient slice by slice, so that results do not depend on the order chosen.
 
@@ -35,16 +38,17 @@ from typing import Literal, NamedTuple, cast
 
 from plait.core.errors import ScheduleError
 
-Site = Literal["embed", "attn", "mlp", "head"]
+Site = Literal["embed", "enter", "attn", "mlp", "head", "leave"]
 Kind = Literal["N", "F", "R", "L", "D", "C", "W", "J"]
 Verb = Literal["run", "start", "wait"]
+Phase = Literal["step", "F", "B", "I", "W"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
 
 
 class SegmentOp(NamedTuple):
-    """One computation of one slice in one segment; ``layer`` is 0 for embed and head."""
+    """One computation of one slice in one segment; ``layer`` counts from the model's first, and is 0 at the ends of a chain."""
 
     site: Site
     layer: int
@@ -81,7 +85,7 @@ class Need(NamedTuple):
 
 _SIGNS: dict[str, str] = {"run": "", "start": ">", "wait": "<"}
 _VERBS = {sign: verb for verb, sign in _SIGNS.items()}
-_WORD = re.compile(r"([<>]?)(?:(attn|mlp)(\d+)|(embed|head))\.([NFRLDCWJ])(\d+)(?:\.(\d+))?")
+_WORD = re.compile(r"([<>]?)(?:(attn|mlp)(\d+)|(embed|enter|head|leave))\.([NFRLDCWJ])(\d+)(?:\.(\d+))?")
 
 
 def format_actions(actions: Iterable[Action]) -> str:
@@ -104,9 +108,10 @@ def parse(text: str) -> list[Action]:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentGraph:
-    """All ops of one micro-batch on one stage, and what each needs.
+    """All ops of one micro-batch on one stage in one phase, and what each needs.
 
-    communicates: False where tp = 1, so that no collective exists at all.
+    communicates: False where tp = 1, so that no collective exists at all. backward: False to evaluate. first_layer, num_layers: the
+    stage's; embeds, heads: whether it has the model's beginning and end. What another phase computes counts as being there.
     """
 
     num_layers: int
@@ -115,12 +120,18 @@ class SegmentGraph:
     sequence_parallel: bool = False
     communicates: bool = True
     backward: bool = True
+    first_layer: int = 0
+    embeds: bool = True
+    heads: bool = True
+    phase: Phase = "step"
 
     @property
     def segments(self) -> tuple[tuple[Site, int], ...]:
-        """(site, layer) from the embedding to the head."""
-        inner = [(site, layer) for layer in range(self.num_layers) for site in ("attn", "mlp")]
-        return cast("tuple[tuple[Site, int], ...]", (("embed", 0), *inner, ("head", 0)))
+        """(site, layer) from one end of the stage to the other."""
+        layers = range(self.first_layer, self.first_layer + self.num_layers)
+        inner = [(site, layer) for layer in layers for site in ("attn", "mlp")]
+        ends = ("embed" if self.embeds else "enter", 0), ("head" if self.heads else "leave", 0)
+        return cast("tuple[tuple[Site, int], ...]", (ends[0], *inner, ends[1]))
 
     def parts(self, site: Site, kind: Kind) -> int:
         """How many parts an op has."""
@@ -133,9 +144,9 @@ class SegmentGraph:
         return 1
 
     def kinds(self, site: Site) -> tuple[Kind, ...]:
-        """The kinds of op a segment has, in the order in which one slice alone would run them."""
+        """The kinds of op that a segment has in this phase, in the order in which one slice alone would run them."""
         forward, backward = _KINDS[site]
-        return cast("tuple[Kind, ...]", tuple(forward + (backward if self.backward else "")))
+        return cast("tuple[Kind, ...]", tuple(kind for kind in forward + backward * self.backward if kind in _PHASES[self.phase]))
 
     def collective(self, op: SegmentOp) -> Collective | None:
         """What crosses the network with the result of ``op``, if anything does."""
@@ -147,7 +158,8 @@ class SegmentGraph:
             return "reduce_scatter" if self.sequence_parallel else "all_reduce"
         if op.kind == "F" and op.site == "head":
             return "all_gather"  # three numbers a token: maximum, sum of exponentials, the target's logit
-        if op.kind in ("N", "J") and self.sequence_parallel:
+        # A stage's end passes on what each rank has: its shard of the sequence.
+        if self.sequence_parallel and ((op.kind == "N" and op.site != "leave") or (op.kind == "J" and self.before(op)[0] != "enter")):
             return "all_gather"
         return None
 
@@ -171,25 +183,24 @@ class SegmentGraph:
         return self.segments[self._index(op) + 1]
 
     def _index(self, op: SegmentOp) -> int:
-        return {"embed": 0, "attn": 1 + 2 * op.layer, "mlp": 2 + 2 * op.layer, "head": 1 + 2 * self.num_layers}[op.site]
+        if op.site in ("attn", "mlp"):
+            return 1 + 2 * (op.layer - self.first_layer) + (op.site == "mlp")
+        return 0 if op.site in ("embed", "enter") else 1 + 2 * self.num_layers
 
     def needs(self, op: SegmentOp) -> list[Need]:
         """What must precede ``op``: the data it reads, and the slice before it where both add into one gradient."""
         at = op.slice
         needs: list[Need] = []
 
-        def need(segment: tuple[Site, int], kind: Kind, part: int = 0) -> None:
-            source = SegmentOp(*segment, kind, at, part)
-            needs.append(Need(source, self.collective(source) is not None))
-
-        def need_all(segment: tuple[Site, int], kind: Kind) -> None:
-            for part in range(self.parts(segment[0], kind)):
-                need(segment, kind, part)
+        def need(segment: tuple[Site, int], kind: Kind) -> None:
+            for part in range(self.parts(segment[0], kind)) if kind in self.kinds(segment[0]) else ():
+                source = SegmentOp(*segment, kind, at, part)
+                needs.append(Need(source, self.collective(source) is not None))
 
         here = (op.site, op.layer)
         match op.kind:
             case "N":
-                need_all(self.before(op), "R")
+                need(self.before(op), "R")
             case "F":
                 need(here, "N")
             case "R" if op.site != "embed":
@@ -201,12 +212,13 @@ class SegmentGraph:
             case "C":
                 need(here, "L" if op.site == "head" else "D")
             case "J":
-                need_all(here, "C")
+                need(here, "C")
             case "W" if op.site == "head":
                 need(here, "L")
             case "W" if op.site == "embed":
                 need(self.after(op), "J")
-                needs.append(Need(SegmentOp("head", 0, "W", self.p1 - 1)))  # tied weights: the head adds first
+                if self.heads:
+                    needs.append(Need(SegmentOp("head", 0, "W", self.p1 - 1)))  # tied weights: the head adds first
             case "W":
                 need(here, "D")
             case _:
@@ -218,7 +230,15 @@ class SegmentGraph:
         return needs
 
 
-_KINDS: dict[str, tuple[str, str]] = {"embed": ("R", "W"), "attn": ("NFR", "DCWJ"), "mlp": ("NFR", "DCWJ"), "head": ("NFL", "CWJ")}
+_KINDS: dict[str, tuple[str, str]] = {
+    "embed": ("R", "W"),
+    "enter": ("", ""),
+    "attn": ("NFR", "DCWJ"),
+    "mlp": ("NFR", "DCWJ"),
+    "head": ("NFL", "CWJ"),
+    "leave": ("N", "J"),
+}
+_PHASES: dict[Phase, str] = {"step": "NFRLDCWJ", "F": "NFRL", "B": "DCWJ", "I": "DCJ", "W": "W"}
 
 
 @cache
@@ -237,7 +257,9 @@ def check(graph: SegmentGraph, actions: Sequence[Action]) -> None:
     done: dict[Verb, set[SegmentOp]] = {"run": set(), "start": set(), "wait": set()}
     for verb, op in actions:
         if op not in needs:
-            raise ScheduleError(f"{op} does not exist in a graph of {graph.num_layers} layers, p1 = {graph.p1}, p2 = {graph.p2}")
+            raise ScheduleError(
+                f"{op} does not exist in phase {graph.phase} of {graph.num_layers} layers, p1 = {graph.p1}, p2 = {graph.p2}"
+            )
         if op in done[verb]:
             raise ScheduleError(f"{Action(verb, op)} stands twice")
         if verb == "run":

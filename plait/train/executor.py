@@ -1,6 +1,6 @@
-"""Runs a segment list: the only place where the model's mathematics meets the wire.
+"""Runs segment lists: the only place where the model's mathematics meets the wire.
 
-Every op of the list is one method (``_F``, ``_R``, ...). Segments are detached from each other: autograd sees only
+Every op of a list is one method (``_F``, ``_R``, ...). Segments are detached from each other: autograd sees only
 what lies inside one (``join`` and ``norm``; ``core``), the linears are called here, so that the list alone decides
 when an input gradient, a weight gradient or a collective happens. Equal to unsharded training by test, for any
 legal list.
@@ -8,14 +8,15 @@ legal list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.core.segments import Action, SegmentGraph, SegmentOp, check
+from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp, check
 from plait.core.strategy import slice_sizes
 from plait.train.device import Device
 from plait.train.dropout import DropoutKey
@@ -45,6 +46,7 @@ class _Slot:
     """What lives between the ops of one segment of one slice; fields are dropped as soon as nobody needs them."""
 
     context: SliceContext
+    samples: slice  # which sequences of the micro-batch
     tokens: Tensor  # [S, b]
     targets: Tensor  # [S, b]
     rows: RowExchange | None = None  # embed only
@@ -68,14 +70,34 @@ class _Slot:
     graph: list[Tensor] = field(default_factory=list)
 
 
+@dataclass
+class InFlight:
+    """A micro-batch between its forward and the end of its backward, and what crosses the ends of the stage, each [S_local, B, H].
+
+    entering: the residual stream from the stage before; leaving: for the stage after; returning: the gradient of ``leaving``; gradient:
+    of ``entering``. None at the model's own ends.
+    """
+
+    size: int  # sequences
+    scale: float
+    slots: dict[tuple[str, int, int], _Slot] = field(default_factory=dict)
+    entering: Tensor | None = None
+    leaving: Tensor | None = None
+    returning: Tensor | None = None
+    gradient: Tensor | None = None
+
+
 class SegmentExecutor:
-    """Executes one list for one model on one rank. Not reentrant: one micro-batch at a time."""
+    """Executes a stage's lists on one rank: phase ``step`` for a whole model, or the phases that a pipeline's schedule names.
+
+    Any number of micro-batches may be in flight between phases; one phase of one micro-batch runs at a time.
+    """
 
     def __init__(
         self,
         model: Transformer,
         graph: SegmentGraph,
-        actions: Sequence[Action],
+        programmes: Mapping[Phase, Sequence[Action]],
         wire: Wire,
         *,
         gradients: Gradients | None,
@@ -83,36 +105,42 @@ class SegmentExecutor:
         recorder: Recorder | None = None,
         seed: int = 0,
     ) -> None:
-        check(graph, actions)
-        self.model, self.graph, self.actions, self.wire = model, graph, list(actions), wire
+        self.model, self.graph, self.wire = model, graph, wire
         self.gradients, self.device, self.recorder, self.seed = gradients, device, recorder, seed
         self.sp = graph.sequence_parallel
-        self._slots: dict[tuple[str, int, int], _Slot] = {}
         self._flights: dict[SegmentOp, Any] = {}
-        self._programme = [
-            (action, getattr(self, f"_{action.op.kind}" if action.verb == "run" else f"_{action.verb}")) for action in self.actions
-        ]
+        self._programmes: dict[Phase, list[tuple[Action, Any]]] = {}
+        for phase, actions in programmes.items():
+            check(replace(graph, phase=phase), actions)
+            self._programmes[phase] = [(a, getattr(self, f"_{a.op.kind}" if a.verb == "run" else f"_{a.verb}")) for a in actions]
+
+    def run(self, batch: MicroBatch) -> Tensor:
+        """One micro-batch, whole; adds into the gradients, returns the scaled loss of its tokens (0-d, equal on all ranks)."""
+        state = self.begin(batch)
+        self.phase("step", state)
+        return self.loss(state)
 
     @torch.no_grad()
-    def run(self, batch: MicroBatch) -> Tensor:
-        """One micro-batch; adds into the gradients, returns the scaled loss of its tokens (0-d, equal on all ranks)."""
-        self._begin(batch)
+    def phase(self, phase: Phase, state: InFlight) -> None:
+        """Run one phase of a micro-batch."""
+        self._state = state
         try:
             if self.recorder is None:
-                for action, method in self._programme:
+                for action, method in self._programmes[phase]:
                     method(action.op)
             else:
-                self._run_recorded(self.recorder)
-            losses = [self._slots["head", 0, at].loss for at in range(self.graph.p1)]
-            total = torch.stack([loss.total for loss in losses if loss is not None]).sum()
+                self._run_recorded(self._programmes[phase], self.recorder)
             assert not self._flights, f"collectives never awaited: {list(self._flights)}"
-            return total
         finally:
-            self._slots.clear()
             self._flights.clear()
 
-    def _run_recorded(self, recorder: Recorder) -> None:
-        for action, method in self._programme:
+    def loss(self, state: InFlight) -> Tensor:
+        """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the head."""
+        losses = [state.slots["head", 0, at].loss for at in range(self.graph.p1)]
+        return torch.stack([loss.total for loss in losses if loss is not None]).sum()
+
+    def _run_recorded(self, programme: Sequence[tuple[Action, Any]], recorder: Recorder) -> None:
+        for action, method in programme:
             if action.verb == "start":
                 method(action.op)
             else:
@@ -120,7 +148,9 @@ class SegmentExecutor:
                 method(action.op)
                 recorder.add(action, start, self.device.mark())
 
-    def _begin(self, batch: MicroBatch) -> None:
+    @torch.no_grad()
+    def begin(self, batch: MicroBatch, entering: Tensor | None = None) -> InFlight:
+        """Take a micro-batch in. entering: what the stage before sent, where there is one."""
         sequence, to = batch.tokens.shape[1], self.device.torch_device
         local = sequence // self.wire.size if self.sp else sequence
         first = self.wire.rank * local if self.sp else 0
@@ -129,19 +159,25 @@ class SegmentExecutor:
         dropout = DropoutKey(self.seed, batch.step) if dropping and self.gradients is not None else None
         sizes = slice_sizes(batch.tokens.shape[0], self.graph.p1)
         assert min(sizes) > 0, f"p1 = {self.graph.p1} slices of a micro-batch of {batch.tokens.shape[0]}"
-        self._scale = batch.scale
+        state = InFlight(batch.tokens.shape[0], batch.scale, entering=entering)
+        ends = list(accumulate(sizes, initial=0))
         for at, (tokens, targets, samples) in enumerate(
             zip(*(t.split(sizes) for t in (batch.tokens, batch.targets, batch.samples)), strict=True)
         ):
-            rows = self.model.embedding.exchange(tokens.t().contiguous())
-            rows = RowExchange(rows.send.to(to), rows.arrival[first : first + local].to(to))
+            rows = None
+            if self.graph.embeds:
+                rows = self.model.embedding.exchange(tokens.t().contiguous())
+                rows = RowExchange(rows.send.to(to), rows.arrival[first : first + local].to(to))
             context = SliceContext(samples.to(to), positions, dropout)
             tokens, targets = tokens.t().contiguous().to(to), targets.t().contiguous().to(to)
             for site, layer in self.graph.segments:
-                self._slots[site, layer, at] = _Slot(context, tokens, targets, rows if site == "embed" else None)
+                here = slice(*ends[at : at + 2])
+                slot = state.slots[site, layer, at] = _Slot(context, here, tokens, targets, rows if site == "embed" else None)
+                slot.h = entering[:, here] if site == "enter" and entering is not None else None
+        return state
 
     def _at(self, op: SegmentOp) -> _Slot:
-        return self._slots[op.site, op.layer, op.slice]
+        return self._state.slots[op.site, op.layer, op.slice]
 
     def _segment(self, op: SegmentOp) -> Any:
         return self.model.sublayer(op.site, op.layer) if op.site in ("attn", "mlp") else self.model
@@ -149,7 +185,8 @@ class SegmentExecutor:
     def _producer(self, op: SegmentOp) -> tuple[Any, _Slot]:
         """The module and slot of the segment before ``op``'s."""
         site, layer = self.graph.before(op)
-        return (self.model.embedding if site == "embed" else self.model.sublayer(site, layer)), self._slots[site, layer, op.slice]
+        ends = {"embed": self.model.embedding, "enter": self.model.entrance}
+        return (ends.get(site) or self.model.sublayer(site, layer)), self._state.slots[site, layer, op.slice]
 
     # ---- collectives ----
 
@@ -212,14 +249,19 @@ class SegmentExecutor:
     def _N(self, op: SegmentOp) -> None:  # noqa: N802
         slot, (producer, before) = self._at(op), self._producer(op)
         train = self.graph.backward
-        assert before.y is not None
-        y = before.y if before.rows is None else before.y[before.rows.arrival][None]  # an embedding's rows, put in place
-        slot.y_in = y.detach().requires_grad_(train)
+        y = before.y
+        if y is not None:
+            y = y if before.rows is None else y[before.rows.arrival][None]  # an embedding's rows, put in place
+            slot.y_in = y.detach().requires_grad_(train)
         slot.h_in = None if before.h is None else before.h.detach().requires_grad_(train)
         before.y = before.y_partial = None
-        norm = self.model.norm if op.site == "head" else self._segment(op).norm
         with torch.set_grad_enabled(train):
             h = producer.join(slot.h_in, slot.y_in, slot.context)
+            if op.site == "leave":
+                slot.graph = [h]
+                self._leave(slot, h)
+                return
+            norm = self.model.norm if op.site == "head" else self._segment(op).norm
             n = norm(h)
         slot.graph = [n, h]
         slot.h, slot.n = h.detach(), n.detach()
@@ -260,7 +302,7 @@ class SegmentExecutor:
     def _L(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
         assert slot.loss is not None and slot.full is not None
-        slot.g_z = slot.loss.finish(self._scale, gradient=self.graph.backward)
+        slot.g_z = slot.loss.finish(self._state.scale, gradient=self.graph.backward)
         slot.operands = [(slot.g_z, slot.full.flatten(0, 1))] if slot.g_z is not None else []
         slot.full = None
 
@@ -304,18 +346,48 @@ class SegmentExecutor:
 
     def _J(self, op: SegmentOp) -> None:  # noqa: N802
         slot, (producer, before) = self._at(op), self._producer(op)
-        norm = self.model.norm if op.site == "head" else self._segment(op).norm
-        parameters = [p for p in (norm.weight, norm.bias, *producer.join_parameters()) if p is not None]
-        inputs = [slot.y_in, *([] if slot.h_in is None else [slot.h_in]), *parameters]
-        outputs = slot.graph if op.site != "head" else slot.graph[:1]  # nobody reads the residual stream after the last norm
-        incoming = [slot.g_n, slot.g_h][: len(outputs)]
-        found = torch.autograd.grad(outputs, inputs, incoming)  # type: ignore[arg-type]
-        for parameter, gradient in zip(parameters, found[len(found) - len(parameters) :], strict=True):
+        parameters = [p for p in (*self._norm_parameters(op), *producer.join_parameters()) if p is not None]
+        inputs = {"y": slot.y_in, "h": slot.h_in} | dict(enumerate(parameters))
+        inputs = {key: value for key, value in inputs.items() if value is not None}
+        if op.site == "leave":
+            assert self._state.returning is not None
+            outputs, incoming = slot.graph, [self._state.returning[:, slot.samples]]
+        elif op.site == "head":  # nobody reads the residual stream after the last norm
+            outputs, incoming = slot.graph[:1], [slot.g_n]
+        else:
+            outputs, incoming = slot.graph, [slot.g_n, slot.g_h]
+        found = dict(zip(inputs, torch.autograd.grad(outputs, list(inputs.values()), incoming), strict=True))  # type: ignore[arg-type]
+        for i, parameter in enumerate(parameters):
             assert self.gradients is not None
-            self.gradients.add(parameter, gradient)
-        before.g_y = found[0].permute(1, 2, 0, 3).flatten(2)  # parts of the hidden size side by side again, [S, b, H]
-        before.g_h = found[1] if slot.h_in is not None else None
+            self.gradients.add(parameter, found[i])
+        before.g_y = found["y"].permute(1, 2, 0, 3).flatten(2) if "y" in found else None  # parts side by side again, [S, b, H]
+        before.g_h = found.get("h")
+        if self.graph.before(op)[0] == "enter":
+            self._enter_gradient(slot, found["h"])
         slot.graph, slot.h_in, slot.y_in, slot.h, slot.n, slot.g_n, slot.g_h, slot.g_full = [], None, None, None, None, None, None, None
+
+    def _norm_parameters(self, op: SegmentOp) -> tuple[Any, ...]:
+        if op.site == "leave":
+            return ()
+        norm = self.model.norm if op.site == "head" else self._segment(op).norm
+        return norm.weight, norm.bias
+
+    # ---- the ends of a stage ----
+
+    def _leave(self, slot: _Slot, h: Tensor) -> None:
+        """Put a slice's residual stream into what the next stage gets."""
+        state = self._state
+        if state.leaving is None:
+            state.leaving = h.new_empty((h.shape[0], state.size, h.shape[2]))
+        state.leaving[:, slot.samples] = h.detach()
+
+    def _enter_gradient(self, slot: _Slot, gradient: Tensor) -> None:
+        """Put a slice's gradient into what the stage before gets."""
+        state = self._state
+        assert state.entering is not None
+        if state.gradient is None:
+            state.gradient = torch.empty_like(state.entering)
+        state.gradient[:, slot.samples] = gradient
 
     def _output_gradient(self, slot: _Slot) -> Tensor:
         """Gradient of a segment's output over the whole sequence, [S * b, H]."""

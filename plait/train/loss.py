@@ -19,8 +19,8 @@ class VocabularyLoss:
     """Cross-entropy of one slice. logits: [M, V / tp], consumed. targets: [M] int64, ``IGNORED`` counts nothing."""
 
     def __init__(self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int) -> None:
+        self._dtype = logits.dtype
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        self._dtype = embedding.words.weight.dtype
         beyond = min(max(vocab - embedding.first, 0), embedding.rows)
         logits[:, beyond:] = float("-inf")  # padding of the vocabulary
         self._valid = targets != IGNORED

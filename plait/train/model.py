@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.core.model import ModelSpec
+from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.train.dropout import DropoutKey, DropoutSite
 from plait.train.parameters import Piece, initialise, pieces
@@ -189,6 +190,19 @@ class Embedding(nn.Module):
         return [self.positions.weight] if self.positions is not None else []
 
 
+class Entrance:
+    """Where another stage's residual stream comes in: the producer of a stage's first segment."""
+
+    def join(self, h: Tensor | None, y: Tensor | None, context: SliceContext) -> Tensor:
+        """The residual stream as it came."""
+        assert h is not None and y is None
+        return h.view_as(h)  # another tensor than the leaf, so that autograd sees an operation
+
+    def join_parameters(self) -> list[nn.Parameter]:
+        """None."""
+        return []
+
+
 class Norm(nn.Module):
     """LayerNorm (gpt) or RMSNorm (llama)."""
 
@@ -251,7 +265,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """One tensor-parallel rank's share of a model, initialised the same whatever the degree."""
+    """One tensor-parallel rank's share of a pipeline stage, or of the whole model; initialised the same whatever the degrees."""
 
     def __init__(
         self,
@@ -259,6 +273,7 @@ class Transformer(nn.Module):
         strategy: Strategy,
         *,
         tp_rank: int = 0,
+        stage: Stage | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
@@ -266,12 +281,14 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec, self.strategy, self.tp_rank = spec, strategy, tp_rank
         rope = Rope(spec) if spec.family == "llama" else None
+        self.stage = stage or Stage(0, 1, 0, spec.num_layers)
         self.embedding = Embedding(spec, strategy, tp_rank)
-        self.attn = nn.ModuleList(Attention(spec, layer, strategy, tp_rank, rope) for layer in range(spec.num_layers))
-        self.mlp = nn.ModuleList(Mlp(spec, layer) for layer in range(spec.num_layers))
+        self.entrance = Entrance()
+        self.attn = nn.ModuleDict({str(layer): Attention(spec, layer, strategy, tp_rank, rope) for layer in self.stage.layers})
+        self.mlp = nn.ModuleDict({str(layer): Mlp(spec, layer) for layer in self.stage.layers})
         self.norm = Norm(spec)
-        self.head = self.embedding.words if spec.tied_embeddings else Weight()
-        self.pieces: list[Piece] = pieces(spec, strategy, tp_rank)
+        self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else Weight()
+        self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
         self._fill(seed, dtype, device or torch.device("cpu"))
 
     def _fill(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -299,10 +316,10 @@ class Transformer(nn.Module):
                 assert self.embedding.positions is not None
                 return self.embedding.positions, tail
             case ["layers", layer, site, part]:
-                return getattr(getattr(self, site)[int(layer)], part), tail
+                return getattr(getattr(self, site)[layer], part), tail
             case _:
                 return getattr(self, head), tail
 
     def sublayer(self, site: str, layer: int) -> Sublayer:
         """The attention or MLP of a layer."""
-        return getattr(self, site)[layer]
+        return getattr(self, site)[str(layer)]

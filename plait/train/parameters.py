@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from plait.core.model import ModelSpec
+from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 
 
@@ -24,7 +25,8 @@ class Piece:
 
     shape: of the whole tensor. dim: the sharded dim, None where replicated. start, stop: this rank's range along it.
     parameter: name of the module parameter that holds it, offset: first row (dim 0) there.
-    replicas: how many tensor-parallel ranks hold this same range (replicated pieces: all of them).
+    replicas: how many tensor-parallel ranks hold this same range (replicated pieces: all of them). copy: another pipeline stage holds the
+    tensor too, and counts it (tied embeddings: the last stage's head).
     """
 
     name: str
@@ -35,6 +37,7 @@ class Piece:
     parameter: str
     offset: int
     replicas: int
+    copy: bool = False
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -52,28 +55,32 @@ class Piece:
         return whole if self.dim is None else whole.narrow(self.dim, self.start, self.stop - self.start)
 
 
-def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int) -> list[Piece]:
-    """Every piece of the model that tensor-parallel rank ``tp_rank`` holds, in a fixed order."""
-    return list(_Pieces(spec, strategy, tp_rank))
+def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | None = None) -> list[Piece]:
+    """Every piece of the stage (of the model, if none is given) that tensor-parallel rank ``tp_rank`` holds, in a fixed order."""
+    return list(_Pieces(spec, strategy, tp_rank, stage or Stage(0, 1, 0, spec.num_layers)))
 
 
 class _Pieces:
-    def __init__(self, spec: ModelSpec, strategy: Strategy, tp_rank: int) -> None:
-        self.spec, self.tp, self.rank = spec, strategy.tp, tp_rank
+    def __init__(self, spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage) -> None:
+        self.spec, self.tp, self.rank, self.stage = spec, strategy.tp, tp_rank, stage
         self.kv_replicas = strategy.kv_replicas(spec)
         self.vocab_rows = strategy.padded_vocab(spec) // strategy.tp
 
     def __iter__(self) -> Iterator[Piece]:
         spec, hidden = self.spec, self.spec.hidden
-        yield self._vocabulary("embedding.weight")
-        if spec.learned_positions:
+        if self.stage.embeds:
+            yield self._vocabulary("embedding.weight")
+        if self.stage.embeds and spec.learned_positions:
             yield self._whole("positions.weight", (spec.max_sequence, hidden))
-        for layer in range(spec.num_layers):
+        for layer in self.stage.layers:
             yield from self._attention(f"layers.{layer}.attn")
             yield from self._mlp(f"layers.{layer}.mlp")
-        yield from self._norm("norm")
-        if not spec.tied_embeddings:
+        if self.stage.heads:
+            yield from self._norm("norm")
+        if self.stage.heads and not spec.tied_embeddings:
             yield self._vocabulary("head.weight")
+        elif self.stage.heads and not self.stage.embeds:
+            yield replace(self._vocabulary("embedding.weight"), parameter="head.weight", copy=True)
 
     def _attention(self, at: str) -> Iterator[Piece]:
         spec, size = self.spec, self.spec.head_size

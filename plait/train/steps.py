@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from plait.core.overlap import SegmentCosts, segment_costs, segment_order
-from plait.core.segments import SegmentGraph
+from plait.core.segments import Action, Phase, SegmentGraph
 from plait.core.strategy import Strategy
 from plait.train.device import Device
 from plait.train.executor import MicroBatch, SegmentExecutor
@@ -38,10 +38,14 @@ def make_executor(
     costs: SegmentCosts | None = None,
     recorder: Recorder | None = None,
     seed: int = 0,
+    phases: Sequence[Phase] = ("step",),
 ) -> SegmentExecutor:
-    """An executor of the strategy's segment list; without ``gradients`` it only evaluates."""
+    """An executor of the strategy's segment lists for the phases given; without ``gradients`` it only evaluates."""
     graph = SegmentGraph(
-        num_layers=model.spec.num_layers,
+        first_layer=model.stage.first_layer,
+        num_layers=model.stage.num_layers,
+        embeds=model.stage.embeds,
+        heads=model.stage.heads,
         p1=strategy.p1,
         p2=strategy.p2,
         sequence_parallel=strategy.sequence_parallel,
@@ -49,9 +53,11 @@ def make_executor(
         backward=gradients is not None,
     )
     costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence, flops=ASSUMED_FLOPS, bandwidth=ASSUMED_BANDWIDTH)
-    actions = segment_order(graph, strategy.overlap, costs, batch)
+    programmes: dict[Phase, list[Action]] = {
+        phase: segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in phases
+    }
     used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
-    return SegmentExecutor(model, graph, actions, used, gradients=gradients, device=device, recorder=recorder, seed=seed)
+    return SegmentExecutor(model, graph, programmes, used, gradients=gradients, device=device, recorder=recorder, seed=seed)
 
 
 @dataclass(frozen=True)
