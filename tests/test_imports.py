@@ -24,7 +24,7 @@ ONLY_IN = {
     "scipy": ("plait/place/mip.py",),
     "highspy": ("plait/place/mip.py",),
     "pulp": ("plait/place/mip.py",),
-    "ortools": ("plait/place/mip.py",),
+    "ortools": ("plait/plan/reshard_exact.py",),
     "matplotlib": ("plait/diagnose/plots.py",),
     "typer": ("plait/cli/",),
     "rich": ("plait/cli/", "plait/train/report.py"),

@@ -4,6 +4,7 @@
     ├── JobError          what the user wrote is wrong         exit status 2
     ├── InfeasiblePlan    no strategy meets a constraint       exit status 2
     ├── ScheduleError     an op list that cannot run           exit status 2
+    ├── ReshardError      layouts that fit no tensor or mesh   exit status 2
     ├── PlacementError    ranks do not fit on the nodes        exit status 2
     ├── DataError         a corpus, shard or tokenizer file    exit status 2
     ├── CheckpointError   a checkpoint cannot be used          exit status 2
@@ -47,6 +48,10 @@ class InfeasiblePlan(PlaitError):
 
 class ScheduleError(PlaitError):
     """An op list that cannot run: names the op or the cycle."""
+
+
+class ReshardError(PlaitError):
+    """A tensor layout that cannot be, or a move between layouts that was not planned like this."""
 
 
 class PlacementError(PlaitError):

@@ -6,6 +6,7 @@ number is the mixed-radix number of its coordinates. Placement permutes nodes, n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -73,3 +74,44 @@ class Layout:
         """The group along ``axis`` that holds ``rank``."""
         at = self.coordinates(rank)
         return tuple(self.rank(**{**at, axis: i}) for i in range(getattr(self, axis)))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks of one place in a pipeline, whose degrees may differ from the next one's: ``first`` and those after it, tp innermost.
+
+    >>> Mesh(4, dp=2, tp=2).group_of(5, "dp")
+    (5, 7)
+    """
+
+    first: int
+    dp: int = 1
+    tp: int = 1
+
+    @property
+    def ranks(self) -> range:
+        """All its ranks."""
+        return range(self.first, self.first + self.dp * self.tp)
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """(dp, tp) of a rank."""
+        return divmod(rank - self.first, self.tp)
+
+    def group_of(self, rank: int, axis: Literal["dp", "tp"]) -> tuple[int, ...]:
+        """The group along ``axis`` that holds ``rank``."""
+        dp, tp = self.coordinates(rank)
+        if axis == "tp":
+            return tuple(self.first + dp * self.tp + i for i in range(self.tp))
+        return tuple(self.first + i * self.tp + tp for i in range(self.dp))
+
+
+def meshes(degrees: Iterable[tuple[int, int]]) -> tuple[Mesh, ...]:
+    """The meshes of a pipeline from (dp, tp) of each of its places; equal degrees give the rank order of ``Layout``.
+
+    >>> [list(mesh.ranks) for mesh in meshes([(1, 2), (2, 1), (1, 1)])]
+    [[0, 1], [2, 3], [4]]
+    """
+    made: list[Mesh] = []
+    for dp, tp in degrees:
+        made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp))
+    return tuple(made)

@@ -6,7 +6,10 @@ an event on the current stream, read only after the step, so that recording neve
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +42,20 @@ class Device:
         """Call ``callback(mark)`` with the moment at which an asynchronous collective ended."""
         work.get_future().then(lambda _: callback(time.perf_counter()))
 
+    def fork(self) -> Any:
+        """The current end of the calling thread's work, for ``aside`` and ``join``."""
+
+    def aside(self, after: Any) -> AbstractContextManager[object]:
+        """What a background thread submits in here runs beside other work, after the work that ``fork`` marked."""
+        return nullcontext()
+
+    def join(self, after: Any) -> None:
+        """What the calling thread submits from now on runs after the work that ``fork`` marked."""
+
+    def settle(self, work: Any) -> None:
+        """Wait, with the host, for a message."""
+        work.wait()
+
     def synchronize(self) -> None:
         """Wait until everything submitted has finished."""
 
@@ -52,6 +69,7 @@ class CudaDevice(Device):
         super().__init__(torch_device)
         torch.cuda.set_device(torch_device)
         self._side = torch.cuda.Stream(torch_device)
+        self._background = threading.local()
         self._base = torch.cuda.Event(enable_timing=True)
         self._base.record()
         self._base.synchronize()
@@ -73,6 +91,27 @@ class CudaDevice(Device):
         with torch.cuda.stream(self._side):
             work.wait()  # makes the side stream wait, not the host
             callback(self.mark())
+
+    def fork(self) -> Any:
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    @contextmanager
+    def aside(self, after: Any) -> Iterator[None]:
+        if not hasattr(self._background, "stream"):  # one for each thread: a thread waiting for its own must not wait for another's
+            self._background.stream = torch.cuda.Stream(self.torch_device)
+        stream: torch.cuda.Stream = self._background.stream
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            yield
+
+    def join(self, after: Any) -> None:
+        torch.cuda.current_stream(self.torch_device).wait_event(after)
+
+    def settle(self, work: Any) -> None:
+        work.wait()  # makes the stream wait, not the host
+        torch.cuda.current_stream(self.torch_device).synchronize()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

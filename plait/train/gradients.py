@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from plait.train.model import Transformer
+from plait.train.model import Share
 from plait.train.parameters import Piece
 from plait.train.wire import Wire, sum_over
 
@@ -13,7 +13,7 @@ from plait.train.wire import Wire, sum_over
 class Gradients:
     """fp32 (fp64 for fp64 models) accumulators, a view per parameter."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Share) -> None:
         first = next(iter(model.named.values()))
         self.dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         self.model = model
@@ -65,9 +65,10 @@ class Gradients:
             self._view(piece).copy_(piece.cut(tensor.view(piece.shape)))
 
     def norm_square(self) -> Tensor:
-        """This rank's share of the squared Euclidean norm, every logical number counted once over the group; fp64, 0-d."""
+        """This rank's share of the squared Euclidean norm, every logical number counted once over the tensor-parallel groups of all stages;
+        fp64, 0-d."""
         square = torch.zeros((), dtype=torch.float64, device=self.flat.device)
-        for piece in self.model.pieces:
+        for piece in (piece for piece in self.model.pieces if not piece.copy):
             view = self._view(piece)
             # A blocked sum is exact enough for clipping in fp32, and does not copy the gradients to fp64.
             square += torch.linalg.vector_norm(view, dtype=view.dtype).double().square() / piece.replicas

@@ -15,8 +15,9 @@ The linears are called by the executor (their input and weight gradients are sch
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -262,6 +263,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs (i, i + D/2) of the last dim of [S, B, N, D]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Share(Protocol):
+    """What a rank holds of a model: parameters by name, and which part of which tensor they are."""
+
+    named: dict[str, nn.Parameter]
+    pieces: list[Piece]
+
+
+class Stages:
+    """Several stages of one rank as one share."""
+
+    def __init__(self, models: Sequence[Transformer]) -> None:
+        self.named = {name: parameter for model in models for name, parameter in model.named.items()}
+        self.pieces = [piece for model in models for piece in model.pieces]
 
 
 class Transformer(nn.Module):

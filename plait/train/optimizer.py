@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.train.gradients import Gradients
-from plait.train.model import Transformer
+from plait.train.model import Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Optimizer:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Share,
         gradients: Gradients,
         *,
         betas: tuple[float, float] = (0.9, 0.95),

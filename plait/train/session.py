@@ -23,13 +23,14 @@ from plait.train.data import Batches, Corpus
 from plait.train.device import Device
 from plait.train.executor import MicroBatch, SegmentExecutor
 from plait.train.gradients import Gradients
+from plait.train.groups import one_place
 from plait.train.huggingface import load as load_huggingface
 from plait.train.journal import Journal
 from plait.train.model import Transformer
 from plait.train.optimizer import LearningRate, Optimizer
 from plait.train.recorder import Recorder
 from plait.train.report import Reporter
-from plait.train.steps import evaluate, make_executor, micro_batches, train_step
+from plait.train.steps import evaluate, make_executor, micro_batches, train_step, whole
 from plait.train.tokenizer import load_tokenizer
 from plait.train.tune import agree, choose_slices, matrix_rate
 from plait.train.wire import Wire
@@ -186,11 +187,18 @@ class Session:
         peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.dtype])
         work = self.model.spec.step_flops(self.job.data.sequence, job.batch) / self.wire.size
         journal = Journal(self.folder / "timeline", rank=self.rank.rank, plan_hash=plan.hash, keep_steps=self.job.run.timeline_steps)
-        asked, began = False, time.perf_counter()
+        groups, asked, began = one_place(self.wire), False, time.perf_counter()
         self.report.begin(start)
         for step in range(start, job.steps):
             result = train_step(
-                executor, self.optimizer, self._micro_batches(step), learning_rate=rate(step), clip=job.clip_norm, stop=bool(stop)
+                whole(executor),
+                self.optimizer,
+                groups,
+                self._micro_batches(step),
+                sequence_parallel=plan.strategy.sequence_parallel,
+                learning_rate=rate(step),
+                clip=job.clip_norm,
+                stop=bool(stop),
             )
             comm = journal.add(step, self.recorder.take())
             done = step + 1

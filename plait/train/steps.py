@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,11 +16,12 @@ from plait.core.strategy import Strategy
 from plait.train.device import Device
 from plait.train.executor import MicroBatch, SegmentExecutor
 from plait.train.gradients import Gradients
+from plait.train.groups import Groups
 from plait.train.loss import IGNORED
 from plait.train.model import Transformer
 from plait.train.optimizer import Optimizer
 from plait.train.recorder import Recorder
-from plait.train.wire import NullWire, Wire, sum_over
+from plait.train.wire import NullWire, Wire
 
 # Before anything is measured: a 2020s CPU core and a 1 Gbit/s link. Only their ratio matters, and only to the order of ops.
 ASSUMED_FLOPS, ASSUMED_BANDWIDTH = 5e10, 1.25e8
@@ -77,21 +78,37 @@ def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, s
     return [MicroBatch(t, y, s, scale, step) for t, y, s in parts]
 
 
+Run = Callable[[Sequence[MicroBatch]], Tensor]
+"""Forward and backward of all micro-batches of a step, gradients added up; gives the loss of the heads that are here."""
+
+
+def whole(executor: SegmentExecutor) -> Run:
+    """Of a model that is not cut into stages."""
+    return lambda batches: torch.stack([executor.run(batch) for batch in batches]).sum()
+
+
 def train_step(
-    executor: SegmentExecutor, optimizer: Optimizer, batches: Sequence[MicroBatch], *, learning_rate: float, clip: float, stop: bool = False
+    run: Run,
+    optimizer: Optimizer,
+    groups: Groups,
+    batches: Sequence[MicroBatch],
+    *,
+    sequence_parallel: bool,
+    learning_rate: float,
+    clip: float,
+    stop: bool = False,
 ) -> StepResult:
-    """Forward and backward of every micro-batch, then one update. Every rank gets the same result."""
+    """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same result."""
     start = time.perf_counter()
-    gradients, wire = optimizer.gradients, executor.wire
+    gradients = optimizer.gradients
     gradients.zero()
-    loss = torch.stack([executor.run(batch) for batch in batches]).sum()
-    gradients.finish(wire, sequence_parallel=executor.graph.sequence_parallel)
+    loss = run(batches)
+    groups.complete(gradients, sequence_parallel=sequence_parallel)
     # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
-    wish = torch.tensor([float(stop)], dtype=torch.float64, device=gradients.flat.device)
-    square, stops = sum_over(wire, torch.cat((gradients.norm_square()[None], wish))).tolist()
+    total, square, stops = groups.totals(gradients, loss, stop)
     norm = math.sqrt(square)
     optimizer.step(learning_rate, norm=norm, clip=clip)
-    return StepResult(loss.item(), norm, time.perf_counter() - start, stops > 0)
+    return StepResult(total, norm, time.perf_counter() - start, stops)
 
 
 def evaluate(executor: SegmentExecutor, batches: Sequence[MicroBatch]) -> float:

@@ -7,8 +7,9 @@ wrong sums without a word, and NCCL hangs, when ranks disagree.
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -75,24 +76,27 @@ class GroupWire:
 
 
 class GlooWire:
-    """gloo over all ranks, with what its torch.distributed wrapper does not offer.
+    """gloo over some or all ranks, with what its torch.distributed wrapper does not offer.
 
     One worker thread: collectives use the link one after the other in the order in which they start, so that the first is there as early
     as can be; the wrapper's two would halve each other's bandwidth. A reduce-scatter that sends each rank its share only: gloo's own is an
     all-reduce that throws most of its result away.
     """
 
-    _numbers = itertools.count()  # every wire of a process has its own keys in the store; ranks open them in the same order
+    _opened: ClassVar[Counter[tuple[int, ...]]] = Counter()  # every wire has its own keys in the store; its ranks open them in one order
 
-    def __init__(self) -> None:
-        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        ranks = tuple(ranks or range(dist.get_world_size()))
+        self.size, self.rank = len(ranks), ranks.index(dist.get_rank())
+        self._opened[ranks] += 1
         before = running()
         gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
         interface = gloo_interface()
         options = gloo._Options()
         options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
         options._threads = 1
-        store = c10d.PrefixStore(f"plait/wire{next(self._numbers)}/", dist.distributed_c10d._get_default_store())
+        name = f"plait/wire/{'-'.join(map(str, ranks))}/{self._opened[ranks]}/"
+        store = c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._gloo = gloo(store, self.rank, self.size, options)
         serve_first(running() - before)
 
@@ -121,13 +125,19 @@ class _ScatteredSum:
         return self.work.get_future()
 
 
-def open_wire(backend: str) -> Wire:
-    """The wire over all ranks of the default group for a collective backend (``gloo``, ``nccl``)."""
+def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
+    """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``).
+
+    Every rank of the job calls this with the same ranks at the same point: torch makes groups like that. Who is not among them gets
+    a wire of its own that goes nowhere.
+    """
+    member = ranks is None or dist.get_rank() in ranks
+    if ranks is not None and len(ranks) == 1:
+        return NullWire()
     if backend == "gloo":
-        return GlooWire()
-    group = dist.new_group(backend=backend)
-    assert isinstance(group, dist.ProcessGroup)
-    return GroupWire(group)
+        return GlooWire(ranks) if member else NullWire()
+    group = dist.new_group(None if ranks is None else list(ranks), backend=backend)
+    return GroupWire(group) if isinstance(group, dist.ProcessGroup) else NullWire()
 
 
 def wire_bytes(kind: Collective, result: Tensor, source: Tensor, size: int) -> int:

@@ -19,9 +19,10 @@ from plait.train.device import Device
 from plait.train.dropout import DropoutKey
 from plait.train.executor import SegmentExecutor
 from plait.train.gradients import Gradients
+from plait.train.groups import one_place
 from plait.train.model import Transformer
 from plait.train.optimizer import Optimizer
-from plait.train.steps import make_executor, micro_batches, train_step
+from plait.train.steps import make_executor, micro_batches, train_step, whole
 from plait.train.wire import NullWire, Wire, open_wire
 from tests.reference import Reference
 
@@ -69,17 +70,17 @@ def wire() -> Wire:
     return open_wire("gloo") if dist.is_initialized() and dist.get_world_size() > 1 else NullWire()
 
 
-def batch_of(spec: ModelSpec, step: int) -> tuple[Tensor, Tensor, Tensor]:
+def batch_of(spec: ModelSpec, step: int, batch: int = BATCH) -> tuple[Tensor, Tensor, Tensor]:
     """tokens, targets (a few ignored), sample numbers."""
     generator = torch.Generator().manual_seed(100 + step)
-    tokens = torch.randint(0, spec.vocab, (BATCH, SEQUENCE), generator=generator)
-    targets = torch.randint(0, spec.vocab, (BATCH, SEQUENCE), generator=generator)
+    tokens = torch.randint(0, spec.vocab, (batch, SEQUENCE), generator=generator)
+    targets = torch.randint(0, spec.vocab, (batch, SEQUENCE), generator=generator)
     targets[torch.rand(targets.shape, generator=generator) < 0.15] = -100
-    return tokens, targets, torch.arange(BATCH) + step * BATCH
+    return tokens, targets, torch.arange(batch) + step * batch
 
 
 @cache
-def expected(spec: ModelSpec) -> dict[str, Any]:
+def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
     """The reference's answer: first step's loss, gradients and norm; weights after all steps."""
     reference = Reference(spec)
     reference.perturb()
@@ -90,7 +91,7 @@ def expected(spec: ModelSpec) -> dict[str, Any]:
          {"params": [w for w in weights.values() if w.ndim == 1], "weight_decay": 0.0}], lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     found: dict[str, Any] = {"start": start}
     for step in range(STEPS):
-        tokens, targets, samples = batch_of(spec, step)
+        tokens, targets, samples = batch_of(spec, step, batch)
         optimizer.zero_grad()
         loss = reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples)
         loss.backward()
@@ -135,11 +136,13 @@ def worst_error(rank: int, spec: ModelSpec, strategy: Strategy, micro: int = BAT
             errors["loss"] = abs(sum(executor.run(b).item() for b in batches) / want["loss"] - 1)
             gradients.finish(over, sequence_parallel=strategy.sequence_parallel)
             for piece in model.pieces:
-                errors[f"gradient of {piece.name}"] = _error(piece.view(gradients.named[piece.parameter]), piece.cut(want["gradients"][piece.name]))
+                errors[f"gradient of {piece.name}"] = relative_error(piece.view(gradients.named[piece.parameter]), piece.cut(want["gradients"][piece.name]))
             errors["norm"] = abs(gradients.norm(over).item() / want["norm"] - 1)
-        train_step(executor, optimizer, batches, learning_rate=RATE, clip=CLIP)
+        train_step(
+            whole(executor), optimizer, one_place(over), batches, sequence_parallel=strategy.sequence_parallel, learning_rate=RATE, clip=CLIP
+        )
     for piece in model.pieces:
-        errors[f"weight {piece.name}"] = _error(piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
+        errors[f"weight {piece.name}"] = relative_error(piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
     name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
     return errors[name], name
 
@@ -162,7 +165,7 @@ def peers_differ(rank: int, spec: ModelSpec, strategy: Strategy) -> bool:
     return not any(torch.equal(both[0], other) for other in both[1:])
 
 
-def _error(ours: Tensor, theirs: Tensor) -> float:
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
     """Relative to the tensor's largest entry; entries that are zero but for rounding (a key bias's gradient) absolutely."""
     scale = max(theirs.abs().max().item(), 1e-6) if theirs.numel() else 1.0
     return (ours - theirs).abs().max().item() / scale if theirs.numel() else 0.0

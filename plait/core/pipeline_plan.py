@@ -1,0 +1,76 @@
+"""A planned pipeline as data: the schedule with its transfers, the meshes, the layers of every stage, a reshard plan for every boundary.
+
+Planned once (``plait.plan.pipeline``), written to a file, obeyed by every rank: order and senders are never decided at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from plait.core.errors import JobError
+from plait.core.layout import Mesh, meshes
+from plait.core.reshard_plan import ReshardPlan
+from plait.core.schedule import Edge, Schedule, parse_schedule
+from plait.core.stages import Stage
+from plait.core.strategy import slice_sizes
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. reshards: by (source stage, target stage), both
+    directions; [S, B, H] of one micro-batch."""
+
+    schedule: Schedule
+    degrees: tuple[tuple[int, int], ...]
+    stages: tuple[Stage, ...]
+    reshards: dict[Edge, ReshardPlan]
+
+    def __post_init__(self) -> None:
+        if len(self.degrees) != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
+            shape = f"{len(self.schedule.ranks)} places and {self.schedule.num_stages} stages"
+            raise JobError(f"a schedule of {shape} with {len(self.degrees)} meshes and {len(self.stages)} ranges of layers")
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The ranks of every place."""
+        return meshes(self.degrees)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.meshes[-1].ranks.stop
+
+    def place_of(self, rank: int) -> int:
+        """The place that a rank belongs to."""
+        return next(place for place, mesh in enumerate(self.meshes) if rank in mesh.ranks)
+
+    def rows_of(self, rank: int, batch: int) -> slice:
+        """Which sequences of a micro-batch of ``batch`` a rank computes: its data-parallel share."""
+        mesh = self.meshes[self.place_of(rank)]
+        sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)[0]
+        return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` reads them back."""
+        return {
+            "schedule": str(self.schedule),
+            "degrees": [list(pair) for pair in self.degrees],
+            "layers": [stage.num_layers for stage in self.stages],
+            "reshards": {f"{a}>{b}": plan.to_dict() for (a, b), plan in sorted(self.reshards.items())},
+        }
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> PipelinePlan:
+        """A plan from plain values. Raises ScheduleError, ReshardError or JobError for what is none."""
+        layers = [int(number) for number in values["layers"]]
+        stages = tuple(Stage(i, len(layers), sum(layers[:i]), size) for i, size in enumerate(layers))
+        reshards = {_edge(key): ReshardPlan.from_dict(plan) for key, plan in values["reshards"].items()}
+        degrees = tuple((int(dp), int(tp)) for dp, tp in values["degrees"])
+        return PipelinePlan(parse_schedule(values["schedule"]), degrees, stages, reshards)
+
+
+def _edge(text: str) -> Edge:
+    a, _, b = text.partition(">")
+    return int(a), int(b)

@@ -1,0 +1,359 @@
+"""A planned reshard as data, and the point-to-point messages that it is made of.
+
+`ReshardPlan` holds the unit tasks in the order in which they start, each with its senders, the way in which it reaches its
+receivers, and the number of chunks. `messages` lowers it to one list, the same on every rank; a rank works through those
+that it sends or receives, in that order. All ways are messages, so none needs a communicator of its own
+(A receiver hosts, t = bytes / bandwidth of a NIC):
+
+    send_recv          a full copy to every receiver                                            A B t for B receivers a host
+    local_all_gather   every host's receivers get a share each and exchange within the host     A t
+    global_all_gather  all receivers get a share each, then pass shares on in a ring            about 2 t
+    broadcast          K chunks down the chain of receivers, forwarded as they come             (K + A - 1) t / K
+
+The list cannot deadlock. What each rank does follows from it (`script`): every wait is for a message that is posted and that
+stands no later in the list than what the wait holds up. So the first unfinished message of the list is posted on both sides and what
+it forwards has arrived: it ends. `check` proves it for a list by running all scripts with rendezvous.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby, pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+from plait.core.errors import ReshardError
+from plait.core.reshard import Box, TensorLayout, UnitTask
+from plait.core.strategy import slice_sizes
+
+Way = Literal["send_recv", "local_all_gather", "global_all_gather", "broadcast"]
+WAYS: tuple[Way, ...] = get_args(Way)
+WINDOW = 4  # messages a rank posts ahead, in each direction: bounds staging memory; enough that a link never waits for a rank
+
+
+class Chain(NamedTuple):
+    """A sender and its receivers, those of one host next to each other."""
+
+    sender: int
+    receivers: tuple[int, ...]
+
+
+class Message(NamedTuple):
+    """Elements ``start <= i < stop`` of the packed (row-major) box of ``steps[step].task``, from ``src`` to ``dst``."""
+
+    src: int
+    dst: int
+    step: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One unit task as planned.
+
+    chains: one for each rail (NIC of the hosts) that the box is striped over, with equal shares of its elements.
+    chunks: pieces that a share is cut into. start, duration: as predicted, in nanoseconds (integers, so that every rank
+    computes the same).
+    """
+
+    task: UnitTask
+    way: Way
+    chains: tuple[Chain, ...]
+    chunks: int
+    start: int
+    duration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardPlan:
+    """Moves a tensor of ``shape`` from one layout to another.
+
+    itemsize: bytes of an element. hosts: the host of every rank. order: the name of the search that found it.
+    lower_bound: nanoseconds that no plan can beat on the fabric it was made for.
+    """
+
+    source: TensorLayout
+    destination: TensorLayout
+    shape: tuple[int, ...]
+    itemsize: int
+    hosts: tuple[int, ...]
+    steps: tuple[Step, ...]
+    order: str
+    lower_bound: int
+
+    @property
+    def predicted(self) -> int:
+        """Nanoseconds from the first start to the last end."""
+        return max((step.start + step.duration for step in self.steps), default=0)
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of everything: ranks that agree on it have the same plan."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` reads them back."""
+        return {
+            "source": str(self.source),
+            "destination": str(self.destination),
+            "shape": list(self.shape),
+            "itemsize": self.itemsize,
+            "hosts": list(self.hosts),
+            "order": self.order,
+            "lower_bound": self.lower_bound,
+            "steps": [_step_to_dict(step) for step in self.steps],
+        }
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> ReshardPlan:
+        """A plan from plain values. Raises ReshardError, naming the key, if one is missing."""
+        try:
+            return ReshardPlan(
+                source=TensorLayout.parse(values["source"]),
+                destination=TensorLayout.parse(values["destination"]),
+                shape=tuple(values["shape"]),
+                itemsize=values["itemsize"],
+                hosts=tuple(values["hosts"]),
+                order=values["order"],
+                lower_bound=values["lower_bound"],
+                steps=tuple(_step_from_dict(step) for step in values["steps"]),
+            )
+        except KeyError as missing:
+            raise ReshardError(f"A resharding plan needs the key {missing}. Write plans with ReshardPlan.to_dict.") from None
+
+
+def _step_to_dict(step: Step) -> dict[str, Any]:
+    task = step.task
+    return {
+        "box": [list(task.box.start), list(task.box.stop)],
+        "holders": list(task.holders),
+        "receivers": list(task.receivers),
+        "way": step.way,
+        "chains": [[chain.sender, list(chain.receivers)] for chain in step.chains],
+        "chunks": step.chunks,
+        "start": step.start,
+        "duration": step.duration,
+    }
+
+
+def _step_from_dict(values: dict[str, Any]) -> Step:
+    if values["way"] not in WAYS:
+        raise ReshardError(f"'{values['way']}' is no way to reshard. Use one of {', '.join(WAYS)}.")
+    box = Box(*(tuple(side) for side in values["box"]))
+    task = UnitTask(box, tuple(values["holders"]), tuple(values["receivers"]))
+    chains = tuple(Chain(sender, tuple(receivers)) for sender, receivers in values["chains"])
+    return Step(task, values["way"], chains, values["chunks"], values["start"], values["duration"])
+
+
+def messages(plan: ReshardPlan) -> list[Message]:
+    """Every message, in the order that all ranks follow: by the time at which the plan has it start.
+
+    Sorted by time rather than task by task, so that a rank that serves two tasks at once takes them chunk about.
+    """
+    timed: list[tuple[int, int, int, int, Message]] = []
+    for number, step in enumerate(plan.steps):
+        for stripe, (chain, (lo, hi)) in enumerate(zip(step.chains, _ranges(0, step.task.box.elements, len(step.chains)), strict=True)):
+            for at, hop in enumerate(_LOWER[step.way](chain, lo, hi, step.chunks, plan.hosts)):
+                if hop.start < hop.stop:
+                    when = step.start + step.duration * hop.at // hop.of
+                    timed.append((when, number, stripe, at, Message(hop.src, hop.dst, number, hop.start, hop.stop)))
+    return [message for *_, message in sorted(timed)]
+
+
+class _Hop(NamedTuple):
+    """A message within a task, and when it starts: at the ``at``-th of ``of`` parts of the task's time."""
+
+    at: int
+    of: int
+    src: int
+    dst: int
+    start: int
+    stop: int
+
+
+def _broadcast(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
+    """A chunk needs the time of one NIC for every host that it enters; hops inside a host count as none."""
+    line = (chain.sender, *chain.receivers)
+    crossings = list(accumulate((hosts[a] != hosts[b] for a, b in pairwise(line)), initial=0))
+    for chunk, (start, stop) in enumerate(_ranges(lo, hi, chunks)):
+        for (src, dst), before in zip(pairwise(line), crossings, strict=False):
+            yield _Hop(chunk + before, chunks + crossings[-1], src, dst, start, stop)
+
+
+def _send_recv(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
+    """One full copy after the other."""
+    for number, receiver in enumerate(chain.receivers):
+        for chunk, (start, stop) in enumerate(_ranges(lo, hi, chunks)):
+            yield _Hop(number * chunks + chunk, len(chain.receivers) * chunks, chain.sender, receiver, start, stop)
+
+
+def _local_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
+    """Host after host: a share to each receiver of the host, which passes it on to the host's others as it comes."""
+    groups = [list(group) for _, group in groupby(chain.receivers, key=lambda rank: hosts[rank])]
+    for turn, group in enumerate(groups):
+        parts = -(-chunks // len(group))
+        length = parts * len(group)
+        pieces = [_ranges(start, stop, parts) for start, stop in _ranges(lo, hi, len(group))]
+        for part in range(parts):
+            for member, receiver in enumerate(group):
+                start, stop = pieces[member][part]
+                at = turn * length + part * len(group) + member
+                yield _Hop(at, len(groups) * length, chain.sender, receiver, start, stop)
+                for other in group:
+                    if other != receiver:
+                        yield _Hop(at + 1, len(groups) * length, receiver, other, start, stop)
+
+
+def _global_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
+    """A share to every receiver, then a ring: in every round each hands its neighbour the share it got last."""
+    ring, size = chain.receivers, len(chain.receivers)
+    parts = -(-chunks // size)
+    pieces = [_ranges(start, stop, parts) for start, stop in _ranges(lo, hi, size)]
+    half = parts * size
+    for part in range(parts):
+        for member, receiver in enumerate(ring):
+            yield _Hop(part * size + member, 2 * half, chain.sender, receiver, *pieces[member][part])
+    for turn in range(size - 1):
+        for part in range(parts):
+            for member, receiver in enumerate(ring):
+                at = half + (turn * parts + part) * size // (size - 1)
+                yield _Hop(at, 2 * half, receiver, ring[(member + 1) % size], *pieces[(member - turn) % size][part])
+
+
+_LOWER = {"broadcast": _broadcast, "send_recv": _send_recv, "local_all_gather": _local_all_gather, "global_all_gather": _global_all_gather}
+
+
+def _ranges(lo: int, hi: int, parts: int) -> list[tuple[int, int]]:
+    """``parts`` neighbouring ranges of lo..hi, as equal as can be, the last ones empty if there are too many."""
+    return list(pairwise(accumulate(slice_sizes(hi - lo, parts), initial=lo)))
+
+
+def check(plan: ReshardPlan, listed: Sequence[Message], window: int = WINDOW) -> None:
+    """Raise ReshardError, naming the message, unless ``listed`` carries out ``plan``.
+
+    Every receiver gets every element of its box once; nobody sends what it has not got earlier in the list; and run with
+    rendezvous, ``window`` messages ahead, the list ends.
+    """
+    got: dict[tuple[int, int], _Ranges] = {}
+    for message in listed:
+        task = plan.steps[message.step].task
+        size = task.box.elements
+        if not 0 <= message.start < message.stop <= size:
+            raise ReshardError(f"{message} leaves its box of {size} elements.")
+        have = got.get((message.step, message.src))
+        if message.src not in task.holders and not (have and have.covers(message.start, message.stop)):
+            raise ReshardError(f"{message}: rank {message.src} sends what it has not got yet.")
+        if message.dst not in task.receivers or not got.setdefault((message.step, message.dst), _Ranges()).add(message.start, message.stop):
+            raise ReshardError(f"{message}: rank {message.dst} needs no such elements, or has them already.")
+    for number, step in enumerate(plan.steps):
+        for receiver in step.task.receivers:
+            if not got.setdefault((number, receiver), _Ranges()).covers(0, step.task.box.elements):
+                raise ReshardError(f"Rank {receiver} does not get all of {step.task.box}, step {number}.")
+    waiting = unfinished(listed, window)
+    if waiting:
+        raise ReshardError(f"Deadlock: {len(waiting)} messages never end, the first is {waiting[0]}.")
+
+
+class _Ranges:
+    """A set of integers as disjoint ranges."""
+
+    def __init__(self) -> None:
+        self.stops: dict[int, int] = {}  # start -> stop, neighbours joined
+        self.starts: dict[int, int] = {}  # stop -> start
+
+    def covers(self, start: int, stop: int) -> bool:
+        return any(a <= start and stop <= b for a, b in self.stops.items())
+
+    def add(self, start: int, stop: int) -> bool:
+        """Add a range; False if it overlaps what is there."""
+        if any(a < stop and start < b for a, b in self.stops.items()):
+            return False
+        if start in self.starts:
+            start = self.starts.pop(start)
+            del self.stops[start]
+        if stop in self.stops:
+            stop = self.stops.pop(stop)
+            del self.starts[stop]
+        self.stops[start], self.starts[stop] = stop, start
+        return True
+
+
+class Act(NamedTuple):
+    """What a rank does next with message ``number`` of the list: post its receive, post its send, or wait for it to end."""
+
+    verb: Literal["receive", "send", "wait"]
+    number: int
+
+
+def script(listed: Sequence[Message], rank: int, window: int = WINDOW) -> list[Act]:
+    """What ``rank`` does, from first to last.
+
+    Receives are posted in list order, ``window`` of them ahead of those that have ended. Sends are posted in list order, each as soon
+    as what it forwards is there and fewer than ``window`` are under way. Otherwise the rank waits: for its next receive
+    if that is all that its next send lacks, else for whichever of its next receive and its oldest send stands earlier in the list.
+    """
+    receives = [number for number, message in enumerate(listed) if message.dst == rank]
+    sends = [number for number, message in enumerate(listed) if message.src == rank]
+    lacks = _receives_needed(listed, receives, sends)
+    acts: list[Act] = []
+    sending: deque[int] = deque()
+    posted = ended = sent = 0
+    while ended < len(receives) or sent < len(sends) or sending:
+        ahead = receives[posted : ended + window]
+        posted += len(ahead)
+        acts += [Act("receive", number) for number in ahead]
+        room = sent < len(sends) and len(sending) < window
+        if room and lacks[sent] <= ended:
+            sending.append(sends[sent])
+            acts.append(Act("send", sends[sent]))
+            sent += 1
+        elif ended < len(receives) and (room or not sending or receives[ended] < sending[0]):
+            acts.append(Act("wait", receives[ended]))
+            ended += 1
+        else:
+            acts.append(Act("wait", sending.popleft()))
+    return acts
+
+
+def _receives_needed(listed: Sequence[Message], receives: list[int], sends: list[int]) -> list[int]:
+    """For every send, how many of the rank's receives must have ended before: all up to the last that brings a part of it."""
+    brought: dict[int, list[tuple[int, int]]] = {}
+    for count, number in enumerate(receives, 1):
+        brought.setdefault(listed[number].step, []).append((count, number))
+    exact = {listed[number][2:]: (count, number) for count, number in enumerate(receives, 1)}
+    found: list[int] = []
+    for number in sends:
+        message = listed[number]
+        whole = exact.get(message[2:])
+        parts = [whole] if whole else brought.get(message.step, ())
+        found.append(max((count for count, at in parts if at < number and _overlap(listed[at], message)), default=0))
+    return found
+
+
+def _overlap(one: Message, other: Message) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def unfinished(listed: Sequence[Message], window: int = WINDOW, scripts: Mapping[int, Sequence[Act]] | None = None) -> list[Message]:
+    """The messages that never end if one ends only when both its sides are posted: none, or there is a deadlock.
+
+    scripts: what ranks do, if not what `script` says.
+    """
+    ranks = {rank for message in listed for rank in message[:2]}
+    todo = {rank: deque(scripts[rank] if scripts and rank in scripts else script(listed, rank, window)) for rank in ranks}
+    posted = [0] * len(listed)
+    active = ranks
+    while active:
+        acts = todo[active.pop()]
+        while acts and (acts[0].verb != "wait" or posted[acts[0].number] == 2):
+            verb, number = acts.popleft()
+            if verb != "wait":
+                posted[number] += 1
+                if posted[number] == 2:
+                    active |= {listed[number].src, listed[number].dst}
+    return [message for message, sides in zip(listed, posted, strict=True) if sides < 2]

@@ -1,0 +1,58 @@
+"""Planning a pipeline: its schedule with transfers, proven free of deadlock, and how every boundary is resharded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.core.dry_run import dry_run
+from plait.core.errors import JobError
+from plait.core.layout import Mesh, meshes
+from plait.core.model import ModelSpec
+from plait.core.pipeline_plan import PipelinePlan
+from plait.core.reshard import TensorLayout
+from plait.core.reshard_plan import ReshardPlan
+from plait.core.schedule import Edge, Schedule, with_transfers
+from plait.core.stages import split_layers
+from plait.plan.reshard import Fabric, make_plan
+
+# Computations between the posting of a receive and its reader: one forward and one backward, a whole period of the steady state.
+AHEAD = 2
+
+
+def plan_pipeline(
+    model: ModelSpec,
+    schedule: Schedule,
+    degrees: Sequence[tuple[int, int]],
+    fabric: Fabric,
+    *,
+    micro_batch: int,
+    sequence: int,
+    itemsize: int,
+    sequence_parallel: bool = False,
+    stage_layers: Sequence[int] = (),
+) -> PipelinePlan:
+    """The plan of a computation-only ``schedule`` on meshes of (dp, tp) ``degrees``; micro_batch: sequences, over all dp.
+
+    Raises JobError where layers or micro-batches do not divide, ScheduleError if the schedule cannot run.
+    """
+    for dp, _ in degrees:
+        if dp > micro_batch:
+            raise JobError(f"dp = {dp} shares a micro-batch of {micro_batch} sequences", key="strategy.dp", fix=f"Use dp <= {micro_batch}")
+    schedule = with_transfers(schedule, AHEAD)
+    dry_run(schedule, transfers="rendezvous")
+    places, shape = meshes(degrees), (sequence, micro_batch, model.hidden)
+    reshards: dict[Edge, ReshardPlan] = {}
+    known: dict[tuple[TensorLayout, TensorLayout], ReshardPlan] = {}
+    lying = [_layout(places[schedule.rank_of[stage]], sequence_parallel) for stage in range(schedule.num_stages)]
+    for source, target in (*schedule.edges, *((b, a) for a, b in schedule.edges)):
+        if schedule.rank_of[source] != schedule.rank_of[target]:
+            ends = lying[source], lying[target]
+            if ends not in known:
+                known[ends] = make_plan(*ends, shape, itemsize, fabric)
+            reshards[source, target] = known[ends]
+    return PipelinePlan(schedule, tuple(degrees), split_layers(model.num_layers, schedule.num_stages, stage_layers), reshards)
+
+
+def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:
+    """[S, B, H] on a mesh (dp, tp): B over dp, S over tp where shards of the sequence are what ranks hold between layers."""
+    return TensorLayout((mesh.dp, mesh.tp), tuple(mesh.ranks), ((1,) if sequence_parallel else (), (0,), ()))

@@ -1,0 +1,131 @@
+"""The interpreter of a pipeline schedule: one for every schedule, over the segment executors of this rank's stages.
+
+It walks the rank's list. Sends and receives are handed to the courier and never block; a computation waits for what it reads, which
+is the only place where a rank can stand still. So the order of everything is the validated schedule's, whatever the network does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from plait.core.schedule import Op, Schedule, Transfer
+from plait.train.executor import InFlight, MicroBatch, SegmentExecutor
+
+
+class Delivery(Protocol):
+    """A transfer under way."""
+
+    def done(self) -> bool:
+        """Whether this rank's part is over."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it is; on a device, when work submitted from now on may use the tensor."""
+        ...
+
+
+class Courier(Protocol):
+    """Moves tensors between stages; each channel in the order of the calls."""
+
+    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
+        """Start to send. ``tensor`` must not change until the delivery is done."""
+        ...
+
+    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
+        """Post a receive; the tensor holds what was sent once the delivery is done."""
+        ...
+
+
+class Pipeline:
+    """One rank's part of a pipeline.
+
+    schedule: with transfers. executors: of this rank's stages, with the phases that the schedule names. ``peak``, after a step: by stage,
+    the most micro-batches that were alive at once.
+    """
+
+    def __init__(self, schedule: Schedule, place: int, executors: Mapping[int, SegmentExecutor], courier: Courier) -> None:
+        self.schedule, self.executors, self.courier = schedule, dict(executors), courier
+        runs: dict[str, Callable[[Op], None]] = {
+            "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights,
+            "SEND_F": self._send, "SEND_B": self._send, "RECV_F": self._receive, "RECV_B": self._receive,
+        }  # fmt: skip
+        to = next(iter(self.executors.values())).device.torch_device
+        self._no_loss = torch.zeros((), dtype=torch.float64, device=to)
+        self._programme = [(op, runs[op.kind]) for op in schedule.ranks[place]]
+
+    @torch.no_grad()
+    def run(self, batches: Sequence[MicroBatch]) -> Tensor:
+        """One step: forward and backward of every micro-batch, gradients added up; the loss of the heads that are here. 0-d."""
+        assert len(batches) == self.schedule.num_micro_batches, f"{len(batches)} micro-batches, the schedule has another number"
+        self._batches = batches
+        self._alive: dict[tuple[int, int], InFlight] = {}
+        self._incoming: dict[Transfer, tuple[Tensor, Delivery]] = {}
+        self._results: dict[Transfer, Tensor] = {}
+        self._sending: deque[tuple[Delivery, Tensor]] = deque()
+        self.peak: Counter[int] = Counter()
+        self._losses: list[Tensor] = []
+        try:
+            for op, method in self._programme:
+                method(op)
+            for delivery, _ in self._sending:
+                delivery.wait()
+            assert not self._alive and not self._incoming and not self._results, "the schedule left something behind"
+            return torch.stack(self._losses).sum() if self._losses else self._no_loss.clone()
+        finally:
+            self._alive, self._incoming, self._results = {}, {}, {}
+            self._sending.clear()
+
+    def _forward(self, op: Op) -> None:
+        executor, at = self.executors[op.stage], op.micro_batch
+        producers = self.schedule.producers[op.stage]
+        entering = self._take(Transfer(producers[0], op.stage, "F", at)) if producers else None
+        state = executor.begin(self._batches[at], entering)
+        self._alive[op.stage, at] = state
+        self.peak[op.stage] = max(self.peak[op.stage], sum(stage == op.stage for stage, _ in self._alive))
+        executor.phase("F", state)
+        for consumer in self.schedule.consumers[op.stage]:
+            assert state.leaving is not None
+            self._results[Transfer(op.stage, consumer, "F", at)] = state.leaving
+        state.leaving = None
+        if executor.graph.heads:
+            self._losses.append(executor.loss(state))
+        if not executor.graph.backward:
+            del self._alive[op.stage, at]
+
+    def _backward(self, op: Op) -> None:
+        executor, at = self.executors[op.stage], op.micro_batch
+        state = self._alive[op.stage, at]
+        consumers = self.schedule.consumers[op.stage]
+        state.returning = self._take(Transfer(consumers[0], op.stage, "B", at)) if consumers else None
+        executor.phase("B" if op.kind == "B" else "I", state)
+        for producer in self.schedule.producers[op.stage]:
+            assert state.gradient is not None
+            self._results[Transfer(op.stage, producer, "B", at)] = state.gradient
+        state.returning = state.gradient = state.entering = None
+        if op.kind == "B":
+            del self._alive[op.stage, at]
+
+    def _weights(self, op: Op) -> None:
+        self.executors[op.stage].phase("W", self._alive.pop((op.stage, op.micro_batch)))
+
+    def _take(self, transfer: Transfer) -> Tensor:
+        """What a stage needs from another: of this rank, or as soon as it has arrived."""
+        if transfer in self._results:
+            return self._results.pop(transfer)
+        tensor, delivery = self._incoming.pop(transfer)
+        delivery.wait()
+        return tensor
+
+    def _send(self, op: Op) -> None:
+        while self._sending and self._sending[0][0].done():
+            self._sending.popleft()[0].wait()  # at once; raises what went wrong
+        tensor = self._results.pop(op.transfer)
+        self._sending.append((self.courier.send(op.transfer, tensor), tensor))
+
+    def _receive(self, op: Op) -> None:
+        self._incoming[op.transfer] = self.courier.receive(op.transfer)

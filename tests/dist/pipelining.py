@@ -1,0 +1,124 @@
+"""What each rank runs in ``test_pipeline``: a planned pipeline on this rank, everything compared with the unsharded reference."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.core.dry_run import peak_activations
+from plait.core.model import ModelSpec
+from plait.core.pipeline_plan import PipelinePlan
+from plait.core.schedule import Transfer
+from plait.core.schedules import Shape, generate
+from plait.core.strategy import Strategy
+from plait.plan.pipeline import plan_pipeline
+from plait.plan.reshard_cost import Fabric
+from plait.train.assembly import Part, assemble
+from plait.train.optimizer import Optimizer
+from plait.train.pipeline import Courier, Delivery
+from plait.train.steps import train_step
+from tests.dist.equality import CLIP, DEVICE, RATE, SEED, SEQUENCE, STEPS, batch_of, expected, relative_error
+
+BATCH, MICRO = 8, 2
+
+
+class LateCourier:
+    """A courier whose transfers start late by a random time, differently on every rank; what has not arrived is poison."""
+
+    def __init__(self, courier: Courier, seed: int) -> None:
+        self.courier, self._chance = courier, random.Random(seed)
+
+    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
+        self._pause()
+        return self.courier.send(transfer, tensor)
+
+    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
+        self._pause()
+        return self.courier.receive(transfer)
+
+    def _pause(self) -> None:
+        time.sleep(self._chance.choice((0.0, 0.0, 0.002, 0.006)))
+
+
+def plan(spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, sequence_parallel: bool, layers: Sequence[int]) -> PipelinePlan:
+    """Equal on every rank."""
+    chunks = {"interleaved": 2, "zb-v": 2}.get(name, 1)
+    slack = (2,) * (len(degrees) - 1) if name == "slack-1f1b" else ()
+    schedule = generate(name, Shape(ranks=len(degrees), micro_batches=BATCH // MICRO, chunks=chunks, slack=slack))
+    fabric = Fabric(hosts=tuple(range(sum(dp * tp for dp, tp in degrees))), rate=1e9)
+    return plan_pipeline(
+        spec,
+        schedule,
+        degrees,
+        fabric,
+        micro_batch=MICRO,
+        sequence=SEQUENCE,
+        itemsize=8,
+        sequence_parallel=sequence_parallel,
+        stage_layers=layers,
+    )
+
+
+def worst_error(
+    rank: int,
+    spec: ModelSpec,
+    degrees: Sequence[tuple[int, int]],
+    name: str,
+    p1: int = 1,
+    sequence_parallel: bool = False,
+    delay: int | None = None,
+    layers: Sequence[int] = (),
+) -> tuple[float, str]:
+    """The largest relative error of anything against the reference, and what it was; infinite if memory is not as predicted."""
+    want = expected(spec, BATCH)
+    strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel)
+    planned = plan(spec, degrees, name, sequence_parallel, layers)
+    part = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
+    try:
+        if delay is not None:
+            part.pipeline.courier = LateCourier(part.courier, delay * 100 + rank)
+        return _errors(spec, part, want)
+    finally:
+        part.courier.close()
+
+
+def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, str]:
+    errors: dict[str, float] = {}
+    held, gradients = part.models, part.gradients
+    with torch.no_grad():
+        for piece in held.pieces:
+            piece.view(held.named[piece.parameter]).copy_(piece.cut(want["start"][piece.name]))
+    optimizer = Optimizer(held, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for step in range(STEPS):
+        tokens, targets, samples = batch_of(spec, step, BATCH)
+        batches = part.rows(tokens, targets, samples, MICRO, 1.0 / int((targets != -100).sum()), step)
+        if step == 0:  # clipping scales the gradients, so they are compared before an update
+            gradients.zero()
+            mine = part.pipeline.run(batches)
+            part.groups.complete(gradients, sequence_parallel=part.strategy.sequence_parallel)
+            loss, square, _ = part.groups.totals(gradients, mine, False)
+            errors |= {"loss": abs(loss / want["loss"] - 1), "norm": abs(square**0.5 / want["norm"] - 1)}
+            for piece in held.pieces:
+                found = piece.view(gradients.named[piece.parameter])
+                errors[f"gradient of {piece.name}"] = relative_error(found, piece.cut(want["gradients"][piece.name]))
+            predicted = peak_activations(part.plan.schedule)
+            for stage, peak in part.pipeline.peak.items():
+                errors[f"{peak} micro-batches alive on stage {stage}"] = 0.0 if peak == predicted[stage] else float("inf")
+        train_step(
+            part.pipeline.run,
+            optimizer,
+            part.groups,
+            batches,
+            sequence_parallel=part.strategy.sequence_parallel,
+            learning_rate=RATE,
+            clip=CLIP,
+        )
+    for piece in held.pieces:
+        errors[f"weight {piece.name}"] = relative_error(piece.view(held.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
+    name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
+    return errors[name], name

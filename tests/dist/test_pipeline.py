@@ -1,0 +1,68 @@
+"""A pipeline, whatever its schedule, meshes, slices or delays, is the unsharded computation; its memory is what the schedule predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from plait.core.model import ModelSpec
+from plait.core.schedules import GENERATORS
+from tests.dist import pipelining
+from tests.ranks import Ranks
+
+Pool = Callable[[int], Ranks]
+
+GPT = ModelSpec(family="gpt", num_layers=8, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2)
+LLAMA = ModelSpec(family="llama", num_layers=8, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8, dropout=0.1)
+MODELS = {"gpt": GPT, "llama": LLAMA}
+TOLERANCE = 1e-10
+
+
+def assert_equal(pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, *args: object) -> None:
+    size = sum(dp * tp for dp, tp in degrees)
+    for error, what in pool(size).run(pipelining.worst_error, spec, degrees, name, *args):
+        assert error < TOLERANCE, f"{name} on {degrees}: {what} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize(("pp", "tp"), [(2, 1), (3, 1), (4, 1), (2, 2)])
+def test_every_schedule_equals_the_reference(pool: Pool, model: str, name: str, pp: int, tp: int) -> None:
+    for p1 in (1, 2):
+        assert_equal(pool, MODELS[model], [(1, tp)] * pp, name, p1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "degrees",
+    [[(1, 2), (1, 1)], [(1, 1), (1, 2)], [(2, 1), (1, 2)], [(1, 2), (2, 1)], [(2, 1), (2, 1)], [(1, 1), (2, 2), (1, 1)]],
+    ids=str,
+)
+def test_unequal_meshes_equal_the_reference(pool: Pool, model: str, degrees: list[tuple[int, int]]) -> None:
+    for name in ("1f1b", "eager-1f1b", "zb-h1", "interleaved"):
+        assert_equal(pool, MODELS[model], degrees, name)
+
+
+@pytest.mark.parametrize("degrees", [[(1, 2), (1, 2)], [(2, 1), (1, 2)]], ids=str)
+def test_sequence_parallel_stages_pass_on_shards(pool: Pool, degrees: list[tuple[int, int]]) -> None:
+    for model, name in (("gpt", "1f1b"), ("llama", "zb-v")):
+        assert_equal(pool, MODELS[model], degrees, name, 1, True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_delays_in_transfers_change_nothing(pool: Pool, seed: int) -> None:
+    for degrees, name in (([(1, 1)] * 3, "eager-1f1b"), ([(1, 1)] * 2, "zb-v"), ([(2, 1), (1, 2)], "interleaved")):
+        assert_equal(pool, GPT, degrees, name, 1, False, seed)
+
+
+def test_unequal_layers_and_untied_embeddings(pool: Pool) -> None:
+    untied = ModelSpec(family="gpt", num_layers=5, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False)
+    assert_equal(pool, untied, [(1, 1)] * 3, "1f1b", 2, False, None, (1, 3, 1))
+
+
+def test_tied_llama(pool: Pool) -> None:
+    tied = ModelSpec(family="llama", num_layers=4, hidden=16, num_heads=4, num_kv_heads=2, head_size=6, ffn_hidden=24, vocab=33, max_sequence=8,
+                     tied_embeddings=True, dropout=0.1)  # fmt: skip
+    for degrees in ([(1, 1), (1, 1)], [(1, 2), (1, 1)], [(1, 1), (2, 1)]):
+        assert_equal(pool, tied, degrees, "zb-v")

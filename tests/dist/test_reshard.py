@@ -1,0 +1,50 @@
+"""Real processes carry out plans: every destination tile is its part of the tensor, however it got there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from plait.core.reshard_plan import WAYS
+from tests.dist import resharding
+from tests.ranks import Ranks
+
+Pool = Callable[[int], Ranks]
+
+
+def problems(results: list[list[str]]) -> list[str]:
+    return [problem for result in results for problem in result]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_layouts_types_and_ways(pool: Pool, seed: int) -> None:
+    assert problems(pool(4).run(resharding.carry_out, seed, 40, 4, "plain")) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_delays_change_nothing(pool: Pool, seed: int) -> None:
+    assert problems(pool(4).run(resharding.carry_out, 100 + seed, 12, 4, "delayed")) == []
+
+
+def test_both_directions_at_once(pool: Pool) -> None:
+    assert problems(pool(4).run(resharding.both_ways, 5, 6)) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_megabytes_while_computing(pool: Pool, way: str) -> None:
+    assert problems(pool(4).run(resharding.large, way)) == []
+
+
+def test_what_is_not_the_plan_is_refused(pool: Pool) -> None:
+    said = pool(4).run(resharding.refusals)
+    assert [len(each) for each in said] == [4, 0, 3, 0]
+    assert "Rank 0 has none, but a source tile belongs to ranks (0, 1)" in said[0][0]
+    assert "by the layout '(2) S0' it must have (4,)" in said[0][1]
+    assert "8 bytes an element" in said[0][2]
+    assert all("has one" in each for each in (said[0][3], said[2][0]))
+    assert "it must have (8,)" in said[2][2]
+
+
+def test_ranks_with_different_plans_are_told(pool: Pool) -> None:
+    assert set(pool(4).run(resharding.disagree)) == {"Ranks [1] have another resharding plan than rank 0. Make it from equal arguments."}
