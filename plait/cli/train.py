@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from plait.core.job import Job
+    from plait.core.pipeline_plan import PipelinePlan
+    from plait.lab import LabSpec
+
 WORKER = "plait.train.worker"
+LOCAL_RATE = 1e10  # bytes per second between ranks of one machine: only its ratio to latencies matters, and only to chunk sizes
 
 
 def train(
@@ -24,41 +30,88 @@ def train(
 
     settings = Job.read(job, overrides or [])
     folder = Path(settings.run.folder) / (settings.run.name or job.stem)
+    pipeline = _pipeline(settings, on)
     if check:
         typer.echo(f"{job} is a valid job; it would run in {folder}")
         return
-    raise typer.Exit(_run(settings, folder, on))
+    raise typer.Exit(_run(settings, folder, on, pipeline))
 
 
-def _run(job: object, folder: Path, on: str) -> int:
+def _pipeline(job: Job, on: str) -> PipelinePlan | None:
+    """The plan of the job's pipeline, if it has one: schedule, meshes, how tensors go from one to the next."""
+    if not job.pipelined:
+        return None
+    from plait.core.schedule import parse_schedule
+    from plait.core.schedules import CHUNKS, GENERATORS, Shape, generate
+    from plait.plan.pipeline import plan_pipeline
+    from plait.plan.reshard_cost import Fabric, even_hosts
+
+    asked = job.strategy
+    count = job.train.batch // job.micro_batch
+    if asked.schedule not in GENERATORS and Path(asked.schedule).is_file():
+        schedule = parse_schedule(Path(asked.schedule).read_text())
+    else:
+        chunks = max(asked.interleave, *CHUNKS.get(asked.schedule, (1,)), 1)
+        schedule = generate(asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=chunks, slack=asked.slack))
+    lab = _lab_spec(on)
+    hosts = even_hosts(job.world_size, lab.ranks_per_host if lab else job.world_size)
+    rate = lab.rate / 8 if lab and lab.rate else LOCAL_RATE
+    return plan_pipeline(
+        job.model_spec(vocab=1),
+        schedule,
+        job.degrees,
+        Fabric(hosts=hosts, rate=rate),
+        micro_batch=job.micro_batch,
+        num_micro_batches=count,
+        sequence=job.data.sequence,
+        itemsize={"fp32": 4, "bf16": 2, "fp64": 8}[job.train.dtype],
+        sequence_parallel=job.base_strategy.sequence_parallel,
+        stage_layers=asked.stage_layers,
+    )
+
+
+def _lab_spec(on: str) -> LabSpec | None:
+    """The emulated cluster to run on; None for this machine itself."""
+    from plait.core.errors import JobError
+
+    if on == "local":
+        return None
+    kind, _, where = on.partition(":")
+    if kind != "lab":
+        raise JobError(f"'{on}' is no place to run", key="--on", fix="Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit")
+    from plait.lab import LabSpec
+
+    return LabSpec.parse(where)
+
+
+def _run(job: Job, folder: Path, on: str, pipeline: PipelinePlan | None) -> int:
     from plait.core.env import chosen_port
     from plait.core.errors import JobError, LaunchError
     from plait.core.files import replacing
-    from plait.core.job import Job
     from plait.launch.local import local_start, run_ranks
 
-    assert isinstance(job, Job)
-    world = job.strategy.tp
+    world = job.world_size
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "job.toml") as path:
             path.write_text(job.to_toml())
+        if pipeline:
+            pipeline.write(folder / "pipeline.json")
     except OSError as error:
         raise LaunchError(
             f"the run folder {folder} cannot be written: {error.strerror or error}. Choose another with run.folder=FOLDER."
         ) from None
     argv = [sys.executable, "-m", WORKER, str(folder)]
-    if on == "local":
+    spec = _lab_spec(on)
+    if spec is None:
         return run_ranks(local_start(argv, world, port=chosen_port()), world, folder / "logs")
-    kind, _, where = on.partition(":")
-    if kind != "lab":
-        raise JobError(f"'{on}' is no place to run", key="--on", fix="Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit")
-    from plait.lab import Lab, LabSpec
-
-    spec = LabSpec.parse(where)
     if spec.world_size != world:
         raise JobError(
-            f"{where} has {spec.world_size} ranks, the job needs {world}", key="--on", fix="Change one of the two, or set strategy.tp"
+            f"{on} has {spec.world_size} ranks, the job needs {world}",
+            key="--on",
+            fix="Change one of the two, or strategy.tp, dp, pp",
         )
+    from plait.lab import Lab
+
     with Lab(spec, command=argv) as lab:
         return run_ranks(lambda rank, out, err: lab.popen(rank, argv, stdout=out, stderr=err), world, folder / "logs")

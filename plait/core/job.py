@@ -3,7 +3,8 @@
 [model]      preset or huggingface or the fields of ModelSpec; fields given beside a preset override it
 [data]       text, pattern, tokenizer, sequence, eval_fraction, seed
 [train]      steps, batch, micro_batch, learning rate and its schedule, AdamW, clipping, dtype, evaluation, checkpoints
-[strategy]   tp, overlap, slices ("auto" or { p1 =, p2 = }; also p1 and p2 alone), sequence_parallel (true, false, "auto")
+[strategy]   tp, overlap, slices ("auto" or { p1 =, p2 = }; also p1 and p2 alone), sequence_parallel (true, false, "auto"); for a pipeline
+             pp, schedule, interleave, slack, stage_layers; dp; tp and dp may be lists, a number for every place of the pipeline
 [run]        name, folder, device, threads, peak_flops, timeline_steps
 
 A relative path in a file is meant from that file's folder, one on the command line from the current folder; ``run.folder``, where
@@ -16,7 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.explain import explain
+from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.strategy import Overlap, Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
@@ -92,10 +94,23 @@ class Slices(Section):
     p2: Count = 1
 
 
-class StrategySection(Section):
-    """How the model is split and its communication hidden; see ``Strategy``. ``auto``: candidates are timed before training."""
+Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
 
-    tp: Count = 1
+
+class StrategySection(Section):
+    """How the model is split and its communication hidden; see ``Strategy``. ``auto``: candidates are timed before training.
+
+    pp: places of the pipeline. schedule: a name of ``plait schedule show``, or a file with a schedule. interleave: stages that every place
+    holds. slack: slack-1f1b's, of every boundary. stage_layers: layers of every stage, as equal as can be if empty.
+    """
+
+    tp: Degrees = 1
+    dp: Degrees = 1
+    pp: Count = 1
+    schedule: str = "eager-1f1b"
+    interleave: Count = 1
+    slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     overlap: Overlap = "domino"
     slices: Literal["auto"] | Slices = "auto"
     sequence_parallel: bool | Literal["auto"] = False
@@ -189,7 +204,16 @@ class Job(Section):
         if train.min_learning_rate > train.learning_rate:
             raise JobError(f"{train.min_learning_rate} exceeds learning_rate = {train.learning_rate}", key="train.min_learning_rate")
         spec = self.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
-        self.base_strategy.check(spec, batch=self.micro_batch, sequence=self.data.sequence)
+        for dp, tp in self.degrees:
+            if dp > self.micro_batch:
+                raise JobError(
+                    f"dp = {dp} shares a micro-batch of {self.micro_batch} sequences",
+                    key="strategy.dp",
+                    fix=f"Use dp <= {self.micro_batch}",
+                )
+            replace(self.base_strategy, tp=tp).check(spec, batch=self.micro_batch // dp, sequence=self.data.sequence)
+        if self.pipelined and self.strategy.sequence_parallel == "auto":
+            raise JobError("'auto' is not timed in a pipeline", key="strategy.sequence_parallel", fix="Use true or false")
 
     @property
     def micro_batch(self) -> int:
@@ -197,12 +221,40 @@ class Job(Section):
         return self.train.micro_batch or self.train.batch
 
     @property
+    def degrees(self) -> tuple[tuple[int, int], ...]:
+        """(dp, tp) of every place of the pipeline. Raises JobError for a list that is not as long as the pipeline."""
+        section, found = self.strategy, list[tuple[int, ...]]()
+        for key, given in (("dp", section.dp), ("tp", section.tp)):
+            each = (given,) * section.pp if isinstance(given, int) else given
+            if len(each) != section.pp:
+                raise JobError(f"{list(each)} has {len(each)} numbers for pp = {section.pp} places", key=f"strategy.{key}",
+                               fix="Give one for every place, or one number for all")  # fmt: skip
+            found.append(each)
+        return tuple(zip(*found, strict=True))
+
+    @property
+    def layout(self) -> Layout | None:
+        """Rank order as a ``Layout``; None where the places of the pipeline differ, whose order is that of ``meshes``."""
+        (dp, tp), *others = self.degrees
+        return Layout(pp=self.strategy.pp, dp=dp, tp=tp) if all(each == (dp, tp) for each in others) else None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the job needs."""
+        return sum(dp * tp for dp, tp in self.degrees)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether a ``PipelinePlan`` is needed: more than one tensor-parallel group."""
+        return self.strategy.pp > 1 or self.strategy.interleave > 1 or self.degrees[0][0] > 1
+
+    @property
     def base_strategy(self) -> Strategy:
         """The strategy as written, ``auto`` slices as one slice and ``auto`` sequence parallelism as off."""
         section = self.strategy
         slices = Slices() if section.slices == "auto" else section.slices
         return Strategy(
-            tp=section.tp, overlap=section.overlap, p1=slices.p1, p2=slices.p2, sequence_parallel=section.sequence_parallel is True
+            tp=self.degrees[0][1], overlap=section.overlap, p1=slices.p1, p2=slices.p2, sequence_parallel=section.sequence_parallel is True
         )
 
     def model_spec(self, vocab: int) -> ModelSpec:

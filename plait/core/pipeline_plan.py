@@ -5,11 +5,14 @@ Planned once (``plait.plan.pipeline``), written to a file, obeyed by every rank:
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from plait.core.errors import JobError
+from plait.core.files import replacing
 from plait.core.layout import Mesh, meshes
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, parse_schedule
@@ -51,6 +54,19 @@ class PipelinePlan:
         mesh = self.meshes[self.place_of(rank)]
         sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)[0]
         return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    def write(self, path: Path) -> None:
+        """Write atomically."""
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(self.to_dict()) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> PipelinePlan:
+        """Raises JobError for a file that is no pipeline plan."""
+        try:
+            return PipelinePlan.from_dict(json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise JobError(f"cannot be read as a pipeline plan: {error}", file=str(path)) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; ``from_dict`` reads them back."""

@@ -18,19 +18,23 @@ from plait.core.model import ModelSpec
 from plait.core.overlap import SegmentCosts
 from plait.core.strategy import Strategy
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """job: as in ``Job.to_dict``. costs: what the order of segment ops is derived from, the same on every rank."""
+    """job: as in ``Job.to_dict``. layout: None where the meshes of a pipeline differ. pipeline: as in ``PipelinePlan.to_dict``.
+
+    costs: what the order of segment ops is derived from, the same on every rank.
+    """
 
     job: dict[str, Any]
     job_fingerprint: str
     model: ModelSpec
     strategy: Strategy
-    layout: Layout
+    layout: Layout | None
     costs: SegmentCosts | None = None
+    pipeline: dict[str, Any] | None = None
     notes: dict[str, str] = field(default_factory=dict[str, str])
     """For people: how slices were chosen, on what device; not part of the hash."""
 
@@ -69,7 +73,8 @@ class Plan:
     def _content(self) -> dict[str, Any]:
         return {
             "job": self.job, "job_fingerprint": self.job_fingerprint, "model": self.model.to_dict(), "strategy": self.strategy.to_dict(),
-            "layout": asdict(self.layout), "costs": asdict(self.costs) if self.costs else None,
+            "layout": asdict(self.layout) if self.layout else None, "costs": asdict(self.costs) if self.costs else None,
+            "pipeline": self.pipeline,
         }  # fmt: skip
 
 
@@ -77,6 +82,6 @@ def _from_values(values: dict[str, Any]) -> Plan:
     costs = values["costs"]
     return Plan(
         job=values["job"], job_fingerprint=values["job_fingerprint"], model=ModelSpec.from_dict(values["model"]),
-        strategy=Strategy.from_dict(values["strategy"]), layout=Layout(**values["layout"]),
-        costs=SegmentCosts(**costs) if costs else None, notes=values.get("notes", {}),
+        strategy=Strategy.from_dict(values["strategy"]), layout=Layout(**values["layout"]) if values["layout"] else None,
+        costs=SegmentCosts(**costs) if costs else None, pipeline=values["pipeline"], notes=values.get("notes", {}),
     )  # fmt: skip

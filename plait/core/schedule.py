@@ -56,6 +56,28 @@ class Op(NamedTuple):
         return self.kind in COMPUTE
 
     @property
+    def forward(self) -> bool:
+        """Whether it belongs to the forward pass."""
+        return self.kind[-1] == "F"
+
+    # What a timeline calls an op's place: here the stage and the micro-batch.
+
+    @property
+    def site(self) -> str:
+        """``stage`` for a computation, ``transfer`` for a transfer."""
+        return "stage" if self.computes else "transfer"
+
+    @property
+    def layer(self) -> int:
+        """The stage."""
+        return self.stage
+
+    @property
+    def slice(self) -> int:
+        """The micro-batch."""
+        return self.micro_batch
+
+    @property
     def sends(self) -> bool:
         """Whether it starts a transfer, rather than posting the receive of one."""
         return self.kind.startswith("SEND")
@@ -92,6 +114,7 @@ def parse_op(word: str) -> Op:
 @dataclass(frozen=True)
 class Schedule:
     """Every rank's list of ops. edges: (producer, consumer) stages of every tensor that crosses stages; a chain if not given.
+    trains: False for forwards alone, to evaluate.
 
     >>> print(Schedule("by hand", 2, ((Op(0, "F", 0), Op(0, "B", 0)), (Op(1, "F", 0), Op(1, "B", 0)))))
     # by hand
@@ -103,6 +126,7 @@ class Schedule:
     num_stages: int
     ranks: tuple[tuple[Op, ...], ...]
     edges: tuple[Edge, ...] = ()
+    trains: bool = True
 
     def __post_init__(self) -> None:
         if not self.edges:
@@ -173,17 +197,20 @@ class Schedule:
 
     def __str__(self) -> str:
         chain = self.edges == tuple((i, i + 1) for i in range(self.num_stages - 1))
-        head = [f"# {self.name}", *([] if chain else ["edges: " + " ".join(f"{a}>{b}" for a, b in self.edges)])]
+        head = [f"# {self.name}", *([] if self.trains else ["forward only:"])]
+        head += [] if chain else ["edges: " + " ".join(f"{a}>{b}" for a, b in self.edges)]
         return "\n".join([*head, *(f"rank {rank}: {' '.join(map(str, ops))}" for rank, ops in enumerate(self.ranks))])
 
 
 def parse_schedule(text: str) -> Schedule:
     """A schedule from its text form, checked (``check``). Raises ScheduleError naming the line or the op."""
-    name, edges, ranks = "by hand", list[Edge](), list[tuple[Op, ...]]()
+    name, edges, ranks, trains = "by hand", list[Edge](), list[tuple[Op, ...]](), True
     for number, line in enumerate(text.splitlines(), 1):
         key, _, rest = line.strip().partition(":")
         if key.startswith("#"):
             name = line.strip().lstrip("# ") if number == 1 else name
+        elif key == "forward only":
+            trains = False
         elif key == "edges":
             edges += [_parse_edge(word) for word in rest.split()]
         elif key == f"rank {len(ranks)}":
@@ -193,7 +220,7 @@ def parse_schedule(text: str) -> Schedule:
     stages = {op.stage for ops in ranks for op in ops}
     if not stages:
         raise ScheduleError("the schedule has no op")
-    schedule = Schedule(name, 1 + max(stages), tuple(ranks), tuple(edges))
+    schedule = Schedule(name, 1 + max(stages), tuple(ranks), tuple(edges), trains)
     check(schedule)
     return schedule
 
@@ -236,7 +263,7 @@ def _check_complete(schedule: Schedule, seen: set[Op]) -> None:
     expected = set[Op]()
     for stage in range(schedule.num_stages):
         for at in range(schedule.num_micro_batches):
-            expected |= {Op(stage, "F", at), schedule.backward(stage, at)}
+            expected |= {Op(stage, "F", at), *([schedule.backward(stage, at)] if schedule.trains else [])}
             if (stage, at) in schedule.splits:
                 expected.add(Op(stage, "W", at))
     for op in sorted(expected - seen):
@@ -308,6 +335,15 @@ def _channels(schedule: Schedule) -> dict[tuple[int, int], list[Transfer]]:
             for transfer in schedule.departures(op):
                 channels.setdefault((rank, schedule.rank_of[transfer.target]), []).append(transfer)
     return channels
+
+
+def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
+    """For evaluation on the same ranks: every micro-batch through one stage after the other, with transfers."""
+    ranks = [
+        tuple(Op(stage, "F", at) for stage in schedule.stages_of(rank) for at in range(micro_batches))
+        for rank in range(len(schedule.ranks))
+    ]
+    return with_transfers(Schedule(f"{schedule.name}, forward only", schedule.num_stages, tuple(ranks), schedule.edges, trains=False))
 
 
 def compute_only(ops: Sequence[Op]) -> list[Op]:

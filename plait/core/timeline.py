@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from plait.core.errors import DataError
 from plait.core.files import replacing
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SCHEMA_VERSION = "1"
-SpanKind = Literal["compute", "wait", "comm"]
+SpanKind = Literal["compute", "wait", "comm", "idle", "transfer"]
 LANES = ("processor", "network")
 
 
@@ -37,7 +37,11 @@ class SpanKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One timed thing. start, end: seconds. bytes: sent by this rank, for collectives. wait: exposed communication."""
+    """One timed thing. start, end: seconds. bytes: sent by this rank.
+
+    kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where layer is the stage and slice the
+    micro-batch: ``transfer`` a tensor on its way to another stage, ``idle`` a stage that waits for one (the bubble is part of that).
+    """
 
     step: int
     rank: int
@@ -60,7 +64,7 @@ class Span:
     @property
     def lane(self) -> Literal["processor", "network"]:
         """Which of a rank's two resources it occupies; a wait keeps the processor idle."""
-        return "network" if self.kind == "comm" else "processor"
+        return "network" if self.kind in ("comm", "transfer") else "processor"
 
     @property
     def seconds(self) -> float:
@@ -148,7 +152,7 @@ def _trace_events(spans: Sequence[Span]) -> Iterable[dict[str, Any]]:
     flows = {key._replace(kind="wait"): number for number, key in enumerate(span.key for span in spans if span.kind == "comm")}
     for span in spans:
         track, at = LANES.index(span.lane), (span.start - origin) * 1e6
-        name = f"wait {span.name}" if span.kind == "wait" else span.name
+        name = f"{span.kind} {span.name}" if span.kind in ("wait", "idle") else span.name
         args: dict[str, Any] = {"step": span.step, "slice": span.slice, "layer": span.layer, "bytes": span.bytes}
         where = {"pid": span.rank, "tid": track}
         yield {"ph": "X", **where, "name": name, "cat": f"{span.kind},{span.direction}", "ts": at, "dur": span.seconds * 1e6, "args": args}
@@ -203,5 +207,5 @@ def join(predicted: Timeline, measured: Timeline) -> list[tuple[Span, Span]]:
 
 def as_kind(text: str) -> SpanKind:
     """A checked span kind."""
-    assert text in ("compute", "wait", "comm"), text
-    return text
+    assert text in get_args(SpanKind), text
+    return cast("SpanKind", text)

@@ -26,19 +26,29 @@ def plan_pipeline(
     fabric: Fabric,
     *,
     micro_batch: int,
+    num_micro_batches: int,
     sequence: int,
     itemsize: int,
     sequence_parallel: bool = False,
     stage_layers: Sequence[int] = (),
 ) -> PipelinePlan:
-    """The plan of a computation-only ``schedule`` on meshes of (dp, tp) ``degrees``; micro_batch: sequences, over all dp.
+    """The plan of a ``schedule``, with transfers or without, on meshes of (dp, tp) ``degrees``; micro_batch: sequences, over all dp.
 
-    Raises JobError where layers or micro-batches do not divide, ScheduleError if the schedule cannot run.
+    Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot run.
     """
+    if len(schedule.ranks) != len(degrees):
+        raise JobError(f"{schedule.name} is for {len(schedule.ranks)} places, the job has {len(degrees)}", key="strategy.schedule")
+    if schedule.num_micro_batches != num_micro_batches:
+        raise JobError(
+            f"{schedule.name} is for {schedule.num_micro_batches} micro-batches, a step has {num_micro_batches}",
+            key="strategy.schedule",
+            fix="Change train.batch or train.micro_batch",
+        )
     for dp, _ in degrees:
         if dp > micro_batch:
             raise JobError(f"dp = {dp} shares a micro-batch of {micro_batch} sequences", key="strategy.dp", fix=f"Use dp <= {micro_batch}")
-    schedule = with_transfers(schedule, AHEAD)
+    if all(op.computes for ops in schedule.ranks for op in ops):
+        schedule = with_transfers(schedule, AHEAD)
     dry_run(schedule, transfers="rendezvous")
     places, shape = meshes(degrees), (sequence, micro_batch, model.hidden)
     reshards: dict[Edge, ReshardPlan] = {}

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from plait.core.model import ModelSpec
 from plait.core.overlap import SegmentCosts
 from plait.core.pipeline_plan import PipelinePlan
+from plait.core.schedule import Schedule, forward_only
 from plait.core.segments import Phase
 from plait.core.strategy import Strategy, slice_sizes
 from plait.train.courier import LaneCourier
 from plait.train.device import Device
-from plait.train.executor import MicroBatch
+from plait.train.executor import MicroBatch, SegmentExecutor
 from plait.train.gradients import Gradients
 from plait.train.groups import Groups, open_groups
 from plait.train.model import Stages, Transformer
@@ -36,12 +36,15 @@ class Part:
     groups: Groups
     pipeline: Pipeline
     courier: LaneCourier
+    evaluator: Pipeline | None
 
-    def rows(self, tokens: Tensor, targets: Tensor, samples: Tensor, size: int, scale: float, step: int) -> list[MicroBatch]:
-        """This rank's share of a batch [B, S] in micro-batches of ``size`` sequences over all dp."""
-        parts = zip(tokens.split(size), targets.split(size), samples.split(size), strict=True)
-        own = [self.plan.rows_of(self.rank, len(t)) for t in tokens.split(size)]
-        return [MicroBatch(t[r], y[r], s[r], scale, step) for r, (t, y, s) in zip(own, parts, strict=True)]
+    def own(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """This rank's sequences of each micro-batch: its data-parallel share."""
+        rows = [self.plan.rows_of(self.rank, len(batch.tokens)) for batch in batches]
+        return [
+            replace(batch, tokens=batch.tokens[r], targets=batch.targets[r], samples=batch.samples[r])
+            for r, batch in zip(rows, batches, strict=True)
+        ]
 
 
 def assemble(
@@ -57,8 +60,9 @@ def assemble(
     seed: int = 0,
     costs: SegmentCosts | None = None,
     recorder: Recorder | None = None,
+    eval_batches: int = 0,
 ) -> Part:
-    """Called by all ranks at the same point. strategy: its ``tp`` is taken from the plan's mesh."""
+    """Called by all ranks at the same point. strategy: its ``tp`` is the plan's. eval_batches: micro-batches of an evaluation."""
     place = plan.place_of(rank)
     dp, tp = plan.degrees[place]
     stages = plan.schedule.stages_of(place)
@@ -72,27 +76,34 @@ def assemble(
     }
     held = Stages(list(models.values()))
     gradients = Gradients(held)
-    executors = {
-        s: make_executor(
-            model,
-            strategy,
-            groups.tp,
-            gradients=gradients,
-            device=device,
-            batch=share,
-            sequence=sequence,
-            costs=costs,
-            recorder=recorder,
-            seed=seed,
-            phases=_phases(plan, s),
-        )
-        for s, model in models.items()
-    }
+
+    def executors(schedule: Schedule) -> dict[int, SegmentExecutor]:
+        return {
+            s: make_executor(
+                model,
+                strategy,
+                groups.tp,
+                gradients=gradients if schedule.trains else None,
+                device=device,
+                batch=share,
+                sequence=sequence,
+                costs=costs,
+                recorder=recorder if schedule.trains else None,
+                seed=seed,
+                phases=_phases(schedule, s),
+            )
+            for s, model in models.items()
+        }
+
     courier = LaneCourier(plan.schedule, plan.reshards, groups, device, dtype)
-    pipeline = Pipeline(plan.schedule, place, executors, courier)
-    return Part(plan, rank, strategy, held, gradients, groups, pipeline, courier)
+    pipeline = Pipeline(plan.schedule, place, executors(plan.schedule), courier, recorder)
+    evaluator = None
+    if eval_batches:
+        forward = forward_only(plan.schedule, eval_batches)
+        evaluator = Pipeline(forward, place, executors(forward), courier)
+    return Part(plan, rank, strategy, held, gradients, groups, pipeline, courier, evaluator)
 
 
-def _phases(plan: PipelinePlan, stage: int) -> Sequence[Phase]:
-    kinds = {op.kind for ops in plan.schedule.ranks for op in ops if op.stage == stage}
+def _phases(schedule: Schedule, stage: int) -> Sequence[Phase]:
+    kinds = {op.kind for ops in schedule.ranks for op in ops if op.stage == stage}
     return [phase for phase in ("F", "B", "I", "W") if phase in kinds]

@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -38,6 +39,7 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 """What is saved and loaded: kind (``weights``, ``exp_avg``, ...) -> parameter name -> tensor shaped like the parameter."""
 
 _CONTAINER = 1500  # bytes around a stored tensor, and its entry in the metadata: for the estimate of what must fit on the disk
+_COPY = "#copy"
 _Result = TypeVar("_Result")
 
 
@@ -154,8 +156,12 @@ class Checkpoints:
         return held
 
     def _ranges(self, held: list[tuple[str, str, Tensor]]) -> dict[str, tuple[Piece, Tensor]]:
-        """``kind/piece name`` -> (piece, its range in the host buffer)."""
-        return {f"{kind}/{piece.name}": (piece, piece.view(staged)) for kind, name, staged in held for piece in self._pieces[name]}
+        """``kind/piece name`` -> (piece, its range in the host buffer); what another stage saves has a name that says so."""
+        return {
+            f"{kind}/{piece.name}{_COPY * piece.copy}": (piece, piece.view(staged))
+            for kind, name, staged in held
+            for piece in self._pieces[name]
+        }
 
     def _write(self, step: int, ranges: dict[str, tuple[Piece, Tensor]], state: dict[str, Any]) -> None:
         """The background thread: all ranks write, each vouches for its files, rank 0 gives the folder its final name."""
@@ -193,7 +199,7 @@ class _SavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         items: list[WriteItem] = []
         for key, (piece, tensor) in self._ranges.items():
-            if tensor.numel():
+            if tensor.numel() and not piece.copy:
                 chunk = _chunk(piece)
                 data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), torch.Size(piece.shape))
                 items.append(WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
@@ -215,7 +221,8 @@ class _LoadPlanner(DefaultLoadPlanner):
         assert self.metadata is not None
         stored = self.metadata.state_dict_metadata
         items: list[Any] = []
-        for key, (piece, tensor) in self._ranges.items():
+        for wanted, (piece, tensor) in self._ranges.items():
+            key = wanted.removesuffix(_COPY)
             entry = stored.get(key)
             if not isinstance(entry, TensorStorageMetadata):
                 raise CheckpointError(f"{self._path}: holds no '{key}'. It was saved by another model, or with less than is asked for")
@@ -223,7 +230,8 @@ class _LoadPlanner(DefaultLoadPlanner):
                 found, expected = f"{list(entry.size)} of {entry.properties.dtype}", f"{list(piece.shape)} of {tensor.dtype}"
                 raise CheckpointError(f"{self._path}: '{key}' is {found}, expected {expected}")
             if tensor.numel():
-                items += create_read_items_for_chunk_list(key, entry, [_chunk(piece)])
+                reads = create_read_items_for_chunk_list(key, entry, [_chunk(piece)])
+                items += [replace(read, dest_index=replace(read.dest_index, fqn=wanted)) for read in reads]
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:

@@ -53,6 +53,10 @@ class Groups:
             for piece, view in zip(copies, views, strict=True):
                 view.copy_(piece.cut(total))
 
+    def sum_loss(self, loss: Tensor) -> float:
+        """The job's loss from each rank's, 0 without a head; the same on every rank."""
+        return sum_over(self.world, loss.double() * (self.tp_rank == 0)).item()
+
     def totals(self, gradients: Gradients, loss: Tensor, wish: bool) -> tuple[float, float, bool]:
         """(loss, squared gradient norm, whether any rank wishes to stop) of the whole job. loss: this rank's, 0 without a head."""
         square = gradients.norm_square() / self.mesh.dp

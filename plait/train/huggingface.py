@@ -22,7 +22,7 @@ from torch import Tensor
 from plait.core.errors import CheckpointError
 from plait.core.model import Family, ModelSpec
 from plait.core.strategy import Strategy
-from plait.train.model import Transformer
+from plait.train.model import Share, Transformer
 from plait.train.parameters import Piece, pieces
 from plait.train.safetensors_folder import DTYPES, INDEX, SINGLE, FolderWriter
 from plait.train.wire import Wire, empty_like_gathered
@@ -91,7 +91,7 @@ def place(spec: ModelSpec, piece: Piece) -> Place:
 # ---- reading ----
 
 
-def load(model: Transformer, folder: Path) -> None:
+def load(model: Share, folder: Path) -> None:
     """Fill this rank's weights from a Hugging Face folder; numbers are converted to the model's dtype.
 
     Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing, superfluous,
@@ -102,7 +102,8 @@ def load(model: Transformer, folder: Path) -> None:
         places = [(piece, place(model.spec, piece)) for piece in model.pieces]
         for _, at in places:
             _check(tensors, at, folder)
-        _check_nothing_else(model.spec, tensors, {at.name for _, at in places}, folder)
+        everything = pieces(model.spec, Strategy(), 0)  # this rank may hold a pipeline stage only
+        _check_nothing_else(model.spec, tensors, {place(model.spec, piece).name for piece in everything}, folder)
         with torch.no_grad():
             for piece, at in places:
                 if math.prod(piece.local_shape):

@@ -268,6 +268,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Share(Protocol):
     """What a rank holds of a model: parameters by name, and which part of which tensor they are."""
 
+    spec: ModelSpec
     named: dict[str, nn.Parameter]
     pieces: list[Piece]
 
@@ -276,6 +277,7 @@ class Stages:
     """Several stages of one rank as one share."""
 
     def __init__(self, models: Sequence[Transformer]) -> None:
+        self.spec = models[0].spec
         self.named = {name: parameter for model in models for name, parameter in model.named.items()}
         self.pieces = [piece for model in models for piece in model.pieces]
 

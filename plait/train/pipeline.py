@@ -13,12 +13,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from plait.core.schedule import Op, Schedule, Transfer
+from plait.core.schedule import Op, Schedule, Transfer, ends
 from plait.train.executor import InFlight, MicroBatch, SegmentExecutor
+from plait.train.recorder import Recorder
 
 
 class Delivery(Protocol):
-    """A transfer under way."""
+    """A transfer under way. span: when it moved, seconds of the host's clock, once it is done."""
+
+    span: tuple[float, float]
 
     def done(self) -> bool:
         """Whether this rank's part is over."""
@@ -48,14 +51,16 @@ class Pipeline:
     the most micro-batches that were alive at once.
     """
 
-    def __init__(self, schedule: Schedule, place: int, executors: Mapping[int, SegmentExecutor], courier: Courier) -> None:
-        self.schedule, self.executors, self.courier = schedule, dict(executors), courier
+    def __init__(
+        self, schedule: Schedule, place: int, executors: Mapping[int, SegmentExecutor], courier: Courier, recorder: Recorder | None = None
+    ) -> None:
+        self.schedule, self.executors, self.courier, self.recorder = schedule, dict(executors), courier, recorder
         runs: dict[str, Callable[[Op], None]] = {
             "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights,
             "SEND_F": self._send, "SEND_B": self._send, "RECV_F": self._receive, "RECV_B": self._receive,
         }  # fmt: skip
-        to = next(iter(self.executors.values())).device.torch_device
-        self._no_loss = torch.zeros((), dtype=torch.float64, device=to)
+        self.device = next(iter(self.executors.values())).device
+        self._no_loss = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
         self._programme = [(op, runs[op.kind]) for op in schedule.ranks[place]]
 
     @torch.no_grad()
@@ -66,14 +71,13 @@ class Pipeline:
         self._alive: dict[tuple[int, int], InFlight] = {}
         self._incoming: dict[Transfer, tuple[Tensor, Delivery]] = {}
         self._results: dict[Transfer, Tensor] = {}
-        self._sending: deque[tuple[Delivery, Tensor]] = deque()
+        self._sending: deque[tuple[Op, Delivery, Tensor]] = deque()
         self.peak: Counter[int] = Counter()
         self._losses: list[Tensor] = []
         try:
             for op, method in self._programme:
                 method(op)
-            for delivery, _ in self._sending:
-                delivery.wait()
+            self._sent(all_of_them=True)
             assert not self._alive and not self._incoming and not self._results, "the schedule left something behind"
             return torch.stack(self._losses).sum() if self._losses else self._no_loss.clone()
         finally:
@@ -118,14 +122,24 @@ class Pipeline:
         if transfer in self._results:
             return self._results.pop(transfer)
         tensor, delivery = self._incoming.pop(transfer)
+        start = self.device.mark()
         delivery.wait()
+        if self.recorder:
+            self.recorder.stood(ends(transfer)[1], start, self.device.mark())
         return tensor
 
     def _send(self, op: Op) -> None:
-        while self._sending and self._sending[0][0].done():
-            self._sending.popleft()[0].wait()  # at once; raises what went wrong
+        self._sent(all_of_them=False)
         tensor = self._results.pop(op.transfer)
-        self._sending.append((self.courier.send(op.transfer, tensor), tensor))
+        self._sending.append((op, self.courier.send(op.transfer, tensor), tensor))
+
+    def _sent(self, *, all_of_them: bool) -> None:
+        """Let go of what has been sent; raises what went wrong."""
+        while self._sending and (all_of_them or self._sending[0][1].done()):
+            op, delivery, tensor = self._sending.popleft()
+            delivery.wait()
+            if self.recorder:
+                self.recorder.moved(op, *delivery.span, tensor.numel() * tensor.element_size())
 
     def _receive(self, op: Op) -> None:
         self._incoming[op.transfer] = self.courier.receive(op.transfer)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from plait.core.schedule import Op
 from plait.core.segments import Action, Collective, SegmentOp
 from plait.train.device import Device
 from plait.train.wire import wire_bytes
@@ -26,9 +27,9 @@ class _Flight:
 
 
 class RecordedSpan(NamedTuple):
-    """One resolved span, seconds on this process's clock. kind: compute, wait or comm."""
+    """One resolved span, seconds on this process's clock. kind: as of a ``Span``."""
 
-    op: SegmentOp
+    op: SegmentOp | Op
     kind: str
     start: float
     end: float
@@ -42,6 +43,8 @@ class Recorder:
         self.device = device
         self._marks: deque[tuple[Action, Any, Any]] = deque(maxlen=capacity)
         self._flights: deque[_Flight] = deque(maxlen=capacity)
+        self._stands: deque[tuple[Op, Any, Any]] = deque(maxlen=capacity)
+        self._moves: deque[RecordedSpan] = deque(maxlen=capacity)
 
     def add(self, action: Action, start: Any, end: Any) -> None:
         """An op or a wait ran between two marks."""
@@ -53,6 +56,14 @@ class Recorder:
         self._flights.append(flight)
         self.device.mark_when_done(work, flight.end)
 
+    def stood(self, op: Op, start: Any, end: Any) -> None:
+        """A pipeline stage waited for a transfer between two marks."""
+        self._stands.append((op, start, end))
+
+    def moved(self, op: Op, start: float, end: float, size: int) -> None:
+        """A transfer was under way, by the host's clock."""
+        self._moves.append(RecordedSpan(op, "transfer", start, end, size))
+
     def take(self) -> list[RecordedSpan]:
         """All spans since the last call, in order of their start; collectives are cut where they overlap.
 
@@ -60,9 +71,11 @@ class Recorder:
         """
         self.device.synchronize()
         spans = [RecordedSpan(a.op, "wait" if a.verb == "wait" else "compute", self._at(s), self._at(e), 0) for a, s, e in self._marks]
+        spans += [RecordedSpan(op, "idle", self._at(start), self._at(end), 0) for op, start, end in self._stands]
         spans += self._collectives()
-        self._marks.clear()
-        self._flights.clear()
+        spans += self._moves
+        for collected in (self._marks, self._flights, self._stands, self._moves):
+            collected.clear()
         return sorted(spans, key=lambda span: span.start)
 
     def _collectives(self) -> Iterator[RecordedSpan]:

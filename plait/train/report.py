@@ -117,6 +117,8 @@ def describe(metrics: dict[str, Any]) -> str:
     parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.0%}")
+    if "idle" in metrics:
+        parts.append(f"first stage idle {metrics['idle']:.0%}")
     if metrics.get("hidden") is not None:
         parts.append(f"communication {metrics['communication_seconds'] * 1e3:.0f} ms, hidden {metrics['hidden']:.0%}")
     return "  ".join(parts)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -42,6 +43,8 @@ class Handle:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._mark: Any = None
+        self.span = (0.0, 0.0)
+        """When it was under way, by the host's clock."""
         self._device: Device | None = None
 
     def done(self) -> bool:
@@ -120,6 +123,7 @@ class Lane:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             handle, plan, source, destination, fork = job
+            start = time.perf_counter()
             try:
                 with torch.no_grad(), self.device.aside(fork):
                     self._carry(plan, source, destination)
@@ -127,6 +131,7 @@ class Lane:
             except BaseException as error:  # noqa: BLE001 - whoever waits gets it
                 handle.finish(error)
             else:
+                handle.span = (start, time.perf_counter())
                 handle.finish(None, self.device, mark)
 
     def _carry(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> None:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from plait.core.env import RankEnv
 from plait.core.errors import CheckpointError, JobError
 from plait.core.job import Job
-from plait.core.layout import Layout
 from plait.core.overlap import SegmentCosts
+from plait.core.pipeline_plan import PipelinePlan
 from plait.core.plan import Plan
 from plait.core.strategy import Strategy
+from plait.train.assembly import assemble
 from plait.train.checkpoint import Checkpoints
 from plait.train.corpus import prepare
 from plait.train.data import Batches, Corpus
@@ -26,11 +27,11 @@ from plait.train.gradients import Gradients
 from plait.train.groups import one_place
 from plait.train.huggingface import load as load_huggingface
 from plait.train.journal import Journal
-from plait.train.model import Transformer
+from plait.train.model import Share, Transformer
 from plait.train.optimizer import LearningRate, Optimizer
 from plait.train.recorder import Recorder
 from plait.train.report import Reporter
-from plait.train.steps import evaluate, make_executor, micro_batches, train_step, whole
+from plait.train.steps import Run, evaluate, make_executor, micro_batches, train_step, whole
 from plait.train.tokenizer import load_tokenizer
 from plait.train.tune import agree, choose_slices, matrix_rate
 from plait.train.wire import Wire
@@ -51,8 +52,9 @@ class Session:
     def __init__(self, folder: Path, rank: RankEnv) -> None:
         self.folder, self.rank = folder, rank
         self.job = Job.read(folder / "job.toml")
-        if self.job.strategy.tp != rank.world_size:
-            raise JobError(f"{self.job.strategy.tp} needs as many ranks, and {rank.world_size} were started", key="strategy.tp")
+        if self.job.world_size != rank.world_size:
+            raise JobError(f"the job needs {self.job.world_size} ranks, and {rank.world_size} were started", key="strategy")
+        self.pipeline = PipelinePlan.read(folder / "pipeline.json") if self.job.pipelined else None
 
     def train(self, device: Device, wire: Wire, stop: Flag) -> int:
         """Train to the job's last step, or until asked to stop. Returns the exit status."""
@@ -77,16 +79,33 @@ class Session:
         settings: dict[str, Any] = {"sequence": job.data.sequence, "seed": job.data.seed}
         self.batches = Batches(corpus, "train", batch=job.train.batch, **settings)
         self.eval_batches = Batches(corpus, "eval", batch=job.micro_batch, **settings) if job.train.eval_every else None
-        self.model = Transformer(
-            spec, job.base_strategy, tp_rank=self.rank.rank, seed=job.train.seed, dtype=DTYPES[job.train.dtype], device=device
-        )
+        self.recorder, self.part = Recorder(self.device), None
+        dtype, seed = DTYPES[job.train.dtype], job.train.seed
+        if self.pipeline:
+            self.part = assemble(
+                spec,
+                job.base_strategy,
+                self.pipeline,
+                self.rank.rank,
+                self.device,
+                micro_batch=job.micro_batch,
+                sequence=job.data.sequence,
+                dtype=dtype,
+                seed=seed,
+                recorder=self.recorder,
+                eval_batches=len(self._evaluation()) if self.eval_batches else 0,
+            )
+            self.share: Share = self.part.models
+            self.gradients, self.groups = self.part.gradients, self.part.groups
+        else:
+            self.model = Transformer(spec, job.base_strategy, tp_rank=self.rank.rank, seed=seed, dtype=dtype, device=device)
+            self.share, self.groups = self.model, one_place(self.wire)
+            self.gradients = Gradients(self.model)
         if job.train.init_from:
-            load_huggingface(self.model, Path(job.train.init_from))
-        self.gradients = Gradients(self.model)
+            load_huggingface(self.share, Path(job.train.init_from))
         self.optimizer = Optimizer(
-            self.model, self.gradients, betas=job.train.betas, eps=job.train.eps, weight_decay=job.train.weight_decay
+            self.share, self.gradients, betas=job.train.betas, eps=job.train.eps, weight_decay=job.train.weight_decay
         )
-        self.recorder = Recorder(self.device)
 
     def _corpus(self) -> Corpus:
         """Prepared by rank 0 of every machine's folder, opened by all."""
@@ -103,23 +122,26 @@ class Session:
         path = self.folder / "plan.json"
         if agree(path.is_file()):
             plan = Plan.read(path)
+            pipeline = self.pipeline.to_dict() if self.pipeline else None
             if plan.job_fingerprint != self.job.fingerprint:
                 raise JobError(
                     "holds a run of another job (model, data or training settings differ)",
                     file=str(self.folder),
                     fix="Give this run another name with run.name=NAME, or remove the folder",
                 )
-            return plan
+            if plan.pipeline == pipeline and plan.strategy.tp == self.job.base_strategy.tp:
+                return plan  # otherwise the run goes on in another shape
         strategy, costs, note = self.job.base_strategy, None, "as the job says"
-        if self.wire.size > 1 and "auto" in (self.job.strategy.slices, self.job.strategy.sequence_parallel):
+        if not self.pipeline and self.wire.size > 1 and "auto" in (self.job.strategy.slices, self.job.strategy.sequence_parallel):
             strategy, costs, note = self._tune()
         plan = Plan(
             job=self.job.to_dict(),
             job_fingerprint=self.job.fingerprint,
-            model=self.model.spec,
+            model=self.share.spec,
             strategy=strategy,
-            layout=Layout(tp=self.wire.size),
+            layout=self.job.layout,
             costs=costs,
+            pipeline=self.pipeline.to_dict() if self.pipeline else None,
             notes={"slices": note, "device": self.device.description},
         )
         if self.rank.rank == 0:
@@ -143,7 +165,7 @@ class Session:
         """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
         group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         assert not isinstance(group, int)
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", self.model.pieces, keep=self.job.train.keep_checkpoints, group=group)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", self.share.pieces, keep=self.job.train.keep_checkpoints, group=group)
         step = self.checkpoints.latest()
         if step is None:
             return 0
@@ -172,35 +194,47 @@ class Session:
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
         tokens, targets = self.batches.batch_at(step)
-        return micro_batches(tokens, targets, torch.from_numpy(self.batches.sample_ids(step)), self.job.micro_batch, step)
+        return self._own(micro_batches(tokens, targets, torch.from_numpy(self.batches.sample_ids(step)), self.job.micro_batch, step))
+
+    def _own(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        return self.part.own(batches) if self.part else batches
+
+    def _runs(self) -> tuple[Run, Run]:
+        """What trains on micro-batches, and what evaluates them."""
+        plan, part = self.plan, self.part
+        if part:
+            return part.pipeline.run, (part.evaluator or part.pipeline).run
+        small = replace(plan.strategy, p1=min(plan.strategy.p1, self.job.micro_batch))
+        return (
+            whole(self._executor(plan.strategy, costs=plan.costs, recorder=self.recorder)),
+            whole(self._executor(small, costs=plan.costs, train=False)),
+        )
 
     # ---- training ----
 
     def _steps(self, start: int, stop: Flag) -> int:
         job, plan = self.job.train, self.plan
-        executor = self._executor(plan.strategy, costs=plan.costs, recorder=self.recorder)
-        self._evaluator = self._executor(
-            replace(plan.strategy, p1=min(plan.strategy.p1, self.job.micro_batch)), costs=plan.costs, train=False
-        )
+        run, self._evaluator = self._runs()
         rate = LearningRate(peak=job.learning_rate, floor=job.min_learning_rate, warmup=job.warmup_steps, steps=job.steps)
         tokens = job.batch * self.job.data.sequence
         peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.dtype])
-        work = self.model.spec.step_flops(self.job.data.sequence, job.batch) / self.wire.size
+        work = self.share.spec.step_flops(self.job.data.sequence, job.batch) / self.rank.world_size
         journal = Journal(self.folder / "timeline", rank=self.rank.rank, plan_hash=plan.hash, keep_steps=self.job.run.timeline_steps)
-        groups, asked, began = one_place(self.wire), False, time.perf_counter()
+        asked, began = False, time.perf_counter()
         self.report.begin(start)
         for step in range(start, job.steps):
             result = train_step(
-                whole(executor),
+                run,
                 self.optimizer,
-                groups,
+                self.groups,
                 self._micro_batches(step),
                 sequence_parallel=plan.strategy.sequence_parallel,
                 learning_rate=rate(step),
                 clip=job.clip_norm,
                 stop=bool(stop),
             )
-            comm = journal.add(step, self.recorder.take())
+            spans = self.recorder.take()
+            comm = journal.add(step, spans)
             done = step + 1
             metrics: dict[str, Any] = {
                 "step": done,
@@ -213,6 +247,8 @@ class Session:
                 "communication_seconds": comm.total,
                 "hidden": comm.fraction,
             }
+            if self.part:
+                metrics["idle"] = sum(span.end - span.start for span in spans if span.kind == "idle") / result.seconds
             if self.eval_batches and (done % job.eval_every == 0 or done == job.steps):
                 metrics["eval_loss"] = self._evaluate()
             asked = result.stop
@@ -231,11 +267,15 @@ class Session:
         return STOPPED if asked and done < job.steps else 0
 
     def _evaluate(self) -> float:
+        return evaluate(self._evaluator, self.groups, self._own(self._evaluation()))
+
+    def _evaluation(self) -> list[MicroBatch]:
+        """The evaluation's micro-batches, always the same."""
         assert self.eval_batches is not None
         found: list[MicroBatch] = []
         for tokens, targets in self.eval_batches.eval_batches(self.job.train.eval_batches):
             found += micro_batches(tokens, targets, torch.arange(len(tokens)), len(tokens), 0)
-        return evaluate(self._evaluator, found)
+        return found
 
     def _save(self, done: int) -> None:
         """Start a checkpoint; if the one before could not be written (a full disk), that costs the checkpoint, not the run."""

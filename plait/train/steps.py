@@ -111,6 +111,6 @@ def train_step(
     return StepResult(total, norm, time.perf_counter() - start, stops)
 
 
-def evaluate(executor: SegmentExecutor, batches: Sequence[MicroBatch]) -> float:
+def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:
     """Mean loss per target over evaluation batches, dropout off."""
-    return sum(executor.run(batch).item() for batch in batches) / len(batches)
+    return groups.sum_loss(run(batches)) / len(batches)

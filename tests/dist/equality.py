@@ -87,8 +87,14 @@ def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
     start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
     weights = reference.weights
     optimizer = torch.optim.AdamW(
-        [{"params": [w for w in weights.values() if w.ndim > 1], "weight_decay": 0.1},
-         {"params": [w for w in weights.values() if w.ndim == 1], "weight_decay": 0.0}], lr=RATE, betas=(0.9, 0.95), eps=1e-8)
+        [
+            {"params": [w for w in weights.values() if w.ndim > 1], "weight_decay": 0.1},
+            {"params": [w for w in weights.values() if w.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=RATE,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
     found: dict[str, Any] = {"start": start}
     for step in range(STEPS):
         tokens, targets, samples = batch_of(spec, step, batch)
@@ -107,8 +113,15 @@ def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
     return found | {"weights": {name: w.detach().clone() for name, w in weights.items()}}
 
 
-def build(spec: ModelSpec, strategy: Strategy, start: dict[str, Tensor] | None = None, *, over: Wire | None = None, micro: int = BATCH,
-          dtype: torch.dtype = torch.float64) -> tuple[SegmentExecutor, Optimizer]:
+def build(
+    spec: ModelSpec,
+    strategy: Strategy,
+    start: dict[str, Tensor] | None = None,
+    *,
+    over: Wire | None = None,
+    micro: int = BATCH,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[SegmentExecutor, Optimizer]:
     """An executor and optimizer holding this rank's share of the starting weights."""
     over = over or wire()
     model = Transformer(spec, strategy, tp_rank=over.rank, dtype=dtype)
@@ -136,10 +149,18 @@ def worst_error(rank: int, spec: ModelSpec, strategy: Strategy, micro: int = BAT
             errors["loss"] = abs(sum(executor.run(b).item() for b in batches) / want["loss"] - 1)
             gradients.finish(over, sequence_parallel=strategy.sequence_parallel)
             for piece in model.pieces:
-                errors[f"gradient of {piece.name}"] = relative_error(piece.view(gradients.named[piece.parameter]), piece.cut(want["gradients"][piece.name]))
+                errors[f"gradient of {piece.name}"] = relative_error(
+                    piece.view(gradients.named[piece.parameter]), piece.cut(want["gradients"][piece.name])
+                )
             errors["norm"] = abs(gradients.norm(over).item() / want["norm"] - 1)
         train_step(
-            whole(executor), optimizer, one_place(over), batches, sequence_parallel=strategy.sequence_parallel, learning_rate=RATE, clip=CLIP
+            whole(executor),
+            optimizer,
+            one_place(over),
+            batches,
+            sequence_parallel=strategy.sequence_parallel,
+            learning_rate=RATE,
+            clip=CLIP,
         )
     for piece in model.pieces:
         errors[f"weight {piece.name}"] = relative_error(piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name]))

@@ -16,9 +16,23 @@ from tests.ranks import Ranks
 Pool = Callable[[int], Ranks]
 
 GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2)
-LLAMA = ModelSpec(family="llama", num_layers=2, hidden=16, num_heads=8, num_kv_heads=4, ffn_hidden=24, vocab=37, max_sequence=8, dropout=0.1)
-FEW_KV = ModelSpec(family="llama", num_layers=1, hidden=16, num_heads=4, num_kv_heads=2, head_size=6, ffn_hidden=24, vocab=33, max_sequence=8,
-                   tied_embeddings=True, dropout=0.1, attention_dropout=0.1)  # fmt: skip
+LLAMA = ModelSpec(
+    family="llama", num_layers=2, hidden=16, num_heads=8, num_kv_heads=4, ffn_hidden=24, vocab=37, max_sequence=8, dropout=0.1
+)
+FEW_KV = ModelSpec(
+    family="llama",
+    num_layers=1,
+    hidden=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=6,
+    ffn_hidden=24,
+    vocab=33,
+    max_sequence=8,
+    tied_embeddings=True,
+    dropout=0.1,
+    attention_dropout=0.1,
+)
 UNTIED = ModelSpec(family="gpt", num_layers=1, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False)
 MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
 TOLERANCE = 1e-10
@@ -63,7 +77,9 @@ def test_random_delays_in_every_collective_change_nothing(pool: Pool, name: str,
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
-@pytest.mark.parametrize(("p1", "p2", "sequence_parallel"), [(1, 1, False), (2, 1, False), (3, 2, False), (1, 2, False), (2, 1, True), (4, 2, True)])
+@pytest.mark.parametrize(
+    ("p1", "p2", "sequence_parallel"), [(1, 1, False), (2, 1, False), (3, 2, False), (1, 2, False), (2, 1, True), (4, 2, True)]
+)
 def test_the_order_changes_no_bit(pool: Pool, name: str, p1: int, p2: int, sequence_parallel: bool) -> None:
     """Same slicing, other overlap, fp32: bitwise, also under delays."""
     want = None
