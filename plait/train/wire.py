@@ -131,9 +131,9 @@ def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
     Every rank of the job calls this with the same ranks at the same point: torch makes groups like that. Who is not among them gets
     a wire of its own that goes nowhere.
     """
-    member = ranks is None or dist.get_rank() in ranks
     if ranks is not None and len(ranks) == 1:
         return NullWire()
+    member = ranks is None or dist.get_rank() in ranks
     if backend == "gloo":
         return GlooWire(ranks) if member else NullWire()
     group = dist.new_group(None if ranks is None else list(ranks), backend=backend)

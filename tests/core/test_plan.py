@@ -47,7 +47,7 @@ def test_writing_leaves_nothing_but_the_plan(plan: Plan, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "2 is not a plan version"),
+        ({"version": 1}, "1 is not a plan version"),
         ({"strategy": {"tp": 4}}, "edited or damaged"),
         ({"layout": {"qp": 4}}, "not a complete plan"),
         ({"layout": {"tp": 0}}, "not a complete plan"),

@@ -1,0 +1,88 @@
+"""A run through a pipeline, as a user sees it: it resumes, also in another shape, and says what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.core.plan import Plan
+from plait.core.timeline import Timeline
+from tests.cli.runs import curve, kill_rank, metrics, start, train, wait_for_step, write_job
+from tests.cli.test_train import assert_refused
+
+pytestmark = pytest.mark.slow
+
+SHAPE = ("strategy.pp=2", "strategy.tp=[1,2]", "strategy.schedule=zb-h1", "strategy.slices.p1=1", "train.micro_batch=1")
+
+
+def test_a_killed_pipeline_continues_exactly(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    undisturbed = train(job, *SHAPE, "run.name=whole")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    process = start(job, *SHAPE)
+    wait_for_step(process, job, 6)
+    kill_rank(process, 2)
+    _, errors = process.communicate(timeout=60)
+    assert "rank 2 was killed by SIGKILL" in errors
+    done = train(job, *SHAPE)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after step 4" in done.stdout
+    assert curve(job) == curve(job, "whole")
+
+
+def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
+    """Four shapes, one after the other, give the curve of one rank alone."""
+    job = write_job(tmp_path, every=3)
+    common = ("train.dtype=fp64", "train.micro_batch=2", "strategy.slices.p1=1", "train.clip_norm=0.5")
+    alone = train(job, *common, "strategy.tp=1", "run.name=alone")
+    assert alone.returncode == 0, alone.stderr
+    shapes = (
+        ("strategy.tp=1", "strategy.pp=2", "strategy.schedule=1f1b"),
+        ("strategy.tp=[2,1]", "strategy.pp=2"),
+        ("strategy.tp=1", "strategy.dp=2"),
+        ("strategy.tp=1", "strategy.pp=1", "strategy.interleave=2", "strategy.schedule=interleaved"),
+    )
+    for number, shape in enumerate(shapes):
+        process = start(job, *common, *shape)
+        if number < 3:
+            wait_for_step(process, job, 3 * (number + 1))
+            process.terminate()
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode in (0, 130), errors
+        assert metrics(job)[-1]["step"] >= 3 * (number + 1)
+    assert metrics(job)[-1]["step"] == 12
+    for (step, *found), (_, *wanted) in zip(curve(job), curve(job, "alone"), strict=True):
+        assert [x for x in found if x] == pytest.approx([x for x in wanted if x], rel=1e-9), f"step {step}"
+
+
+def test_what_a_pipelined_run_leaves(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=3)
+    done = train(job, *SHAPE)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "job"
+    assert 0 <= metrics(job)[-1]["idle"] <= 1
+    plan = Plan.read(run / "plan.json")
+    assert plan.pipeline is not None
+    assert plan.layout is None
+    whole = Timeline.concat([Timeline.read_parquet(path) for path in sorted((run / "timeline").glob("*.parquet"))])
+    found = {(span.kind, span.name) for span in whole.spans}
+    assert found >= {("transfer", "0SEND_F3"), ("transfer", "1SEND_B0"), ("idle", "1RECV_F0"), ("compute", "leave.N0"), ("comm", "mlp1.C0")}
+
+
+@pytest.mark.parametrize(("settings", "says"), [
+    (("strategy.schedule=1f1p",), ("no schedule is called '1f1p'", "did you mean '1f1b'")),
+    (("strategy.pp=3",), ("2 layers leave one of 3 stages without a layer",)),
+    (("strategy.stage_layers=[2,1]",), ("strategy.stage_layers", "does not divide 2 layers")),
+    (("strategy.tp=[1,2,1]",), ("strategy.tp", "3 numbers for pp = 2 places")),
+    (("strategy.dp=4", "strategy.slices.p1=1"), ("strategy.dp", "dp = 4 shares a micro-batch of 2")),
+    (("strategy.schedule=slack-1f1b",), ("slack-1f1b of 2 ranks needs 1 slacks",)),
+    (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
+    (("strategy.schedule={mine}", "train.micro_batch=1", "strategy.slices.p1=1"), ("is for 2 micro-batches, a step has 4",)),
+    (("strategy.sequence_parallel=auto",), ("strategy.sequence_parallel", "is not timed in a pipeline")),
+])  # fmt: skip
+def test_what_does_not_fit_is_one_paragraph(tmp_path: Path, settings: tuple[str, ...], says: tuple[str, ...]) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F1 1B1 1F0 1B0\n")
+    given = (setting.format(mine=mine) for setting in settings)
+    assert_refused(train(write_job(tmp_path), "strategy.tp=1", "strategy.pp=2", "train.micro_batch=2", *given), *says)
