@@ -47,7 +47,9 @@ class _Mlp(nn.Module):
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
+    """A layer."""
+
     def __init__(self, spec: ModelSpec, local_heads: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(spec.hidden), nn.LayerNorm(spec.hidden)
@@ -65,7 +67,7 @@ class DTensorGpt(nn.Module):
         super().__init__()
         self.words = nn.Embedding(spec.vocab, spec.hidden)
         self.positions = nn.Embedding(spec.max_sequence, spec.hidden)
-        self.blocks = nn.ModuleList(_Block(spec, spec.num_heads // mesh.size()) for _ in range(spec.num_layers))
+        self.blocks = nn.ModuleList(Block(spec, spec.num_heads // mesh.size()) for _ in range(spec.num_layers))
         self.norm = nn.LayerNorm(spec.hidden)
         self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         parallelize_module(

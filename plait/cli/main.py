@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import lab, runs, schedule, train
+from plait.cli import lab, reshard, runs, schedule, train
 from plait.core.errors import PlaitError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -18,6 +18,7 @@ app.command("train")(train.train)
 app.command("export")(runs.export)
 app.command("timeline")(runs.timeline)
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(reshard.app, name="reshard")
 app.add_typer(lab.app, name="lab")
 
 

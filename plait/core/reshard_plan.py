@@ -8,7 +8,7 @@ that it sends or receives, in that order. All ways are messages, so none needs a
     send_recv          a full copy to every receiver                                            A B t for B receivers a host
     local_all_gather   every host's receivers get a share each and exchange within the host     A t
     global_all_gather  all receivers get a share each, then pass shares on in a ring            about 2 t
-    broadcast          K chunks down the chain of receivers, forwarded as they come             (K + A - 1) t / K
+    broadcast          K chunks from host to host and on within each, forwarded as they come    (K + A - 1) t / K
 
 The list cannot deadlock. What each rank does follows from it (`script`): every wait is for a message that is posted and that
 stands no later in the list than what the wait holds up. So the first unfinished message of the list is posted on both sides and what
@@ -176,13 +176,35 @@ class _Hop(NamedTuple):
     stop: int
 
 
+def broadcast_hops(chain: Chain, hosts: Sequence[int]) -> list[tuple[int, int]]:
+    """Who sends to whom: the first receiver of each host to the first of the next, and within each host from one to the next.
+
+    Not one line through all receivers: a chunk reaches the last host after one hop a host, and leaves each by the NIC by which it came.
+
+    >>> broadcast_hops(Chain(0, (2, 3, 4, 5)), (0, 0, 1, 1, 2, 2))
+    [(0, 2), (2, 4), (2, 3), (4, 5)]
+    """
+    groups = [list(group) for _, group in groupby(chain.receivers, key=lambda rank: hosts[rank])]
+    near = [group for group in groups if hosts[group[0]] == hosts[chain.sender]]
+    far = [group for group in groups if hosts[group[0]] != hosts[chain.sender]]
+    across = list(pairwise((chain.sender, *(group[0] for group in far))))
+    return [
+        *across,
+        *(pair for group in near for pair in pairwise((chain.sender, *group))),
+        *(pair for group in far for pair in pairwise(group)),
+    ]
+
+
 def _broadcast(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
     """A chunk needs the time of one NIC for every host that it enters; hops inside a host count as none."""
-    line = (chain.sender, *chain.receivers)
-    crossings = list(accumulate((hosts[a] != hosts[b] for a, b in pairwise(line)), initial=0))
+    entered: dict[int, int] = {hosts[chain.sender]: 0}  # how many hosts a chunk has entered when it is in this one
+    hops: list[tuple[int, int, int]] = []
+    for src, dst in broadcast_hops(chain, hosts):
+        hops.append((entered[hosts[src]], src, dst))
+        entered.setdefault(hosts[dst], entered[hosts[src]] + 1)
     for chunk, (start, stop) in enumerate(_ranges(lo, hi, chunks)):
-        for (src, dst), before in zip(pairwise(line), crossings, strict=False):
-            yield _Hop(chunk + before, chunks + crossings[-1], src, dst, start, stop)
+        for before, src, dst in hops:
+            yield _Hop(chunk + before, chunks + len(entered) - 1, src, dst, start, stop)
 
 
 def _send_recv(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:

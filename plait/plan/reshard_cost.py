@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from plait.core.errors import ReshardError
 from plait.core.reshard import UnitTask
-from plait.core.reshard_plan import WAYS, Chain, Way
+from plait.core.reshard_plan import WAYS, Chain, Way, broadcast_hops
 
 NANOSECONDS = 10**9
 
@@ -142,7 +142,7 @@ def _option(task: UnitTask, nbytes: int, fabric: Fabric, home: int, senders: lis
 
 
 def _on_rail(ranks: Sequence[int], rail: int, fabric: Fabric) -> list[int]:
-    """``ranks`` of one host, rotated so that one on its ``rail``-th NIC comes first: every stripe enters and leaves by a NIC of its own."""
+    """``ranks`` of one host, rotated so that one on its ``rail``-th NIC, by which this stripe enters and leaves, comes first."""
     nics = sorted({fabric.nic(rank) for rank in ranks})
     at = next(i for i, rank in enumerate(ranks) if fabric.nic(rank) == nics[rail % len(nics)])
     return [*ranks[at:], *ranks[:at]]
@@ -150,9 +150,8 @@ def _on_rail(ranks: Sequence[int], rail: int, fabric: Fabric) -> list[int]:
 
 def nics_used(way: Way, chain: Chain, fabric: Fabric) -> tuple[set[int], set[int]]:
     """(NICs that send, NICs that receive) while a chain is under way."""
-    line = (chain.sender, *chain.receivers)
     if way == "broadcast":
-        pairs = list(zip(line, chain.receivers, strict=False))
+        pairs = broadcast_hops(chain, fabric.hosts)
     else:
         pairs = [(chain.sender, receiver) for receiver in chain.receivers]
         if way == "global_all_gather":
@@ -175,7 +174,8 @@ def seconds(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> float:
         parts, ring = -(-count // everyone), t if hosts + (local > 0) > 1 else near
         latencies = parts * (everyone + (everyone - 1) * (ring is t)) * a
         return latencies + t * remote / everyone + ring * (everyone - 1) / everyone
-    return (count + hosts - 1) * (a + t / count) * (hosts > 0) + (everyone - hosts) * near / count + near * (hosts == 0)
+    inside = local if hosts == 0 else widest - 1  # hops of the last chunk in the last host; without others all there is
+    return (count + hosts - 1) * (a + t / count) * (hosts > 0) + inside * near / count + near * (hosts == 0)
 
 
 def chunks(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> int:
@@ -184,7 +184,7 @@ def chunks(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> int:
     if way != "broadcast":
         return fewest
     hops = max(0, reach.remote_hosts - 1) * nbytes / fabric.rate
-    hops += max(0, reach.remote + reach.near - reach.remote_hosts) * nbytes / fabric.local_rate
+    hops += (reach.widest - 1) * nbytes / fabric.local_rate
     best = inf if hops and not fabric.latency else sqrt(hops / fabric.latency) if fabric.latency else 1
     return max(1, fewest, min(most, round(min(best, most))))
 

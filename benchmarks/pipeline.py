@@ -1,0 +1,164 @@
+"""Pipelines whose transfers take time: our schedules and PyTorch's, interleaved on emulated links, against transfers removed.
+
+    python benchmarks/pipeline.py [--json] [--quick] [--rounds 5] [--case waits] [--save FILE]
+
+Three cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces):
+
+    gpt      2 hosts of one rank, a GPT really computed on both
+    waits    4 hosts, a transfer takes about as long as a forward. Four ranks would hide waiting behind each other's computation on two
+             cores, so every computation is a STAND-IN: a wait of fixed length. The transfers are real
+    slow     as waits, with only the last boundary slow: what slack-1f1b is for
+
+Variants: 1f1b (sends awaited), 1f1b_overlap, eager, slack, torch_1f1b (Schedule1F1B), torch_runtime (the same order on torch's action
+runtime), bound (eager's order, one number sent instead of each tensor). ``of bound``: bound / time. ``steady``: periods after the fill
+compared likewise. The theorem: ``plait.core.schedules.steady_period`` with each boundary's transfer as measured alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from domino import machine
+from rich.console import Console
+from rich.table import Table
+
+from plait.core.dry_run import peak_activations
+from plait.core.errors import PlaitError
+from plait.core.schedules import Shape, generate
+from plait.lab import Lab, LabSpec
+from plait.launch.local import run_ranks
+
+SEGMENT = 1 << 18
+HERE = Path(__file__).resolve().parent
+ALL = ("1f1b", "1f1b_overlap", "eager", "slack", "torch_1f1b", "torch_runtime", "bound")
+FORWARD = 0.04  # seconds of a stand-in forward; a backward takes twice that
+BYTES = 4_800_000  # over 1 Gbit/s, headers included, about a forward
+CASES: dict[str, dict[str, Any]] = {
+    "gpt": {"places": 2, "nic": "70mbit", "micro_batches": 8, "boundary": (256, 2, 512), "forward": None, "layers": 2, "variants": ALL},
+    "waits": {"places": 4, "nic": "1gbit", "micro_batches": 24, "boundary": (250, 4, BYTES // 4000), "forward": FORWARD, "layers": 1,
+              "variants": ALL},
+    "slow": {"places": 4, "nic": "unlimited", "slow": "125mbit", "micro_batches": 24, "boundary": (250, 4, BYTES // 32000),
+             "forward": FORWARD, "layers": 1, "variants": ("1f1b_overlap", "eager", "slack", "bound")},
+}  # fmt: skip
+
+
+def main() -> int:
+    """Measure every case; print a table each, and with --json one last line for programs."""
+    options = _options()
+    result = {"cases": [measure(name, options) for name in options.case]}
+    if options.save:
+        kept = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "command": " ".join(["python", *sys.argv]), **result}
+        Path(options.save).write_text(json.dumps(kept, indent=2) + "\n")
+    if options.json:
+        print(json.dumps(result))
+    return 0
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the ranks of one case on its lab, and work their times out."""
+    case = CASES[name]
+    spec = LabSpec(case["places"], 1, case["nic"], segment=SEGMENT)
+    setup = {key: case[key] for key in ("places", "micro_batches", "boundary", "forward", "layers", "variants")} | {
+        "rounds": options.rounds
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "times.json"
+        argv = [sys.executable, "-W", "ignore", str(HERE / "pipeline_ranks.py"), str(out), json.dumps(setup)]
+        with Lab(spec, command=argv) as lab:
+            if "slow" in case:
+                lab.slow(case["places"] - 1, case["slow"])
+            run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, Path(folder) / "logs")
+        found = json.loads(out.read_text())
+    point = work_out(name, case, found)
+    if not options.json:
+        show(point)
+    return point
+
+
+def work_out(name: str, case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Medians of seconds, medians over rounds of ratios, periods against the theorem, live activations."""
+    times: dict[str, list[float]] = found["seconds"]
+
+    def ratio(above: str, below: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
+
+    period: dict[str, Any] = found["period"]
+    theory: dict[str, float] = period.pop("of")
+    schedules = {"1f1b": "1f1b", "1f1b_overlap": "1f1b", "eager": "eager-1f1b", "slack": "slack-1f1b"}
+    variants: dict[str, dict[str, Any]] = {}
+    for variant, seconds in times.items():
+        row: dict[str, Any] = {"seconds": statistics.median(seconds), "of_bound": ratio("bound", variant)}
+        row |= {"steady": period["bound"] / period[variant], "period": period[variant]} if variant in period else {}
+        if variant in theory and variant != "1f1b":  # whose sends are awaited, which the theorem does not speak of
+            row |= {"theory": theory[variant], "off_theory": period[variant] / theory[variant] - 1}
+        if "torch_1f1b" in times:
+            row["against_torch"] = ratio("torch_1f1b", variant)
+        if variant in schedules:
+            slack = tuple(found["slack"]["slack"]) if variant == "slack" else ()
+            shape = Shape(ranks=case["places"], micro_batches=case["micro_batches"], slack=slack)
+            row["alive"] = sum(peak_activations(generate(schedules[variant], shape)).values())
+        variants[variant] = row
+    return {
+        "case": name,
+        "computation": "stand-in waits" if case["forward"] else "real",
+        "nic": case["nic"],
+        "transfer_s": found["travel"],
+        "transfer_share": 1 - ratio("bound", "1f1b") if "1f1b" in times else None,
+        "slack": found["slack"]["slack"],
+        "slack_against_eager": ratio("slack", "eager"),
+        "rounds": len(times["bound"]),
+        "variants": variants,
+    }
+
+
+def show(point: dict[str, Any]) -> None:
+    """One table for people."""
+    travel = ", ".join(f"{seconds * 1e3:.0f}" for seconds in point["transfer_s"])
+    title = (
+        f"{point['case']}: computation {point['computation']}, links {point['nic']}, a transfer takes {travel} ms; slack {point['slack']}"
+    )
+    table = Table("variant", "ms", "of bound", "steady", "period ms", "theorem ms", "against torch 1F1B", "alive", title=title)
+
+    def text(value: float | None, form: str, scale: float = 1) -> str:
+        return "" if value is None else form.format(value * scale)
+
+    for name, row in point["variants"].items():
+        table.add_row(
+            name,
+            text(row["seconds"], "{:.0f}", 1e3),
+            text(row["of_bound"], "{:.0%}"),
+            text(row.get("steady"), "{:.0%}"),
+            text(row.get("period"), "{:.1f}", 1e3),
+            text(row.get("theory"), "{:.1f}", 1e3),
+            text(row.get("against_torch"), "{:.2f}x"),
+            text(row.get("alive"), "{:.0f}"),
+        )
+    Console(width=140).print(table)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 5)")
+    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this one; may be repeated")
+    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
+    options = parser.parse_args()
+    options.case = options.case or list(CASES)
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    return options
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PlaitError as error:
+        print(f"{error}", file=sys.stderr)
+        sys.exit(error.exit_status)

@@ -1,0 +1,110 @@
+"""The peer: the same pipeline through ``torch.distributed.pipelining``, its 1F1B and the 1F1B order on its action runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from dtensor_tp import Block
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+from plait.core.model import ModelSpec
+from plait.core.schedule import Schedule
+from plait.core.schedules import Shape, generate
+
+
+class GptStage(nn.Module):
+    """A stage of the GPT that our variants train: [B, S] tokens or [B, S, H] -> [B, S, H] or logits."""
+
+    def __init__(self, spec: ModelSpec, place: int, places: int) -> None:
+        super().__init__()
+        each = spec.num_layers // places
+        first, last = place == 0, place == places - 1
+        self.words = nn.Embedding(spec.vocab, spec.hidden) if first else None
+        self.positions = nn.Embedding(spec.max_sequence, spec.hidden) if first else None
+        self.blocks = nn.ModuleList(Block(spec, spec.num_heads) for _ in range(each))
+        self.norm = nn.LayerNorm(spec.hidden) if last else None
+        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.words is not None and self.positions is not None:
+            x = self.words(x) + self.positions.weight[: x.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return x if self.norm is None or self.head is None else self.head(self.norm(x))
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, shape: tuple[int, ...], seconds: float) -> Tensor:
+        ctx.seconds, ctx.like = seconds, x
+        time.sleep(seconds)
+        return torch.empty(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        time.sleep(2 * ctx.seconds)
+        same = gradients[0].shape == ctx.like.shape
+        return (gradients[0] if same else torch.zeros_like(ctx.like)), torch.zeros(1), None, None
+
+
+class StandInStage(nn.Module):
+    """Every forward a wait, every backward one of twice that; what it passes on is as large as our variants' boundary."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, nn.Parameter(torch.zeros(1))
+        self.shape: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Wait.apply(x, self.weight, self.shape, self.seconds)  # type: ignore[return-value]
+
+
+class _Runtime(_PipelineScheduleRuntime):
+    """A schedule of ours on torch's action runtime."""
+
+    def __init__(self, stage: PipelineStage, schedule: Schedule, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__([stage], schedule.num_micro_batches, loss_fn=loss, scale_grads=False)
+        self.pipeline_order = {rank: [_Action.from_str(str(op)) for op in ops] for rank, ops in enumerate(schedule.ranks)}
+        self._prepare_schedule_with_comms(self.pipeline_order)  # type: ignore[arg-type]
+
+
+def peer_step(
+    kind: str, module: nn.Module, place: int, places: int, count: int, boundary: tuple[int, int, int], inputs: Tensor, targets: Tensor
+) -> Callable[[], object]:
+    """One step of ``count`` micro-batches; kind: ``1f1b`` or ``runtime``."""
+    sequence, batch, hidden = boundary
+    between = torch.zeros(batch, sequence, hidden)
+    if isinstance(module, StandInStage):
+        module.shape = between.shape
+    entering = inputs[:batch] if place == 0 else between.clone().requires_grad_()
+    leaving = module(entering).detach() if isinstance(module, GptStage) else between.clone()
+    leaving.requires_grad_(place < places - 1)
+    stage = PipelineStage(module, place, places, torch.device("cpu"), input_args=(entering,), output_args=(leaving,))
+
+    def loss(found: Tensor, wanted: Tensor) -> Tensor:
+        if isinstance(module, StandInStage):
+            return found.flatten()[0]
+        return F.cross_entropy(found.flatten(0, 1), wanted.flatten())
+
+    schedule: Schedule1F1B | _Runtime
+    if kind == "1f1b":
+        schedule = Schedule1F1B(stage, count, loss_fn=loss, scale_grads=False)
+    else:
+        schedule = _Runtime(stage, generate("1f1b", Shape(ranks=places, micro_batches=count)), loss)
+
+    def step() -> None:
+        module.zero_grad()
+        if place == 0:
+            schedule.step(inputs, return_outputs=False)
+        elif place == places - 1:
+            schedule.step(target=targets, losses=[], return_outputs=False)
+        else:
+            schedule.step(return_outputs=False)
+
+    return step

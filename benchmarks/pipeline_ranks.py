@@ -1,0 +1,268 @@
+"""One rank of ``pipeline.py``: builds every variant of a pipeline over the same link, times them round by round."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pipeline_peer import GptStage, StandInStage, peer_step
+from torch import Tensor
+
+from plait.core.env import RankEnv
+from plait.core.model import ModelSpec
+from plait.core.pipeline_plan import PipelinePlan
+from plait.core.schedule import Transfer
+from plait.core.schedules import Shape, enough_slack, generate, steady_period
+from plait.core.segments import SegmentGraph
+from plait.core.strategy import Strategy
+from plait.plan.pipeline import plan_pipeline
+from plait.plan.reshard_cost import Fabric
+from plait.train.assembly import assemble
+from plait.train.courier import LaneCourier
+from plait.train.device import open_device
+from plait.train.executor import InFlight, MicroBatch
+from plait.train.groups import open_groups
+from plait.train.pipeline import Courier, Delivery, Pipeline
+from plait.train.threads import take_cores
+
+DEVICE = open_device("cpu", 0)
+SLACK_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What ``pipeline.py`` asks for. forward: seconds that a stand-in forward takes; None: a GPT computes. boundary: [S, B, H]."""
+
+    places: int
+    micro_batches: int
+    rounds: int
+    boundary: tuple[int, int, int]
+    forward: float | None
+    layers: int
+    variants: tuple[str, ...]
+
+
+class StandIn:
+    """Takes the place of a stage's executor: every op is a wait of fixed length, what it sends is real."""
+
+    def __init__(self, setup: Setup, place: int) -> None:
+        self.setup, self.device, self.seconds = setup, DEVICE, setup.forward or 0.0
+        self.graph = SegmentGraph(num_layers=1, embeds=place == 0, heads=place == setup.places - 1)
+        self.result = torch.zeros(setup.boundary)
+        self.spans: list[tuple[str, float, float]] = []
+
+    def begin(self, _batch: MicroBatch, entering: Tensor | None = None) -> InFlight:
+        return InFlight(1, 1.0, entering=entering)
+
+    def phase(self, phase: str, state: InFlight) -> None:
+        start = time.perf_counter()
+        time.sleep(self.seconds * {"F": 1, "B": 2, "I": 1, "W": 1}[phase])
+        self.spans.append((phase, start, time.perf_counter()))
+        state.leaving = state.gradient = self.result
+
+    def loss(self, _state: InFlight) -> Tensor:
+        return torch.zeros((), dtype=torch.float64)
+
+
+class Awaited:
+    """Stands still until what it sends has been received: 1F1B without overlap."""
+
+    def __init__(self, courier: Courier) -> None:
+        self.courier = courier
+
+    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
+        delivery = self.courier.send(transfer, tensor)
+        delivery.wait()
+        return delivery
+
+    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
+        return self.courier.receive(transfer)
+
+
+class Signals:
+    """Sends one number instead of the tensor: the order of things without the transfers, the upper bound of arXiv 2211.05322."""
+
+    def __init__(self, courier: Courier, boundary: tuple[int, int, int]) -> None:
+        self.courier, self.arrived = courier, torch.zeros(boundary)
+
+    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
+        return self.courier.send(transfer, torch.zeros(1, 1, 1))
+
+    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
+        return self.arrived, self.courier.receive(transfer)[1]
+
+
+class Bench:
+    """All variants of one setup on one rank."""
+
+    def __init__(self, setup: Setup, rank: int) -> None:
+        self.setup, self.rank = setup, rank
+        sequence, batch, hidden = setup.boundary
+        self.spec = ModelSpec(
+            family="gpt",
+            num_layers=setup.layers * setup.places,
+            hidden=hidden,
+            num_heads=max(1, hidden // 64) if setup.forward is None else 1,
+            vocab=256,
+            max_sequence=sequence,
+            tied_embeddings=False,
+        )
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(0, 256, (setup.micro_batches * batch, sequence), generator=generator)
+        self.tokens, self.targets = tokens, tokens.roll(-1, 1)
+        parts = zip(self.tokens.split(batch), self.targets.split(batch), strict=True)
+        self.batches = [MicroBatch(t, y, torch.arange(batch), 1.0 / tokens.numel(), 0) for t, y in parts]
+        self.groups = open_groups([*self.plan("1f1b").meshes], rank, "gloo")
+        first = self.plan("1f1b")
+        self.courier = LaneCourier(first.schedule, first.reshards, self.groups, DEVICE, torch.float32)
+        self.signals = self._signals()
+        self.travel = self._travel()
+        self.stand_ins: dict[str, StandIn] = {}
+
+    def plan(self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None) -> PipelinePlan:
+        setup, (sequence, batch, hidden) = self.setup, boundary or self.setup.boundary
+        layers = self.spec.num_layers
+        return plan_pipeline(
+            ModelSpec(family="gpt", num_layers=layers, hidden=hidden, num_heads=1, vocab=1, max_sequence=sequence),
+            generate(name, Shape(ranks=setup.places, micro_batches=setup.micro_batches, slack=slack)),
+            [(1, 1)] * setup.places,
+            Fabric(hosts=tuple(range(setup.places)), rate=1e8),
+            micro_batch=batch,
+            num_micro_batches=setup.micro_batches,
+            sequence=sequence,
+            itemsize=4,
+        )
+
+    def _signals(self) -> Signals:
+        small = self.plan("1f1b", boundary=(1, 1, 1))
+        return Signals(LaneCourier(small.schedule, small.reshards, self.groups, DEVICE, torch.float32), self.setup.boundary)
+
+    def _travel(self) -> list[float]:
+        """Seconds of a lone transfer over every boundary until it has arrived (a sender is done when its kernel has the data); the same
+        list on all ranks."""
+        found = []
+        for boundary in range(self.setup.places - 1):
+            times = []
+            for _ in range(5):
+                dist.barrier()
+                start = time.perf_counter()
+                transfer = Transfer(boundary, boundary + 1, "F", 0)
+                if self.rank == boundary:
+                    self.courier.send(transfer, torch.zeros(self.setup.boundary)).wait()
+                elif self.rank == boundary + 1:
+                    self.courier.receive(transfer)[1].wait()
+                times.append(time.perf_counter() - start)
+            box = [statistics.median(times)]
+            dist.broadcast_object_list(box, src=boundary + 1)
+            found.append(box[0])
+        return found
+
+    def ours(self, name: str, schedule: str, courier: Courier, slack: tuple[int, ...] = ()) -> Callable[[], object]:
+        plan = self.plan(schedule, slack)
+        if self.setup.forward is None:
+            sequence, batch, _ = self.setup.boundary
+            part = assemble(self.spec, Strategy(), plan, self.rank, DEVICE, micro_batch=batch, sequence=sequence)
+            part.courier.close()  # all variants share lanes, so that none has more connections than another
+            executors: dict[int, Any] = dict(part.pipeline.executors)
+        else:
+            self.stand_ins[name] = StandIn(self.setup, self.rank)
+            executors = {self.rank: self.stand_ins[name]}
+        pipeline = Pipeline(plan.schedule, self.rank, executors, courier)
+        return lambda: pipeline.run(self.batches)
+
+    def variants(self, compute: Sequence[float]) -> dict[str, tuple[Callable[[], object], tuple[int, ...]]]:
+        """Every variant's step, and its slack."""
+        edges = self.setup.places - 1
+        slack = enough_slack(compute, self.travel, SLACK_TOLERANCE)
+        stage = GptStage(self.spec, self.rank, self.setup.places) if self.setup.forward is None else StandInStage(self.setup.forward)
+        inputs = self.tokens if self.setup.forward is None else torch.zeros(self.setup.micro_batches * self.setup.boundary[1], 1)
+        peer = (stage, self.rank, self.setup.places, self.setup.micro_batches, self.setup.boundary, inputs, self.targets)
+        made: dict[str, Callable[[], tuple[Callable[[], object], tuple[int, ...]]]] = {
+            "1f1b": lambda: (self.ours("1f1b", "1f1b", Awaited(self.courier)), (1,) * edges),
+            "1f1b_overlap": lambda: (self.ours("1f1b_overlap", "1f1b", self.courier), (1,) * edges),
+            "eager": lambda: (self.ours("eager", "eager-1f1b", self.courier), (2,) * edges),
+            "slack": lambda: (self.ours("slack", "slack-1f1b", self.courier, slack), slack),
+            "torch_1f1b": lambda: (peer_step("1f1b", *peer), ()),
+            "torch_runtime": lambda: (peer_step("runtime", *peer), ()),
+            "bound": lambda: (self.ours("bound", "eager-1f1b", self.signals), (2,) * edges),
+        }
+        return {name: made[name]() for name in self.setup.variants}
+
+
+def main() -> None:
+    """Rank 0 writes what was measured to the file named first."""
+    out, text = sys.argv[1:]
+    given = json.loads(text)
+    setup = Setup(**given | {"boundary": tuple(given["boundary"]), "variants": tuple(given["variants"])})
+    torch.set_num_threads(1)
+    rank = RankEnv.read()
+    if setup.forward is None:
+        take_cores(*rank.place_among_cores, threads=1)
+    dist.init_process_group("gloo")
+    bench = Bench(setup, rank.rank)
+    compute = _compute(bench)
+    runs = bench.variants(compute)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    periods: dict[str, list[float]] = {name: [] for name in bench.stand_ins}
+    for number in range(setup.rounds + 1):
+        for name, (run, _) in runs.items():
+            if name in bench.stand_ins:
+                bench.stand_ins[name].spans.clear()
+            dist.barrier()
+            start = time.perf_counter()
+            run()
+            spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+            dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+            if number:
+                seconds[name].append(spent.item())
+                if name in periods:
+                    periods[name].append(_period(bench, name))
+    _write(out, bench, runs, seconds, periods)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _compute(bench: Bench) -> list[float]:
+    """Forward and backward of one micro-batch on every stage: as measured in one step without transfers."""
+    if bench.setup.forward is not None:
+        return [3 * bench.setup.forward] * bench.setup.places
+    run = bench.ours("probe", "gpipe", bench.signals)
+    run()
+    dist.barrier()
+    start = time.perf_counter()
+    run()
+    took = torch.tensor([(time.perf_counter() - start) / (bench.setup.micro_batches + bench.setup.places - 1)], dtype=torch.float64)
+    dist.all_reduce(took, op=dist.ReduceOp.MAX)
+    return [took.item()] * bench.setup.places
+
+
+def _period(bench: Bench, name: str) -> float:
+    """Seconds from one backward of the last stage to the next, after the fill; -1 on other stages."""
+    if bench.rank != bench.setup.places - 1:
+        return -1.0
+    ends = [end for phase, _, end in bench.stand_ins[name].spans if phase == "B"]
+    fill = 2 * bench.setup.places
+    return (ends[-1] - ends[fill]) / (len(ends) - 1 - fill)
+
+
+def _write(out: str, bench: Bench, runs: dict[str, Any], seconds: dict[str, list[float]], periods: dict[str, list[float]]) -> None:
+    took = {name: statistics.mean(end - start for _, start, end in one.spans) * 2 for name, one in bench.stand_ins.items()}
+    theory = {name: steady_period([took[name]] * bench.setup.places, bench.travel, runs[name][1]) for name in took if name != "bound"}
+    box: list[Any] = [{name: statistics.median(values) for name, values in periods.items()} | {"of": theory}]
+    dist.broadcast_object_list(box, src=bench.setup.places - 1)
+    if bench.rank == 0:
+        slacks = {name: slack for name, (_, slack) in runs.items() if slack}
+        found = {"seconds": seconds, "travel": bench.travel, "slack": slacks, "period": box[0], "boundary": bench.setup.boundary}
+        Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
