@@ -2,16 +2,18 @@
 
     python benchmarks/pipeline.py [--json] [--quick] [--rounds 5] [--case waits] [--save FILE]
 
-Three cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces):
+Four cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces):
 
     gpt      2 hosts of one rank, a GPT really computed on both
+    u        likewise a U-Transformer, cut at its bottom: two skip connections cross beside the residual stream
     waits    4 hosts, a transfer takes about as long as a forward. Four ranks would hide waiting behind each other's computation on two
              cores, so every computation is a STAND-IN: a wait of fixed length. The transfers are real
     slow     as waits, with only the last boundary slow: what slack-1f1b is for
 
 Variants: 1f1b (sends awaited), 1f1b_overlap, eager, slack, torch_1f1b (Schedule1F1B), torch_runtime (the same order on torch's action
-runtime), bound (eager's order, one number sent instead of each tensor). ``of bound``: bound / time. ``steady``: periods after the fill
-compared likewise. The theorem: ``plait.core.schedules.steady_period`` with each boundary's transfer as measured alone.
+runtime), bound (eager's order, one number sent instead of each tensor). ``of bound``: bound / time. ``filled``: the same without the
+transfers of fill and drain, which no schedule hides (twice the sum over boundaries). ``steady``: periods after the fill compared likewise.
+The theorem: ``plait.core.schedules.steady_period`` with each boundary's transfer as measured alone.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ HERE = Path(__file__).resolve().parent
 ALL = ("1f1b", "1f1b_overlap", "eager", "slack", "torch_1f1b", "torch_runtime", "bound")
 FORWARD = 0.04  # seconds of a stand-in forward; a backward takes twice that
 BYTES = 4_800_000  # over 1 Gbit/s, headers included, about a forward
+REAL: dict[str, Any] = {"places": 2, "micro_batches": 8, "boundary": (256, 2, 512), "forward": None, "variants": ALL}
+WAITS: dict[str, Any] = {"places": 4, "micro_batches": 24, "forward": FORWARD, "layers": 1, "levels": 0}
 CASES: dict[str, dict[str, Any]] = {
-    "gpt": {"places": 2, "nic": "70mbit", "micro_batches": 8, "boundary": (256, 2, 512), "forward": None, "layers": 2, "variants": ALL},
-    "waits": {"places": 4, "nic": "1gbit", "micro_batches": 24, "boundary": (250, 4, BYTES // 4000), "forward": FORWARD, "layers": 1,
-              "variants": ALL},
-    "slow": {"places": 4, "nic": "unlimited", "slow": "125mbit", "micro_batches": 24, "boundary": (250, 4, BYTES // 32000),
-             "forward": FORWARD, "layers": 1, "variants": ("1f1b_overlap", "eager", "slack", "bound")},
+    "gpt": REAL | {"nic": "70mbit", "layers": 2, "levels": 0},
+    "u": REAL | {"nic": "100mbit", "layers": 5, "levels": 2},
+    "waits": WAITS | {"nic": "1gbit", "boundary": (250, 4, BYTES // 4000), "variants": ALL},
+    "slow": WAITS | {"nic": "unlimited", "slow": "125mbit", "boundary": (250, 4, BYTES // 32000),
+                     "variants": ("1f1b_overlap", "eager", "slack", "bound")},
 }  # fmt: skip
 
 
@@ -95,6 +99,8 @@ def work_out(name: str, case: dict[str, Any], found: dict[str, Any]) -> dict[str
     variants: dict[str, dict[str, Any]] = {}
     for variant, seconds in times.items():
         row: dict[str, Any] = {"seconds": statistics.median(seconds), "of_bound": ratio("bound", variant)}
+        ends = 2 * sum(found["travel"]) * (variant != "bound")
+        row["of_bound_filled"] = statistics.median(b / (a - ends) for a, b in zip(seconds, times["bound"], strict=True))
         row |= {"steady": period["bound"] / period[variant], "period": period[variant]} if variant in period else {}
         if variant in theory and variant != "1f1b":  # whose sends are awaited, which the theorem does not speak of
             row |= {"theory": theory[variant], "off_theory": period[variant] / theory[variant] - 1}
@@ -124,7 +130,7 @@ def show(point: dict[str, Any]) -> None:
     title = (
         f"{point['case']}: computation {point['computation']}, links {point['nic']}, a transfer takes {travel} ms; slack {point['slack']}"
     )
-    table = Table("variant", "ms", "of bound", "steady", "period ms", "theorem ms", "against torch 1F1B", "alive", title=title)
+    table = Table("variant", "ms", "of bound", "filled", "steady", "period ms", "theorem ms", "against torch 1F1B", "alive", title=title)
 
     def text(value: float | None, form: str, scale: float = 1) -> str:
         return "" if value is None else form.format(value * scale)
@@ -134,6 +140,7 @@ def show(point: dict[str, Any]) -> None:
             name,
             text(row["seconds"], "{:.0f}", 1e3),
             text(row["of_bound"], "{:.0%}"),
+            text(row["of_bound_filled"], "{:.0%}"),
             text(row.get("steady"), "{:.0%}"),
             text(row.get("period"), "{:.1f}", 1e3),
             text(row.get("theory"), "{:.1f}", 1e3),

@@ -39,6 +39,39 @@ class GptStage(nn.Module):
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
+class UStage(nn.Module):
+    """Half of the U-Transformer that our variants train, cut at the bottom: [B, S] tokens -> (bottom, one skip a level), and back up."""
+
+    def __init__(self, spec: ModelSpec, place: int, places: int) -> None:
+        super().__init__()
+        assert places == 2, "torch's runtime moves tensors between adjacent stages only"
+        half = spec.num_layers // 2
+        self.spec, self.first, layers = spec, place == 0, range(place * half, (place + 1) * half)
+        self.blocks = nn.ModuleDict({str(layer): Block(spec, spec.num_heads) for layer in layers})
+        self.changes = {layer: (direction, level) for layer, direction, level in spec.resampling if layer in layers}
+        width = 2 if self.first else 1
+        self.resample = nn.ModuleDict({str(layer): nn.Linear(width * spec.hidden, spec.hidden) for layer in self.changes})
+        self.words = nn.Embedding(spec.vocab, spec.hidden) if self.first else None
+        self.positions = nn.Embedding(spec.max_sequence, spec.hidden) if self.first else None
+        self.norm = None if self.first else nn.LayerNorm(spec.hidden)
+        self.head = None if self.first else nn.Linear(spec.hidden, spec.vocab, bias=False)
+
+    def forward(self, x: Tensor, *skips: Tensor) -> Any:
+        kept = list(skips)
+        if self.words is not None and self.positions is not None:
+            x = self.words(x) + self.positions.weight[: x.shape[1]]
+        for layer, block in self.blocks.items():
+            direction, _ = self.changes.get(int(layer), ("", 0))
+            if direction == "down":
+                kept.append(x)
+                earlier = torch.cat((torch.zeros_like(x[:, :1]), x[:, 1:-1:2]), dim=1)
+                x = self.resample[layer](torch.cat((earlier, x[:, 0::2]), dim=-1))
+            elif direction == "up":
+                x = self.resample[layer](x).repeat_interleave(2, dim=1) + kept.pop()
+            x = block(x)
+        return (x, *kept) if self.norm is None or self.head is None else self.head(self.norm(x))
+
+
 class _Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, shape: tuple[int, ...], seconds: float) -> Tensor:
@@ -79,13 +112,18 @@ def peer_step(
 ) -> Callable[[], object]:
     """One step of ``count`` micro-batches; kind: ``1f1b`` or ``runtime``."""
     sequence, batch, hidden = boundary
-    between = torch.zeros(batch, sequence, hidden)
+    shapes = [(batch, sequence, hidden)]
     if isinstance(module, StandInStage):
-        module.shape = between.shape
-    entering = inputs[:batch] if place == 0 else between.clone().requires_grad_()
-    leaving = module(entering).detach() if isinstance(module, GptStage) else between.clone()
-    leaving.requires_grad_(place < places - 1)
-    stage = PipelineStage(module, place, places, torch.device("cpu"), input_args=(entering,), output_args=(leaving,))
+        module.shape = shapes[0]
+    if isinstance(module, UStage):
+        levels = module.spec.levels
+        shapes = [(batch, sequence >> level, hidden) for level in (levels, *range(levels))]
+    between = [torch.zeros(shape) for shape in shapes]
+    entering = [inputs[:batch]] if place == 0 else [tensor.clone().requires_grad_() for tensor in between]
+    leaving = [tensor.clone().requires_grad_() for tensor in between]
+    if place == places - 1 and not isinstance(module, StandInStage):
+        leaving = [module(*entering).detach()]
+    stage = PipelineStage(module, place, places, torch.device("cpu"), input_args=tuple(entering), output_args=tuple(leaving))
 
     def loss(found: Tensor, wanted: Tensor) -> Tensor:
         if isinstance(module, StandInStage):

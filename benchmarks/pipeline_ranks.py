@@ -6,14 +6,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from pipeline_peer import GptStage, StandInStage, peer_step
+from pipeline_peer import GptStage, StandInStage, UStage, peer_step
 from torch import Tensor
 
 from plait.core.env import RankEnv
@@ -47,6 +47,7 @@ class Setup:
     boundary: tuple[int, int, int]
     forward: float | None
     layers: int
+    levels: int
     variants: tuple[str, ...]
 
 
@@ -59,14 +60,14 @@ class StandIn:
         self.result = torch.zeros(setup.boundary)
         self.spans: list[tuple[str, float, float]] = []
 
-    def begin(self, _batch: MicroBatch, entering: Tensor | None = None) -> InFlight:
-        return InFlight(1, 1.0, entering=entering)
+    def begin(self, _batch: MicroBatch, _entering: Mapping[str, Tensor] | None = None) -> InFlight:
+        return InFlight(1, 1.0)
 
     def phase(self, phase: str, state: InFlight) -> None:
         start = time.perf_counter()
         time.sleep(self.seconds * {"F": 1, "B": 2, "I": 1, "W": 1}[phase])
         self.spans.append((phase, start, time.perf_counter()))
-        state.leaving = state.gradient = self.result
+        state.leaving = state.gradient = {"h": self.result}
 
     def loss(self, _state: InFlight) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
@@ -78,26 +79,28 @@ class Awaited:
     def __init__(self, courier: Courier) -> None:
         self.courier = courier
 
-    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
-        delivery = self.courier.send(transfer, tensor)
+    def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
+        delivery = self.courier.send(transfer, tensors)
         delivery.wait()
         return delivery
 
-    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
+    def receive(self, transfer: Transfer) -> tuple[Mapping[str, Tensor], Delivery]:
         return self.courier.receive(transfer)
 
 
 class Signals:
     """Sends one number instead of the tensor: the order of things without the transfers, the upper bound of arXiv 2211.05322."""
 
-    def __init__(self, courier: Courier, boundary: tuple[int, int, int]) -> None:
-        self.courier, self.arrived = courier, torch.zeros(boundary)
+    def __init__(self, courier: Courier, small: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+        self.courier, self.small, self.whole = courier, dict(small), dict(whole)
 
-    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
-        return self.courier.send(transfer, torch.zeros(1, 1, 1))
+    def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
+        return self.courier.send(transfer, {name: self.small[name] for name in tensors})
 
-    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
-        return self.arrived, self.courier.receive(transfer)[1]
+    def receive(self, transfer: Transfer) -> tuple[Mapping[str, Tensor], Delivery]:
+        signals, delivery = self.courier.receive(transfer)
+        self.small |= signals
+        return {name: self.whole[name] for name in signals}, delivery
 
 
 class Bench:
@@ -107,7 +110,8 @@ class Bench:
         self.setup, self.rank = setup, rank
         sequence, batch, hidden = setup.boundary
         self.spec = ModelSpec(
-            family="gpt",
+            family="utransformer" if setup.levels else "gpt",
+            levels=setup.levels,
             num_layers=setup.layers * setup.places,
             hidden=hidden,
             num_heads=max(1, hidden // 64) if setup.forward is None else 1,
@@ -129,9 +133,8 @@ class Bench:
 
     def plan(self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None) -> PipelinePlan:
         setup, (sequence, batch, hidden) = self.setup, boundary or self.setup.boundary
-        layers = self.spec.num_layers
         return plan_pipeline(
-            ModelSpec(family="gpt", num_layers=layers, hidden=hidden, num_heads=1, vocab=1, max_sequence=sequence),
+            replace(self.spec, hidden=hidden, num_heads=1, head_size=hidden),
             generate(name, Shape(ranks=setup.places, micro_batches=setup.micro_batches, slack=slack)),
             [(1, 1)] * setup.places,
             Fabric(hosts=tuple(range(setup.places)), rate=1e8),
@@ -142,8 +145,13 @@ class Bench:
         )
 
     def _signals(self) -> Signals:
-        small = self.plan("1f1b", boundary=(1, 1, 1))
-        return Signals(LaneCourier(small.schedule, small.reshards, self.groups, DEVICE, torch.float32), self.setup.boundary)
+        small = self.plan("1f1b", boundary=(1 << self.setup.levels, 1, 1))
+        courier = LaneCourier(small.schedule, small.reshards, self.groups, DEVICE, torch.float32)
+        return Signals(courier, self.tensors(small), self.tensors(self.plan("1f1b")))
+
+    def tensors(self, plan: PipelinePlan) -> dict[str, Tensor]:
+        """One of everything that crosses boundaries."""
+        return {name: torch.zeros(one.shape) for named in plan.reshards.values() for name, one in named.items()}
 
     def _travel(self) -> list[float]:
         """Seconds of a lone transfer over every boundary until it has arrived (a sender is done when its kernel has the data); the same
@@ -156,7 +164,7 @@ class Bench:
                 start = time.perf_counter()
                 transfer = Transfer(boundary, boundary + 1, "F", 0)
                 if self.rank == boundary:
-                    self.courier.send(transfer, torch.zeros(self.setup.boundary)).wait()
+                    self.courier.send(transfer, self.signals.whole).wait()
                 elif self.rank == boundary + 1:
                     self.courier.receive(transfer)[1].wait()
                 times.append(time.perf_counter() - start)
@@ -175,14 +183,15 @@ class Bench:
         else:
             self.stand_ins[name] = StandIn(self.setup, self.rank)
             executors = {self.rank: self.stand_ins[name]}
-        pipeline = Pipeline(plan.schedule, self.rank, executors, courier)
+        pipeline = Pipeline(plan.schedule, plan.names, self.rank, executors, courier)
         return lambda: pipeline.run(self.batches)
 
     def variants(self, compute: Sequence[float]) -> dict[str, tuple[Callable[[], object], tuple[int, ...]]]:
         """Every variant's step, and its slack."""
         edges = self.setup.places - 1
         slack = enough_slack(compute, self.travel, SLACK_TOLERANCE)
-        stage = GptStage(self.spec, self.rank, self.setup.places) if self.setup.forward is None else StandInStage(self.setup.forward)
+        build = UStage if self.setup.levels else GptStage
+        stage = build(self.spec, self.rank, self.setup.places) if self.setup.forward is None else StandInStage(self.setup.forward)
         inputs = self.tokens if self.setup.forward is None else torch.zeros(self.setup.micro_batches * self.setup.boundary[1], 1)
         peer = (stage, self.rank, self.setup.places, self.setup.micro_batches, self.setup.boundary, inputs, self.targets)
         made: dict[str, Callable[[], tuple[Callable[[], object], tuple[int, ...]]]] = {

@@ -42,14 +42,22 @@ class Reference:
             if dropout is None or not spec.dropout:
                 return x
             like = x.transpose(0, 1)
-            return x * dropout.hidden(spec.dropout, layer, site, samples, positions, like).transpose(0, 1)  # type: ignore[arg-type]
+            here = positions[: x.shape[1]]
+            return x * dropout.hidden(spec.dropout, layer, site, samples, here, like).transpose(0, 1)  # type: ignore[arg-type]
 
         h = w["embedding.weight"][tokens]
         if spec.learned_positions:
             h = h + w["positions.weight"][:sequence]
         h = drop(h, 0, "embed")
+        skips: list[Tensor] = []
+        each = spec.num_layers // (2 * spec.levels + 1)
         for layer in range(spec.num_layers):
-            at = f"layers.{layer}"
+            at, part = f"layers.{layer}", layer // each
+            if layer % each == 0 and 0 < part <= spec.levels:
+                skips.append(h)
+                h = self._down(part - 1, h)
+            elif layer % each == 0 and part > spec.levels:
+                h = self._up(len(skips) - 1, h, skips.pop())
             h = h + drop(self._attention(f"{at}.attn", self._norm(f"{at}.attn.norm", h), layer, dropout, samples), layer, "attn")
             h = h + drop(self._mlp(f"{at}.mlp", self._norm(f"{at}.mlp.norm", h)), layer, "mlp")
         head = w["embedding.weight"] if spec.tied_embeddings else w["head.weight"]
@@ -59,6 +67,20 @@ class Reference:
         """Mean over targets that are not -100."""
         logits = self.logits(tokens, **keys)  # type: ignore[arg-type]
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+    def _down(self, level: int, h: Tensor) -> Tensor:
+        """Every second token from the first, each with the one before it (zeros before the first)."""
+        weight, bias = self.weights[f"down.{level}.weight"], self.weights[f"down.{level}.bias"]
+        rows = []
+        for at in range(0, h.shape[1], 2):
+            before = h[:, at - 1] if at else torch.zeros_like(h[:, 0])
+            rows.append(torch.cat((before, h[:, at]), dim=-1) @ weight.T + bias)
+        return torch.stack(rows, dim=1)
+
+    def _up(self, level: int, h: Tensor, skip: Tensor) -> Tensor:
+        """Token t is the coarse token t // 2, and what stood at t before."""
+        coarse = h @ self.weights[f"up.{level}.weight"].T + self.weights[f"up.{level}.bias"]
+        return torch.stack([coarse[:, at // 2] + skip[:, at] for at in range(skip.shape[1])], dim=1)
 
     def _norm(self, at: str, h: Tensor) -> Tensor:
         weight, eps = self.weights[f"{at}.weight"], self.spec.norm_eps

@@ -1,8 +1,10 @@
 """ModelSpec: the shapes of a decoder-only transformer, and what follows from them (parameters, FLOPs).
 
-Two families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown 2020,
+Three families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown 2020,
 arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no biases (Touvron 2023,
-arXiv 2307.09288; Llama 3, arXiv 2407.21783). Shapes in comments: S sequence, B batch, H hidden, N heads,
+arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers in the shape of a U (Ronneberger 2015, arXiv 1505.04597;
+Petit 2021, arXiv 2103.06104), in one dimension and causal: a down path that halves the sequence ``levels`` times, a bottleneck, an up path
+that doubles it again, each of its levels adding what the down path had there. Shapes in comments: S sequence, B batch, H hidden, N heads,
 D head size, F feed-forward, V vocabulary.
 """
 
@@ -16,7 +18,7 @@ from typing import Any, Literal, cast, get_args
 
 from plait.core.errors import JobError, nearest
 
-Family = Literal["gpt", "llama"]
+Family = Literal["gpt", "llama", "utransformer"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class ModelSpec:
     rope_scaling: RopeScaling | None = None
     dropout: float = 0.0  # after the embedding and on every sublayer's output
     attention_dropout: float = 0.0  # on the attention weights; forgoes the fused attention kernels
+    levels: int = 0  # utransformer: how often the down path halves the sequence
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
@@ -59,7 +62,7 @@ class ModelSpec:
         for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
             if getattr(self, name) < 1:
                 raise JobError(f"{getattr(self, name)} is not a positive number", key=f"model.{name}")
-        for name in ("num_kv_heads", "ffn_hidden", "head_size"):
+        for name in ("num_kv_heads", "ffn_hidden", "head_size", "levels"):
             if getattr(self, name) < 0:
                 raise JobError(f"{getattr(self, name)} is negative", key=f"model.{name}", fix="Leave it out for the default")
         set_ = object.__setattr__
@@ -76,11 +79,17 @@ class ModelSpec:
             )
         set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         if self.tied_embeddings is None:
-            set_(self, "tied_embeddings", self.family == "gpt")
-        if self.family == "gpt" and self.num_kv_heads != self.num_heads:
+            set_(self, "tied_embeddings", self.has_bias)
+        if self.has_bias and self.num_kv_heads != self.num_heads:
             raise JobError(
-                "the gpt family has no grouped-query heads", key="model.num_kv_heads", fix='Use family = "llama" or leave it out'
+                f"the {self.family} family has no grouped-query heads", key="model.num_kv_heads", fix='Use family = "llama" or leave it out'
             )
+        if (self.family == "utransformer") != (self.levels > 0):
+            raise JobError(f"{self.levels} levels in the {self.family} family", key="model.levels",
+                           fix="A utransformer has at least one, the others have none")  # fmt: skip
+        if self.num_layers % (2 * self.levels + 1):
+            raise JobError(f"{self.num_layers} layers over {2 * self.levels + 1} parts of a U", key="model.num_layers",
+                           fix="Use a multiple")  # fmt: skip
         if self.family == "llama" and self.head_size % 2:
             raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size")
         for name in ("dropout", "attention_dropout"):
@@ -91,8 +100,8 @@ class ModelSpec:
 
     @property
     def has_bias(self) -> bool:
-        """Whether linear layers and norms have biases."""
-        return self.family == "gpt"
+        """Whether linear layers and norms have biases, and norms are LayerNorms."""
+        return self.family != "llama"
 
     @property
     def gated(self) -> bool:
@@ -102,7 +111,25 @@ class ModelSpec:
     @property
     def learned_positions(self) -> bool:
         """Whether positions are a trained embedding (rotary otherwise)."""
-        return self.family == "gpt"
+        return self.family != "llama"
+
+    @property
+    def resampling(self) -> tuple[tuple[int, Literal["down", "up"], int], ...]:
+        """(layer, direction, level) of every change of the sequence's length, just before that layer; level: the finer one.
+
+        >>> spec = ModelSpec(family="utransformer", num_layers=5, hidden=8, num_heads=1, vocab=9, max_sequence=8, levels=2)
+        >>> spec.resampling
+        ((1, 'down', 0), (2, 'down', 1), (3, 'up', 1), (4, 'up', 0))
+        """
+        each, levels = self.num_layers // (2 * self.levels + 1), self.levels
+        down = tuple((each * (level + 1), "down", level) for level in range(levels))
+        up = tuple((each * (2 * levels - level), "up", level) for level in reversed(range(levels)))
+        return cast("tuple[tuple[int, Literal['down', 'up'], int], ...]", (*down, *up))
+
+    def level(self, layer: int) -> int:
+        """How often the sequence has been halved where ``layer`` works."""
+        part = layer // (self.num_layers // (2 * self.levels + 1))
+        return min(part, 2 * self.levels - part)
 
     # ---- counts ----
 
@@ -130,11 +157,13 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """All trainable parameters, exactly (vocabulary padding for tensor parallelism not counted)."""
-        return self.num_layers * (self.attention_parameters + self.mlp_parameters) + self.embedding_parameters + self._norm_parameters
+        resampling = self.levels * (3 * self.hidden * self.hidden + 2 * self.hidden)
+        layers = self.num_layers * (self.attention_parameters + self.mlp_parameters)
+        return layers + resampling + self.embedding_parameters + self._norm_parameters
 
     @property
     def _norm_parameters(self) -> int:
-        return self.hidden * (2 if self.family == "gpt" else 1)
+        return self.hidden * (2 if self.has_bias else 1)
 
     def attention_flops(self, sequence: int) -> int:
         """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not deducted.
@@ -155,7 +184,9 @@ class ModelSpec:
 
     def step_flops(self, sequence: int, batch: int) -> int:
         """Forward and backward FLOPs of one step: the backward costs twice the forward."""
-        forward = self.num_layers * (self.attention_flops(sequence) + self.mlp_flops(sequence)) + self.head_flops(sequence)
+        lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
+        forward = sum(self.attention_flops(length) + self.mlp_flops(length) for length in lengths) + self.head_flops(sequence)
+        forward += sum(6 * (sequence >> level + 1) * self.hidden * self.hidden for level in range(self.levels))
         return 3 * forward * batch
 
     # ---- reading ----

@@ -22,13 +22,14 @@ from plait.core.strategy import slice_sizes
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. reshards: by (source stage, target stage), both
-    directions; [S, B, H] of one micro-batch."""
+    """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. names: what crosses each edge of the schedule.
+    reshards: by (source stage, target stage), both directions, the plan of each tensor, [S, B, H] of one micro-batch; none on one place."""
 
     schedule: Schedule
     degrees: tuple[tuple[int, int], ...]
     stages: tuple[Stage, ...]
-    reshards: dict[Edge, ReshardPlan]
+    names: dict[Edge, tuple[str, ...]]
+    reshards: dict[Edge, dict[str, ReshardPlan]]
 
     def __post_init__(self) -> None:
         if len(self.degrees) != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
@@ -74,7 +75,10 @@ class PipelinePlan:
             "schedule": str(self.schedule),
             "degrees": [list(pair) for pair in self.degrees],
             "layers": [stage.num_layers for stage in self.stages],
-            "reshards": {f"{a}>{b}": plan.to_dict() for (a, b), plan in sorted(self.reshards.items())},
+            "names": {f"{a}>{b}": list(names) for (a, b), names in sorted(self.names.items())},
+            "reshards": {
+                f"{a}>{b}": {name: plan.to_dict() for name, plan in plans.items()} for (a, b), plans in sorted(self.reshards.items())
+            },
         }
 
     @staticmethod
@@ -82,9 +86,12 @@ class PipelinePlan:
         """A plan from plain values. Raises ScheduleError, ReshardError or JobError for what is none."""
         layers = [int(number) for number in values["layers"]]
         stages = tuple(Stage(i, len(layers), sum(layers[:i]), size) for i, size in enumerate(layers))
-        reshards = {_edge(key): ReshardPlan.from_dict(plan) for key, plan in values["reshards"].items()}
+        names = {_edge(key): tuple(map(str, given)) for key, given in values["names"].items()}
+        reshards = {
+            _edge(key): {name: ReshardPlan.from_dict(plan) for name, plan in plans.items()} for key, plans in values["reshards"].items()
+        }
         degrees = tuple((int(dp), int(tp)) for dp, tp in values["degrees"])
-        return PipelinePlan(parse_schedule(values["schedule"]), degrees, stages, reshards)
+        return PipelinePlan(parse_schedule(values["schedule"]), degrees, stages, names, reshards)
 
 
 def _edge(text: str) -> Edge:

@@ -1,10 +1,12 @@
 """The inside of a stage as data: which segment of which slice runs next, where a collective starts and is awaited.
 
 A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. A pipeline stage is a part of the
-chain that begins with ``enter`` where the residual stream comes from another stage, and ends with ``leave`` where it goes to one. Each
-segment is cut by hand (detached) into ops, and an op exists once for every slice of the batch:
+chain that begins with ``enter`` where the residual stream comes from another stage, and ends with ``leave`` where it goes to one. A
+U-Transformer also has ``down0, down1, ...`` and ``up1, up0`` between layers, which change the sequence's length; what enters a down
+is added in the up of its number (a skip connection). Each segment is cut by hand (detached) into ops, and an op
+exists once for every slice of the batch:
 
-    N  norm       add the previous segment's output to the residual stream, normalise (``leave`` does not)
+    N  norm       add the previous segment's output to the residual stream, normalise (or, in down and up, change its length)
     F  forward    first weight (column-parallel) and what follows it: attention core, activation, vocabulary softmax
     R  row        second weight (row-parallel), one op per column part; its partial sum is reduced
     L  loss       combine the softmax statistics of the vocabulary shards (head only)
@@ -33,12 +35,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
 
 from plait.core.errors import ScheduleError
 
-Site = Literal["embed", "enter", "attn", "mlp", "head", "leave"]
+Site = Literal["embed", "enter", "attn", "mlp", "down", "up", "head", "leave"]
 Kind = Literal["N", "F", "R", "L", "D", "C", "W", "J"]
 Verb = Literal["run", "start", "wait"]
 Phase = Literal["step", "F", "B", "I", "W"]
@@ -48,7 +50,7 @@ FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
 
 
 class SegmentOp(NamedTuple):
-    """One computation of one slice in one segment; ``layer`` counts from the model's first, and is 0 at the ends of a chain."""
+    """One computation of one slice in one segment; ``layer`` counts from the model's first (down, up: is the level), 0 at the ends."""
 
     site: Site
     layer: int
@@ -62,7 +64,7 @@ class SegmentOp(NamedTuple):
         return self.kind in FORWARD_KINDS
 
     def __str__(self) -> str:
-        segment = f"{self.site}{self.layer}" if self.site in ("attn", "mlp") else self.site
+        segment = self.site if self.site in _ENDS else f"{self.site}{self.layer}"
         return f"{segment}.{self.kind}{self.slice}" + (f".{self.part}" if self.part else "")
 
 
@@ -85,7 +87,7 @@ class Need(NamedTuple):
 
 _SIGNS: dict[str, str] = {"run": "", "start": ">", "wait": "<"}
 _VERBS = {sign: verb for verb, sign in _SIGNS.items()}
-_WORD = re.compile(r"([<>]?)(?:(attn|mlp)(\d+)|(embed|enter|head|leave))\.([NFRLDCWJ])(\d+)(?:\.(\d+))?")
+_WORD = re.compile(r"([<>]?)(?:(attn|mlp|down|up)(\d+)|(embed|enter|head|leave))\.([NFRLDCWJ])(\d+)(?:\.(\d+))?")
 
 
 def format_actions(actions: Iterable[Action]) -> str:
@@ -111,7 +113,8 @@ class SegmentGraph:
     """All ops of one micro-batch on one stage in one phase, and what each needs.
 
     communicates: False where tp = 1, so that no collective exists at all. backward: False to evaluate. first_layer, num_layers: the
-    stage's; embeds, heads: whether it has the model's beginning and end. What another phase computes counts as being there.
+    stage's; embeds, heads: whether it has the model's beginning and end; resampling: ``ModelSpec.resampling``. What another phase or
+    another stage computes counts as being there.
     """
 
     num_layers: int
@@ -123,13 +126,21 @@ class SegmentGraph:
     first_layer: int = 0
     embeds: bool = True
     heads: bool = True
+    resampling: tuple[tuple[int, Literal["down", "up"], int], ...] = ()
     phase: Phase = "step"
 
     @property
+    def last_layer(self) -> int:
+        """The stage's last."""
+        return self.first_layer + self.num_layers - 1
+
+    @cached_property
     def segments(self) -> tuple[tuple[Site, int], ...]:
         """(site, layer) from one end of the stage to the other."""
-        layers = range(self.first_layer, self.first_layer + self.num_layers)
-        inner = [(site, layer) for layer in layers for site in ("attn", "mlp")]
+        inner: list[tuple[str, int]] = []
+        for layer in range(self.first_layer, self.first_layer + self.num_layers):
+            inner += [(site, level) for before, site, level in self.resampling if before == layer]
+            inner += [("attn", layer), ("mlp", layer)]
         ends = ("embed" if self.embeds else "enter", 0), ("head" if self.heads else "leave", 0)
         return cast("tuple[tuple[Site, int], ...]", (ends[0], *inner, ends[1]))
 
@@ -183,9 +194,12 @@ class SegmentGraph:
         return self.segments[self._index(op) + 1]
 
     def _index(self, op: SegmentOp) -> int:
-        if op.site in ("attn", "mlp"):
-            return 1 + 2 * (op.layer - self.first_layer) + (op.site == "mlp")
-        return 0 if op.site in ("embed", "enter") else 1 + 2 * self.num_layers
+        return self.places[op.site, op.layer]
+
+    @cached_property
+    def places(self) -> dict[tuple[Site, int], int]:
+        """Where in the chain each segment stands."""
+        return {segment: place for place, segment in enumerate(self.segments)}
 
     def needs(self, op: SegmentOp) -> list[Need]:
         """What must precede ``op``: the data it reads, and the slice before it where both add into one gradient."""
@@ -193,14 +207,18 @@ class SegmentGraph:
         needs: list[Need] = []
 
         def need(segment: tuple[Site, int], kind: Kind) -> None:
-            for part in range(self.parts(segment[0], kind)) if kind in self.kinds(segment[0]) else ():
+            exists = segment in self.places and kind in self.kinds(segment[0])
+            for part in range(self.parts(segment[0], kind)) if exists else ():
                 source = SegmentOp(*segment, kind, at, part)
                 needs.append(Need(source, self.collective(source) is not None))
 
         here = (op.site, op.layer)
         match op.kind:
             case "N":
-                need(self.before(op), "R")
+                before = self.before(op)
+                need(before, "R" if "R" in _KINDS[before[0]][0] else "N")
+                if op.site == "up":
+                    need(("down", op.layer), "N")
             case "F":
                 need(here, "N")
             case "R" if op.site != "embed":
@@ -211,6 +229,10 @@ class SegmentGraph:
                 need(self.after(op), "J")
             case "C":
                 need(here, "L" if op.site == "head" else "D")
+            case "J" if op.site in ("down", "up"):
+                need(self.after(op), "J")
+                if op.site == "down":
+                    need(("up", op.layer), "J")
             case "J":
                 need(here, "C")
             case "W" if op.site == "head":
@@ -235,9 +257,12 @@ _KINDS: dict[str, tuple[str, str]] = {
     "enter": ("", ""),
     "attn": ("NFR", "DCWJ"),
     "mlp": ("NFR", "DCWJ"),
+    "down": ("N", "J"),
+    "up": ("N", "J"),
     "head": ("NFL", "CWJ"),
     "leave": ("N", "J"),
 }
+_ENDS = ("embed", "enter", "head", "leave")
 _PHASES: dict[Phase, str] = {"step": "NFRLDCWJ", "F": "NFRL", "B": "DCWJ", "I": "DCJ", "W": "W"}
 
 

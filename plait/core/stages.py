@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from plait.core.errors import JobError
+from plait.core.model import ModelSpec
 from plait.core.strategy import slice_sizes
 
 
@@ -37,6 +39,28 @@ class Stage:
     def layers(self) -> range:
         """Its layers, counted from the model's first."""
         return range(self.first_layer, self.first_layer + self.num_layers)
+
+
+class Crossing(NamedTuple):
+    """A tensor that one stage hands to another. level: how often its sequence has been halved."""
+
+    name: str
+    level: int
+
+
+def crossings(model: ModelSpec, stages: Sequence[Stage]) -> dict[tuple[int, int], tuple[Crossing, ...]]:
+    """By (producer, consumer): the residual stream ``h`` to the next stage, and skip connections (``skip0``) whose ends lie apart."""
+    found = {(one.index, one.index + 1): [Crossing("h", model.level(one.layers[-1]))] for one in stages[:-1]}
+    ends = {(direction, level): _stage_of(layer, stages) for layer, direction, level in model.resampling}
+    for level in range(model.levels):
+        edge = ends["down", level], ends["up", level]
+        if edge[0] != edge[1]:
+            found.setdefault(edge, []).append(Crossing(f"skip{level}", level))
+    return {edge: tuple(tensors) for edge, tensors in sorted(found.items())}
+
+
+def _stage_of(layer: int, stages: Sequence[Stage]) -> int:
+    return next(stage.index for stage in stages if layer in stage.layers)
 
 
 def split_layers(num_layers: int, num_stages: int, given: Sequence[int] = ()) -> tuple[Stage, ...]:

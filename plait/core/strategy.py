@@ -58,6 +58,12 @@ class Strategy:
         if self.sequence_parallel and sequence % tp:
             raise JobError(f"tp = {tp} does not divide the sequence length {sequence}", key="strategy.sequence_parallel",
                            fix="Switch sequence_parallel off or change data.sequence")  # fmt: skip
+        if sequence % (1 << model.levels):
+            raise JobError(f"{sequence} cannot be halved {model.levels} times", key="data.sequence",
+                           fix=f"Use a multiple of {1 << model.levels}")  # fmt: skip
+        if self.sequence_parallel and model.levels:
+            raise JobError("a utransformer merges neighbouring tokens, which sequence parallelism would put on different ranks",
+                           key="strategy.sequence_parallel", fix="Switch it off")  # fmt: skip
         if sequence > model.max_sequence:
             raise JobError(f"{sequence} exceeds the model's max_sequence = {model.max_sequence}", key="data.sequence")
 

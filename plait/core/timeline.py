@@ -39,8 +39,8 @@ class SpanKey(NamedTuple):
 class Span:
     """One timed thing. start, end: seconds. bytes: sent by this rank.
 
-    kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where layer is the stage and slice the
-    micro-batch: ``transfer`` a tensor on its way to another stage, ``idle`` a stage that waits for one (the bubble is part of that).
+    kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where layer is the stage and
+    slice the micro-batch: ``transfer`` a tensor on its way to another stage, ``idle`` a stage waiting for one (the bubble is part of it).
     """
 
     step: int

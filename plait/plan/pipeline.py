@@ -11,8 +11,8 @@ from plait.core.model import ModelSpec
 from plait.core.pipeline_plan import PipelinePlan
 from plait.core.reshard import TensorLayout
 from plait.core.reshard_plan import ReshardPlan
-from plait.core.schedule import Edge, Schedule, with_transfers
-from plait.core.stages import split_layers
+from plait.core.schedule import Edge, Schedule, with_edges, with_transfers
+from plait.core.stages import crossings, split_layers
 from plait.plan.reshard import Fabric, make_plan
 
 # Computations between the posting of a receive and its reader: one forward and one backward, a whole period of the steady state.
@@ -47,20 +47,27 @@ def plan_pipeline(
     for dp, _ in degrees:
         if dp > micro_batch:
             raise JobError(f"dp = {dp} shares a micro-batch of {micro_batch} sequences", key="strategy.dp", fix=f"Use dp <= {micro_batch}")
+    stages = split_layers(model.num_layers, schedule.num_stages, stage_layers)
+    tensors = crossings(model, stages)
     if all(op.computes for ops in schedule.ranks for op in ops):
-        schedule = with_transfers(schedule, AHEAD)
+        schedule = with_transfers(with_edges(schedule, tensors), AHEAD)
+    elif set(schedule.edges) != set(tensors):
+        wanted = " ".join(f"{a}>{b}" for a, b in tensors)
+        raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")
     dry_run(schedule, transfers="rendezvous")
-    places, shape = meshes(degrees), (sequence, micro_batch, model.hidden)
-    reshards: dict[Edge, ReshardPlan] = {}
-    known: dict[tuple[TensorLayout, TensorLayout], ReshardPlan] = {}
+    places = meshes(degrees)
+    reshards: dict[Edge, dict[str, ReshardPlan]] = {}
+    known: dict[tuple[TensorLayout, TensorLayout, int], ReshardPlan] = {}
     lying = [_layout(places[schedule.rank_of[stage]], sequence_parallel) for stage in range(schedule.num_stages)]
     for source, target in (*schedule.edges, *((b, a) for a, b in schedule.edges)):
         if schedule.rank_of[source] != schedule.rank_of[target]:
-            ends = lying[source], lying[target]
-            if ends not in known:
-                known[ends] = make_plan(*ends, shape, itemsize, fabric)
-            reshards[source, target] = known[ends]
-    return PipelinePlan(schedule, tuple(degrees), split_layers(model.num_layers, schedule.num_stages, stage_layers), reshards)
+            for name, level in tensors[min(source, target), max(source, target)]:
+                key = lying[source], lying[target], level
+                if key not in known:
+                    known[key] = make_plan(lying[source], lying[target], (sequence >> level, micro_batch, model.hidden), itemsize, fabric)
+                reshards.setdefault((source, target), {})[name] = known[key]
+    names = {edge: tuple(name for name, _ in found) for edge, found in tensors.items()}
+    return PipelinePlan(schedule, tuple(degrees), stages, names, reshards)
 
 
 def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:

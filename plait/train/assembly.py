@@ -96,11 +96,11 @@ def assemble(
         }
 
     courier = LaneCourier(plan.schedule, plan.reshards, groups, device, dtype)
-    pipeline = Pipeline(plan.schedule, place, executors(plan.schedule), courier, recorder)
+    pipeline = Pipeline(plan.schedule, plan.names, place, executors(plan.schedule), courier, recorder)
     evaluator = None
     if eval_batches:
         forward = forward_only(plan.schedule, eval_batches)
-        evaluator = Pipeline(forward, place, executors(forward), courier)
+        evaluator = Pipeline(forward, plan.names, place, executors(forward), courier)
     return Part(plan, rank, strategy, held, gradients, groups, pipeline, courier, evaluator)
 
 

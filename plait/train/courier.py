@@ -7,7 +7,7 @@ the strategy is sequence-parallel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,10 +21,33 @@ from plait.train.reshard import Handle, Lane
 Channel = tuple[int, int]
 
 
-class LaneCourier:
-    """plans: of every (source stage, target stage) between different places, forward and backward; the same on all ranks."""
+class Parcel:
+    """The tensors of one transfer under way."""
 
-    def __init__(self, schedule: Schedule, plans: Mapping[Edge, ReshardPlan], groups: Groups, device: Device, dtype: torch.dtype) -> None:
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self.handles = handles
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """From the start of the first to the end of the last."""
+        return min(handle.span[0] for handle in self.handles), max(handle.span[1] for handle in self.handles)
+
+    def done(self) -> bool:
+        """Whether this rank's part is over."""
+        return all(handle.done() for handle in self.handles)
+
+    def wait(self) -> None:
+        """Return when it is."""
+        for handle in self.handles:
+            handle.wait()
+
+
+class LaneCourier:
+    """plans: of every tensor from each source stage to each target stage on another place, forward and backward; the same on all ranks."""
+
+    def __init__(
+        self, schedule: Schedule, plans: Mapping[Edge, Mapping[str, ReshardPlan]], groups: Groups, device: Device, dtype: torch.dtype
+    ) -> None:
         self.schedule, self.plans, self.device, self.dtype = schedule, plans, device, dtype
         places = schedule.rank_of
         members = {(places[a], places[b]): [*groups.meshes[places[a]].ranks, *groups.meshes[places[b]].ranks] for a, b in sorted(plans)}
@@ -35,28 +58,31 @@ class LaneCourier:
                 self._lanes[channel] = lane
             else:
                 lane.close()
-        for (a, b), plan in sorted(plans.items()):
-            if (channel := (places[a], places[b])) in self._lanes:
+        for (a, b), named in sorted(plans.items()):
+            for plan in named.values() if (channel := (places[a], places[b])) in self._lanes else ():
                 self._lanes[channel].prepare(plan)
         self.rank = next(iter(self._lanes.values())).rank if self._lanes else 0
 
-    def send(self, transfer: Transfer, tensor: Tensor) -> Handle:
-        """Start to send this rank's tile."""
-        return self._lane(transfer).start(self._plan(transfer), tensor, None)
+    def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Parcel:
+        """Start to send this rank's tiles."""
+        lane = self._lane(transfer)
+        return Parcel([lane.start(plan, tensors[name], None) for name, plan in self._plans(transfer).items()])
 
-    def receive(self, transfer: Transfer) -> tuple[Tensor, Handle]:
-        """Post the receive of this rank's tile, in memory of its own."""
-        plan = self._plan(transfer)
-        shape = plan.destination.tile(self.rank, plan.shape).shape
-        tile = torch.empty(shape, dtype=self.dtype, device=self.device.torch_device)
-        return tile, self._lane(transfer).start(plan, None, tile)
+    def receive(self, transfer: Transfer) -> tuple[dict[str, Tensor], Parcel]:
+        """Post the receives of this rank's tiles, in memory of their own."""
+        lane, plans = self._lane(transfer), self._plans(transfer)
+        tiles = {
+            name: torch.empty(plan.destination.tile(self.rank, plan.shape).shape, dtype=self.dtype, device=self.device.torch_device)
+            for name, plan in plans.items()
+        }
+        return tiles, Parcel([lane.start(plan, None, tiles[name]) for name, plan in plans.items()])
 
     def close(self) -> None:
         """End the lanes."""
         for lane in self._lanes.values():
             lane.close()
 
-    def _plan(self, transfer: Transfer) -> ReshardPlan:
+    def _plans(self, transfer: Transfer) -> Mapping[str, ReshardPlan]:
         return self.plans[transfer.source, transfer.target]
 
     def _lane(self, transfer: Transfer) -> Lane:

@@ -47,19 +47,23 @@ class _Slot:
 
     context: SliceContext
     samples: slice  # which sequences of the micro-batch
+    sequence: int  # S where this segment works
     tokens: Tensor  # [S, b]
     targets: Tensor  # [S, b]
     rows: RowExchange | None = None  # embed only
     h_in: Tensor | None = None  # residual stream entering join
     y_in: Tensor | None = None  # previous segment's output entering join
-    h: Tensor | None = None  # residual stream leaving join
+    h: Tensor | None = None  # residual stream leaving join, or down, or up
+    skip: Tensor | None = None  # what enters a down, and is added in the up of its level
+    skip_in: Tensor | None = None  # the same as the up reads it
     n: Tensor | None = None  # normalised input, this rank's shard
     full: Tensor | None = None  # n over the whole sequence, [S, b, H]
     z: Tensor | None = None
     o: Tensor | None = None
     y: Tensor | None = None  # [parts, S_local, b, H / parts] once reduced
     y_partial: Tensor | None = None
-    g_h: Tensor | None = None  # gradient of h_in
+    g_h: Tensor | None = None  # gradient of h
+    g_skip: Tensor | None = None
     g_y: Tensor | None = None  # gradient of y, this rank's shard
     g_y_full: Tensor | None = None
     g_z: Tensor | None = None
@@ -74,17 +78,17 @@ class _Slot:
 class InFlight:
     """A micro-batch between its forward and the end of its backward, and what crosses the ends of the stage, each [S_local, B, H].
 
-    entering: the residual stream from the stage before; leaving: for the stage after; returning: the gradient of ``leaving``; gradient:
-    of ``entering``. None at the model's own ends.
+    entering: from other stages, by name: ``h`` the residual stream, ``skip0`` the skip connection of level 0; leaving: for other stages;
+    returning: the gradients of ``leaving``; gradient: of ``entering``.
     """
 
     size: int  # sequences
     scale: float
     slots: dict[tuple[str, int, int], _Slot] = field(default_factory=dict)
-    entering: Tensor | None = None
-    leaving: Tensor | None = None
-    returning: Tensor | None = None
-    gradient: Tensor | None = None
+    entering: dict[str, Tensor] = field(default_factory=dict)
+    leaving: dict[str, Tensor] = field(default_factory=dict)
+    returning: dict[str, Tensor] = field(default_factory=dict)
+    gradient: dict[str, Tensor] = field(default_factory=dict)
 
 
 class SegmentExecutor:
@@ -149,8 +153,8 @@ class SegmentExecutor:
                 recorder.add(action, start, self.device.mark())
 
     @torch.no_grad()
-    def begin(self, batch: MicroBatch, entering: Tensor | None = None) -> InFlight:
-        """Take a micro-batch in. entering: what the stage before sent, where there is one."""
+    def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
+        """Take a micro-batch in. entering: what other stages sent."""
         sequence, to = batch.tokens.shape[1], self.device.torch_device
         local = sequence // self.wire.size if self.sp else sequence
         first = self.wire.rank * local if self.sp else 0
@@ -159,7 +163,7 @@ class SegmentExecutor:
         dropout = DropoutKey(self.seed, batch.step) if dropping and self.gradients is not None else None
         sizes = slice_sizes(batch.tokens.shape[0], self.graph.p1)
         assert min(sizes) > 0, f"p1 = {self.graph.p1} slices of a micro-batch of {batch.tokens.shape[0]}"
-        state = InFlight(batch.tokens.shape[0], batch.scale, entering=entering)
+        state = InFlight(batch.tokens.shape[0], batch.scale, entering=dict(entering or {}))
         ends = list(accumulate(sizes, initial=0))
         for at, (tokens, targets, samples) in enumerate(
             zip(*(t.split(sizes) for t in (batch.tokens, batch.targets, batch.samples)), strict=True)
@@ -168,24 +172,35 @@ class SegmentExecutor:
             if self.graph.embeds:
                 rows = self.model.embedding.exchange(tokens.t().contiguous())
                 rows = RowExchange(rows.send.to(to), rows.arrival[first : first + local].to(to))
-            context = SliceContext(samples.to(to), positions, dropout)
+            contexts = [SliceContext(samples.to(to), positions[: local >> level], dropout) for level in range(self.model.spec.levels + 1)]
             tokens, targets = tokens.t().contiguous().to(to), targets.t().contiguous().to(to)
             for site, layer in self.graph.segments:
                 here = slice(*ends[at : at + 2])
-                slot = state.slots[site, layer, at] = _Slot(context, here, tokens, targets, rows if site == "embed" else None)
-                slot.h = entering[:, here] if site == "enter" and entering is not None else None
+                level = self._level(site, layer)
+                own = rows if site == "embed" else None
+                slot = state.slots[site, layer, at] = _Slot(contexts[level], here, sequence >> level, tokens, targets, own)
+                slot.h = state.entering["h"][:, here] if site == "enter" else None
         return state
+
+    def _level(self, site: str, layer: int) -> int:
+        """How often the sequence has been halved for what a segment's first op does: it completes the segment before."""
+        spec = self.model.spec
+        if site in ("attn", "mlp"):
+            return spec.level(layer)
+        if site in ("down", "up"):
+            return layer + (site == "up")
+        return 0 if site in ("embed", "head") else spec.level(self.graph.first_layer - 1 if site == "enter" else self.graph.last_layer)
 
     def _at(self, op: SegmentOp) -> _Slot:
         return self._state.slots[op.site, op.layer, op.slice]
 
     def _segment(self, op: SegmentOp) -> Any:
-        return self.model.sublayer(op.site, op.layer) if op.site in ("attn", "mlp") else self.model
+        return self.model if op.site in ("embed", "head") else self.model.sublayer(op.site, op.layer)
 
     def _producer(self, op: SegmentOp) -> tuple[Any, _Slot]:
         """The module and slot of the segment before ``op``'s."""
         site, layer = self.graph.before(op)
-        ends = {"embed": self.model.embedding, "enter": self.model.entrance}
+        ends = {"embed": self.model.embedding, "enter": self.model.entrance, "down": self.model.entrance, "up": self.model.entrance}
         return (ends.get(site) or self.model.sublayer(site, layer)), self._state.slots[site, layer, op.slice]
 
     # ---- collectives ----
@@ -259,7 +274,10 @@ class SegmentExecutor:
             h = producer.join(slot.h_in, slot.y_in, slot.context)
             if op.site == "leave":
                 slot.graph = [h]
-                self._leave(slot, h)
+                self._leave("h", slot, h)
+                return
+            if op.site in ("down", "up"):
+                self._resample(op, slot, h)
                 return
             norm = self.model.norm if op.site == "head" else self._segment(op).norm
             n = norm(h)
@@ -285,7 +303,7 @@ class SegmentExecutor:
 
     def _R(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
-        s, b = slot.tokens.shape
+        s, b = slot.sequence, slot.tokens.shape[1]
         if op.site == "embed":
             assert slot.rows is not None
             slot.y_partial = self.model.embedding.words.weight[slot.rows.send]
@@ -319,7 +337,7 @@ class SegmentExecutor:
 
     def _C(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
-        s, b = slot.tokens.shape
+        s, b = slot.sequence, slot.tokens.shape[1]
         g_z, weight = slot.g_z, (self.model.head if op.site == "head" else self._segment(op).column).weight
         assert g_z is not None
         if slot.g_full is None:
@@ -347,11 +365,15 @@ class SegmentExecutor:
     def _J(self, op: SegmentOp) -> None:  # noqa: N802
         slot, (producer, before) = self._at(op), self._producer(op)
         parameters = [p for p in (*self._norm_parameters(op), *producer.join_parameters()) if p is not None]
-        inputs = {"y": slot.y_in, "h": slot.h_in} | dict(enumerate(parameters))
+        inputs = {"y": slot.y_in, "h": slot.h_in, "skip": slot.skip_in} | dict(enumerate(parameters))
         inputs = {key: value for key, value in inputs.items() if value is not None}
         if op.site == "leave":
-            assert self._state.returning is not None
-            outputs, incoming = slot.graph, [self._state.returning[:, slot.samples]]
+            outputs, incoming = slot.graph, [self._state.returning["h"][:, slot.samples]]
+        elif op.site == "up":
+            outputs, incoming = slot.graph, [slot.g_h]
+        elif op.site == "down":
+            elsewhere = self._state.returning.get(f"skip{op.layer}")
+            outputs, incoming = slot.graph, [slot.g_h, slot.g_skip if elsewhere is None else elsewhere[:, slot.samples]]
         elif op.site == "head":  # nobody reads the residual stream after the last norm
             outputs, incoming = slot.graph[:1], [slot.g_n]
         else:
@@ -363,31 +385,56 @@ class SegmentExecutor:
         before.g_y = found["y"].permute(1, 2, 0, 3).flatten(2) if "y" in found else None  # parts side by side again, [S, b, H]
         before.g_h = found.get("h")
         if self.graph.before(op)[0] == "enter":
-            self._enter_gradient(slot, found["h"])
+            self._enter_gradient("h", slot, found["h"])
+        if op.site == "up":
+            down = self._state.slots.get(("down", op.layer, op.slice))
+            if down is None:
+                self._enter_gradient(f"skip{op.layer}", slot, found["skip"])
+            else:
+                down.g_skip = found["skip"]
+        slot.skip = slot.skip_in = slot.g_skip = None
         slot.graph, slot.h_in, slot.y_in, slot.h, slot.n, slot.g_n, slot.g_h, slot.g_full = [], None, None, None, None, None, None, None
 
     def _norm_parameters(self, op: SegmentOp) -> tuple[Any, ...]:
         if op.site == "leave":
             return ()
+        if op.site in ("down", "up"):
+            change = self._segment(op)
+            return change.weight, change.bias
         norm = self.model.norm if op.site == "head" else self._segment(op).norm
         return norm.weight, norm.bias
 
     # ---- the ends of a stage ----
 
-    def _leave(self, slot: _Slot, h: Tensor) -> None:
-        """Put a slice's residual stream into what the next stage gets."""
+    def _leave(self, name: str, slot: _Slot, h: Tensor) -> None:
+        """Put a slice's tensor into what another stage gets."""
         state = self._state
-        if state.leaving is None:
-            state.leaving = h.new_empty((h.shape[0], state.size, h.shape[2]))
-        state.leaving[:, slot.samples] = h.detach()
+        if name not in state.leaving:
+            state.leaving[name] = h.new_empty((h.shape[0], state.size, h.shape[2]))
+        state.leaving[name][:, slot.samples] = h.detach()
 
-    def _enter_gradient(self, slot: _Slot, gradient: Tensor) -> None:
-        """Put a slice's gradient into what the stage before gets."""
+    def _enter_gradient(self, name: str, slot: _Slot, gradient: Tensor) -> None:
+        """Put a slice's gradient into what the stage that it came from gets."""
         state = self._state
-        assert state.entering is not None
-        if state.gradient is None:
-            state.gradient = torch.empty_like(state.entering)
-        state.gradient[:, slot.samples] = gradient
+        if name not in state.gradient:
+            state.gradient[name] = torch.empty_like(state.entering[name])
+        state.gradient[name][:, slot.samples] = gradient
+
+    def _resample(self, op: SegmentOp, slot: _Slot, h: Tensor) -> None:
+        """The N of a down or an up: another length; a down keeps what came, for the up of its level, here or on another stage."""
+        skip = None
+        if op.site == "up":
+            down = self._state.slots.get(("down", op.layer, op.slice))
+            came = self._state.entering[f"skip{op.layer}"][:, slot.samples] if down is None else down.skip
+            assert came is not None
+            skip = slot.skip_in = came.detach().requires_grad_(self.graph.backward)
+        out = self._segment(op)(h, skip)
+        slot.graph = [out, h] if op.site == "down" else [out]
+        slot.h = out.detach()
+        if op.site == "down":
+            slot.skip = h.detach()
+            if ("up", op.layer) not in self.graph.places:
+                self._leave(f"skip{op.layer}", slot, h)
 
     def _output_gradient(self, slot: _Slot) -> Tensor:
         """Gradient of a segment's output over the whole sequence, [S * b, H]."""

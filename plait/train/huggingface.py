@@ -202,6 +202,10 @@ def save(model: Transformer, wire: Wire, folder: Path, *, extra: Mapping[str, An
 
 def _contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, Place]]]:
     """The file's tensors in order, each with the whole pieces it is made of."""
+    if spec.levels:
+        raise CheckpointError(
+            "Hugging Face has no U-Transformer, so this model cannot be exported; its weights are in the run's checkpoints"
+        )
     contents: dict[str, list[tuple[Piece, Place]]] = {}
     for piece in pieces(spec, Strategy(), 0):
         at = place(spec, piece)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -204,6 +204,34 @@ class Entrance:
         return []
 
 
+class Weight(nn.Module):
+    """A weight and perhaps a bias, filled in by ``Transformer``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: nn.Parameter
+        self.bias: nn.Parameter | None = None
+
+
+class Down(Weight):
+    """Half as long: two neighbours become one, which stands where the later of them stood, so that nobody sees what comes after."""
+
+    def forward(self, h: Tensor, skip: Tensor | None = None) -> Tensor:
+        """[S, B, H] -> [S / 2, B, H]: of tokens 2j-1 and 2j."""
+        assert skip is None
+        earlier = torch.cat((torch.zeros_like(h[:1]), h[1:-1:2]))
+        return F.linear(torch.cat((earlier, h[0::2]), dim=-1), self.weight, self.bias)
+
+
+class Up(Weight):
+    """Twice as long: every token is that of the coarse one that ends with it or before it, plus what the down path had."""
+
+    def forward(self, h: Tensor, skip: Tensor | None = None) -> Tensor:
+        """[S / 2, B, H] and the skip connection [S, B, H] -> [S, B, H]."""
+        assert skip is not None
+        return F.linear(h, self.weight, self.bias).repeat_interleave(2, dim=0) + skip
+
+
 class Norm(nn.Module):
     """LayerNorm (gpt) or RMSNorm (llama)."""
 
@@ -215,18 +243,9 @@ class Norm(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """[S, B, H] -> [S, B, H]."""
-        if self.spec.family == "gpt":
+        if self.spec.has_bias:
             return F.layer_norm(h, (self.spec.hidden,), self.weight, self.bias, self.spec.norm_eps)
         return F.rms_norm(h, (self.spec.hidden,), self.weight, self.spec.norm_eps)
-
-
-class Weight(nn.Module):
-    """A weight and perhaps a bias, filled in by ``Transformer``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight: nn.Parameter
-        self.bias: nn.Parameter | None = None
 
 
 class Rope:
@@ -304,6 +323,9 @@ class Transformer(nn.Module):
         self.entrance = Entrance()
         self.attn = nn.ModuleDict({str(layer): Attention(spec, layer, strategy, tp_rank, rope) for layer in self.stage.layers})
         self.mlp = nn.ModuleDict({str(layer): Mlp(spec, layer) for layer in self.stage.layers})
+        changes = [change for change in spec.resampling if change[0] in self.stage.layers]
+        self.down = nn.ModuleDict({str(level): Down() for _, direction, level in changes if direction == "down"})
+        self.up = nn.ModuleDict({str(level): Up() for _, direction, level in changes if direction == "up"})
         self.norm = Norm(spec)
         self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else Weight()
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
@@ -333,11 +355,13 @@ class Transformer(nn.Module):
             case ["positions"]:
                 assert self.embedding.positions is not None
                 return self.embedding.positions, tail
+            case ["down" | "up" as direction, level]:
+                return getattr(self, direction)[level], tail
             case ["layers", layer, site, part]:
                 return getattr(getattr(self, site)[layer], part), tail
             case _:
                 return getattr(self, head), tail
 
-    def sublayer(self, site: str, layer: int) -> Sublayer:
-        """The attention or MLP of a layer."""
+    def sublayer(self, site: str, layer: int) -> Any:
+        """The attention or MLP of a layer, the down or up of a level."""
         return getattr(self, site)[str(layer)]

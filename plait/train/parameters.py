@@ -73,6 +73,9 @@ class _Pieces:
         if self.stage.embeds and spec.learned_positions:
             yield self._whole("positions.weight", (spec.max_sequence, hidden))
         for layer in self.stage.layers:
+            for _, direction, level in (change for change in spec.resampling if change[0] == layer):
+                yield self._whole(f"{direction}.{level}.weight", (hidden, hidden * (2 if direction == "down" else 1)))
+                yield self._whole(f"{direction}.{level}.bias", (hidden,))
             yield from self._attention(f"layers.{layer}.attn")
             yield from self._mlp(f"layers.{layer}.mlp")
         if self.stage.heads:
@@ -115,7 +118,7 @@ class _Pieces:
             yield self._whole(f"{at}.{name}.bias", (self.spec.hidden,), f"{at}.row.bias")
 
     def _norm(self, at: str) -> Iterator[Piece]:
-        for tail in ("weight", "bias") if self.spec.family == "gpt" else ("weight",):
+        for tail in ("weight", "bias") if self.spec.has_bias else ("weight",):
             yield self._whole(f"{at}.{tail}", (self.spec.hidden,))
 
     def _weight_and_bias(self) -> list[tuple[str, tuple[int, ...]]]:

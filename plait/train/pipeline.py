@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from plait.core.schedule import Op, Schedule, Transfer, ends
+from plait.core.schedule import Edge, Op, Schedule, Transfer, ends
 from plait.train.executor import InFlight, MicroBatch, SegmentExecutor
 from plait.train.recorder import Recorder
 
@@ -21,7 +21,8 @@ from plait.train.recorder import Recorder
 class Delivery(Protocol):
     """A transfer under way. span: when it moved, seconds of the host's clock, once it is done."""
 
-    span: tuple[float, float]
+    @property
+    def span(self) -> tuple[float, float]: ...
 
     def done(self) -> bool:
         """Whether this rank's part is over."""
@@ -35,25 +36,33 @@ class Delivery(Protocol):
 class Courier(Protocol):
     """Moves tensors between stages; each channel in the order of the calls."""
 
-    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
-        """Start to send. ``tensor`` must not change until the delivery is done."""
+    def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
+        """Start to send. The tensors must not change until the delivery is done."""
         ...
 
-    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
-        """Post a receive; the tensor holds what was sent once the delivery is done."""
+    def receive(self, transfer: Transfer) -> tuple[Mapping[str, Tensor], Delivery]:
+        """Post a receive; the tensors hold what was sent once the delivery is done."""
         ...
 
 
 class Pipeline:
     """One rank's part of a pipeline.
 
-    schedule: with transfers. executors: of this rank's stages, with the phases that the schedule names. ``peak``, after a step: by stage,
+    schedule: with transfers. names: what crosses each of its edges (the residual stream ``h``, skip connections). executors: of this rank's
+    stages, with the phases that the schedule names. ``peak``, after a step: by stage,
     the most micro-batches that were alive at once.
     """
 
     def __init__(
-        self, schedule: Schedule, place: int, executors: Mapping[int, SegmentExecutor], courier: Courier, recorder: Recorder | None = None
+        self,
+        schedule: Schedule,
+        names: Mapping[Edge, Sequence[str]],
+        place: int,
+        executors: Mapping[int, SegmentExecutor],
+        courier: Courier,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.names = names
         self.schedule, self.executors, self.courier, self.recorder = schedule, dict(executors), courier, recorder
         runs: dict[str, Callable[[Op], None]] = {
             "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights,
@@ -69,9 +78,9 @@ class Pipeline:
         assert len(batches) == self.schedule.num_micro_batches, f"{len(batches)} micro-batches, the schedule has another number"
         self._batches = batches
         self._alive: dict[tuple[int, int], InFlight] = {}
-        self._incoming: dict[Transfer, tuple[Tensor, Delivery]] = {}
-        self._results: dict[Transfer, Tensor] = {}
-        self._sending: deque[tuple[Op, Delivery, Tensor]] = deque()
+        self._incoming: dict[Transfer, tuple[Mapping[str, Tensor], Delivery]] = {}
+        self._results: dict[Transfer, Mapping[str, Tensor]] = {}
+        self._sending: deque[tuple[Op, Delivery, Mapping[str, Tensor]]] = deque()
         self.peak: Counter[int] = Counter()
         self._losses: list[Tensor] = []
         try:
@@ -86,16 +95,16 @@ class Pipeline:
 
     def _forward(self, op: Op) -> None:
         executor, at = self.executors[op.stage], op.micro_batch
-        producers = self.schedule.producers[op.stage]
-        entering = self._take(Transfer(producers[0], op.stage, "F", at)) if producers else None
+        entering: dict[str, Tensor] = {}
+        for producer in self.schedule.producers[op.stage]:
+            entering |= self._take(Transfer(producer, op.stage, "F", at))
         state = executor.begin(self._batches[at], entering)
         self._alive[op.stage, at] = state
         self.peak[op.stage] = max(self.peak[op.stage], sum(stage == op.stage for stage, _ in self._alive))
         executor.phase("F", state)
         for consumer in self.schedule.consumers[op.stage]:
-            assert state.leaving is not None
-            self._results[Transfer(op.stage, consumer, "F", at)] = state.leaving
-        state.leaving = None
+            self._results[Transfer(op.stage, consumer, "F", at)] = {name: state.leaving[name] for name in self.names[op.stage, consumer]}
+        state.leaving = {}
         if executor.graph.heads:
             self._losses.append(executor.loss(state))
         if not executor.graph.backward:
@@ -104,42 +113,41 @@ class Pipeline:
     def _backward(self, op: Op) -> None:
         executor, at = self.executors[op.stage], op.micro_batch
         state = self._alive[op.stage, at]
-        consumers = self.schedule.consumers[op.stage]
-        state.returning = self._take(Transfer(consumers[0], op.stage, "B", at)) if consumers else None
+        for consumer in self.schedule.consumers[op.stage]:
+            state.returning |= self._take(Transfer(consumer, op.stage, "B", at))
         executor.phase("B" if op.kind == "B" else "I", state)
         for producer in self.schedule.producers[op.stage]:
-            assert state.gradient is not None
-            self._results[Transfer(op.stage, producer, "B", at)] = state.gradient
-        state.returning = state.gradient = state.entering = None
+            self._results[Transfer(op.stage, producer, "B", at)] = {name: state.gradient[name] for name in self.names[producer, op.stage]}
+        state.returning, state.gradient, state.entering = {}, {}, {}
         if op.kind == "B":
             del self._alive[op.stage, at]
 
     def _weights(self, op: Op) -> None:
         self.executors[op.stage].phase("W", self._alive.pop((op.stage, op.micro_batch)))
 
-    def _take(self, transfer: Transfer) -> Tensor:
+    def _take(self, transfer: Transfer) -> Mapping[str, Tensor]:
         """What a stage needs from another: of this rank, or as soon as it has arrived."""
         if transfer in self._results:
             return self._results.pop(transfer)
-        tensor, delivery = self._incoming.pop(transfer)
+        tensors, delivery = self._incoming.pop(transfer)
         start = self.device.mark()
         delivery.wait()
         if self.recorder:
             self.recorder.stood(ends(transfer)[1], start, self.device.mark())
-        return tensor
+        return tensors
 
     def _send(self, op: Op) -> None:
         self._sent(all_of_them=False)
-        tensor = self._results.pop(op.transfer)
-        self._sending.append((op, self.courier.send(op.transfer, tensor), tensor))
+        tensors = self._results.pop(op.transfer)
+        self._sending.append((op, self.courier.send(op.transfer, tensors), tensors))
 
     def _sent(self, *, all_of_them: bool) -> None:
         """Let go of what has been sent; raises what went wrong."""
         while self._sending and (all_of_them or self._sending[0][1].done()):
-            op, delivery, tensor = self._sending.popleft()
+            op, delivery, tensors = self._sending.popleft()
             delivery.wait()
             if self.recorder:
-                self.recorder.moved(op, *delivery.span, tensor.numel() * tensor.element_size())
+                self.recorder.moved(op, *delivery.span, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
 
     def _receive(self, op: Op) -> None:
         self._incoming[op.transfer] = self.courier.receive(op.transfer)

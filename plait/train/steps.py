@@ -47,6 +47,7 @@ def make_executor(
         num_layers=model.stage.num_layers,
         embeds=model.stage.embeds,
         heads=model.stage.heads,
+        resampling=model.spec.resampling,
         p1=strategy.p1,
         p2=strategy.p2,
         sequence_parallel=strategy.sequence_parallel,

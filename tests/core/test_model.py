@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,16 @@ def _reference_count(spec: ModelSpec) -> int:
 def test_presets_count_as_transformers_does(name: str) -> None:
     spec = ModelSpec.preset(name, PRESETS)
     assert spec.num_parameters == _reference_count(spec)
+
+
+def test_a_u_counts_as_its_parameters_do() -> None:
+    from plait.core.strategy import Strategy
+    from plait.train.parameters import pieces
+
+    for levels, layers in ((1, 3), (2, 10)):
+        spec = ModelSpec(family="utransformer", num_layers=layers, levels=levels, hidden=16, num_heads=4, vocab=33, max_sequence=8)
+        assert spec.num_parameters == sum(math.prod(piece.shape) for piece in pieces(spec, Strategy(), 0))
+        assert [spec.level(layer) for layer in range(layers)] == ([0, 1, 0] if levels == 1 else [0, 0, 1, 1, 2, 2, 1, 1, 0, 0])
 
 
 def test_every_preset_says_where_its_shapes_come_from() -> None:
@@ -164,6 +175,9 @@ def test_plain_values_round_trip() -> None:
         ({"num_heads": 5}, "num_heads"),
         ({"num_kv_heads": 3}, "num_kv_heads"),
         ({"family": "rnn"}, "family"),
+        ({"levels": 1}, "levels"),
+        ({"family": "utransformer"}, "levels"),
+        ({"family": "utransformer", "levels": 3}, "num_layers"),
         ({"hidden": "32"}, "hidden"),
         ({"hidden": True}, "hidden"),
         ({"hidden": 0}, "hidden"),

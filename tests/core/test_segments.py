@@ -14,7 +14,7 @@ from plait.core.segments import Action, SegmentGraph, async_order, check, format
 graphs = st.builds(
     SegmentGraph, num_layers=st.integers(1, 3), p1=st.integers(1, 3), p2=st.integers(1, 3), sequence_parallel=st.booleans(),
     communicates=st.booleans(), backward=st.booleans(), first_layer=st.integers(0, 2), embeds=st.booleans(), heads=st.booleans(),
-    phase=st.sampled_from(("step", "F", "B", "I", "W")),
+    phase=st.sampled_from(("step", "F", "B", "I", "W")), resampling=st.sampled_from(((), ((1, "down", 0), (2, "up", 0)))),
 )  # fmt: skip
 seconds = st.floats(0, 1)
 costs = st.builds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,11 +34,11 @@ class LateCourier:
     def __init__(self, courier: Courier, seed: int) -> None:
         self.courier, self._chance = courier, random.Random(seed)
 
-    def send(self, transfer: Transfer, tensor: Tensor) -> Delivery:
+    def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
         self._pause()
-        return self.courier.send(transfer, tensor)
+        return self.courier.send(transfer, tensors)
 
-    def receive(self, transfer: Transfer) -> tuple[Tensor, Delivery]:
+    def receive(self, transfer: Transfer) -> tuple[Mapping[str, Tensor], Delivery]:
         self._pause()
         return self.courier.receive(transfer)
 

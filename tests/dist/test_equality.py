@@ -34,6 +34,9 @@ FEW_KV = ModelSpec(
     attention_dropout=0.1,
 )
 UNTIED = ModelSpec(family="gpt", num_layers=1, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False)
+U = ModelSpec(
+    family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2
+)
 MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
 TOLERANCE = 1e-10
 
@@ -90,6 +93,12 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, p1: int, p2: int, seque
         for (loss, gradients), (loss_wanted, gradients_wanted) in zip(found, want, strict=True):
             assert loss == loss_wanted
             assert torch.equal(gradients, gradients_wanted), f"{overlap} with delay {delay} gives other bits"
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_u_transformer_equals_the_reference(pool: Pool, tp: int) -> None:
+    for p1, p2, overlap in ((1, 1, "sync"), (2, 1, "domino"), (3, 2, "domino")):
+        assert_equal(pool, U, Strategy(tp=tp, p1=p1, p2=p2, overlap=overlap))  # type: ignore[arg-type]
 
 
 def test_shards_are_not_replicas_of_each_other(pool: Pool) -> None:

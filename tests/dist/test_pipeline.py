@@ -18,7 +18,8 @@ GPT = ModelSpec(family="gpt", num_layers=6, hidden=16, num_heads=4, vocab=37, ma
 LLAMA = ModelSpec(
     family="llama", num_layers=6, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8, dropout=0.1
 )
-MODELS = {"gpt": GPT, "llama": LLAMA}
+U = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1)
+MODELS = {"gpt": GPT, "llama": LLAMA, "utransformer": U}
 TOLERANCE = 1e-10
 
 
@@ -32,7 +33,8 @@ def assert_equal(pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]]
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize(("pp", "tp", "slices"), [(2, 1, (1, 2)), (3, 1, (1, 2)), (4, 1, (2,)), (2, 2, (1, 2)), (3, 2, (1,)), (4, 2, (2,))])
 def test_every_schedule_equals_the_reference(pool: Pool, model: str, name: str, pp: int, tp: int, slices: tuple[int, ...]) -> None:
-    spec = replace(MODELS[model], num_layers=pp * pipelining.CHUNKS.get(name, 1))
+    parts, stages = 2 * MODELS[model].levels + 1, pp * pipelining.CHUNKS.get(name, 1)
+    spec = replace(MODELS[model], num_layers=-(-stages // parts) * parts)
     for p1 in slices:
         assert_equal(pool, spec, [(1, tp)] * pp, name, p1)
 
@@ -44,8 +46,9 @@ def test_every_schedule_equals_the_reference(pool: Pool, model: str, name: str, 
     ids=str,
 )
 def test_unequal_meshes_equal_the_reference(pool: Pool, model: str, degrees: list[tuple[int, int]]) -> None:
-    for name in ("1f1b", "eager-1f1b", "zb-h1", "interleaved"):
-        assert_equal(pool, MODELS[model], degrees, name)
+    for name in ("eager-1f1b", "zb-h1", "interleaved"):
+        spec = replace(MODELS[model], num_layers=10) if model == "utransformer" else MODELS[model]
+        assert_equal(pool, spec, degrees, name)
 
 
 @pytest.mark.parametrize("degrees", [[(1, 2), (1, 2)], [(2, 1), (1, 2)]], ids=str)
@@ -57,7 +60,8 @@ def test_sequence_parallel_stages_pass_on_shards(pool: Pool, degrees: list[tuple
 @pytest.mark.parametrize("seed", range(3))
 def test_random_delays_in_transfers_change_nothing(pool: Pool, seed: int) -> None:
     for degrees, name in (([(1, 1)] * 3, "eager-1f1b"), ([(1, 1)] * 2, "zb-v"), ([(2, 1), (1, 2)], "interleaved")):
-        assert_equal(pool, GPT, degrees, name, 1, False, seed)
+        for spec in (GPT, replace(U, num_layers=10)):
+            assert_equal(pool, spec, degrees, name, 1, False, seed)
 
 
 def test_unequal_layers_and_untied_embeddings(pool: Pool) -> None:
