@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -29,14 +31,21 @@ def assert_equal(pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]]
         assert error < TOLERANCE, f"{name} on {degrees}: {what} is off by {error:.1e}"
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", GENERATORS)
-@pytest.mark.parametrize(("pp", "tp", "slices"), [(2, 1, (1, 2)), (3, 1, (1, 2)), (4, 1, (2,)), (2, 2, (1, 2)), (3, 2, (1,)), (4, 2, (2,))])
-def test_every_schedule_equals_the_reference(pool: Pool, model: str, name: str, pp: int, tp: int, slices: tuple[int, ...]) -> None:
+def contract() -> Iterator[Any]:
+    """Every schedule, pp, tp, p1 and model; of the larger shapes one model and p1 each, in turn, the others under the mark ``contract``."""
+    shapes = [(2, 1), (2, 2), (3, 1), (4, 1), (3, 2), (4, 2)]
+    for turn, ((pp, tp), name) in enumerate(product(shapes, GENERATORS)):
+        for number, (model, p1) in enumerate(product(MODELS, (1, 2))):
+            chosen = (pp, tp) == (2, 1) or number == turn % (2 * len(MODELS)) or ((pp, tp) == (2, 2) and p1 == 2)
+            marks = () if chosen else pytest.mark.contract
+            yield pytest.param(model, name, pp, tp, p1, id=f"{model}-{name}-pp{pp}-tp{tp}-p{p1}", marks=marks)
+
+
+@pytest.mark.parametrize(("model", "name", "pp", "tp", "p1"), list(contract()))
+def test_every_schedule_equals_the_reference(pool: Pool, model: str, name: str, pp: int, tp: int, p1: int) -> None:
     parts, stages = 2 * MODELS[model].levels + 1, pp * pipelining.CHUNKS.get(name, 1)
     spec = replace(MODELS[model], num_layers=-(-stages // parts) * parts)
-    for p1 in slices:
-        assert_equal(pool, spec, [(1, tp)] * pp, name, p1)
+    assert_equal(pool, spec, [(1, tp)] * pp, name, p1)
 
 
 @pytest.mark.parametrize("model", MODELS)
