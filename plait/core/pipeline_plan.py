@@ -5,6 +5,7 @@ Planned once (``plait.plan.pipeline``), written to a file, obeyed by every rank:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +46,11 @@ class PipelinePlan:
     def world_size(self) -> int:
         """How many ranks there are."""
         return self.meshes[-1].ranks.stop
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over the content, 64 hex digits."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def place_of(self, rank: int) -> int:
         """The place that a rank belongs to."""

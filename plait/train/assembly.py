@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 
+from plait.core.errors import ScheduleError
 from plait.core.model import ModelSpec
 from plait.core.overlap import SegmentCosts
 from plait.core.pipeline_plan import PipelinePlan
@@ -62,7 +64,11 @@ def assemble(
     recorder: Recorder | None = None,
     eval_batches: int = 0,
 ) -> Part:
-    """Called by all ranks at the same point. strategy: its ``tp`` is the plan's. eval_batches: micro-batches of an evaluation."""
+    """Called by all ranks at the same point. strategy: its ``tp`` is the plan's. eval_batches: micro-batches of an evaluation.
+
+    Raises ScheduleError naming the ranks that have another plan.
+    """
+    _agree_on(plan)
     place = plan.place_of(rank)
     dp, tp = plan.degrees[place]
     stages = plan.schedule.stages_of(place)
@@ -102,6 +108,17 @@ def assemble(
         forward = forward_only(plan.schedule, eval_batches)
         evaluator = Pipeline(forward, plan.names, place, executors(forward), courier)
     return Part(plan, rank, strategy, held, gradients, groups, pipeline, courier, evaluator)
+
+
+def _agree_on(plan: PipelinePlan) -> None:
+    """Ranks that obey different plans wait for each other, or add up what does not belong together."""
+    if not dist.is_initialized():
+        return
+    found: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(found, plan.hash)
+    others = [rank for rank, each in enumerate(found) if each != found[0]]
+    if others:
+        raise ScheduleError(f"ranks {others} have another pipeline plan than rank 0: every node needs the same pipeline.json and plait")
 
 
 def _phases(schedule: Schedule, stage: int) -> Sequence[Phase]:

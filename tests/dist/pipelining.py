@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plait.core.dry_run import peak_activations
+from plait.core.errors import ScheduleError
 from plait.core.model import ModelSpec
 from plait.core.pipeline_plan import PipelinePlan
 from plait.core.schedule import Transfer
@@ -126,3 +127,13 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
         errors[f"weight {piece.name}"] = relative_error(piece.view(held.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
     name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
     return errors[name], name
+
+
+def disagreement(rank: int, spec: ModelSpec) -> str:
+    """What a rank says whose plan is another than the others'."""
+    planned = plan(spec, [(1, 1)] * 2, "1f1b" if rank == 0 else "gpipe", False, ())
+    try:
+        assemble(spec, Strategy(), planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE)
+    except ScheduleError as error:
+        return str(error)
+    return "nothing"

@@ -94,3 +94,8 @@ def test_tied_llama(pool: Pool) -> None:
     )
     for degrees in ([(1, 1), (1, 1)], [(1, 2), (1, 1)], [(1, 1), (2, 1)]):
         assert_equal(pool, tied, degrees, "zb-v")
+
+
+def test_ranks_with_different_plans_say_so_before_the_first_step(pool: Pool) -> None:
+    for said in pool(2).run(pipelining.disagreement, GPT):
+        assert "ranks [1] have another pipeline plan than rank 0" in said

@@ -1,0 +1,81 @@
+"""Planning pipelines: what crosses is planned both ways, the file reads back equal, misfits are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.errors import JobError, PlaitError
+from plait.core.model import ModelSpec
+from plait.core.pipeline_plan import PipelinePlan
+from plait.core.schedule import Schedule, parse_schedule, with_transfers
+from plait.core.schedules import Shape, generate
+from plait.plan.pipeline import plan_pipeline
+from plait.plan.reshard_cost import Fabric
+
+U = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=8, num_heads=2, vocab=9, max_sequence=16)
+DEGREES = ((2, 1), (1, 2), (1, 1))
+
+
+def planned(schedule: Schedule | None = None, **changes: Any) -> PipelinePlan:
+    given = {"micro_batch": 4, "num_micro_batches": 3, "sequence": 16, "itemsize": 4} | changes
+    degrees = given.pop("degrees", DEGREES)
+    schedule = schedule or generate("eager-1f1b", Shape(ranks=3, micro_batches=3))
+    return plan_pipeline(U, schedule, degrees, Fabric(hosts=(0, 0, 1, 1, 2), rate=1e9), **given)
+
+
+def test_every_tensor_is_planned_both_ways_with_its_own_shape() -> None:
+    plan = planned(stage_layers=(2, 1, 2))
+    assert plan.names == {(0, 1): ("h",), (0, 2): ("skip0",), (1, 2): ("h", "skip1")}
+    assert set(plan.reshards) == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
+    shapes = {(edge, name): one.shape for edge, named in plan.reshards.items() for name, one in named.items()}
+    assert shapes[(0, 1), "h"] == (8, 4, 8)
+    assert shapes[(2, 0), "skip0"] == (16, 4, 8)
+    assert shapes[(1, 2), "skip1"] == (8, 4, 8)
+    assert [list(mesh.ranks) for mesh in plan.meshes] == [[0, 1], [2, 3], [4]]
+    assert [plan.rows_of(rank, 4) for rank in range(5)] == [slice(0, 2), slice(2, 4), slice(0, 4), slice(0, 4), slice(0, 4)]
+
+
+def test_the_file_reads_back_equal(tmp_path: Path) -> None:
+    plan = planned()
+    plan.write(tmp_path / "pipeline.json")
+    again = PipelinePlan.read(tmp_path / "pipeline.json")
+    assert again == plan
+    assert again.hash == plan.hash != planned(micro_batch=8).hash
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schedule": "rank 0: 0F0", "degrees": [], "layers": []}'])
+def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "pipeline.json"
+    file.write_text(content)
+    with pytest.raises(PlaitError):
+        PipelinePlan.read(file)
+
+
+def test_a_schedule_by_hand_must_have_the_models_edges() -> None:
+    chain = with_transfers(generate("1f1b", Shape(ranks=3, micro_batches=3)))
+    with pytest.raises(JobError, match="0>1 0>2 1>2"):
+        planned(chain)
+    again = parse_schedule(str(planned().schedule))
+    assert planned(again).schedule == again
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"degrees": ((1, 1), (1, 1))}, "is for 3 places, the job has 2"),
+    ({"num_micro_batches": 4}, "is for 3 micro-batches, a step has 4"),
+    ({"micro_batch": 1}, "dp = 2 shares a micro-batch of 1"),
+    ({"stage_layers": (4, 1)}, "does not divide 5 layers over 3 stages"),
+])  # fmt: skip
+def test_what_does_not_fit_is_named(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        planned(**changes)
+
+
+def test_one_place_needs_no_transfer() -> None:
+    schedule = replace(generate("interleaved", Shape(ranks=1, micro_batches=2, chunks=2)), name="two on one")
+    plan = planned(schedule, degrees=((1, 1),), num_micro_batches=2)
+    assert plan.reshards == {}
+    assert plan.names == {(0, 1): ("h", "skip0", "skip1")}
