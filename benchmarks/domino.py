@@ -1,13 +1,14 @@
 """How much of tensor parallelism's communication is hidden: every variant and PyTorch's own, interleaved on one emulated link.
 
-    python benchmarks/domino.py [--json] [--quick] [--nic 900mbit --nic 360mbit] [--rounds 16]
+    python benchmarks/domino.py [--json] [--quick] [--share 0.3 --share 0.485 | --nic 1gbit ...] [--rounds 12]
 
 Two hosts of one rank each (``plait lab``; needs Linux and root or user namespaces). A step is forward and backward of one batch
 by every variant with equal shapes, one thread a rank, every rank on a core of its own; rounds are interleaved, and ratios are medians of
 the ratios within a round, so that the machine's noise hits both sides alike.
 ``none`` leaves the collectives out (wrong numbers, the speed of hiding everything); ``comm`` does nothing but the plain
 variant's collectives; the limit is the slower of the two. hidden = (sync - x) / (sync - none).
-``comm_share`` is what communication adds to the synchronous step, as a share of it.
+``comm_share`` is what communication adds to the synchronous step, as a share of it. A point is given by this share, because what a rate
+means depends on how fast the machine computes today: a few steps at 500 Mbit/s find the link rate at which communication has it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ VARIANTS = ("sync", "async", "domino", "domino_p4", "column", "hybrid", "none", 
 def main() -> int:
     """Measure every link rate; print a table each, and with --json one last line for programs."""
     options = _options()
-    points = [measure(nic, options) for nic in options.nic]
+    points = [measure(nic, options) for nic in options.nic or [rate_for(share, options) for share in options.share]]
     result = {"points": points}
     if options.save:
         HERE.joinpath("results").mkdir(exist_ok=True)
@@ -50,17 +52,28 @@ def main() -> int:
     return 0
 
 
-def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the ranks on a lab with this link and work their times out."""
+def run(nic: str, options: argparse.Namespace, variants: Sequence[str], rounds: int) -> dict[str, Any]:
+    """What the ranks measured on a lab with this link."""
     spec = LabSpec(2, 1, nic, segment=SEGMENT)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"
-        shape = [str(value) for value in (options.layers, options.hidden, options.sequence, options.batch, options.rounds)]
-        argv = [sys.executable, "-W", "ignore", str(HERE / "domino_ranks.py"), str(out), nic, options.family, *shape]
+        shape = [str(value) for value in (options.layers, options.hidden, options.sequence, options.batch, rounds)]
+        argv = [sys.executable, "-W", "ignore", str(HERE / "domino_ranks.py"), str(out), ",".join(variants), options.family, *shape]
         with Lab(spec, command=argv) as lab:
             run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, Path(folder) / "logs")
-        found = json.loads(out.read_text())
-    point = work_out(nic, found)
+        return json.loads(out.read_text())
+
+
+def rate_for(share: float, options: argparse.Namespace) -> str:
+    """The link rate at which communication is about ``share`` of the synchronous step: what it adds is inverse to the rate."""
+    times = run("500mbit", options, ("sync", "none"), 5)["seconds"]
+    sync, none = (statistics.median(times[name]) for name in ("sync", "none"))
+    return f"{max(10, round(50 * (sync - none) / (none * share / (1 - share)))) * 10}mbit"
+
+
+def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run every variant with this link and work the times out."""
+    point = work_out(nic, run(nic, options, VARIANTS, options.rounds))
     if not options.json:
         show(point)
     return point
@@ -131,12 +144,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser.add_argument("--nic", action="append", help="rate of each host's link instead; may be repeated")
     parser.add_argument(
-        "--nic",
-        action="append",
-        help="rate of each host's link; may be repeated (default 900mbit and 360mbit, where communication is about 30 %% and 48 %% here)",
+        "--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.485)"
     )
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 16)")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 12)")
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=768)
@@ -144,8 +156,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--save", help="also write the result, with machine and command, to this file")
     options = parser.parse_args()
-    options.nic = options.nic or ["900mbit", "360mbit"]
-    options.rounds = options.rounds or (3 if options.quick else 16)
+    options.share = options.share or [0.3, 0.485]
+    options.rounds = options.rounds or (3 if options.quick else 12)
     return options
 
 

@@ -134,7 +134,7 @@ class Bench:
     def plan(self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None) -> PipelinePlan:
         setup, (sequence, batch, hidden) = self.setup, boundary or self.setup.boundary
         return plan_pipeline(
-            replace(self.spec, hidden=hidden, num_heads=1, head_size=hidden),
+            replace(self.spec, hidden=hidden, num_heads=1, num_kv_heads=1, head_size=hidden),
             generate(name, Shape(ranks=setup.places, micro_batches=setup.micro_batches, slack=slack)),
             [(1, 1)] * setup.places,
             Fabric(hosts=tuple(range(setup.places)), rate=1e8),

@@ -49,8 +49,7 @@ class Pipeline:
     """One rank's part of a pipeline.
 
     schedule: with transfers. names: what crosses each of its edges (the residual stream ``h``, skip connections). executors: of this rank's
-    stages, with the phases that the schedule names. ``peak``, after a step: by stage,
-    the most micro-batches that were alive at once.
+    stages, with the phases that the schedule names. ``peak``, after a step: by stage, the most micro-batches that were alive at once.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def contract() -> Iterator[Any]:
     shapes = [(2, 1), (2, 2), (3, 1), (4, 1), (3, 2), (4, 2)]
     for turn, ((pp, tp), name) in enumerate(product(shapes, GENERATORS)):
         for number, (model, p1) in enumerate(product(MODELS, (1, 2))):
-            chosen = (pp, tp) == (2, 1) or number == turn % (2 * len(MODELS)) or ((pp, tp) == (2, 2) and p1 == 2)
+            chosen = (pp, tp) == (2, 1) or number == turn % (2 * len(MODELS))
             marks = () if chosen else pytest.mark.contract
             yield pytest.param(model, name, pp, tp, p1, id=f"{model}-{name}-pp{pp}-tp{tp}-p{p1}", marks=marks)
 
@@ -55,9 +55,8 @@ def test_every_schedule_equals_the_reference(pool: Pool, model: str, name: str, 
     ids=str,
 )
 def test_unequal_meshes_equal_the_reference(pool: Pool, model: str, degrees: list[tuple[int, int]]) -> None:
-    for name in ("eager-1f1b", "zb-h1", "interleaved"):
-        spec = replace(MODELS[model], num_layers=10) if model == "utransformer" else MODELS[model]
-        assert_equal(pool, spec, degrees, name)
+    name = {"gpt": "interleaved", "llama": "zb-h1", "utransformer": "eager-1f1b"}[model]
+    assert_equal(pool, MODELS[model], degrees, name)
 
 
 @pytest.mark.parametrize("degrees", [[(1, 2), (1, 2)], [(2, 1), (1, 2)]], ids=str)
@@ -66,7 +65,7 @@ def test_sequence_parallel_stages_pass_on_shards(pool: Pool, degrees: list[tuple
         assert_equal(pool, MODELS[model], degrees, name, 1, True)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_delays_in_transfers_change_nothing(pool: Pool, seed: int) -> None:
     for degrees, name in (([(1, 1)] * 3, "eager-1f1b"), ([(1, 1)] * 2, "zb-v"), ([(2, 1), (1, 2)], "interleaved")):
         for spec in (GPT, replace(U, num_layers=10)):

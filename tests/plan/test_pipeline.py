@@ -21,7 +21,7 @@ DEGREES = ((2, 1), (1, 2), (1, 1))
 
 
 def planned(schedule: Schedule | None = None, **changes: Any) -> PipelinePlan:
-    given = {"micro_batch": 4, "num_micro_batches": 3, "sequence": 16, "itemsize": 4} | changes
+    given: dict[str, Any] = {"micro_batch": 4, "num_micro_batches": 3, "sequence": 16, "itemsize": 4} | changes
     degrees = given.pop("degrees", DEGREES)
     schedule = schedule or generate("eager-1f1b", Shape(ranks=3, micro_batches=3))
     return plan_pipeline(U, schedule, degrees, Fabric(hosts=(0, 0, 1, 1, 2), rate=1e9), **given)
