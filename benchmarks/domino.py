@@ -1,6 +1,6 @@
 """How much of tensor parallelism's communication is hidden: every variant and PyTorch's own, interleaved on one emulated link.
 
-    python benchmarks/domino.py [--json] [--quick] [--share 0.3 --share 0.485 | --nic 1gbit ...] [--rounds 12]
+    python benchmarks/domino.py [--json] [--quick] [--share 0.3 --share 0.495 | --nic 1gbit ...] [--rounds 12]
 
 Two hosts of one rank each (``plait lab``; needs Linux and root or user namespaces). A step is forward and backward of one batch
 by every variant with equal shapes, one thread a rank, every rank on a core of its own; rounds are interleaved, and ratios are medians of
@@ -8,7 +8,7 @@ the ratios within a round, so that the machine's noise hits both sides alike.
 ``none`` leaves the collectives out (wrong numbers, the speed of hiding everything); ``comm`` does nothing but the plain
 variant's collectives; the limit is the slower of the two. hidden = (sync - x) / (sync - none).
 ``comm_share`` is what communication adds to the synchronous step, as a share of it. A point is given by this share, because what a rate
-means depends on how fast the machine computes today: a few steps at 500 Mbit/s find the link rate at which communication has it.
+means depends on how fast the machine computes today: a few steps before it find the link rate at which communication has it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,12 @@ def run(nic: str, options: argparse.Namespace, variants: Sequence[str], rounds: 
 
 def rate_for(share: float, options: argparse.Namespace) -> str:
     """The link rate at which communication is about ``share`` of the synchronous step: what it adds is inverse to the rate."""
-    times = run("500mbit", options, ("sync", "none"), 5)["seconds"]
-    sync, none = (statistics.median(times[name]) for name in ("sync", "none"))
-    return f"{max(10, round(50 * (sync - none) / (none * share / (1 - share)))) * 10}mbit"
+    rate = 500.0
+    for rounds in (3, 6):  # the second time near the rate that is looked for, since waiting costs a little that is no communication
+        times = run(f"{round(rate)}mbit", options, ("sync", "none"), rounds)["seconds"]
+        ratio = statistics.median(sync / none for sync, none in zip(times["sync"], times["none"], strict=True))
+        rate *= max(0.05, (ratio - 1) * (1 - share) / share)
+    return f"{max(1, round(rate))}mbit"
 
 
 def measure(nic: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -146,7 +149,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="three rounds")
     parser.add_argument("--nic", action="append", help="rate of each host's link instead; may be repeated")
     parser.add_argument(
-        "--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.485)"
+        "--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.495)"
     )
     parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 12)")
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
@@ -156,7 +159,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--save", help="also write the result, with machine and command, to this file")
     options = parser.parse_args()
-    options.share = options.share or [0.3, 0.485]
+    options.share = options.share or [0.3, 0.495]
     options.rounds = options.rounds or (3 if options.quick else 12)
     return options
 

@@ -69,16 +69,19 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the ranks of one case on its lab, and work their times out."""
     case = CASES[name]
     spec = LabSpec(case["places"], 1, case["nic"], segment=SEGMENT)
-    setup = {key: case[key] for key in ("places", "micro_batches", "boundary", "forward", "layers", "variants")} | {
-        "rounds": options.rounds
-    }
+    setup = {key: value for key, value in case.items() if key not in ("nic", "slow")} | {"rounds": options.rounds}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"
         argv = [sys.executable, "-W", "ignore", str(HERE / "pipeline_ranks.py"), str(out), json.dumps(setup)]
         with Lab(spec, command=argv) as lab:
             if "slow" in case:
                 lab.slow(case["places"] - 1, case["slow"])
-            run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, Path(folder) / "logs")
+            try:
+                run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, Path(folder) / "logs")
+            except PlaitError:
+                for log in sorted((Path(folder) / "logs").iterdir()):  # the folder is about to go
+                    print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
+                raise
         found = json.loads(out.read_text())
     point = work_out(name, case, found)
     if not options.json:
