@@ -19,10 +19,12 @@ from plait.train.recorder import Recorder
 
 
 class Delivery(Protocol):
-    """A transfer under way. span: when it moved, seconds of the host's clock, once it is done."""
+    """A transfer under way; ``span`` is in seconds of the host's clock, and known once it is done."""
 
     @property
-    def span(self) -> tuple[float, float]: ...
+    def span(self) -> tuple[float, float]:
+        """When it moved."""
+        ...
 
     def done(self) -> bool:
         """Whether this rank's part is over."""
