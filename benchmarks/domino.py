@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from keeping import keep
 from rich.console import Console
 from rich.table import Table
 
@@ -43,12 +41,7 @@ def main() -> int:
     options = _options()
     points = [measure(nic, options) for nic in options.nic or [rate_for(share, options) for share in options.share]]
     result = {"points": points}
-    if options.save:
-        HERE.joinpath("results").mkdir(exist_ok=True)
-        kept = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "command": " ".join(["python", *sys.argv]), **result}
-        Path(options.save).write_text(json.dumps(kept, indent=2) + "\n")
-    if options.json:
-        print(json.dumps(result))
+    keep(result, options)
     return 0
 
 
@@ -132,15 +125,6 @@ def show(point: dict[str, Any]) -> None:
         )
     Console(width=120).print(table)
     print(f"hidden by the recorder's count (waiting against the link's busy time): {point['recorded_hidden']}\n")
-
-
-def machine() -> str:
-    """What the figures were measured on."""
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "cpu"
-    )
-    cores = subprocess.run(["nproc"], capture_output=True, text=True, check=False).stdout.strip()
-    return f"{cores} cores of {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
 
 
 def _options() -> argparse.Namespace:

@@ -23,11 +23,10 @@ import json
 import statistics
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from domino import machine
+from keeping import keep
 from rich.console import Console
 from rich.table import Table
 
@@ -57,11 +56,7 @@ def main() -> int:
     """Measure every case; print a table each, and with --json one last line for programs."""
     options = _options()
     result = {"cases": [measure(name, options) for name in options.case]}
-    if options.save:
-        kept = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "command": " ".join(["python", *sys.argv]), **result}
-        Path(options.save).write_text(json.dumps(kept, indent=2) + "\n")
-    if options.json:
-        print(json.dumps(result))
+    keep(result, options)
     return 0
 
 

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from keeping import keep
 from rich.console import Console
 from rich.table import Table
 
@@ -67,11 +65,7 @@ def main() -> int:
     result = {"nic": options.nic, "hosts": HOSTS, "ranks_per_host": PER_HOST, "rounds": options.rounds, "cases": found}
     if not options.json:
         show(result)
-    if options.save:
-        kept = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "command": " ".join(["python", *sys.argv]), **result}
-        Path(options.save).write_text(json.dumps(kept, indent=2) + "\n")
-    if options.json:
-        print(json.dumps(result))
+    keep(result, options)
     return 0
 
 
@@ -157,14 +151,6 @@ def show(result: dict[str, Any]) -> None:
             *ratios,
         )
     Console(width=160).print(table)
-
-
-def machine() -> str:
-    """What the figures were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "cpu")
-    cores = subprocess.run(["nproc"], capture_output=True, text=True, check=False).stdout.strip()
-    return f"{cores} cores of {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
 
 
 def _options() -> argparse.Namespace:
