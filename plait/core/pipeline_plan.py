@@ -42,11 +42,6 @@ class PipelinePlan:
         """The ranks of every place."""
         return meshes(self.degrees)
 
-    @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
-        return self.meshes[-1].ranks.stop
-
     @cached_property
     def hash(self) -> str:
         """sha256 over the content, 64 hex digits."""

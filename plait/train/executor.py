@@ -137,6 +137,7 @@ class SegmentExecutor:
             assert not self._flights, f"collectives never awaited: {list(self._flights)}"
         finally:
             self._flights.clear()
+            del self._state  # whoever holds the micro-batch decides how long its activations live
 
     def loss(self, state: InFlight) -> Tensor:
         """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the head."""
