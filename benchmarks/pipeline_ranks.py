@@ -32,9 +32,9 @@ from plait.train.executor import InFlight, MicroBatch
 from plait.train.groups import open_groups
 from plait.train.pipeline import Courier, Delivery, Pipeline
 from plait.train.threads import take_cores
+from plait.train.tune_pipeline import SLACK_TOLERANCE, travel_times
 
 DEVICE = open_device("cpu", 0)
-SLACK_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Bench:
         first = self.plan("1f1b")
         self.courier = LaneCourier(first.schedule, first.reshards, self.groups, DEVICE, torch.float32)
         self.signals = self._signals()
-        self.travel = self._travel()
+        self.travel = travel_times(first.schedule, self.courier, rank, DEVICE)
         self.stand_ins: dict[str, StandIn] = {}
 
     def plan(self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None) -> PipelinePlan:
@@ -152,26 +152,6 @@ class Bench:
     def tensors(self, plan: PipelinePlan) -> dict[str, Tensor]:
         """One of everything that crosses boundaries."""
         return {name: torch.zeros(one.shape) for named in plan.reshards.values() for name, one in named.items()}
-
-    def _travel(self) -> list[float]:
-        """Seconds of a lone transfer over every boundary until it has arrived (a sender is done when its kernel has the data); the same
-        list on all ranks."""
-        found = []
-        for boundary in range(self.setup.places - 1):
-            times = []
-            for _ in range(5):
-                dist.barrier()
-                start = time.perf_counter()
-                transfer = Transfer(boundary, boundary + 1, "F", 0)
-                if self.rank == boundary:
-                    self.courier.send(transfer, self.signals.whole).wait()
-                elif self.rank == boundary + 1:
-                    self.courier.receive(transfer)[1].wait()
-                times.append(time.perf_counter() - start)
-            box = [statistics.median(times)]
-            dist.broadcast_object_list(box, src=boundary + 1)
-            found.append(box[0])
-        return found
 
     def ours(self, name: str, schedule: str, courier: Courier, slack: tuple[int, ...] = ()) -> Callable[[], object]:
         plan = self.plan(schedule, slack)

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from plait.core.dry_run import DryRun
     from plait.core.schedule import Schedule
-    from plait.core.schedules import Known
+    from plait.core.schedules import Known, Shape
 
 app = typer.Typer(no_args_is_help=True, help="Pipeline schedules: draw them, and see what they cost.")
 
@@ -40,7 +40,7 @@ def show(
 ) -> None:
     """Draw a schedule, with its bubble and memory, simulated and by formula. NAME may be a file with a hand-written one."""
     from plait.core.dry_run import PipelineCosts, dry_run
-    from plait.core.schedules import Shape, closed_form
+    from plait.core.schedules import closed_form
 
     parts = (forward, input_gradient, weight_gradient)
     schedule, shape = _schedule(name, stages, micro_batches, chunks, slack, skip or [], sum(parts), transfer)
@@ -50,7 +50,7 @@ def show(
         edges={(a, b): sum(travels[a:b]) for a, b in schedule.edges},
     )
     run = dry_run(schedule, costs, _mode(mode))
-    known = closed_form(name, shape, *parts) if isinstance(shape, Shape) else None
+    known = closed_form(name, shape, *parts) if shape else None
     for path in draw or []:
         from plait.diagnose.plots import draw_gantt
 
@@ -65,14 +65,11 @@ def show(
 
 def _schedule(
     name: str, stages: int, micro_batches: int, chunks: int, slack: str, skips: list[str], compute: float, transfer: str
-) -> tuple[Schedule, Any]:
+) -> tuple[Schedule, Shape | None]:
     from plait.core.errors import ScheduleError
-    from plait.core.schedule import parse_schedule, with_edges
-    from plait.core.schedules import CHUNKS, GENERATORS, Shape, enough_slack, generate
+    from plait.core.schedule import with_edges
+    from plait.core.schedules import Shape, enough_slack, find_schedule
 
-    if name not in GENERATORS and Path(name).is_file():
-        return parse_schedule(Path(name).read_text()), None
-    chunks = max(chunks, *CHUNKS.get(name, (1,)), 1)
     given: tuple[int, ...] = ()
     if slack:
         try:
@@ -81,9 +78,8 @@ def _schedule(
             raise ScheduleError(f"--slack {slack}: whole numbers with commas between them are expected, such as 1,2,1") from None
     elif name == "slack-1f1b":
         given = enough_slack([compute] * stages, _times(transfer, stages - 1, "--transfer"))
-    shape = Shape(ranks=stages, micro_batches=micro_batches, chunks=chunks, slack=given)
-    schedule = generate(name, shape)
-    if skips:
+    schedule, shape = find_schedule(name, Shape(ranks=stages, micro_batches=micro_batches, chunks=chunks, slack=given))
+    if skips and shape:
         schedule = with_edges(schedule, [*schedule.edges, *(_edge(text) for text in skips)])
     return schedule, shape
 

@@ -41,18 +41,15 @@ def _pipeline(job: Job, on: str) -> PipelinePlan | None:
     """The plan of the job's pipeline, if it has one: schedule, meshes, how tensors go from one to the next."""
     if not job.pipelined:
         return None
-    from plait.core.schedule import parse_schedule
-    from plait.core.schedules import CHUNKS, GENERATORS, Shape, generate
+    from plait.core.schedules import Shape, find_schedule
     from plait.plan.pipeline import plan_pipeline
     from plait.plan.reshard_cost import Fabric, even_hosts
 
     asked = job.strategy
     count = job.train.batch // job.micro_batch
-    if asked.schedule not in GENERATORS and Path(asked.schedule).is_file():
-        schedule = parse_schedule(Path(asked.schedule).read_text())
-    else:
-        chunks = max(asked.interleave, *CHUNKS.get(asked.schedule, (1,)), 1)
-        schedule = generate(asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=chunks, slack=asked.slack))
+    # Slack that the job leaves open is measured when the ranks have started; until then it is eager-1f1b's.
+    slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
+    schedule, _ = find_schedule(asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=asked.interleave, slack=slack))
     lab = _lab_spec(on)
     hosts = even_hosts(job.world_size, lab.ranks_per_host if lab else job.world_size)
     rate = lab.rate / 8 if lab and lab.rate else LOCAL_RATE

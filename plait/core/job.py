@@ -101,7 +101,8 @@ class StrategySection(Section):
     """How the model is split and its communication hidden; see ``Strategy``. ``auto``: candidates are timed before training.
 
     pp: places of the pipeline. schedule: a name of ``plait schedule show``, or a file with a schedule. interleave: stages that every place
-    holds. slack: slack-1f1b's, of every boundary. stage_layers: layers of every stage, as equal as can be if empty.
+    holds. slack: slack-1f1b's, of every boundary; measured before training if empty. stage_layers: layers of every stage, as
+    equal as can be if empty.
     """
 
     tp: Degrees = 1
@@ -247,6 +248,11 @@ class Job(Section):
     def pipelined(self) -> bool:
         """Whether a ``PipelinePlan`` is needed: more than one tensor-parallel group."""
         return self.strategy.pp > 1 or self.strategy.interleave > 1 or self.degrees[0][0] > 1
+
+    @property
+    def measures_slack(self) -> bool:
+        """Whether slack-1f1b is asked for and its slack is to follow from measured times."""
+        return self.strategy.schedule == "slack-1f1b" and not self.strategy.slack
 
     @property
     def base_strategy(self) -> Strategy:

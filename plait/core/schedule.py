@@ -307,7 +307,8 @@ def with_transfers(schedule: Schedule, ahead: int = 2) -> Schedule:
     """The schedule with every transfer written out: sent right after its op, its receive posted ``ahead`` computations before its reader.
 
     Posting a receive earlier keeps a buffer longer and, on NCCL, a waiting kernel; later, the transfer starts late where sender and
-    receiver must meet. A channel's receives stand in the sender's order: one that is overtaken is posted with the one that overtook it.
+    receiver must meet. Two computations are one forward and one backward, a whole period of the steady state. A channel's receives stand
+    in the sender's order: one that is overtaken is posted with the one that overtook it.
     """
     check(schedule)
     posts: list[dict[int, list[Op]]] = [{} for _ in schedule.ranks]

@@ -15,11 +15,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 from plait.core.errors import ScheduleError, nearest
-from plait.core.schedule import Op, OpKind, Schedule
+from plait.core.schedule import Op, OpKind, Schedule, parse_schedule
 from plait.core.strategy import slice_sizes
 
 
@@ -50,6 +51,17 @@ def generate(name: str, shape: Shape) -> Schedule:
     if shape.slack and name != "slack-1f1b":
         raise ScheduleError(f"slack is for slack-1f1b, not for {name}")
     return Schedule(name, shape.num_stages, tuple(map(tuple, GENERATORS[name](shape))))
+
+
+def find_schedule(name: str, shape: Shape) -> tuple[Schedule, Shape | None]:
+    """The schedule of that name, its shape with at least the chunks it needs; or the one written in the file ``name``, without a shape.
+
+    Raises ScheduleError as ``generate`` and ``parse_schedule`` do.
+    """
+    if name not in GENERATORS and Path(name).is_file():
+        return parse_schedule(Path(name).read_text()), None
+    shape = replace(shape, chunks=max(shape.chunks, *CHUNKS.get(name, (1,)), 1))
+    return generate(name, shape), shape
 
 
 def _gpipe(shape: Shape) -> Iterable[list[Op]]:

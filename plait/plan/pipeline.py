@@ -15,9 +15,6 @@ from plait.core.schedule import Edge, Schedule, with_edges, with_transfers
 from plait.core.stages import crossings, split_layers
 from plait.plan.reshard import Fabric, make_plan
 
-# Computations between the posting of a receive and its reader: one forward and one backward, a whole period of the steady state.
-AHEAD = 2
-
 
 def plan_pipeline(
     model: ModelSpec,
@@ -50,7 +47,7 @@ def plan_pipeline(
     stages = split_layers(model.num_layers, schedule.num_stages, stage_layers)
     tensors = crossings(model, stages)
     if all(op.computes for ops in schedule.ranks for op in ops):
-        schedule = with_transfers(with_edges(schedule, tensors), AHEAD)
+        schedule = with_transfers(with_edges(schedule, tensors))
     elif set(schedule.edges) != set(tensors):
         wanted = " ".join(f"{a}>{b}" for a, b in tensors)
         raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")

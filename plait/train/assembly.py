@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from plait.core.segments import Phase
 from plait.core.strategy import Strategy, slice_sizes
 from plait.train.courier import LaneCourier
 from plait.train.device import Device
-from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.executor import MicroBatch
 from plait.train.gradients import Gradients
 from plait.train.groups import Groups, open_groups
 from plait.train.model import Stages, Transformer
@@ -28,7 +29,7 @@ from plait.train.steps import make_executor
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of a pipelined job."""
+    """What one rank has of a pipelined job. share: this rank's sequences of a micro-batch. eval_batches: micro-batches of an evaluation."""
 
     plan: PipelinePlan
     rank: int
@@ -36,9 +37,24 @@ class Part:
     models: Stages
     gradients: Gradients
     groups: Groups
-    pipeline: Pipeline
     courier: LaneCourier
-    evaluator: Pipeline | None
+    device: Device
+    share: int
+    sequence: int
+    seed: int
+    costs: SegmentCosts | None
+    recorder: Recorder | None
+    eval_batches: int
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The interpreter of the plan's schedule."""
+        return self._interpreter(self.plan.schedule)
+
+    @cached_property
+    def evaluator(self) -> Pipeline | None:
+        """The interpreter of an evaluation, forwards only."""
+        return self._interpreter(forward_only(self.plan.schedule, self.eval_batches)) if self.eval_batches else None
 
     def own(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """This rank's sequences of each micro-batch: its data-parallel share."""
@@ -47,6 +63,31 @@ class Part:
             replace(batch, tokens=batch.tokens[r], targets=batch.targets[r], samples=batch.samples[r])
             for r, batch in zip(rows, batches, strict=True)
         ]
+
+    def changed(self, strategy: Strategy, costs: SegmentCosts | None, schedule: Schedule | None = None) -> Part:
+        """The same part with other slices, or in another order of the same stages; it shares weights, gradients and wires."""
+        plan = replace(self.plan, schedule=schedule) if schedule else self.plan
+        return replace(self, plan=plan, strategy=replace(strategy, tp=self.strategy.tp), costs=costs)
+
+    def _interpreter(self, schedule: Schedule) -> Pipeline:
+        recorder = self.recorder if schedule.trains else None
+        executors = {
+            model.stage.index: make_executor(
+                model,
+                self.strategy,
+                self.groups.tp,
+                gradients=self.gradients if schedule.trains else None,
+                device=self.device,
+                batch=self.share,
+                sequence=self.sequence,
+                costs=self.costs,
+                recorder=recorder,
+                seed=self.seed,
+                phases=_phases(schedule, model.stage.index),
+            )
+            for model in self.models.stages
+        }
+        return Pipeline(schedule, self.plan.names, self.groups.place, executors, self.courier, recorder)
 
 
 def assemble(
@@ -71,43 +112,32 @@ def assemble(
     _agree_on(plan)
     place = plan.place_of(rank)
     dp, tp = plan.degrees[place]
-    stages = plan.schedule.stages_of(place)
     tied = bool(spec.tied_embeddings) and len(plan.stages) > 1
     groups = open_groups(plan.meshes, rank, device.backend, last=plan.schedule.rank_of[len(plan.stages) - 1], tied=tied)
-    share = slice_sizes(micro_batch, dp)[groups.dp_rank]
     strategy = replace(strategy, tp=tp)
     to = device.torch_device
-    models = {
-        s: Transformer(spec, strategy, tp_rank=groups.tp_rank, stage=plan.stages[s], seed=seed, dtype=dtype, device=to) for s in stages
-    }
-    held = Stages(list(models.values()))
-    gradients = Gradients(held)
-
-    def executors(schedule: Schedule) -> dict[int, SegmentExecutor]:
-        return {
-            s: make_executor(
-                model,
-                strategy,
-                groups.tp,
-                gradients=gradients if schedule.trains else None,
-                device=device,
-                batch=share,
-                sequence=sequence,
-                costs=costs,
-                recorder=recorder if schedule.trains else None,
-                seed=seed,
-                phases=_phases(schedule, s),
-            )
-            for s, model in models.items()
-        }
-
-    courier = LaneCourier(plan.schedule, plan.reshards, groups, device, dtype)
-    pipeline = Pipeline(plan.schedule, plan.names, place, executors(plan.schedule), courier, recorder)
-    evaluator = None
-    if eval_batches:
-        forward = forward_only(plan.schedule, eval_batches)
-        evaluator = Pipeline(forward, plan.names, place, executors(forward), courier)
-    return Part(plan, rank, strategy, held, gradients, groups, pipeline, courier, evaluator)
+    models = Stages(
+        [
+            Transformer(spec, strategy, tp_rank=groups.tp_rank, stage=plan.stages[s], seed=seed, dtype=dtype, device=to)
+            for s in plan.schedule.stages_of(place)
+        ]
+    )
+    return Part(
+        plan=plan,
+        rank=rank,
+        strategy=strategy,
+        models=models,
+        gradients=Gradients(models),
+        groups=groups,
+        courier=LaneCourier(plan.schedule, plan.reshards, groups, device, dtype),
+        device=device,
+        share=slice_sizes(micro_batch, dp)[groups.dp_rank],
+        sequence=sequence,
+        seed=seed,
+        costs=costs,
+        recorder=recorder,
+        eval_batches=eval_batches,
+    )
 
 
 def _agree_on(plan: PipelinePlan) -> None:

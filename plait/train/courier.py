@@ -70,12 +70,16 @@ class LaneCourier:
 
     def receive(self, transfer: Transfer) -> tuple[dict[str, Tensor], Parcel]:
         """Post the receives of this rank's tiles, in memory of their own."""
-        lane, plans = self._lane(transfer), self._plans(transfer)
-        tiles = {
-            name: torch.empty(plan.destination.tile(self.rank, plan.shape).shape, dtype=self.dtype, device=self.device.torch_device)
-            for name, plan in plans.items()
+        lane, tiles = self._lane(transfer), self.tiles(transfer, receiving=True)
+        return tiles, Parcel([lane.start(plan, None, tiles[name]) for name, plan in self._plans(transfer).items()])
+
+    def tiles(self, transfer: Transfer, *, receiving: bool) -> dict[str, Tensor]:
+        """New memory, not initialised, for what this rank sends or receives."""
+        layouts = {name: (plan.destination if receiving else plan.source, plan.shape) for name, plan in self._plans(transfer).items()}
+        return {
+            name: torch.empty(layout.tile(self.rank, shape).shape, dtype=self.dtype, device=self.device.torch_device)
+            for name, (layout, shape) in layouts.items()
         }
-        return tiles, Parcel([lane.start(plan, None, tiles[name]) for name, plan in plans.items()])
 
     def close(self) -> None:
         """End the lanes."""

@@ -296,6 +296,7 @@ class Stages:
     """Several stages of one rank as one share."""
 
     def __init__(self, models: Sequence[Transformer]) -> None:
+        self.stages = models
         self.spec = models[0].spec
         self.named = {name: parameter for model in models for name, parameter in model.named.items()}
         self.pieces = [piece for model in models for piece in model.pieces]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from plait.core.dry_run import peak_activations
 from plait.core.env import RankEnv
 from plait.core.errors import CheckpointError, JobError
 from plait.core.job import Job
@@ -33,7 +34,8 @@ from plait.train.recorder import Recorder
 from plait.train.report import Reporter
 from plait.train.steps import Run, evaluate, make_executor, micro_batches, train_step, whole
 from plait.train.tokenizer import load_tokenizer
-from plait.train.tune import agree, choose_slices, matrix_rate
+from plait.train.tune import Candidate, agree, choose_slices, matrix_rate
+from plait.train.tune_pipeline import choose_pipeline_slices, choose_slack
 from plait.train.wire import Wire
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -129,11 +131,15 @@ class Session:
                     file=str(self.folder),
                     fix="Give this run another name with run.name=NAME, or remove the folder",
                 )
-            if plan.pipeline == pipeline and plan.strategy.tp == self.job.base_strategy.tp:
+            if _shape(plan.pipeline, self.job) == _shape(pipeline, self.job) and plan.strategy.tp == self.job.base_strategy.tp:
+                self._follow(plan)
                 return plan  # otherwise the run goes on in another shape
         strategy, costs, note = self.job.base_strategy, None, "as the job says"
-        if not self.pipeline and self.wire.size > 1 and "auto" in (self.job.strategy.slices, self.job.strategy.sequence_parallel):
+        tunes = "auto" in (self.job.strategy.slices, self.job.strategy.sequence_parallel)
+        if tunes and any(tp > 1 for _, tp in self.job.degrees):
             strategy, costs, note = self._tune()
+        if self.part:
+            self._settle(strategy, costs)
         plan = Plan(
             job=self.job.to_dict(),
             job_fingerprint=self.job.fingerprint,
@@ -141,25 +147,46 @@ class Session:
             strategy=strategy,
             layout=self.job.layout,
             costs=costs,
-            pipeline=self.pipeline.to_dict() if self.pipeline else None,
+            pipeline=self.part.plan.to_dict() if self.part else None,
             notes={"slices": note, "device": self.device.description},
         )
         if self.rank.rank == 0:
             plan.write(path)
         return plan
 
+    def _follow(self, plan: Plan) -> None:
+        """Take over what an earlier start has measured."""
+        if self.part and plan.pipeline:
+            self.part = self.part.changed(plan.strategy, plan.costs, PipelinePlan.from_dict(plan.pipeline).schedule)
+
     def _tune(self) -> tuple[Strategy, SegmentCosts, str]:
-        asked = self.job.strategy
-        sequence_parallel = (False, True) if asked.sequence_parallel == "auto" else (asked.sequence_parallel,)
-        slices = None if asked.slices == "auto" else (self.job.base_strategy.p1, self.job.base_strategy.p2)
-        batch = self._micro_batches(0)[0]
-        timed, costs = choose_slices(
-            self._executor, self.job.base_strategy, batch, sequence_parallel=sequence_parallel, slices=slices, recorder=self.recorder
-        )
+        timed, costs = self._timed()
         self.gradients.zero()
         best = min(timed, key=lambda one: one.seconds).strategy
         self.report.choice(timed, best)
         return best, costs, f"fastest of {len(timed)} timed candidates"
+
+    def _timed(self) -> tuple[list[Candidate], SegmentCosts]:
+        if self.part:
+            return choose_pipeline_slices(self.part, self._micro_batches(0), self.recorder)
+        asked = self.job.strategy
+        sequence_parallel = (False, True) if asked.sequence_parallel == "auto" else (asked.sequence_parallel,)
+        slices = None if asked.slices == "auto" else (self.job.base_strategy.p1, self.job.base_strategy.p2)
+        batch = self._micro_batches(0)[0]
+        return choose_slices(
+            self._executor, self.job.base_strategy, batch, sequence_parallel=sequence_parallel, slices=slices, recorder=self.recorder
+        )
+
+    def _settle(self, strategy: Strategy, costs: SegmentCosts | None) -> None:
+        """Put the part in its final order: its slices, and the slack of a schedule that leaves it open."""
+        assert self.part is not None
+        self.part = self.part.changed(strategy, costs)
+        if self.job.measures_slack:
+            schedule = choose_slack(self.part, self._micro_batches(0), self.recorder)
+            self.gradients.zero()
+            self.part = self.part.changed(strategy, costs, schedule)
+            alive = ", ".join(str(peak) for peak in peak_activations(schedule).values())
+            self.report.say(f"slack from measured times: at most {alive} micro-batches alive on the stages, one after the other")
 
     def _resume(self) -> int:
         """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
@@ -286,3 +313,8 @@ class Session:
 
     def _state(self) -> dict[str, Any]:
         return {"data": self.batches.identity, "plan": self.plan.hash}
+
+
+def _shape(pipeline: dict[str, Any] | None, job: Job) -> dict[str, Any] | None:
+    """What must be the same for a run to go on by its plan; slack that was measured need not be."""
+    return {**pipeline, "schedule": None} if pipeline and job.measures_slack else pipeline

@@ -70,13 +70,32 @@ def test_what_a_pipelined_run_leaves(tmp_path: Path) -> None:
     assert found >= {("transfer", "0SEND_F3"), ("transfer", "1SEND_B0"), ("idle", "1RECV_F0"), ("compute", "leave.N0"), ("comm", "mlp1.C0")}
 
 
+def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=3)
+    shape = (*SHAPE[:2], "strategy.schedule=slack-1f1b", "strategy.slices=auto", "train.micro_batch=2")
+    done = train(job, *shape)
+    assert done.returncode == 0, done.stderr
+    assert "Slicing, measured before training" in done.stdout
+    assert "slack from measured times: at most " in done.stdout
+    run = tmp_path / "runs" / "job"
+    first = Plan.read(run / "plan.json")
+    assert first.pipeline is not None
+    assert first.pipeline["schedule"].startswith("# slack-1f1b")
+    assert first.costs is not None
+    again = train(job, *shape, "train.steps=5")
+    assert again.returncode == 0, again.stderr
+    assert "measured" not in again.stdout
+    assert Plan.read(run / "plan.json").hash == first.hash
+    assert [row["step"] for row in metrics(job)] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize(("settings", "says"), [
     (("strategy.schedule=1f1p",), ("no schedule is called '1f1p'", "did you mean '1f1b'")),
     (("strategy.pp=3",), ("2 layers leave one of 3 stages without a layer",)),
     (("strategy.stage_layers=[2,1]",), ("strategy.stage_layers", "does not divide 2 layers")),
     (("strategy.tp=[1,2,1]",), ("strategy.tp", "3 numbers for pp = 2 places")),
     (("strategy.dp=4", "strategy.slices.p1=1"), ("strategy.dp", "dp = 4 shares a micro-batch of 2")),
-    (("strategy.schedule=slack-1f1b",), ("slack-1f1b of 2 ranks needs 1 slacks",)),
+    (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("slack-1f1b of 2 ranks needs 1 slacks",)),
     (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
     (("strategy.schedule={mine}", "train.micro_batch=1", "strategy.slices.p1=1"), ("is for 2 micro-batches, a step has 4",)),
     (("strategy.sequence_parallel=auto",), ("strategy.sequence_parallel", "is not timed in a pipeline")),

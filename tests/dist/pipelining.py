@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,9 +21,12 @@ from plait.core.strategy import Strategy
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
 from plait.train.assembly import Part, assemble
+from plait.train.courier import LaneCourier
 from plait.train.optimizer import Optimizer
 from plait.train.pipeline import Courier, Delivery
+from plait.train.recorder import Recorder
 from plait.train.steps import micro_batches, train_step
+from plait.train.tune_pipeline import choose_slack
 from tests.dist.equality import CLIP, DEVICE, RATE, SEED, SEQUENCE, STEPS, batch_of, expected, relative_error
 
 BATCH, MICRO = 8, 2
@@ -127,6 +131,35 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
         errors[f"weight {piece.name}"] = relative_error(piece.view(held.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
     name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
     return errors[name], name
+
+
+class SlowBoundary:
+    """A courier that takes ``seconds`` longer over the boundary behind ``stage``."""
+
+    def __init__(self, courier: LaneCourier, stage: int, seconds: float) -> None:
+        self.courier, self.stage, self.seconds, self.tiles = courier, stage, seconds, courier.tiles
+
+    def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
+        if min(transfer.source, transfer.target) == self.stage:
+            time.sleep(self.seconds)
+        return self.courier.send(transfer, tensors)
+
+    def receive(self, transfer: Transfer) -> tuple[Mapping[str, Tensor], Delivery]:
+        return self.courier.receive(transfer)
+
+
+def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[int]:
+    """Micro-batches alive by stage under the schedule that is chosen where one boundary takes far longer than all computation."""
+    recorder = Recorder(DEVICE)
+    planned = plan(spec, [(1, 1)] * places, "slack-1f1b", False, ())
+    part = assemble(spec, Strategy(), planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, recorder=recorder)
+    try:
+        part = replace(part, courier=cast("LaneCourier", SlowBoundary(part.courier, slow, 0.1)))
+        tokens, targets, samples = batch_of(spec, 0, BATCH)
+        schedule = choose_slack(part, part.own(micro_batches(tokens, targets, samples, MICRO, 0)), recorder)
+        return list(peak_activations(schedule).values())
+    finally:
+        getattr(part.courier, "courier", part.courier).close()
 
 
 def disagreement(rank: int, spec: ModelSpec) -> str:

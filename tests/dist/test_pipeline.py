@@ -95,6 +95,12 @@ def test_tied_llama(pool: Pool) -> None:
         assert_equal(pool, tied, degrees, "zb-v")
 
 
+@pytest.mark.parametrize(("slow", "alive"), [(0, [4, 2, 1]), (1, [4, 3, 1])])
+def test_slack_is_measured_where_it_is_needed(pool: Pool, slow: int, alive: list[int]) -> None:
+    for found in pool(3).run(pipelining.measured_slack, replace(GPT, num_layers=3), 3, slow):
+        assert found == alive
+
+
 def test_ranks_with_different_plans_say_so_before_the_first_step(pool: Pool) -> None:
     for said in pool(2).run(pipelining.disagreement, GPT):
         assert "ranks [1] have another pipeline plan than rank 0" in said
