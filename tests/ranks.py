@@ -15,7 +15,7 @@ class Ranks:
     """``size`` processes in one gloo world; ``run(function, *args)`` calls ``function(rank, *args)`` on each and returns all results."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self.broken = size, False
         context = mp.get_context("spawn")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -36,12 +36,20 @@ class Ranks:
         failures: list[str] = []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(timeout):
+                self.broken = True
                 raise TimeoutError(f"rank {rank} gave no answer to {function.__name__} in {timeout:.0f} s")
             ok, value = pipe.recv()
             (results if ok else failures).append(value)
         if failures:
+            self.broken = True
             raise AssertionError("\n".join(failures))
         return results
+
+    def kill(self) -> None:
+        """End ranks that no longer answer."""
+        for process in self._processes:
+            process.kill()
+            process.join()
 
     def close(self) -> None:
         for pipe in self._pipes:

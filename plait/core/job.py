@@ -4,7 +4,7 @@
 [data]       text, pattern, tokenizer, sequence, eval_fraction, seed
 [train]      steps, batch, micro_batch, learning rate and its schedule, AdamW, clipping, dtype, evaluation, checkpoints
 [strategy]   tp, overlap, slices ("auto" or { p1 =, p2 = }; also p1 and p2 alone), sequence_parallel (true, false, "auto"); for a pipeline
-             pp, schedule, interleave, slack, stage_layers; dp; tp and dp may be lists, a number for every place of the pipeline
+             pp, schedule, interleave, slack, stage_layers; dp, and shard over it; tp and dp may be lists, a number for every place
 [run]        name, folder, device, threads, peak_flops, timeline_steps
 
 A relative path in a file is meant from that file's folder, one on the command line from the current folder; ``run.folder``, where
@@ -28,6 +28,7 @@ from plait.core.errors import JobError, nearest
 from plait.core.explain import explain
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
+from plait.core.sharding import Sharding
 from plait.core.strategy import Overlap, Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
@@ -94,6 +95,15 @@ class Slices(Section):
     p2: Count = 1
 
 
+class Shard(Section):
+    """How many ranks share out parameters, gradients and optimizer states, of those that hold the same weights; see ``Sharding``."""
+
+    params: Count = 1
+    grads: Count = 1
+    optim: Count = 1
+    secondary: Natural = 0
+
+
 Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
 
 
@@ -102,7 +112,7 @@ class StrategySection(Section):
 
     pp: places of the pipeline. schedule: a name of ``plait schedule show``, or a file with a schedule. interleave: stages that every place
     holds. slack: slack-1f1b's, of every boundary; measured before training if empty. stage_layers: layers of every stage, as
-    equal as can be if empty.
+    equal as can be if empty. shard: factors, or a named point such as "zero1" or "fsdp".
     """
 
     tp: Degrees = 1
@@ -112,6 +122,7 @@ class StrategySection(Section):
     interleave: Count = 1
     slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    shard: str | Shard = "ddp"
     overlap: Overlap = "domino"
     slices: Literal["auto"] | Slices = "auto"
     sequence_parallel: bool | Literal["auto"] = False
@@ -213,6 +224,7 @@ class Job(Section):
                     fix=f"Use dp <= {self.micro_batch}",
                 )
             replace(self.base_strategy, tp=tp).check(spec, batch=self.micro_batch // dp, sequence=self.data.sequence)
+            self.sharding(dp).check(dp)
         if self.pipelined and self.strategy.sequence_parallel == "auto":
             raise JobError("'auto' is not timed in a pipeline", key="strategy.sequence_parallel", fix="Use true or false")
 
@@ -232,6 +244,11 @@ class Job(Section):
                                fix="Give one for every place, or one number for all")  # fmt: skip
             found.append(each)
         return tuple(zip(*found, strict=True))
+
+    def sharding(self, ranks: int) -> Sharding:
+        """How ``ranks`` that hold the same weights share them out."""
+        given = self.strategy.shard
+        return Sharding.named(given, ranks) if isinstance(given, str) else Sharding(**given.model_dump())
 
     @property
     def layout(self) -> Layout | None:

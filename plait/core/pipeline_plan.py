@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from plait.core.files import replacing
 from plait.core.layout import Mesh, meshes
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, parse_schedule
+from plait.core.sharding import Sharding
 from plait.core.stages import Stage
 from plait.core.strategy import slice_sizes
 
@@ -24,18 +25,22 @@ from plait.core.strategy import slice_sizes
 @dataclass(frozen=True)
 class PipelinePlan:
     """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. names: what crosses each edge of the schedule.
-    reshards: by (source stage, target stage), both directions, the plan of each tensor, [S, B, H] of one micro-batch; none on one place."""
+    reshards: by (source stage, target stage), both directions, the plan of each tensor, [S, B, H] of one micro-batch; none on one place.
+    shardings: of every place, over its dp; nothing is cut if empty."""
 
     schedule: Schedule
     degrees: tuple[tuple[int, int], ...]
     stages: tuple[Stage, ...]
     names: dict[Edge, tuple[str, ...]]
     reshards: dict[Edge, dict[str, ReshardPlan]]
+    shardings: tuple[Sharding, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.degrees) != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
             shape = f"{len(self.schedule.ranks)} places and {self.schedule.num_stages} stages"
             raise JobError(f"a schedule of {shape} with {len(self.degrees)} meshes and {len(self.stages)} ranges of layers")
+        for (dp, _), sharding in zip(self.degrees, self.shardings, strict=bool(self.shardings)):
+            sharding.check(dp)
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -80,6 +85,7 @@ class PipelinePlan:
             "reshards": {
                 f"{a}>{b}": {name: plan.to_dict() for name, plan in plans.items()} for (a, b), plans in sorted(self.reshards.items())
             },
+            "shardings": [asdict(sharding) for sharding in self.shardings],
         }
 
     @staticmethod
@@ -92,7 +98,8 @@ class PipelinePlan:
             _edge(key): {name: ReshardPlan.from_dict(plan) for name, plan in plans.items()} for key, plans in values["reshards"].items()
         }
         degrees = tuple((int(dp), int(tp)) for dp, tp in values["degrees"])
-        return PipelinePlan(parse_schedule(values["schedule"]), degrees, stages, names, reshards)
+        shardings = tuple(Sharding(**{key: int(value) for key, value in given.items()}) for given in values["shardings"])
+        return PipelinePlan(parse_schedule(values["schedule"]), degrees, stages, names, reshards, shardings)
 
 
 def _edge(text: str) -> Edge:

@@ -12,6 +12,7 @@ from plait.core.pipeline_plan import PipelinePlan
 from plait.core.reshard import TensorLayout
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, with_edges, with_transfers
+from plait.core.sharding import Sharding
 from plait.core.stages import crossings, split_layers
 from plait.plan.reshard import Fabric, make_plan
 
@@ -28,6 +29,7 @@ def plan_pipeline(
     itemsize: int,
     sequence_parallel: bool = False,
     stage_layers: Sequence[int] = (),
+    shardings: Sequence[Sharding] = (),
 ) -> PipelinePlan:
     """The plan of a ``schedule``, with transfers or without, on meshes of (dp, tp) ``degrees``; micro_batch: sequences, over all dp.
 
@@ -64,7 +66,7 @@ def plan_pipeline(
                     known[key] = make_plan(lying[source], lying[target], (sequence >> level, micro_batch, model.hidden), itemsize, fabric)
                 reshards.setdefault((source, target), {})[name] = known[key]
     names = {edge: tuple(name for name, _ in found) for edge, found in tensors.items()}
-    return PipelinePlan(schedule, tuple(degrees), stages, names, reshards)
+    return PipelinePlan(schedule, tuple(degrees), stages, names, reshards, tuple(shardings))
 
 
 def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:

@@ -24,6 +24,7 @@ from plait.train.groups import Groups, open_groups
 from plait.train.model import Stages, Transformer
 from plait.train.pipeline import Pipeline
 from plait.train.recorder import Recorder
+from plait.train.shards import Shards
 from plait.train.steps import make_executor
 
 
@@ -45,6 +46,7 @@ class Part:
     costs: SegmentCosts | None
     recorder: Recorder | None
     eval_batches: int
+    shards: Shards | None
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -84,10 +86,11 @@ class Part:
                 recorder=recorder,
                 seed=self.seed,
                 phases=_phases(schedule, model.stage.index),
+                shards=self.shards,
             )
             for model in self.models.stages
         }
-        return Pipeline(schedule, self.plan.names, self.groups.place, executors, self.courier, recorder)
+        return Pipeline(schedule, self.plan.names, self.groups.place, executors, self.courier, recorder, self.shards)
 
 
 def assemble(
@@ -113,21 +116,34 @@ def assemble(
     place = plan.place_of(rank)
     dp, tp = plan.degrees[place]
     tied = bool(spec.tied_embeddings) and len(plan.stages) > 1
-    groups = open_groups(plan.meshes, rank, device.backend, last=plan.schedule.rank_of[len(plan.stages) - 1], tied=tied)
+    groups = open_groups(
+        plan.meshes, rank, device.backend, last=plan.schedule.rank_of[len(plan.stages) - 1], tied=tied, shardings=plan.shardings
+    )
     strategy = replace(strategy, tp=tp)
     to = device.torch_device
     models = Stages(
         [
-            Transformer(spec, strategy, tp_rank=groups.tp_rank, stage=plan.stages[s], seed=seed, dtype=dtype, device=to)
+            Transformer(
+                spec,
+                strategy,
+                tp_rank=groups.tp_rank,
+                stage=plan.stages[s],
+                seed=seed,
+                dtype=dtype,
+                device=to,
+                sharding=groups.sharding,
+                shard_rank=groups.dp_rank,
+            )
             for s in plan.schedule.stages_of(place)
         ]
     )
+    gradients = Gradients(models)
     return Part(
         plan=plan,
         rank=rank,
         strategy=strategy,
         models=models,
-        gradients=Gradients(models),
+        gradients=gradients,
         groups=groups,
         courier=LaneCourier(plan.schedule, plan.reshards, groups, device, dtype),
         device=device,
@@ -137,6 +153,7 @@ def assemble(
         costs=costs,
         recorder=recorder,
         eval_batches=eval_batches,
+        shards=Shards(models, gradients, groups.shards, device, recorder) if dp > 1 else None,
     )
 
 

@@ -33,10 +33,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from plait.core.errors import CheckpointError
 from plait.train.checkpoint_folder import CheckpointFolder, measure
-from plait.train.parameters import Piece
+from plait.train.units import Held
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
-"""What is saved and loaded: kind (``weights``, ``exp_avg``, ...) -> parameter name -> tensor shaped like the parameter."""
+"""What is saved and loaded: kind (``weights``, ``exp_avg``, ...) -> name -> tensor that holds what is said of that name."""
+Ranges = dict[tuple[str, tuple[int, ...]], tuple[Held, Tensor]]
 
 _CONTAINER = 1500  # bytes around a stored tensor, and its entry in the metadata: for the estimate of what must fit on the disk
 _COPY = "#copy"
@@ -46,25 +47,23 @@ _Result = TypeVar("_Result")
 class Checkpoints:
     """The checkpoints of one run, written in the background. Every method is called by all ranks of ``group``.
 
-    pieces: what this rank holds (``Transformer.pieces``). keep: how many complete checkpoints stay on disk.
-    group: a gloo group of all ranks, used for nothing else; None for a single process. read_only: leave the folder as it
-    is, so that a running job can be looked at; otherwise what a crash left in it is removed here and now. Raises
+    held: what the tensors to save hold, by their names: ``Optimizer.held``, or ``held_of`` of a model's pieces. keep: how many complete
+    checkpoints stay on disk. group: a gloo group of all ranks, used for nothing else; None for a single process. read_only: leave the
+    folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here and now. Raises
     CheckpointError if the folder cannot be used.
 
-        checkpoints = Checkpoints(folder, model.pieces)
+        checkpoints = Checkpoints(folder, held_of(model.pieces))
         checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})
         checkpoints.finish()
         state = checkpoints.load(checkpoints.latest(), {"weights": model.named})
     """
 
-    def __init__(self, folder: Path, pieces: Sequence[Piece], *, keep: int = 2, group: dist.ProcessGroup | None = None,
+    def __init__(self, folder: Path, held: Mapping[str, Sequence[Held]], *, keep: int = 2, group: dist.ProcessGroup | None = None,
                  read_only: bool = False) -> None:  # fmt: skip
         assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
         self._read_only = read_only
         self._folder, self._keep, self._peers = CheckpointFolder(folder), keep, _Peers(group)
-        self._pieces: dict[str, list[Piece]] = {}  # by parameter
-        for piece in pieces:
-            self._pieces.setdefault(piece.parameter, []).append(piece)
+        self._held = held
         self._staged: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -130,8 +129,8 @@ class Checkpoints:
                 load_distributed({}, storage_reader=reader, planner=planner, process_group=peers.group, no_dist=peers.size == 1)
         with torch.no_grad():
             for kind, name, staged in held:
-                for piece in self._pieces[name]:  # piece by piece: padding of the vocabulary belongs to no checkpoint
-                    piece.view(tensors[kind][name]).copy_(piece.view(staged))
+                for one in self._held[name]:  # one by one: padding belongs to no checkpoint
+                    one.of(tensors[kind][name]).copy_(one.of(staged))
         return manifest.state
 
     # ---- inside ----
@@ -155,17 +154,18 @@ class Checkpoints:
                 held.append((kind, name, staged.detach()))
         return held
 
-    def _ranges(self, held: list[tuple[str, str, Tensor]]) -> dict[str, tuple[Piece, Tensor]]:
-        """``kind/piece name`` -> (piece, its range in the host buffer); what another stage saves has a name that says so."""
+    def _ranges(self, held: list[tuple[str, str, Tensor]]) -> Ranges:
+        """``kind/piece name`` and corner -> what is held there, in the host buffer; what another stage saves has a name that says so."""
         return {
-            f"{kind}/{piece.name}{_COPY * piece.copy}": (piece, piece.view(staged))
+            (f"{kind}/{one.piece.name}{_COPY * one.piece.copy}", one.box.start): (one, one.of(staged))
             for kind, name, staged in held
-            for piece in self._pieces[name]
+            for one in self._held[name]
         }
 
-    def _write(self, step: int, ranges: dict[str, tuple[Piece, Tensor]], state: dict[str, Any]) -> None:
+    def _write(self, step: int, ranges: Ranges, state: dict[str, Any]) -> None:
         """The background thread: all ranks write, each vouches for its files, rank 0 gives the folder its final name."""
-        needed = sum(math.prod(piece.shape) * tensor.element_size() + _CONTAINER for piece, tensor in ranges.values())
+        whole = {key: math.prod(one.piece.shape) * tensor.element_size() + _CONTAINER for (key, _), (one, tensor) in ranges.items()}
+        needed = sum(whole.values())
         try:
             with _explained(f"{self._folder.partial(step)}: cannot be written", lambda: self._folder.full(step, needed)):
                 try:
@@ -177,7 +177,7 @@ class Checkpoints:
         except BaseException as error:  # noqa: BLE001  (finish raises it where somebody listens)
             self._failure = error
 
-    def _write_files(self, step: int, needed: int, ranges: dict[str, tuple[Piece, Tensor]], state: dict[str, Any]) -> None:
+    def _write_files(self, step: int, needed: int, ranges: Ranges, state: dict[str, Any]) -> None:
         peers, folder, partial = self._peers, self._folder, self._folder.partial(step)
         peers.lead(lambda: folder.begin(step, needed))
         writer, planner = FileSystemWriter(partial), _SavePlanner(ranges)
@@ -192,28 +192,28 @@ class Checkpoints:
 class _SavePlanner(DefaultSavePlanner):
     """Tells torch.distributed.checkpoint which range of which whole tensor this rank can write."""
 
-    def __init__(self, ranges: dict[str, tuple[Piece, Tensor]]) -> None:
+    def __init__(self, ranges: Ranges) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._ranges = ranges
 
     def create_local_plan(self) -> SavePlan:
         items: list[WriteItem] = []
-        for key, (piece, tensor) in self._ranges.items():
-            if tensor.numel() and not piece.copy:
-                chunk = _chunk(piece)
-                data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), torch.Size(piece.shape))
+        for (key, _), (one, tensor) in self._ranges.items():
+            if tensor.numel() and not one.piece.copy:
+                chunk = _chunk(one)
+                data = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), torch.Size(one.piece.shape))
                 items.append(WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
         self.plan = SavePlan(items)
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._ranges[index.fqn][1]
+        return self._ranges[index.fqn, tuple(index.offset or ())][1]
 
 
 class _LoadPlanner(DefaultLoadPlanner):
     """Asks for the ranges this rank holds; torch.distributed.checkpoint finds out which stored ranges they overlap."""
 
-    def __init__(self, path: Path, ranges: dict[str, tuple[Piece, Tensor]]) -> None:
+    def __init__(self, path: Path, ranges: Ranges) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._path, self._ranges = path, ranges
 
@@ -221,28 +221,25 @@ class _LoadPlanner(DefaultLoadPlanner):
         assert self.metadata is not None
         stored = self.metadata.state_dict_metadata
         items: list[Any] = []
-        for wanted, (piece, tensor) in self._ranges.items():
+        for (wanted, _), (one, tensor) in self._ranges.items():
             key = wanted.removesuffix(_COPY)
             entry = stored.get(key)
             if not isinstance(entry, TensorStorageMetadata):
                 raise CheckpointError(f"{self._path}: holds no '{key}'. It was saved by another model, or with less than is asked for")
-            if tuple(entry.size) != piece.shape or entry.properties.dtype != tensor.dtype:
-                found, expected = f"{list(entry.size)} of {entry.properties.dtype}", f"{list(piece.shape)} of {tensor.dtype}"
+            if tuple(entry.size) != one.piece.shape or entry.properties.dtype != tensor.dtype:
+                found, expected = f"{list(entry.size)} of {entry.properties.dtype}", f"{list(one.piece.shape)} of {tensor.dtype}"
                 raise CheckpointError(f"{self._path}: '{key}' is {found}, expected {expected}")
             if tensor.numel():
-                reads = create_read_items_for_chunk_list(key, entry, [_chunk(piece)])
+                reads = create_read_items_for_chunk_list(key, entry, [_chunk(one)])
                 items += [replace(read, dest_index=replace(read.dest_index, fqn=wanted)) for read in reads]
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self._ranges[index.fqn][1]
+        return self._ranges[index.fqn, tuple(index.offset or ())][1]
 
 
-def _chunk(piece: Piece) -> ChunkStorageMetadata:
-    offsets = [0] * len(piece.shape)
-    if piece.dim is not None:
-        offsets[piece.dim] = piece.start
-    return ChunkStorageMetadata(torch.Size(offsets), torch.Size(piece.local_shape))
+def _chunk(one: Held) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(one.box.start), torch.Size(one.box.shape))
 
 
 class _Peers:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, Transfer
+from plait.train.background import Handle
 from plait.train.device import Device
 from plait.train.groups import Groups
-from plait.train.reshard import Handle, Lane
+from plait.train.reshard import Lane
 
 Channel = tuple[int, int]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp, check
+from plait.core.sharding import UnitAction, with_units
 from plait.core.strategy import slice_sizes
 from plait.train.device import Device
 from plait.train.dropout import DropoutKey
@@ -24,6 +25,7 @@ from plait.train.gradients import Gradients
 from plait.train.loss import VocabularyLoss
 from plait.train.model import RowExchange, SliceContext, Transformer
 from plait.train.recorder import Recorder
+from plait.train.shards import Shards
 from plait.train.wire import NullWire, Wire, empty_like_gathered
 
 
@@ -108,15 +110,31 @@ class SegmentExecutor:
         device: Device,
         recorder: Recorder | None = None,
         seed: int = 0,
+        shards: Shards | None = None,
     ) -> None:
         self.model, self.graph, self.wire = model, graph, wire
         self.gradients, self.device, self.recorder, self.seed = gradients, device, recorder, seed
         self.sp = graph.sequence_parallel
         self._flights: dict[SegmentOp, Any] = {}
-        self._programmes: dict[Phase, list[tuple[Action, Any]]] = {}
+        self.shards = shards
+        self._programmes: dict[Phase, list[tuple[Action | UnitAction, Any]]] = {}
         for phase, actions in programmes.items():
             check(replace(graph, phase=phase), actions)
-            self._programmes[phase] = [(a, getattr(self, f"_{a.op.kind}" if a.verb == "run" else f"_{a.verb}")) for a in actions]
+            listed = with_units(graph, actions, model.units, prefetch=shards.overlap) if shards else actions
+            self._programmes[phase] = [(action, self._method(action)) for action in listed]
+
+    def _method(self, action: Action | UnitAction) -> Any:
+        if isinstance(action, UnitAction):
+            assert self.shards is not None
+            return self.shards.act[action.op.verb]
+        return getattr(self, f"_{action.op.kind}" if action.verb == "run" else f"_{action.verb}")
+
+    def ahead(self, phase: Phase) -> None:
+        """Start to gather what a phase reads first."""
+        for action, method in self._programmes[phase]:
+            if not isinstance(action, UnitAction) or action.op.verb != "gather":
+                break
+            method(action.op)
 
     def run(self, batch: MicroBatch) -> Tensor:
         """One micro-batch, whole; adds into the gradients, returns the scaled loss of its tokens (0-d, equal on all ranks)."""
@@ -144,9 +162,9 @@ class SegmentExecutor:
         losses = [state.slots["head", 0, at].loss for at in range(self.graph.p1)]
         return torch.stack([loss.total for loss in losses if loss is not None]).sum()
 
-    def _run_recorded(self, programme: Sequence[tuple[Action, Any]], recorder: Recorder) -> None:
+    def _run_recorded(self, programme: Sequence[tuple[Action | UnitAction, Any]], recorder: Recorder) -> None:
         for action, method in programme:
-            if action.verb == "start":
+            if not isinstance(action, Action) or action.verb == "start":  # what happens to units is recorded where it happens
                 method(action.op)
             else:
                 start = self.device.mark()

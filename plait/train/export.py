@@ -17,10 +17,11 @@ def export_run(run: Path, out: Path) -> int:
     """Write ``out``; returns the step. Raises CheckpointError for a run without a usable checkpoint."""
     plan = Plan.read(run / "plan.json")
     model = Transformer(plan.model, Strategy())
-    checkpoints = Checkpoints(run / "checkpoints", model.pieces, read_only=True)  # the run may be alive
+    held = {store.key: store.held("optim") for store in model.units.values()}
+    checkpoints = Checkpoints(run / "checkpoints", held, read_only=True)  # the run may be alive
     step = checkpoints.latest()
     if step is None:
         raise CheckpointError(f"{run} holds no complete checkpoint yet")
-    checkpoints.load(step, {"master": model.named})
+    checkpoints.load(step, {"master": {store.key: store.kept for store in model.units.values()}})
     save(model, NullWire(), out)
     return step

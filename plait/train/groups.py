@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from plait.core.layout import Mesh
+from plait.core.sharding import Level, Sharding
 from plait.train.gradients import Gradients
+from plait.train.shards import Axis, Shards
 from plait.train.wire import NullWire, Wire, open_wire, sum_over
 
 TIED = "embedding.weight"
+AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
 
 
 @dataclass(frozen=True)
 class Groups:
     """One rank's place in a pipeline of meshes, and its wires.
 
-    place: which mesh. dp_rank, tp_rank: where in it. tp, dp, world: sums over its tensor-parallel group, its data-parallel group, all
-    ranks. tied: the places of the first and the last stage, which sum the gradient of tied embeddings.
+    place: which mesh. dp_rank, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all ranks. sharding: of the
+    ranks that hold the same weights as this one; shards: its groups, by axis. tied: the places of the first and the last stage, which
+    sum the gradient of tied embeddings.
     """
 
     meshes: tuple[Mesh, ...]
@@ -28,30 +33,32 @@ class Groups:
     dp_rank: int
     tp_rank: int
     tp: Wire
-    dp: Wire
     world: Wire
     tied: Wire
+    sharding: Sharding = field(default_factory=Sharding)
+    shards: Mapping[Axis, Wire] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
         """This rank's own."""
         return self.meshes[self.place]
 
-    def complete(self, gradients: Gradients, *, sequence_parallel: bool) -> None:
-        """Sum what several ranks have seen parts of; afterwards every copy of a number has its whole gradient."""
+    def complete(self, gradients: Gradients, shards: Shards | None, *, sequence_parallel: bool) -> None:
+        """Sum what several ranks have seen parts of; afterwards every optimizer has the whole gradient of what it updates."""
+        if shards:
+            shards.complete()
         gradients.finish(self.tp, sequence_parallel=sequence_parallel)
-        sum_over(self.dp, gradients.flat)
-        copies = [piece for piece in gradients.model.pieces if piece.name == TIED]
-        if copies and (len(copies) > 1 or self.tied.size > 1):
-            views = [piece.view(gradients.named[piece.parameter]) for piece in copies]
-            total = views[0].new_zeros(copies[0].shape)
-            # Meshes may cut the vocabulary differently: every range at its place in the whole, each once.
-            if self.dp_rank == 0:
-                for piece, view in zip(copies, views, strict=True):
-                    piece.cut(total).add_(view)
+        ties = self.tied.size > 1 or any(held.piece.copy for held, _ in gradients.held)
+        copies = [(held, view) for held, view in gradients.held if held.piece.name == TIED] if ties else []
+        if copies or self.tied.size > 1:
+            total = gradients.flat.new_zeros((gradients.model.spec.vocab, gradients.model.spec.hidden))
+            # Places may cut the vocabulary differently: every range at its place in the whole, each once.
+            if self.dp_rank < self.sharding.optim:
+                for held, view in copies:
+                    total[held.box.slices] += view
             sum_over(self.tied, total)
-            for piece, view in zip(copies, views, strict=True):
-                view.copy_(piece.cut(total))
+            for held, view in copies:
+                view.copy_(total[held.box.slices])
 
     def sum_loss(self, loss: Tensor) -> float:
         """The job's loss from each rank's, 0 without a head; the same on every rank."""
@@ -59,7 +66,7 @@ class Groups:
 
     def totals(self, gradients: Gradients, loss: Tensor, wish: bool) -> tuple[float, float, bool]:
         """(loss, squared gradient norm, whether any rank wishes to stop) of the whole job. loss: this rank's, 0 without a head."""
-        square = gradients.norm_square() / self.mesh.dp
+        square = gradients.norm_square() * self.sharding.optim / self.mesh.dp
         mine = torch.stack((loss.double() * (self.tp_rank == 0), square, torch.full_like(square, float(wish))))
         total, norm_square, wishes = sum_over(self.world, mine).tolist()
         return total, norm_square, wishes > 0
@@ -67,25 +74,38 @@ class Groups:
 
 def one_place(tp: Wire) -> Groups:
     """A model that is not cut into stages, over one tensor-parallel group."""
-    return Groups((Mesh(0, tp=tp.size),), 0, 0, tp.rank, tp, NullWire(), tp, NullWire())
+    return Groups((Mesh(0, tp=tp.size),), 0, 0, tp.rank, tp, tp, NullWire())
 
 
-def open_groups(meshes: Sequence[Mesh], rank: int, backend: str, *, last: int = -1, tied: bool = False) -> Groups:
+def open_groups(
+    meshes: Sequence[Mesh], rank: int, backend: str, *, last: int = -1, tied: bool = False, shardings: Sequence[Sharding] = ()
+) -> Groups:
     """This rank's groups. Called by all ranks at the same point.
 
-    last: the place of the last stage. tied: whether two stages hold the embedding.
+    last: the place of the last stage. tied: whether two stages hold the embedding. shardings: of every place.
     """
     place = next(i for i, mesh in enumerate(meshes) if rank in mesh.ranks)
     own = meshes[place]
 
-    def along(axis: str) -> Wire:
-        found: dict[bool, Wire] = {}
-        for mesh in meshes:
-            for group in sorted({mesh.group_of(member, axis) for member in mesh.ranks}):  # type: ignore[arg-type]
-                found[rank in group] = open_wire(backend, group)
+    shardings = shardings or [Sharding()] * len(meshes)
+
+    def open_all(groups: Iterable[tuple[int, ...]]) -> Wire:
+        """Every rank opens every group, in one order; this rank's."""
+        found = {rank in group: open_wire(backend, group) for group in sorted(set(groups))}
         return found[True]
 
     ends = sorted({*meshes[0].ranks, *meshes[last].ranks}) if tied else [rank]
     dp_rank, tp_rank = own.coordinates(rank)
-    tp, dp, world = along("tp"), along("dp"), open_wire(backend, range(meshes[-1].ranks.stop))
-    return Groups(tuple(meshes), place, dp_rank, tp_rank, tp, dp, world, open_wire(backend, ends))
+    tp = open_all(mesh.group_of(member, "tp") for mesh in meshes for member in mesh.ranks)
+    shards: dict[Axis, Wire] = {axis: open_all(_shard_groups(meshes, shardings, axis)) for axis in AXES}
+    world = open_wire(backend, range(meshes[-1].ranks.stop))
+    return Groups(tuple(meshes), place, dp_rank, tp_rank, tp, world, open_wire(backend, ends), shardings[place], shards)
+
+
+def _shard_groups(meshes: Sequence[Mesh], shardings: Sequence[Sharding], axis: Axis) -> Iterator[tuple[int, ...]]:
+    """Everybody's group along an axis of sharding."""
+    for mesh, sharding in zip(meshes, shardings, strict=True):
+        for member in mesh.ranks:
+            replicas, (at, _) = mesh.group_of(member, "dp"), mesh.coordinates(member)
+            group = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, mesh.dp)
+            yield tuple(replicas[i] for i in group)

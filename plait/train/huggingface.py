@@ -99,16 +99,20 @@ def load(model: Share, folder: Path) -> None:
     """
     _check_config(model.spec, folder)
     with _opened(folder, model.spec) as tensors:
-        places = [(piece, place(model.spec, piece)) for piece in model.pieces]
-        for _, at in places:
-            _check(tensors, at, folder)
+        for piece in model.pieces:
+            _check(tensors, place(model.spec, piece), folder)
         everything = pieces(model.spec, Strategy(), 0)  # this rank may hold a pipeline stage only
         _check_nothing_else(model.spec, tensors, {place(model.spec, piece).name for piece in everything}, folder)
-        with torch.no_grad():
-            for piece, at in places:
-                if math.prod(piece.local_shape):
-                    value = tensors[at.name][at.ranges(piece)]
-                    piece.view(model.named[piece.parameter]).copy_(value.t() if at.transposed else value)
+
+        def value(piece: Piece) -> Tensor:
+            at = place(model.spec, piece)
+            if not math.prod(piece.local_shape):
+                return torch.empty(piece.local_shape)
+            found = tensors[at.name][at.ranges(piece)]
+            return found.t() if at.transposed else found
+
+        for store in model.units.values():
+            store.fill(value)
 
 
 def _check_config(spec: ModelSpec, folder: Path) -> None:

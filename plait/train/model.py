@@ -24,10 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.core.model import ModelSpec
+from plait.core.sharding import Sharding, Unit
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.train.dropout import DropoutKey, DropoutSite
 from plait.train.parameters import Piece, initialise, pieces
+from plait.train.units import UnitStore, make_units
+
+WHOLE = Sharding()
 
 
 @dataclass(frozen=True)
@@ -290,6 +294,7 @@ class Share(Protocol):
     spec: ModelSpec
     named: dict[str, nn.Parameter]
     pieces: list[Piece]
+    units: dict[Unit, UnitStore]
 
 
 class Stages:
@@ -300,10 +305,14 @@ class Stages:
         self.spec = models[0].spec
         self.named = {name: parameter for model in models for name, parameter in model.named.items()}
         self.pieces = [piece for model in models for piece in model.pieces]
+        self.units = {unit: store for model in models for unit, store in model.units.items()}
 
 
 class Transformer(nn.Module):
-    """One tensor-parallel rank's share of a pipeline stage, or of the whole model; initialised the same whatever the degrees."""
+    """One tensor-parallel rank's share of a pipeline stage, or of the whole model; initialised the same whatever the degrees.
+
+    sharding, shard_rank: how its parameters are cut over the ranks that hold this same share, and which of them this is.
+    """
 
     def __init__(
         self,
@@ -315,6 +324,8 @@ class Transformer(nn.Module):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
+        sharding: Sharding = WHOLE,
+        shard_rank: int = 0,
     ) -> None:
         super().__init__()
         self.spec, self.strategy, self.tp_rank = spec, strategy, tp_rank
@@ -330,23 +341,17 @@ class Transformer(nn.Module):
         self.norm = Norm(spec)
         self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else Weight()
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
-        self._fill(seed, dtype, device or torch.device("cpu"))
+        self._fill(seed, sharding, shard_rank, dtype, device or torch.device("cpu"))
 
-    def _fill(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def _fill(self, seed: int, sharding: Sharding, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make every parameter from its pieces; rows that no piece covers (vocabulary padding) are zero."""
-        by_parameter: dict[str, list[Piece]] = {}
-        for piece in self.pieces:
-            by_parameter.setdefault(piece.parameter, []).append(piece)
-        self.named: dict[str, nn.Parameter] = {}
-        for name, members in by_parameter.items():
-            last = members[-1]
-            rows = self.embedding.rows if name in ("embedding.weight", "head.weight") else last.offset + last.local_shape[0]
-            value = torch.zeros((rows, *last.local_shape[1:]), dtype=dtype, device=device)
-            for piece in members:
-                piece.view(value).copy_(initialise(self.spec, piece, seed))
-            self.named[name] = nn.Parameter(value)
+        self.units = make_units(self.pieces, self.embedding.rows, self.stage.index, sharding, rank, dtype, device)
+        for store in self.units.values():
+            store.fill(lambda piece: initialise(self.spec, piece, seed))
+        self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
+        for name, parameter in self.named.items():
             module, tail = self._owner(name)
-            setattr(module, tail, self.named[name])
+            setattr(module, tail, parameter)
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
         head, _, tail = name.rpartition(".")

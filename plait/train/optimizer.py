@@ -1,4 +1,4 @@
-"""AdamW over this rank's parameters: fp32 (or fp64) masters where the model computes in less, clipping by the true norm."""
+"""AdamW over this rank's shards: fp32 (or fp64) masters where the model computes in less, clipping by the true norm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from plait.train.gradients import Gradients
 from plait.train.model import Share
+from plait.train.units import Held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class LearningRate:
 
 
 class Optimizer:
-    """torch's AdamW, its inputs views of the flat gradient buffer; matrices decay, norms and biases do not."""
+    """torch's AdamW on this rank's optimizer shards, flat, one a unit; matrices decay, norms and biases do not."""
 
     def __init__(
         self,
@@ -42,14 +43,16 @@ class Optimizer:
         weight_decay: float = 0.1,
     ) -> None:
         self.model, self.gradients = model, gradients
-        first = next(iter(model.named.values()))
+        self.owned = {unit: store.kept[store.part("optim", "params")] for unit, store in model.units.items()}
+        """This rank's to update, in the dtype of the model."""
+        first = next(iter(self.owned.values()))
         self.separate = first.dtype != gradients.dtype
         """Whether masters are copies in higher precision."""
-        self.masters = {name: nn.Parameter(p.detach().to(gradients.dtype)) if self.separate else p for name, p in model.named.items()}
-        for name, master in self.masters.items():
-            master.grad = gradients.named[name]
-        matrices = [m for m in self.masters.values() if m.ndim > 1]
-        vectors = [m for m in self.masters.values() if m.ndim == 1]
+        self.masters = {unit: nn.Parameter(own.to(gradients.dtype) if self.separate else own) for unit, own in self.owned.items()}
+        for unit, master in self.masters.items():
+            master.grad = gradients.final[unit]
+        matrices = [master for (kind, _), master in self.masters.items() if kind != "vectors"]
+        vectors = [master for (kind, _), master in self.masters.items() if kind == "vectors"]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)
 
@@ -65,18 +68,24 @@ class Optimizer:
     @torch.no_grad()
     def _publish(self) -> None:
         if self.separate:
-            for name, master in self.masters.items():
-                self.model.named[name].copy_(master)
+            for unit, master in self.masters.items():
+                self.owned[unit].copy_(master)
+
+    @property
+    def held(self) -> dict[str, list[Held]]:
+        """What the tensors of ``state`` hold, by their names."""
+        return {store.key: store.held("optim") for store in self.model.units.values()}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything a resume needs, by kind and parameter name: the live tensors, so that loading fills them in place."""
-        tensors: dict[str, dict[str, Tensor]] = {"master": {n: m.detach() for n, m in self.masters.items()}}
+        """Everything a resume needs, by kind and unit: the live tensors, so that loading fills them in place."""
+        units = self.model.units
+        tensors: dict[str, dict[str, Tensor]] = {"master": {units[u].key: m.detach() for u, m in self.masters.items()}}
         for kind in ("exp_avg", "exp_avg_sq"):
-            tensors[kind] = {name: self._state_of(master)[kind] for name, master in self.masters.items()}
+            tensors[kind] = {units[u].key: self._state_of(master)[kind] for u, master in self.masters.items()}
         return tensors
 
     def loaded(self, updates: int) -> None:
-        """Call after ``state`` was filled from a checkpoint made after ``updates`` updates."""
+        """Call after ``state`` was filled from a checkpoint made after ``updates`` updates; other ranks' updates are not gathered."""
         for master in self.masters.values():
             self._state_of(master)["step"].fill_(float(updates))
         self._publish()

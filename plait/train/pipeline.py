@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from plait.core.schedule import Edge, Op, Schedule, Transfer, ends
 from plait.train.executor import InFlight, MicroBatch, SegmentExecutor
 from plait.train.recorder import Recorder
+from plait.train.shards import Shards
 
 
 class Delivery(Protocol):
@@ -62,8 +65,9 @@ class Pipeline:
         executors: Mapping[int, SegmentExecutor],
         courier: Courier,
         recorder: Recorder | None = None,
+        shards: Shards | None = None,
     ) -> None:
-        self.names = names
+        self.names, self.shards = names, shards
         self.schedule, self.executors, self.courier, self.recorder = schedule, dict(executors), courier, recorder
         runs: dict[str, Callable[[Op], None]] = {
             "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights,
@@ -72,6 +76,11 @@ class Pipeline:
         self.device = next(iter(self.executors.values())).device
         self._no_loss = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
         self._programme = [(op, runs[op.kind]) for op in schedule.ranks[place]]
+        computing = [op for op in schedule.ranks[place] if op.computes]
+        self._first = computing[0]
+        self._following = dict(pairwise(computing))
+        self._last = set({(op.stage, op.kind): op for op in computing}.values())
+        """Of every stage and phase, the step's last: afterwards its gradients are complete."""
 
     @torch.no_grad()
     def run(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -85,7 +94,11 @@ class Pipeline:
         self.peak: Counter[int] = Counter()
         self._losses: list[Tensor] = []
         try:
+            if self.shards:
+                self.shards.begin()
             for op, method in self._programme:
+                if self.shards and op.computes:
+                    self.shards.last, self.shards.then = op in self._last, partial(self._ahead, self._following.get(op))
                 method(op)
             self._sent(all_of_them=True)
             assert not self._alive and not self._incoming and not self._results, "the schedule left something behind"
@@ -93,6 +106,14 @@ class Pipeline:
         finally:
             self._alive, self._incoming, self._results = {}, {}, {}
             self._sending.clear()
+
+    def ahead(self) -> None:
+        """Start to gather what the step reads first: while data are loaded, for example."""
+        self._ahead(self._first)
+
+    def _ahead(self, op: Op | None) -> None:
+        if op is not None and self.shards:
+            self.executors[op.stage].ahead(op.kind)  # type: ignore[arg-type]  (an op that computes)
 
     def _forward(self, op: Op) -> None:
         executor, at = self.executors[op.stage], op.micro_batch

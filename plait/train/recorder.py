@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plait.core.schedule import Op
 from plait.core.segments import Action, Collective, SegmentOp
+from plait.core.sharding import UnitOp
 from plait.train.device import Device
 from plait.train.wire import wire_bytes
 
@@ -29,7 +30,7 @@ class _Flight:
 class RecordedSpan(NamedTuple):
     """One resolved span, seconds on this process's clock. kind: as of a ``Span``."""
 
-    op: SegmentOp | Op
+    op: SegmentOp | Op | UnitOp
     kind: str
     start: float
     end: float
@@ -43,7 +44,7 @@ class Recorder:
         self.device = device
         self._marks: deque[tuple[Action, Any, Any]] = deque(maxlen=capacity)
         self._flights: deque[_Flight] = deque(maxlen=capacity)
-        self._stands: deque[tuple[Op, Any, Any]] = deque(maxlen=capacity)
+        self._spent: deque[tuple[Op | UnitOp, str, Any, Any, int]] = deque(maxlen=capacity)
         self._moves: deque[RecordedSpan] = deque(maxlen=capacity)
 
     def add(self, action: Action, start: Any, end: Any) -> None:
@@ -58,7 +59,11 @@ class Recorder:
 
     def stood(self, op: Op, start: Any, end: Any) -> None:
         """A pipeline stage waited for a transfer between two marks."""
-        self._stands.append((op, start, end))
+        self.spent(op, "idle", start, end)
+
+    def spent(self, op: Op | UnitOp, kind: str, start: Any, end: Any, size: int = 0) -> None:
+        """Something else took the time between two marks, and moved ``size`` bytes."""
+        self._spent.append((op, kind, start, end, size))
 
     def moved(self, op: Op, start: float, end: float, size: int) -> None:
         """A transfer was under way, by the host's clock."""
@@ -71,10 +76,10 @@ class Recorder:
         """
         self.device.synchronize()
         spans = [RecordedSpan(a.op, "wait" if a.verb == "wait" else "compute", self._at(s), self._at(e), 0) for a, s, e in self._marks]
-        spans += [RecordedSpan(op, "idle", self._at(start), self._at(end), 0) for op, start, end in self._stands]
+        spans += [RecordedSpan(op, kind, self._at(start), self._at(end), size) for op, kind, start, end, size in self._spent]
         spans += self._collectives()
         spans += self._moves
-        for collected in (self._marks, self._flights, self._stands, self._moves):
+        for collected in (self._marks, self._flights, self._spent, self._moves):
             collected.clear()
         return sorted(spans, key=lambda span: span.start)
 

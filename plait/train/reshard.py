@@ -15,9 +15,6 @@ of which both ends see the same order.
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -31,38 +28,10 @@ from torch import Tensor
 from plait.core.errors import ReshardError
 from plait.core.reshard import Box, boxes_of_range, local_copies
 from plait.core.reshard_plan import Act, Message, ReshardPlan, messages, script
+from plait.train.background import Background, Handle
 from plait.train.device import Device
 
 TIMEOUT = timedelta(minutes=10)
-
-
-class Handle:
-    """A reshard under way. Until ``wait`` returns nobody may write the source tile, or read or write the destination tile."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._mark: Any = None
-        self.span = (0.0, 0.0)
-        """When it was under way, by the host's clock."""
-        self._device: Device | None = None
-
-    def done(self) -> bool:
-        """Whether this rank's part has ended, well or not."""
-        return self._done.is_set()
-
-    def wait(self) -> None:
-        """Return when this rank has sent what it had to and has all of its tile. Raises what went wrong in the background."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        if self._device is not None:
-            self._device.join(self._mark)
-
-    def finish(self, error: BaseException | None, device: Device | None = None, mark: Any = None) -> None:
-        """The lane's last word."""
-        self._error, self._device, self._mark = error, device, mark
-        self._done.set()
 
 
 class Lane:
@@ -78,9 +47,7 @@ class Lane:
         self._up: Any = dist.new_group(self.ranks, backend=device.backend, timeout=timeout)
         self._down: Any = self._up if device.backend == "gloo" else dist.new_group(self.ranks, backend=device.backend, timeout=timeout)
         self._pool: list[Tensor] = []
-        self._jobs: queue.SimpleQueue[tuple[Handle, ReshardPlan, Tensor | None, Tensor | None, Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="reshard", daemon=True)
-        self._thread.start()
+        self._background = Background(device, "reshard")
 
     def prepare(self, plan: ReshardPlan) -> None:
         """Once for each plan, by all ranks of the lane together: make sure that they agree on it, and connect those that will talk.
@@ -108,31 +75,14 @@ class Lane:
         _check(plan, self.rank, destination, "destination")
         if source is not None and destination is not None and source.dtype != destination.dtype:
             raise ReshardError(f"Rank {self.rank} would reshard {source.dtype} into {destination.dtype}. Convert before or after.")
-        handle = Handle()
-        self._jobs.put((handle, plan, source, destination, self.device.fork()))
-        return handle
+        return self._background.start(lambda: self._carry(plan, source, destination))
 
     def close(self) -> None:
         """End the thread when it is done with what was started, and leave the groups. Every rank of the lane calls it."""
-        self._jobs.put(None)
-        self._thread.join()
+        self._background.close()
         for group in {self._up, self._down}:
             if isinstance(group, dist.ProcessGroup):
                 dist.destroy_process_group(group)
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            handle, plan, source, destination, fork = job
-            start = time.perf_counter()
-            try:
-                with torch.no_grad(), self.device.aside(fork):
-                    self._carry(plan, source, destination)
-                    mark = self.device.fork()
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-                handle.finish(error)
-            else:
-                handle.span = (start, time.perf_counter())
-                handle.finish(None, self.device, mark)
 
     def _carry(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> None:
         """This rank's part of the plan."""

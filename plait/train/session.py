@@ -192,7 +192,7 @@ class Session:
         """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
         group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         assert not isinstance(group, int)
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", self.share.pieces, keep=self.job.train.keep_checkpoints, group=group)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", self.optimizer.held, keep=self.job.train.keep_checkpoints, group=group)
         step = self.checkpoints.latest()
         if step is None:
             return 0
@@ -200,6 +200,8 @@ class Session:
         if state["data"] != self.batches.identity:
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {', '.join(self.job.data.sources)}")
         self.optimizer.loaded(step)
+        if self.part and self.part.shards:
+            self.part.shards.publish()
         self.report.say(f"resuming after step {step}")
         return step
 
@@ -259,6 +261,7 @@ class Session:
                 learning_rate=rate(step),
                 clip=job.clip_norm,
                 stop=bool(stop),
+                shards=self.part.shards if self.part else None,
             )
             spans = self.recorder.take()
             comm = journal.add(step, spans)

@@ -21,6 +21,7 @@ from plait.train.loss import IGNORED
 from plait.train.model import Transformer
 from plait.train.optimizer import Optimizer
 from plait.train.recorder import Recorder
+from plait.train.shards import Shards
 from plait.train.wire import NullWire, Wire
 
 # Before anything is measured: a 2020s CPU core and a 1 Gbit/s link. Only their ratio matters, and only to the order of ops.
@@ -40,6 +41,7 @@ def make_executor(
     recorder: Recorder | None = None,
     seed: int = 0,
     phases: Sequence[Phase] = ("step",),
+    shards: Shards | None = None,
 ) -> SegmentExecutor:
     """An executor of the strategy's segment lists for the phases given; without ``gradients`` it only evaluates."""
     graph = SegmentGraph(
@@ -59,7 +61,7 @@ def make_executor(
         phase: segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in phases
     }
     used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
-    return SegmentExecutor(model, graph, programmes, used, gradients=gradients, device=device, recorder=recorder, seed=seed)
+    return SegmentExecutor(model, graph, programmes, used, gradients=gradients, device=device, recorder=recorder, seed=seed, shards=shards)
 
 
 @dataclass(frozen=True)
@@ -98,17 +100,20 @@ def train_step(
     learning_rate: float,
     clip: float,
     stop: bool = False,
+    shards: Shards | None = None,
 ) -> StepResult:
     """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same result."""
     start = time.perf_counter()
     gradients = optimizer.gradients
     gradients.zero()
     loss = run(batches)
-    groups.complete(gradients, sequence_parallel=sequence_parallel)
+    groups.complete(gradients, shards, sequence_parallel=sequence_parallel)
     # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
     total, square, stops = groups.totals(gradients, loss, stop)
     norm = math.sqrt(square)
     optimizer.step(learning_rate, norm=norm, clip=clip)
+    if shards:
+        shards.publish()
     return StepResult(total, norm, time.perf_counter() - start, stops)
 
 

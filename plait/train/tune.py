@@ -19,6 +19,7 @@ import torch.distributed as dist
 from plait.core.errors import JobError
 from plait.core.model import ModelSpec
 from plait.core.overlap import SegmentCosts
+from plait.core.segments import SegmentOp
 from plait.core.strategy import Strategy
 from plait.train.device import Device
 from plait.train.executor import MicroBatch, SegmentExecutor
@@ -88,7 +89,7 @@ def measured_costs(spans: Iterable[RecordedSpan], micro_batches: int = 1) -> Seg
     compute: dict[str, float] = defaultdict(float)
     collective: dict[str, float] = defaultdict(float)
     for span in spans:
-        if span.kind != "wait":
+        if span.kind != "wait" and isinstance(span.op, SegmentOp):
             (collective if span.kind == "comm" else compute)[f"{span.op.site}.{span.op.kind}"] += span.end - span.start
     layers: dict[str, set[int]] = defaultdict(set)
     for span in spans:

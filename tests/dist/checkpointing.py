@@ -23,6 +23,7 @@ from plait.core.strategy import Strategy
 from plait.train import checkpoint
 from plait.train.checkpoint import Checkpoints
 from plait.train.model import Transformer
+from plait.train.units import held_of
 
 LLAMA = ModelSpec(family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8)
 GPT = ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=4, vocab=5, max_sequence=4)  # at tp = 4 the last rank holds no word
@@ -72,7 +73,7 @@ def save(rank: int, folder: Path, spec: ModelSpec, tp: int, world: int, step: in
     group = group_of(world) if world > 1 else None
     if rank < world:
         model = build(spec, tp, rank)
-        checkpoints = Checkpoints(folder, model.pieces, group=group)
+        checkpoints = Checkpoints(folder, held_of(model.pieces), group=group)
         checkpoints.save(step, tensors_of(model, step), {"step": step, "rank": rank}, wait=True)
 
 
@@ -84,7 +85,7 @@ def load(rank: int, folder: Path, spec: ModelSpec, tp: int, step: int) -> tuple[
     model = build(spec, tp, rank)
     expected = tensors_of(model, step)
     found = zeros_like(expected)
-    checkpoints = Checkpoints(folder, model.pieces, group=group)
+    checkpoints = Checkpoints(folder, held_of(model.pieces), group=group)
     state = checkpoints.load(step, found)
     padding = found["weights"]["embedding.weight"][model.pieces[0].local_shape[0] :]
     assert not padding.any(), "padding of the vocabulary was overwritten"
@@ -94,7 +95,7 @@ def load(rank: int, folder: Path, spec: ModelSpec, tp: int, step: int) -> tuple[
 def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]]:
     """Save, fail on rank 1's full disk, train on and save again: (message, names in the folder after the failure, at the end)."""
     model = build(GPT, 4, rank)
-    checkpoints = Checkpoints(folder, model.pieces, group=group_of(4))
+    checkpoints = Checkpoints(folder, held_of(model.pieces), group=group_of(4))
     checkpoints.save(1, tensors_of(model, 1), {}, wait=True)
     full = mock.patch.object(FileSystemWriter, "write_data", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     message = "nothing was raised"
@@ -116,7 +117,7 @@ def load_damaged(rank: int, folder: Path) -> tuple[str, bool]:
     model = build(GPT, 4, rank)
     tensors = zeros_like(tensors_of(model, 2))
     try:
-        Checkpoints(folder, model.pieces, group=group_of(4)).load(2, tensors)
+        Checkpoints(folder, held_of(model.pieces), group=group_of(4)).load(2, tensors)
     except CheckpointError as error:
         return str(error), not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
     return "nothing was raised", False
@@ -129,7 +130,7 @@ def die(*_: Any, **__: Any) -> Any:
 def killed_at(stage: str, folder: Path) -> None:
     """One process that completes step 1 and is killed while it writes step 2."""
     model = build(GPT)
-    checkpoints = Checkpoints(folder, model.pieces, keep=1)
+    checkpoints = Checkpoints(folder, held_of(model.pieces), keep=1)
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
     owner, name, deadly = {
         "write": (FileSystemWriter, "write_data", _half_a_file),
@@ -163,7 +164,7 @@ def one_of_two_killed(rank: int, store: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     model = build(GPT, 2, rank)
-    checkpoints = Checkpoints(folder, model.pieces, group=group_of(2))
+    checkpoints = Checkpoints(folder, held_of(model.pieces), group=group_of(2))
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
     with mock.patch.object(FileSystemWriter, "write_data", die) if rank == 1 else contextlib.nullcontext():
         checkpoints.save(2, tensors_of(model, 2), {"n": 2})

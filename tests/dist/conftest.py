@@ -15,6 +15,8 @@ def pool() -> Iterator[Callable[[int], Ranks]]:
     pools: dict[int, Ranks] = {}
 
     def of(size: int) -> Ranks:
+        if size in pools and pools[size].broken:  # what one rank did not do, the others still wait for
+            pools.pop(size).kill()
         if size not in pools:
             pools[size] = Ranks(size)
         return pools[size]

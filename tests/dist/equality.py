@@ -45,7 +45,7 @@ class DelayedWire:
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> _Late:
         """Poison now, communicate later."""
         held = source.clone()
-        landing = held if result is source or result.data_ptr() == source.data_ptr() else torch.empty_like(result)
+        landing = held if kind == "all_reduce" else torch.empty_like(result)
         result.fill_(float("nan"))
         delay = self._chance.choice((0.0, 0.0, 0.001, 0.004))
         return _Late(self._thread.submit(self._late, delay, kind, landing, held), result)
@@ -186,7 +186,8 @@ def peers_differ(rank: int, spec: ModelSpec, strategy: Strategy) -> bool:
     return not any(torch.equal(both[0], other) for other in both[1:])
 
 
-def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """Relative to the tensor's largest entry; entries that are zero but for rounding (a key bias's gradient) absolutely."""
-    scale = max(theirs.abs().max().item(), 1e-6) if theirs.numel() else 1.0
+def relative_error(ours: Tensor, theirs: Tensor, whole: Tensor | None = None) -> float:
+    """Relative to the largest entry of the tensor (of ``whole``, if ``theirs`` is a part of it); entries that are zero but for rounding (a
+    key bias's gradient) absolutely."""
+    scale = max((theirs if whole is None else whole).abs().max().item(), 1e-6) if theirs.numel() else 1.0
     return (ours - theirs).abs().max().item() / scale if theirs.numel() else 0.0

@@ -17,9 +17,11 @@ from plait.core.model import ModelSpec
 from plait.core.pipeline_plan import PipelinePlan
 from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, generate
+from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
+from plait.plan.sharding import step_bytes
 from plait.train.assembly import Part, assemble
 from plait.train.courier import LaneCourier
 from plait.train.optimizer import Optimizer
@@ -27,9 +29,10 @@ from plait.train.pipeline import Courier, Delivery
 from plait.train.recorder import Recorder
 from plait.train.steps import micro_batches, train_step
 from plait.train.tune_pipeline import choose_slack
-from tests.dist.equality import CLIP, DEVICE, RATE, SEED, SEQUENCE, STEPS, batch_of, expected, relative_error
+from plait.train.wire import Wire
+from tests.dist.equality import CLIP, DEVICE, RATE, SEED, SEQUENCE, STEPS, DelayedWire, batch_of, expected, relative_error
 
-BATCH, MICRO = 8, 2
+BATCH, MICRO = 16, 4
 CHUNKS = {"interleaved": 2, "zb-v": 2}
 
 
@@ -51,7 +54,14 @@ class LateCourier:
         time.sleep(self._chance.choice((0.0, 0.0, 0.002, 0.006)))
 
 
-def plan(spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, sequence_parallel: bool, layers: Sequence[int]) -> PipelinePlan:
+def plan(
+    spec: ModelSpec,
+    degrees: Sequence[tuple[int, int]],
+    name: str,
+    sequence_parallel: bool,
+    layers: Sequence[int],
+    shardings: Sequence[Sharding] = (),
+) -> PipelinePlan:
     """Equal on every rank."""
     chunks = CHUNKS.get(name, 1)
     slack = (2,) * (len(degrees) - 1) if name == "slack-1f1b" else ()
@@ -68,6 +78,7 @@ def plan(spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, sequenc
         itemsize=8,
         sequence_parallel=sequence_parallel,
         stage_layers=layers,
+        shardings=shardings,
     )
 
 
@@ -80,15 +91,20 @@ def worst_error(
     sequence_parallel: bool = False,
     delay: int | None = None,
     layers: Sequence[int] = (),
+    shardings: Sequence[Sharding] = (),
 ) -> tuple[float, str]:
     """The largest relative error of anything against the reference, and what it was; infinite if memory is not as predicted."""
     want = expected(spec, BATCH)
     strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel)
-    planned = plan(spec, degrees, name, sequence_parallel, layers)
+    planned = plan(spec, degrees, name, sequence_parallel, layers, shardings)
     part = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
     try:
         if delay is not None:
             part.pipeline.courier = LateCourier(part.courier, delay * 100 + rank)
+            if part.shards:
+                for number, (axis, wire) in enumerate(part.shards.wires.items()):
+                    if wire.size > 1:
+                        part.shards.wires[axis] = cast("Wire", DelayedWire(wire, delay * 10 + number))
         return _errors(spec, part, want)
     finally:
         part.courier.close()
@@ -97,9 +113,8 @@ def worst_error(
 def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, str]:
     errors: dict[str, float] = {}
     held, gradients = part.models, part.gradients
-    with torch.no_grad():
-        for piece in held.pieces:
-            piece.view(held.named[piece.parameter]).copy_(piece.cut(want["start"][piece.name]))
+    for store in held.units.values():
+        store.fill(lambda piece: piece.cut(want["start"][piece.name]))
     optimizer = Optimizer(held, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for step in range(STEPS):
         tokens, targets, samples = batch_of(spec, step, BATCH)
@@ -107,16 +122,18 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
         if step == 0:  # by hand, because clipping changes the gradients
             gradients.zero()
             mine = part.pipeline.run(batches)
-            part.groups.complete(gradients, sequence_parallel=part.strategy.sequence_parallel)
+            part.groups.complete(gradients, part.shards, sequence_parallel=part.strategy.sequence_parallel)
             loss, square, _ = part.groups.totals(gradients, mine, False)
             errors |= {"loss": abs(loss / want["loss"] - 1), "norm": abs(square**0.5 / want["norm"] - 1)}
-            for piece in held.pieces:
-                found = piece.view(gradients.named[piece.parameter])
-                errors[f"gradient of {piece.name}"] = relative_error(found, piece.cut(want["gradients"][piece.name]))
+            for one, found in gradients.held:
+                name, whole = one.piece.name, want["gradients"][one.piece.name]
+                errors[f"gradient of {name} {one.box}"] = relative_error(found, whole[one.box.slices], whole)
             predicted = peak_activations(part.plan.schedule)
             for stage, peak in part.pipeline.peak.items():
                 errors[f"{peak} micro-batches alive on stage {stage}"] = 0.0 if peak == predicted[stage] else float("inf")
             optimizer.step(RATE, norm=square**0.5, clip=CLIP)
+            if part.shards:
+                part.shards.publish()
             continue
         train_step(
             part.pipeline.run,
@@ -126,9 +143,17 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
             sequence_parallel=part.strategy.sequence_parallel,
             learning_rate=RATE,
             clip=CLIP,
+            shards=part.shards,
         )
-    for piece in held.pieces:
-        errors[f"weight {piece.name}"] = relative_error(piece.view(held.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
+    if part.shards:
+        part.shards.stop()
+        for axis, count in _bytes(spec, part).items():
+            sent = part.shards.sent[axis]
+            errors[f"{axis}: {sent} bytes sent, {count} by the formula"] = 0.0 if sent == count else float("inf")
+    for store in held.units.values():
+        for one in store.held("params"):
+            whole = want["weights"][one.piece.name]
+            errors[f"weight {one.piece.name} {one.box}"] = relative_error(one.of(store.kept), whole[one.box.slices], whole)
     name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
     return errors[name], name
 
@@ -160,6 +185,22 @@ def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[i
         return list(peak_activations(schedule).values())
     finally:
         getattr(part.courier, "courier", part.courier).close()
+
+
+def _bytes(spec: ModelSpec, part: Part) -> dict[str, int]:
+    """What the formula says that ``STEPS`` steps send."""
+    units = {unit: store.numel for unit, store in part.models.units.items()}
+    one_stage = any(stage.stage.embeds and stage.stage.heads for stage in part.models.stages)
+    step = step_bytes(
+        units,
+        part.groups.sharding,
+        part.groups.mesh.dp,
+        micro_batches=BATCH // MICRO,
+        itemsize=8,
+        gradient_itemsize=8,
+        tied=bool(spec.tied_embeddings) and one_stage,
+    )
+    return {axis: STEPS * count for axis, count in step.items()}
 
 
 def disagreement(rank: int, spec: ModelSpec) -> str:

@@ -21,6 +21,7 @@ from plait.core.model import ModelSpec
 from plait.train import checkpoint
 from plait.train.checkpoint import Checkpoints
 from plait.train.checkpoint_folder import CheckpointFolder
+from plait.train.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, build, differences, tensors_of, zeros_like
 from tests.ranks import Ranks
@@ -38,7 +39,7 @@ class One:
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.model = folder, build(GPT)
-        self.checkpoints = Checkpoints(folder, self.model.pieces, keep=keep)
+        self.checkpoints = Checkpoints(folder, held_of(self.model.pieces), keep=keep)
         for step in (1, 2):
             self.save(step)
 
@@ -141,7 +142,7 @@ def test_going_back_counts_as_newest(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "a" / "b", build(GPT).pieces)
+    checkpoints = Checkpoints(tmp_path / "a" / "b", held_of(build(GPT).pieces))
     assert checkpoints.latest() is None
     with pytest.raises(CheckpointError, match=r"no complete checkpoint there\. No other checkpoint in this folder can be used"):
         checkpoints.load(5, {})
@@ -160,7 +161,7 @@ def test_killed_while_saving(tmp_path: Path, stage: str, usable: int) -> None:
     assert process.exitcode == -9
     assert any(name.endswith(".partial") for name in (entry.name for entry in tmp_path.iterdir()))
     model = build(GPT)
-    checkpoints = Checkpoints(tmp_path, model.pieces)
+    checkpoints = Checkpoints(tmp_path, held_of(model.pieces))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [f"step-{usable:08d}"]
     assert checkpoints.latest() == usable
     found = zeros_like(tensors_of(model, usable))
@@ -182,7 +183,7 @@ def test_one_rank_killed_while_saving(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in folder.iterdir()) == ["step-00000001", "verdict.txt"]
     model = build(GPT)
     found = zeros_like(tensors_of(model, 1))
-    assert Checkpoints(folder, model.pieces).load(1, found) == {"n": 1}
+    assert Checkpoints(folder, held_of(model.pieces)).load(1, found) == {"n": 1}
     assert differences(model, found, tensors_of(model, 1)) == []
 
 
@@ -229,7 +230,7 @@ def test_another_model_is_refused(one: One) -> None:
     bigger = build(ModelSpec(**{**GPT.to_dict(), "vocab": 6}))
     tensors = tensors_of(bigger, 2)
     with pytest.raises(CheckpointError, match=r"'weights/embedding.weight' is \[5, 8\] of torch.bfloat16, expected \[6, 8\]"):
-        Checkpoints(one.folder, bigger.pieces).load(2, tensors)
+        Checkpoints(one.folder, held_of(bigger.pieces)).load(2, tensors)
     as_double = {"exp_avg": {name: tensor.double() for name, tensor in tensors_of(one.model, 2)["exp_avg"].items()}}
     with pytest.raises(CheckpointError, match=r"of torch.float32, expected .* of torch.float64"):
         one.checkpoints.load(2, as_double)
@@ -298,10 +299,10 @@ def test_the_last_save_does_not_mind_the_one_before(one: One, monkeypatch: pytes
 
 def test_reading_leaves_a_running_job_alone(one: One) -> None:
     (one.folder / "step-00000003.partial").mkdir()
-    reader = Checkpoints(one.folder, one.model.pieces, read_only=True)
+    reader = Checkpoints(one.folder, held_of(one.model.pieces), read_only=True)
     assert reader.latest() == 2
     assert one.names() == ["step-00000001", "step-00000002", "step-00000003.partial"]
-    assert Checkpoints(one.folder / "none", one.model.pieces, read_only=True).latest() is None
+    assert Checkpoints(one.folder / "none", held_of(one.model.pieces), read_only=True).latest() is None
     assert not (one.folder / "none").exists()
 
 
@@ -322,7 +323,7 @@ def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot hold checkpoints"):
-        Checkpoints(tmp_path / "file", [])
+        Checkpoints(tmp_path / "file", {})
 
 
 def test_numbers_of_a_state_come_back_exactly(one: One) -> None:

@@ -1,0 +1,245 @@
+"""Sharded data parallelism as data: factors, who shares what with whom, which unit is gathered when, what travels.
+
+R ranks hold the same share of a model (the data-parallel group of one place of the pipeline and one tensor-parallel rank). Parameters,
+gradients and optimizer states are each cut by a factor of their own, 1 <= params <= grads <= optim <= R, each dividing the next
+(InternEvo, arXiv 2401.09149; AMSP, arXiv 2311.00257). A factor's group is made of neighbouring ranks, and cuts are nested: what
+a rank's optimizer updates is a part of what it accumulates, which is a part of the parameters it keeps. Named points:
+
+    ddp     (1, 1, 1)      zero1   (1, 1, R)      zero2   (1, R, R)      zero3, fsdp   (R, R, R)
+    hsdp, mics (k, k, k)   hierarchical FSDP (k, k, R)                   hpz: (R, R, R) with ``secondary`` = k (ZeRO++, arXiv 2306.10209)
+
+A *unit* is the matrices of one segment: what is gathered, and whose gradient is reduced, at once. Vectors (norms, biases) are a unit of
+their own, whole on every rank but for the optimizer's part: they are small, and every segment needs some. So are the few matrices of a
+U-Transformer that change the sequence's length.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from plait.core.errors import JobError
+from plait.core.segments import Action, SegmentGraph, SegmentOp
+
+Level = Literal["params", "grads", "optim", "replicas"]
+LEVELS: tuple[Level, ...] = ("params", "grads", "optim", "replicas")
+UnitVerb = Literal["gather", "need", "drop", "next", "open", "close", "reduce", "publish"]
+Unit = tuple[str, int]
+VECTORS: Unit = ("vectors", 0)
+WHOLE = ("vectors", "down", "up")
+"""Kinds of units that are cut for the optimizer only."""
+POINTS = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Factors of parameters, gradients and optimizer states. secondary: backward gathers happen within so many neighbours, which keep
+    a second copy of the parameters cut that way since the forward (0: they do not).
+
+    >>> Sharding(params=2, grads=2, optim=4).shard(3, "optim", 80)
+    (60, 80)
+    """
+
+    params: int = 1
+    grads: int = 1
+    optim: int = 1
+    secondary: int = 0
+
+    @staticmethod
+    def named(point: str, ranks: int) -> Sharding:
+        """A named point for R = ``ranks``. Raises JobError for an unknown name."""
+        factors = {"ddp": (1, 1, 1), "zero1": (1, 1, ranks), "zero2": (1, ranks, ranks), "zero3": (ranks,) * 3, "fsdp": (ranks,) * 3}
+        if point not in factors:
+            raise JobError(f"'{point}' is no named sharding", key="strategy.shard",
+                           fix=f"Use one of {', '.join(POINTS)}, or {{ params =, grads =, optim = }}")  # fmt: skip
+        params, grads, optim = factors[point]
+        return Sharding(params=params, grads=grads, optim=optim)
+
+    def check(self, ranks: int) -> None:
+        """Raise JobError, naming the key, if R = ``ranks`` cannot be cut like this."""
+        chain = [("params", self.params), ("grads", self.grads), ("optim", self.optim), ("", ranks)]
+        for (name, factor), (wider, limit) in pairwise(chain):
+            if factor < 1 or limit % factor:
+                what = f"shard.{wider} = {limit}" if wider else f"the {ranks} ranks that hold the same weights"
+                raise JobError(f"{factor} does not divide {what}", key=f"strategy.shard.{name}",
+                               fix="Each factor divides the next: params, grads, optim, dp x sp")  # fmt: skip
+        if self.secondary and (self.secondary < 2 or self.secondary >= self.params or self.params % self.secondary):
+            raise JobError(f"{self.secondary} is no proper divisor above 1 of shard.params = {self.params}", key="strategy.shard.secondary")
+
+    def factors(self, ranks: int) -> tuple[int, int, int, int]:
+        """params, grads, optim and R: each level's groups lead from the factor before (1 at first) to its own."""
+        return self.params, self.grads, self.optim, ranks
+
+    def group(self, rank: int, level: Level, ranks: int) -> tuple[int, ...]:
+        """The ranks, of 0 .. R-1, among which ``rank``'s level is cut further than the level before; alone where it is not.
+
+        >>> Sharding(params=2, grads=2, optim=4).group(5, "optim", 8)
+        (5, 7)
+        """
+        factors = (1, *self.factors(ranks))
+        inner, outer = factors[LEVELS.index(level)], factors[LEVELS.index(level) + 1]
+        first = rank // outer * outer + rank % inner
+        return tuple(range(first, first + outer, inner))
+
+    def neighbours(self, rank: int) -> tuple[int, ...]:
+        """Who keeps the other parts of ``rank``'s secondary copy."""
+        k = max(1, self.secondary)
+        return tuple(range(rank // k * k, rank // k * k + k))
+
+    def shard(self, rank: int, level: Level, numel: int) -> tuple[int, int]:
+        """(first, last + 1) of what ``rank`` holds of a unit of ``numel`` numbers, a multiple of ``optim``."""
+        start, inner = 0, 1
+        for at, factor in zip(LEVELS, (self.params, self.grads, self.optim), strict=False):
+            start += rank % factor // inner * (numel // factor)
+            inner = factor
+            if at == level:
+                break
+        return start, start + numel // inner
+
+    def padded(self, numel: int) -> int:
+        """``numel`` rounded up so that every factor divides it."""
+        step = self.optim * max(1, self.secondary)
+        return -(-numel // step) * step
+
+
+def unit_of(parameter: str, ndim: int) -> Unit:
+    """The unit of a parameter, by its name (``layers.3.attn.column.weight``)."""
+    if ndim == 1:
+        return VECTORS
+    words = parameter.split(".")
+    if words[0] == "layers":
+        return words[2], int(words[1])
+    return (words[0], int(words[1])) if words[0] in ("down", "up") else (words[0], 0)
+
+
+def read_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> Unit | None:
+    """The unit whose matrices an op reads. head: which one holds the head's weight."""
+    if op.kind == "N" and graph.before(op)[0] == "embed":
+        return ("positions", 0)
+    kinds: dict[str, str] = {"embed": "R", "attn": "FRDC", "mlp": "FRDC", "head": "FC"}
+    if op.kind not in kinds.get(op.site, ""):
+        return None
+    return head if op.site == "head" else _own(op)
+
+
+def added_to_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> Unit | None:
+    """The unit into whose gradient an op adds."""
+    if op.kind == "J" and graph.before(op)[0] == "embed":
+        return ("positions", 0)
+    if op.kind != "W":
+        return None
+    return head if op.site == "head" else _own(op)
+
+
+def _own(op: SegmentOp) -> Unit:
+    return ("embedding", 0) if op.site == "embed" else (op.site, op.layer)
+
+
+class UnitOp(NamedTuple):
+    """Something that happens to a unit: gathered before it is read, dropped, opened for additions to its gradient, reduced after them."""
+
+    verb: UnitVerb
+    unit: Unit
+    forward: bool
+
+    slice = 0
+
+    @property
+    def site(self) -> str:
+        """The unit's kind."""
+        return self.unit[0]
+
+    @property
+    def layer(self) -> int:
+        """Of the unit."""
+        return self.unit[1]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.unit[0]}{self.unit[1]}"
+
+
+class UnitAction(NamedTuple):
+    """Stands in a list of segment actions; its op says what to do."""
+
+    verb: Literal["unit"]
+    op: UnitOp
+
+
+class Window(NamedTuple):
+    """Actions ``first`` to ``last`` of a list need the unit."""
+
+    unit: Unit
+    first: int
+    last: int
+    forward: bool
+
+
+def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit]) -> list[list[Window]]:
+    """When the list of one phase reads the ``units`` that exist, in the order in which that begins.
+
+    Windows that are gathered together stand together: forward both halves of a layer, backward every module by itself. A unit
+    that is read at both ends of a forward (tied embeddings) has a window for each.
+    """
+    exist, found = set(units), dict[tuple[Unit, bool], Window]()
+    for at, (verb, op) in enumerate(actions):
+        unit = read_by(graph, op, _head(exist)) if verb == "run" else None
+        if unit and unit in exist:
+            key = unit, op.site == "head"
+            found[key] = Window(unit, found[key].first if key in found else at, at, op.forward)
+    groups: list[list[Window]] = []
+    for window in sorted(found.values(), key=lambda one: one.first):
+        if groups and window.forward and window.unit[0] == "mlp" and groups[-1][-1].unit == ("attn", window.unit[1]):
+            groups[-1].append(window)
+        else:
+            groups.append([window])
+    return groups
+
+
+def adding(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit]) -> list[Window]:
+    """When the list of one phase adds to the gradients of ``units``."""
+    exist, found = set(units), dict[Unit, Window]()
+    for at, (verb, op) in enumerate(actions):
+        unit = added_to_by(graph, op, _head(exist)) if verb == "run" else None
+        if unit and unit in exist:
+            found[unit] = Window(unit, found[unit].first if unit in found else at, at, False)
+    return sorted(found.values(), key=lambda one: one.first)
+
+
+def _head(units: set[Unit]) -> Unit:
+    return ("head", 0) if ("head", 0) in units else ("embedding", 0)
+
+
+def with_units(
+    graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit], *, prefetch: bool = True
+) -> list[Action | UnitAction]:
+    """The list of one phase with what must happen to units in between.
+
+    A unit is gathered when the group of windows before its own begins (``prefetch``; otherwise when its own does) and needed just
+    before its first reader; its gradient is reduced right after the last addition. ``next`` stands where the first group of the list that
+    runs after this one may be gathered.
+    """
+    units = list(units)
+    before, after = defaultdict[int, list[UnitOp]](list), defaultdict[int, list[UnitOp]](list)
+    groups = reading(graph, actions, units)
+    if prefetch and not groups:
+        before[0].append(UnitOp("next", VECTORS, False))
+    for group, following in zip(groups, [*groups[1:], []], strict=False):
+        begin = group[0].first
+        before[begin] += [UnitOp("gather", one.unit, one.forward) for one in group]
+        for one in group:
+            before[one.first].append(UnitOp("need", one.unit, one.forward))
+            after[one.last].append(UnitOp("drop", one.unit, one.forward))
+        if prefetch:
+            before[begin] += [UnitOp("gather", one.unit, one.forward) for one in following] or [UnitOp("next", VECTORS, group[0].forward)]
+    for one in adding(graph, actions, units):
+        before[one.first].append(UnitOp("open", one.unit, False))
+        after[one.last].append(UnitOp("close", one.unit, False))
+    merged: list[Action | UnitAction] = []
+    for at, action in enumerate(actions):
+        merged += [UnitAction("unit", op) for op in before[at]]
+        merged.append(action)
+        merged += [UnitAction("unit", op) for op in after[at]]
+    return merged
