@@ -5,10 +5,13 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
+
+GRACE = 5.0  # seconds that the other ranks have left once one has failed: they may wait for it for ever
 
 
 class Ranks:
@@ -32,16 +35,21 @@ class Ranks:
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, args))
-        results: list[Any] = []
+        results: list[Any] = [None] * self.size
         failures: list[str] = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(timeout):
-                self.broken = True
-                raise TimeoutError(f"rank {rank} gave no answer to {function.__name__} in {timeout:.0f} s")
-            ok, value = pipe.recv()
-            (results if ok else failures).append(value)
+        waiting, deadline = dict(zip(self._pipes, range(self.size), strict=True)), time.monotonic() + timeout
+        while waiting and time.monotonic() < deadline:
+            for pipe in wait(list(waiting), timeout=max(0.0, deadline - time.monotonic())):
+                assert isinstance(pipe, Connection)
+                ok, value = pipe.recv()
+                results[waiting.pop(pipe)] = value
+                if not ok:
+                    failures.append(value)
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        self.broken = bool(failures or waiting)
+        if waiting:
+            failures.append(f"ranks {sorted(waiting.values())} gave no answer to {function.__name__}")
         if failures:
-            self.broken = True
             raise AssertionError("\n".join(failures))
         return results
 

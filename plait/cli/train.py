@@ -64,7 +64,8 @@ def _pipeline(job: Job, on: str) -> PipelinePlan | None:
         itemsize={"fp32": 4, "bf16": 2, "fp64": 8}[job.train.dtype],
         sequence_parallel=job.base_strategy.sequence_parallel,
         stage_layers=asked.stage_layers,
-        shardings=[job.sharding(dp) for dp, _ in job.degrees],
+        shardings=[job.sharding(dp * asked.sp) for dp, _ in job.degrees],
+        sequence_cut=job.sequence_cut,
     )
 
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.explain import explain
-from plait.core.layout import Layout
+from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from plait.core.strategy import Overlap, Strategy
@@ -104,6 +104,13 @@ class Shard(Section):
     secondary: Natural = 0
 
 
+class SequenceKind(Section):
+    """Both at once: rings of ``ring`` ranks, each of groups of ``ulysses`` that exchange heads; sp is their product."""
+
+    ulysses: Count
+    ring: Count
+
+
 Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
 
 
@@ -112,7 +119,8 @@ class StrategySection(Section):
 
     pp: places of the pipeline. schedule: a name of ``plait schedule show``, or a file with a schedule. interleave: stages that every place
     holds. slack: slack-1f1b's, of every boundary; measured before training if empty. stage_layers: layers of every stage, as
-    equal as can be if empty. shard: factors, or a named point such as "zero1" or "fsdp".
+    equal as can be if empty. shard: factors, or a named point such as "zero1" or "fsdp", over
+    dp x sp. sp: ranks that share every sequence. sp_kind: how attention gets all of it.
     """
 
     tp: Degrees = 1
@@ -123,6 +131,8 @@ class StrategySection(Section):
     slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     shard: str | Shard = "ddp"
+    sp: Count = 1
+    sp_kind: Literal["ulysses", "ring"] | SequenceKind = "ulysses"
     overlap: Overlap = "domino"
     slices: Literal["auto"] | Slices = "auto"
     sequence_parallel: bool | Literal["auto"] = False
@@ -224,7 +234,7 @@ class Job(Section):
                     fix=f"Use dp <= {self.micro_batch}",
                 )
             replace(self.base_strategy, tp=tp).check(spec, batch=self.micro_batch // dp, sequence=self.data.sequence)
-            self.sharding(dp).check(dp)
+            self.sharding(dp * self.strategy.sp).check(dp * self.strategy.sp)
         if self.pipelined and self.strategy.sequence_parallel == "auto":
             raise JobError("'auto' is not timed in a pipeline", key="strategy.sequence_parallel", fix="Use true or false")
 
@@ -245,6 +255,16 @@ class Job(Section):
             found.append(each)
         return tuple(zip(*found, strict=True))
 
+    @property
+    def sequence_cut(self) -> SequenceCut:
+        """How sp ranks share sequences. Raises JobError for a product that is not sp."""
+        sp, kind = self.strategy.sp, self.strategy.sp_kind
+        if isinstance(kind, str):
+            return SequenceCut(sp=sp, ring=sp if kind == "ring" else 1)
+        if kind.ulysses * kind.ring != sp:
+            raise JobError(f"{kind.ulysses} x {kind.ring} is not sp = {sp}", key="strategy.sp_kind")
+        return SequenceCut(sp=sp, ring=kind.ring)
+
     def sharding(self, ranks: int) -> Sharding:
         """How ``ranks`` that hold the same weights share them out."""
         given = self.strategy.shard
@@ -254,17 +274,17 @@ class Job(Section):
     def layout(self) -> Layout | None:
         """Rank order as a ``Layout``; None where the places of the pipeline differ, whose order is that of ``meshes``."""
         (dp, tp), *others = self.degrees
-        return Layout(pp=self.strategy.pp, dp=dp, tp=tp) if all(each == (dp, tp) for each in others) else None
+        return Layout(pp=self.strategy.pp, dp=dp, sp=self.strategy.sp, tp=tp) if all(each == (dp, tp) for each in others) else None
 
     @property
     def world_size(self) -> int:
         """How many ranks the job needs."""
-        return sum(dp * tp for dp, tp in self.degrees)
+        return sum(dp * tp for dp, tp in self.degrees) * self.strategy.sp
 
     @property
     def pipelined(self) -> bool:
         """Whether a ``PipelinePlan`` is needed: more than one tensor-parallel group."""
-        return self.strategy.pp > 1 or self.strategy.interleave > 1 or self.degrees[0][0] > 1
+        return self.strategy.pp > 1 or self.strategy.interleave > 1 or self.degrees[0][0] > 1 or self.strategy.sp > 1
 
     @property
     def measures_slack(self) -> bool:
@@ -277,8 +297,9 @@ class Job(Section):
         section = self.strategy
         slices = Slices() if section.slices == "auto" else section.slices
         return Strategy(
-            tp=self.degrees[0][1], overlap=section.overlap, p1=slices.p1, p2=slices.p2, sequence_parallel=section.sequence_parallel is True
-        )
+            tp=self.degrees[0][1], overlap=section.overlap, p1=slices.p1, p2=slices.p2,
+            sequence_parallel=section.sequence_parallel is True, sp=section.sp, ring=self.sequence_cut.ring,
+        )  # fmt: skip
 
     def model_spec(self, vocab: int) -> ModelSpec:
         """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count as saying)."""

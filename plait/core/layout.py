@@ -76,6 +76,9 @@ class Layout:
         return tuple(self.rank(**{**at, axis: i}) for i in range(getattr(self, axis)))
 
 
+MeshAxis = Literal["dp", "sp", "tp", "replicas"]
+
+
 @dataclass(frozen=True)
 class Mesh:
     """The ranks of one place in a pipeline, whose degrees may differ from the next one's: ``first`` and those after it, tp innermost.
@@ -87,25 +90,38 @@ class Mesh:
     first: int
     dp: int = 1
     tp: int = 1
+    sp: int = 1
 
     @property
     def ranks(self) -> range:
         """All its ranks."""
-        return range(self.first, self.first + self.dp * self.tp)
+        return range(self.first, self.first + self.replicas * self.tp)
 
-    def coordinates(self, rank: int) -> tuple[int, int]:
-        """(dp, tp) of a rank."""
-        return divmod(rank - self.first, self.tp)
+    @property
+    def replicas(self) -> int:
+        """How many ranks hold the same weights."""
+        return self.dp * self.sp
 
-    def group_of(self, rank: int, axis: Literal["dp", "tp"]) -> tuple[int, ...]:
-        """The group along ``axis`` that holds ``rank``."""
-        dp, tp = self.coordinates(rank)
-        if axis == "tp":
-            return tuple(self.first + dp * self.tp + i for i in range(self.tp))
-        return tuple(self.first + i * self.tp + tp for i in range(self.dp))
+    def coordinates(self, rank: int) -> dict[Axis, int]:
+        """Where a rank stands on dp, sp and tp."""
+        rest, tp = divmod(rank - self.first, self.tp)
+        dp, sp = divmod(rest, self.sp)
+        return {"dp": dp, "sp": sp, "tp": tp}
+
+    def replica(self, rank: int) -> int:
+        """Which of the ``replicas`` a rank is: sp neighbours stand side by side."""
+        return (rank - self.first) // self.tp
+
+    def group_of(self, rank: int, axis: MeshAxis) -> tuple[int, ...]:
+        """The group along ``axis`` that holds ``rank``; ``replicas``: dp and sp together."""
+        at = rank - self.first
+        strides = {"tp": (1, self.tp), "sp": (self.tp, self.sp), "dp": (self.sp * self.tp, self.dp), "replicas": (self.tp, self.replicas)}
+        stride, size = strides[axis]
+        start = rank - at // stride % size * stride
+        return tuple(range(start, start + size * stride, stride))
 
 
-def meshes(degrees: Iterable[tuple[int, int]]) -> tuple[Mesh, ...]:
+def meshes(degrees: Iterable[tuple[int, int]], sp: int = 1) -> tuple[Mesh, ...]:
     """The meshes of a pipeline from (dp, tp) of each of its places; equal degrees give the rank order of ``Layout``.
 
     >>> [list(mesh.ranks) for mesh in meshes([(1, 2), (2, 1), (1, 1)])]
@@ -113,5 +129,49 @@ def meshes(degrees: Iterable[tuple[int, int]]) -> tuple[Mesh, ...]:
     """
     made: list[Mesh] = []
     for dp, tp in degrees:
-        made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp))
+        made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp, sp))
     return tuple(made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceCut:
+    """How ``sp`` ranks share a sequence: rings of ``ring`` ranks (SP-3), each made of groups of sp / ring neighbours (SP-2, Ulysses).
+
+    >>> SequenceCut(sp=2, ring=2).tokens(8, 0)
+    [range(0, 2), range(6, 8)]
+    """
+
+    sp: int = 1
+    ring: int = 1
+
+    @property
+    def ulysses(self) -> int:
+        """Ranks that exchange heads."""
+        return self.sp // self.ring
+
+    def tokens(self, sequence: int, sp_rank: int) -> list[range]:
+        """Which positions a rank has, in order. A ring's rank has a chunk from the front and its mirror image from the end, so that causal
+        attention costs all the same; its Ulysses group shares these out in order."""
+        at, inner = divmod(sp_rank, self.ulysses)
+        if self.ring == 1:
+            held = [range(sequence)]
+        else:
+            chunk = sequence // (2 * self.ring)
+            held = [range(i * chunk, (i + 1) * chunk) for i in (at, 2 * self.ring - 1 - at)]
+        start, stop = inner * (sequence // self.sp), (inner + 1) * (sequence // self.sp)
+        found, before = list[range](), 0
+        for run in held:
+            low, high = max(start - before, 0), min(stop - before, len(run))
+            if low < high:
+                found.append(run[low:high])
+            before += len(run)
+        return found
+
+    def ulysses_group(self, sp_rank: int) -> tuple[int, ...]:
+        """The sp ranks that ``sp_rank`` exchanges heads with."""
+        first = sp_rank // self.ulysses * self.ulysses
+        return tuple(range(first, first + self.ulysses))
+
+    def ring_group(self, sp_rank: int) -> tuple[int, ...]:
+        """The sp ranks along whose ring keys and values come to ``sp_rank``."""
+        return tuple(range(sp_rank % self.ulysses, self.sp, self.ulysses))

@@ -14,19 +14,21 @@ from typing import Any
 
 from plait.core.errors import JobError
 from plait.core.files import replacing
-from plait.core.layout import Mesh, meshes
+from plait.core.layout import Mesh, SequenceCut, meshes
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, parse_schedule
 from plait.core.sharding import Sharding
 from plait.core.stages import Stage
 from plait.core.strategy import slice_sizes
 
+WHOLE_SEQUENCE = SequenceCut()
+
 
 @dataclass(frozen=True)
 class PipelinePlan:
     """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. names: what crosses each edge of the schedule.
     reshards: by (source stage, target stage), both directions, the plan of each tensor, [S, B, H] of one micro-batch; none on one place.
-    shardings: of every place, over its dp; nothing is cut if empty."""
+    shardings: of every place, over its dp x sp; nothing is cut if empty. sequence: how every place's sp ranks share sequences."""
 
     schedule: Schedule
     degrees: tuple[tuple[int, int], ...]
@@ -34,18 +36,19 @@ class PipelinePlan:
     names: dict[Edge, tuple[str, ...]]
     reshards: dict[Edge, dict[str, ReshardPlan]]
     shardings: tuple[Sharding, ...] = ()
+    sequence: SequenceCut = WHOLE_SEQUENCE
 
     def __post_init__(self) -> None:
         if len(self.degrees) != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
             shape = f"{len(self.schedule.ranks)} places and {self.schedule.num_stages} stages"
             raise JobError(f"a schedule of {shape} with {len(self.degrees)} meshes and {len(self.stages)} ranges of layers")
         for (dp, _), sharding in zip(self.degrees, self.shardings, strict=bool(self.shardings)):
-            sharding.check(dp)
+            sharding.check(dp * self.sequence.sp)
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
         """The ranks of every place."""
-        return meshes(self.degrees)
+        return meshes(self.degrees, self.sequence.sp)
 
     @cached_property
     def hash(self) -> str:
@@ -59,7 +62,7 @@ class PipelinePlan:
     def rows_of(self, rank: int, batch: int) -> slice:
         """Which sequences of a micro-batch of ``batch`` a rank computes: its data-parallel share."""
         mesh = self.meshes[self.place_of(rank)]
-        sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)[0]
+        sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)["dp"]
         return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
 
     def write(self, path: Path) -> None:
@@ -86,6 +89,7 @@ class PipelinePlan:
                 f"{a}>{b}": {name: plan.to_dict() for name, plan in plans.items()} for (a, b), plans in sorted(self.reshards.items())
             },
             "shardings": [asdict(sharding) for sharding in self.shardings],
+            "sequence": asdict(self.sequence),
         }
 
     @staticmethod
@@ -99,7 +103,9 @@ class PipelinePlan:
         }
         degrees = tuple((int(dp), int(tp)) for dp, tp in values["degrees"])
         shardings = tuple(Sharding(**{key: int(value) for key, value in given.items()}) for given in values["shardings"])
-        return PipelinePlan(parse_schedule(values["schedule"]), degrees, stages, names, reshards, shardings)
+        return PipelinePlan(
+            parse_schedule(values["schedule"]), degrees, stages, names, reshards, shardings, SequenceCut(**values["sequence"])
+        )
 
 
 def _edge(text: str) -> Edge:

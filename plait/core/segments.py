@@ -44,7 +44,7 @@ Site = Literal["embed", "enter", "attn", "mlp", "down", "up", "head", "leave"]
 Kind = Literal["N", "F", "R", "L", "D", "C", "W", "J"]
 Verb = Literal["run", "start", "wait"]
 Phase = Literal["step", "F", "B", "I", "W"]
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
 
 FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
 

@@ -5,6 +5,7 @@ The planner and the runtime check a strategy by the same function, before any pr
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -23,7 +24,8 @@ class Strategy:
     hide each other's collectives (arXiv 2409.15241); ``none`` leaves the tensor-parallel collectives out and
     computes wrong numbers at the speed that hiding everything would reach: for measurements only.
     p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
-    sequence_parallel: residual stream sharded over the sequence, all-gather and reduce-scatter instead of
+    sp: ranks that share every sequence and, as dp's, hold the same weights; rings of ``ring`` of them, each of groups that exchange heads
+    (``SequenceCut``). sequence_parallel: residual stream sharded over tp over the sequence, all-gather and reduce-scatter instead of
     all-reduce (Korthikanti 2022, arXiv 2205.05198).
     """
 
@@ -32,11 +34,13 @@ class Strategy:
     p1: int = 1
     p2: int = 1
     sequence_parallel: bool = False
+    sp: int = 1
+    ring: int = 1
 
     def __post_init__(self) -> None:
         if self.overlap not in get_args(Overlap):
             raise JobError(f"'{self.overlap}' is no overlap mode", key="strategy.overlap", fix=f"Use one of {', '.join(get_args(Overlap))}")
-        for name in ("tp", "p1", "p2"):
+        for name in ("tp", "p1", "p2", "sp", "ring"):
             if getattr(self, name) < 1:
                 raise JobError(f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}")
 
@@ -55,8 +59,9 @@ class Strategy:
                            fix=f"Use p1 <= {batch} or a larger micro-batch")  # fmt: skip
         if model.hidden % self.p2:
             raise JobError(f"p2 = {self.p2} does not divide hidden = {model.hidden}", key="strategy.p2")
-        if self.sequence_parallel and sequence % tp:
-            raise JobError(f"tp = {tp} does not divide the sequence length {sequence}", key="strategy.sequence_parallel",
+        self._check_sequence(model, sequence)
+        if self.sequence_parallel and sequence // self.sp % tp:
+            raise JobError(f"tp = {tp} does not divide a rank's {sequence // self.sp} tokens", key="strategy.sequence_parallel",
                            fix="Switch sequence_parallel off or change data.sequence")  # fmt: skip
         if sequence % (1 << model.levels):
             raise JobError(f"{sequence} cannot be halved {model.levels} times", key="data.sequence",
@@ -66,6 +71,27 @@ class Strategy:
                            key="strategy.sequence_parallel", fix="Switch it off")  # fmt: skip
         if sequence > model.max_sequence:
             raise JobError(f"{sequence} exceeds the model's max_sequence = {model.max_sequence}", key="data.sequence")
+
+    def _check_sequence(self, model: ModelSpec, sequence: int) -> None:
+        if self.sp % self.ring:
+            raise JobError(f"{self.ring} ranks a ring do not divide sp = {self.sp}", key="strategy.sp_kind")
+        if self.sp == 1:
+            return
+        if model.levels:
+            raise JobError(
+                "a utransformer merges neighbouring tokens, which sp would put on different ranks", key="strategy.sp", fix="Use 1"
+            )
+        heads, kv_heads, ulysses = model.num_heads // self.tp, max(1, model.num_kv_heads // self.tp), self.sp // self.ring
+        if heads % ulysses or (kv_heads % ulysses and ulysses % kv_heads):
+            raise JobError(f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) of a tensor-parallel rank",
+                           key="strategy.sp", fix="Use a divisor, or sp_kind = \"ring\", which shares no heads")  # fmt: skip
+        parts = math.lcm(self.sp, 2 * self.ring if self.ring > 1 else 1)
+        if sequence % parts:
+            raise JobError(f"sp = {self.sp} with rings of {self.ring} cuts sequences into {parts} parts, not {sequence} tokens",
+                           key="strategy.sp", fix=f"Change data.sequence to a multiple of {parts}")  # fmt: skip
+        if self.ring > 1 and model.attention_dropout:
+            raise JobError("ring attention cannot drop attention weights", key="model.attention_dropout",
+                           fix="Use 0, or sp_kind = \"ulysses\"")  # fmt: skip
 
     def kv_replicas(self, model: ModelSpec) -> int:
         """How many tensor-parallel ranks hold a copy of each key/value head (1 unless tp exceeds their number)."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from plait.core.dry_run import dry_run
 from plait.core.errors import JobError
-from plait.core.layout import Mesh, meshes
+from plait.core.layout import Mesh, SequenceCut, meshes
 from plait.core.model import ModelSpec
-from plait.core.pipeline_plan import PipelinePlan
+from plait.core.pipeline_plan import WHOLE_SEQUENCE, PipelinePlan
 from plait.core.reshard import TensorLayout
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, with_edges, with_transfers
@@ -30,6 +30,7 @@ def plan_pipeline(
     sequence_parallel: bool = False,
     stage_layers: Sequence[int] = (),
     shardings: Sequence[Sharding] = (),
+    sequence_cut: SequenceCut = WHOLE_SEQUENCE,
 ) -> PipelinePlan:
     """The plan of a ``schedule``, with transfers or without, on meshes of (dp, tp) ``degrees``; micro_batch: sequences, over all dp.
 
@@ -54,7 +55,7 @@ def plan_pipeline(
         wanted = " ".join(f"{a}>{b}" for a, b in tensors)
         raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")
     dry_run(schedule, transfers="rendezvous")
-    places = meshes(degrees)
+    places = meshes(degrees, sequence_cut.sp)
     reshards: dict[Edge, dict[str, ReshardPlan]] = {}
     known: dict[tuple[TensorLayout, TensorLayout, int], ReshardPlan] = {}
     lying = [_layout(places[schedule.rank_of[stage]], sequence_parallel) for stage in range(schedule.num_stages)]
@@ -66,9 +67,12 @@ def plan_pipeline(
                     known[key] = make_plan(lying[source], lying[target], (sequence >> level, micro_batch, model.hidden), itemsize, fabric)
                 reshards.setdefault((source, target), {})[name] = known[key]
     names = {edge: tuple(name for name, _ in found) for edge, found in tensors.items()}
-    return PipelinePlan(schedule, tuple(degrees), stages, names, reshards, tuple(shardings))
+    return PipelinePlan(schedule, tuple(degrees), stages, names, reshards, tuple(shardings), sequence_cut)
 
 
 def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:
-    """[S, B, H] on a mesh (dp, tp): B over dp, S over tp where shards of the sequence are what ranks hold between layers."""
-    return TensorLayout((mesh.dp, mesh.tp), tuple(mesh.ranks), ((1,) if sequence_parallel else (), (0,), ()))
+    """[S, B, H] on a mesh (dp, sp, tp): B over dp, S over sp, and over tp where shards of it are what ranks hold between layers.
+
+    Which tokens stand where in S is the same at every place, so a boundary need not know it.
+    """
+    return TensorLayout((mesh.dp, mesh.sp, mesh.tp), tuple(mesh.ranks), ((1, 2) if sequence_parallel else (1,), (0,), ()))

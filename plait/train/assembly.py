@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from plait.core.errors import ScheduleError
 from plait.core.model import ModelSpec
@@ -59,12 +60,22 @@ class Part:
         return self._interpreter(forward_only(self.plan.schedule, self.eval_batches)) if self.eval_batches else None
 
     def own(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """This rank's sequences of each micro-batch: its data-parallel share."""
-        rows = [self.plan.rows_of(self.rank, len(batch.tokens)) for batch in batches]
-        return [
-            replace(batch, tokens=batch.tokens[r], targets=batch.targets[r], samples=batch.samples[r])
-            for r, batch in zip(rows, batches, strict=True)
-        ]
+        """This rank's sequences of each micro-batch, its data-parallel share, and of each of them its tokens."""
+        positions = self.positions
+        found: list[MicroBatch] = []
+        for batch in batches:
+            r = self.plan.rows_of(self.rank, len(batch.tokens))
+            tokens, targets = (t[r] if positions is None else t[r][:, positions] for t in (batch.tokens, batch.targets))
+            found.append(replace(batch, tokens=tokens, targets=targets, samples=batch.samples[r], positions=positions))
+        return found
+
+    @cached_property
+    def positions(self) -> Tensor | None:
+        """Which tokens of every sequence this rank computes, None for all."""
+        if self.plan.sequence.sp == 1:
+            return None
+        runs = self.plan.sequence.tokens(self.sequence, self.groups.mesh.coordinates(self.rank)["sp"])
+        return torch.cat([torch.arange(run.start, run.stop) for run in runs])
 
     def changed(self, strategy: Strategy, costs: SegmentCosts | None, schedule: Schedule | None = None) -> Part:
         """The same part with other slices, or in another order of the same stages; it shares weights, gradients and wires."""
@@ -117,7 +128,13 @@ def assemble(
     dp, tp = plan.degrees[place]
     tied = bool(spec.tied_embeddings) and len(plan.stages) > 1
     groups = open_groups(
-        plan.meshes, rank, device.backend, last=plan.schedule.rank_of[len(plan.stages) - 1], tied=tied, shardings=plan.shardings
+        plan.meshes,
+        rank,
+        device.backend,
+        last=plan.schedule.rank_of[len(plan.stages) - 1],
+        tied=tied,
+        shardings=plan.shardings,
+        sequence=plan.sequence,
     )
     strategy = replace(strategy, tp=tp)
     to = device.torch_device
@@ -132,7 +149,8 @@ def assemble(
                 dtype=dtype,
                 device=to,
                 sharding=groups.sharding,
-                shard_rank=groups.dp_rank,
+                sequence=groups.sequence,
+                shard_rank=groups.replica,
             )
             for s in plan.schedule.stages_of(place)
         ]
@@ -147,13 +165,13 @@ def assemble(
         groups=groups,
         courier=LaneCourier(plan.schedule, plan.reshards, groups, device, dtype),
         device=device,
-        share=slice_sizes(micro_batch, dp)[groups.dp_rank],
+        share=slice_sizes(micro_batch, dp)[plan.meshes[place].coordinates(rank)["dp"]],
         sequence=sequence,
         seed=seed,
         costs=costs,
         recorder=recorder,
         eval_batches=eval_batches,
-        shards=Shards(models, gradients, groups.shards, device, recorder) if dp > 1 else None,
+        shards=Shards(models, gradients, groups.shards, device, recorder) if groups.mesh.replicas > 1 else None,
     )
 
 

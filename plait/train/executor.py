@@ -33,7 +33,8 @@ from plait.train.wire import NullWire, Wire, empty_like_gathered
 class MicroBatch:
     """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample numbers, the dropout keys.
 
-    scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout keys.
+    scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout keys. positions: [S] of the
+    tokens in their sequences, in host memory, if they are not all of them.
     """
 
     tokens: Tensor
@@ -41,6 +42,7 @@ class MicroBatch:
     samples: Tensor
     scale: float
     step: int
+    positions: Tensor | None = None
 
 
 @dataclass
@@ -96,7 +98,8 @@ class InFlight:
 class SegmentExecutor:
     """Executes a stage's lists on one rank: phase ``step`` for a whole model, or the phases that a pipeline's schedule names.
 
-    Any number of micro-batches may be in flight between phases; one phase of one micro-batch runs at a time.
+    Any number of micro-batches may be in flight between phases; one phase of one micro-batch runs at a time. programmes: by phase,
+    what is done in which order, and the method that does it.
     """
 
     def __init__(
@@ -117,11 +120,11 @@ class SegmentExecutor:
         self.sp = graph.sequence_parallel
         self._flights: dict[SegmentOp, Any] = {}
         self.shards = shards
-        self._programmes: dict[Phase, list[tuple[Action | UnitAction, Any]]] = {}
+        self.programmes: dict[Phase, list[tuple[Action | UnitAction, Any]]] = {}
         for phase, actions in programmes.items():
             check(replace(graph, phase=phase), actions)
             listed = with_units(graph, actions, model.units, prefetch=shards.overlap) if shards else actions
-            self._programmes[phase] = [(action, self._method(action)) for action in listed]
+            self.programmes[phase] = [(action, self._method(action)) for action in listed]
 
     def _method(self, action: Action | UnitAction) -> Any:
         if isinstance(action, UnitAction):
@@ -131,7 +134,7 @@ class SegmentExecutor:
 
     def ahead(self, phase: Phase) -> None:
         """Start to gather what a phase reads first."""
-        for action, method in self._programmes[phase]:
+        for action, method in self.programmes[phase]:
             if not isinstance(action, UnitAction) or action.op.verb != "gather":
                 break
             method(action.op)
@@ -148,10 +151,10 @@ class SegmentExecutor:
         self._state = state
         try:
             if self.recorder is None:
-                for action, method in self._programmes[phase]:
+                for action, method in self.programmes[phase]:
                     method(action.op)
             else:
-                self._run_recorded(self._programmes[phase], self.recorder)
+                self._run_recorded(self.programmes[phase], self.recorder)
             assert not self._flights, f"collectives never awaited: {list(self._flights)}"
         finally:
             self._flights.clear()
@@ -177,7 +180,8 @@ class SegmentExecutor:
         sequence, to = batch.tokens.shape[1], self.device.torch_device
         local = sequence // self.wire.size if self.sp else sequence
         first = self.wire.rank * local if self.sp else 0
-        positions = torch.arange(first, first + local, device=to)
+        spread = None if batch.positions is None else batch.positions.to(to)
+        positions = torch.arange(first, first + local, device=to) if spread is None else spread[first : first + local]
         dropping = self.model.training and (self.model.spec.dropout or self.model.spec.attention_dropout)
         dropout = DropoutKey(self.seed, batch.step) if dropping and self.gradients is not None else None
         sizes = slice_sizes(batch.tokens.shape[0], self.graph.p1)
@@ -191,7 +195,9 @@ class SegmentExecutor:
             if self.graph.embeds:
                 rows = self.model.embedding.exchange(tokens.t().contiguous())
                 rows = RowExchange(rows.send.to(to), rows.arrival[first : first + local].to(to))
-            contexts = [SliceContext(samples.to(to), positions[: local >> level], dropout) for level in range(self.model.spec.levels + 1)]
+            contexts = [
+                SliceContext(samples.to(to), positions[: local >> level], dropout, spread) for level in range(self.model.spec.levels + 1)
+            ]
             tokens, targets = tokens.t().contiguous().to(to), targets.t().contiguous().to(to)
             for site, layer in self.graph.segments:
                 here = slice(*ends[at : at + 2])

@@ -9,8 +9,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from plait.core.layout import Mesh
+from plait.core.layout import Mesh, SequenceCut
+from plait.core.pipeline_plan import WHOLE_SEQUENCE
 from plait.core.sharding import Level, Sharding
+from plait.train.context import ALONE, SequenceGroup
 from plait.train.gradients import Gradients
 from plait.train.shards import Axis, Shards
 from plait.train.wire import NullWire, Wire, open_wire, sum_over
@@ -23,19 +25,20 @@ AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
 class Groups:
     """One rank's place in a pipeline of meshes, and its wires.
 
-    place: which mesh. dp_rank, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all ranks. sharding: of the
-    ranks that hold the same weights as this one; shards: its groups, by axis. tied: the places of the first and the last stage, which
-    sum the gradient of tied embeddings.
+    place: which mesh. replica, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all ranks. sharding: of the
+    ranks that hold the same weights as this one; shards: its groups, by axis. sequence: of those that share its sequences. tied: the
+    places of the first and the last stage, which sum the gradient of tied embeddings.
     """
 
     meshes: tuple[Mesh, ...]
     place: int
-    dp_rank: int
+    replica: int
     tp_rank: int
     tp: Wire
     world: Wire
     tied: Wire
     sharding: Sharding = field(default_factory=Sharding)
+    sequence: SequenceGroup = ALONE
     shards: Mapping[Axis, Wire] = field(default_factory=dict)
 
     @property
@@ -53,7 +56,7 @@ class Groups:
         if copies or self.tied.size > 1:
             total = gradients.flat.new_zeros((gradients.model.spec.vocab, gradients.model.spec.hidden))
             # Places may cut the vocabulary differently: every range at its place in the whole, each once.
-            if self.dp_rank < self.sharding.optim:
+            if self.replica < self.sharding.optim:
                 for held, view in copies:
                     total[held.box.slices] += view
             sum_over(self.tied, total)
@@ -66,7 +69,7 @@ class Groups:
 
     def totals(self, gradients: Gradients, loss: Tensor, wish: bool) -> tuple[float, float, bool]:
         """(loss, squared gradient norm, whether any rank wishes to stop) of the whole job. loss: this rank's, 0 without a head."""
-        square = gradients.norm_square() * self.sharding.optim / self.mesh.dp
+        square = gradients.norm_square() * self.sharding.optim / self.mesh.replicas
         mine = torch.stack((loss.double() * (self.tp_rank == 0), square, torch.full_like(square, float(wish))))
         total, norm_square, wishes = sum_over(self.world, mine).tolist()
         return total, norm_square, wishes > 0
@@ -78,11 +81,19 @@ def one_place(tp: Wire) -> Groups:
 
 
 def open_groups(
-    meshes: Sequence[Mesh], rank: int, backend: str, *, last: int = -1, tied: bool = False, shardings: Sequence[Sharding] = ()
+    meshes: Sequence[Mesh],
+    rank: int,
+    backend: str,
+    *,
+    last: int = -1,
+    tied: bool = False,
+    shardings: Sequence[Sharding] = (),
+    sequence: SequenceCut = WHOLE_SEQUENCE,
 ) -> Groups:
     """This rank's groups. Called by all ranks at the same point.
 
-    last: the place of the last stage. tied: whether two stages hold the embedding. shardings: of every place.
+    last: the place of the last stage. tied: whether two stages hold the embedding. shardings: of every place. sequence: how sp ranks
+    share sequences.
     """
     place = next(i for i, mesh in enumerate(meshes) if rank in mesh.ranks)
     own = meshes[place]
@@ -95,17 +106,37 @@ def open_groups(
         return found[True]
 
     ends = sorted({*meshes[0].ranks, *meshes[last].ranks}) if tied else [rank]
-    dp_rank, tp_rank = own.coordinates(rank)
+    tp_rank = own.coordinates(rank)["tp"]
     tp = open_all(mesh.group_of(member, "tp") for mesh in meshes for member in mesh.ranks)
     shards: dict[Axis, Wire] = {axis: open_all(_shard_groups(meshes, shardings, axis)) for axis in AXES}
+    heads, ring = (open_all(_sequence_groups(meshes, sequence, kind)) for kind in ("ulysses", "ring"))
     world = open_wire(backend, range(meshes[-1].ranks.stop))
-    return Groups(tuple(meshes), place, dp_rank, tp_rank, tp, world, open_wire(backend, ends), shardings[place], shards)
+    return Groups(
+        tuple(meshes),
+        place,
+        own.replica(rank),
+        tp_rank,
+        tp,
+        world,
+        open_wire(backend, ends),
+        shardings[place],
+        SequenceGroup(heads, ring),
+        shards,
+    )
+
+
+def _sequence_groups(meshes: Sequence[Mesh], cut: SequenceCut, kind: str) -> Iterator[tuple[int, ...]]:
+    """Everybody's group along a way of sharing sequences."""
+    for mesh in meshes:
+        for member in mesh.ranks:
+            along, at = mesh.group_of(member, "sp"), mesh.coordinates(member)["sp"]
+            yield tuple(along[i] for i in (cut.ulysses_group(at) if kind == "ulysses" else cut.ring_group(at)))
 
 
 def _shard_groups(meshes: Sequence[Mesh], shardings: Sequence[Sharding], axis: Axis) -> Iterator[tuple[int, ...]]:
     """Everybody's group along an axis of sharding."""
     for mesh, sharding in zip(meshes, shardings, strict=True):
         for member in mesh.ranks:
-            replicas, (at, _) = mesh.group_of(member, "dp"), mesh.coordinates(member)
-            group = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, mesh.dp)
+            replicas, at = mesh.group_of(member, "replicas"), mesh.replica(member)
+            group = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, mesh.replicas)
             yield tuple(replicas[i] for i in group)

@@ -27,6 +27,7 @@ from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding, Unit
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
+from plait.train.context import ALONE, SequenceGroup, ring_attention, to_heads, to_tokens
 from plait.train.dropout import DropoutKey, DropoutSite
 from plait.train.parameters import Piece, initialise, pieces
 from plait.train.units import UnitStore, make_units
@@ -38,12 +39,14 @@ WHOLE = Sharding()
 class SliceContext:
     """What the mathematics of one slice depends on besides activations.
 
-    samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when sequence-parallel).
+    samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when sequence-parallel). spread: [S] of the
+    tokens that attention gets from this rank, if they are not 0, 1, ...
     """
 
     samples: Tensor
     positions: Tensor
     dropout: DropoutKey | None
+    spread: Tensor | None = None
 
 
 class Sublayer(nn.Module):
@@ -90,39 +93,49 @@ class Attention(Sublayer):
 
     site = "attn"
 
-    def __init__(self, spec: ModelSpec, layer: int, strategy: Strategy, tp_rank: int, rope: Rope | None) -> None:
+    def __init__(
+        self, spec: ModelSpec, layer: int, strategy: Strategy, tp_rank: int, rope: Rope | None, sequence: SequenceGroup = ALONE
+    ) -> None:
         super().__init__(spec, layer)
+        self.sequence = sequence
         self.num_heads = spec.num_heads // strategy.tp
         self.num_kv_heads = max(1, spec.num_kv_heads // strategy.tp)
         self.first_head = tp_rank * self.num_heads
         self.rope = rope
 
     def core(self, z: Tensor, context: SliceContext) -> Tensor:
-        """Rotary positions, attention, heads side by side again."""
+        """Rotary positions, attention (over the tokens of all ranks that share the sequence), heads side by side again."""
         s, b, _ = z.shape
         size = self.spec.head_size
         q, k, v = z.view(s, b, -1, size).split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2)  # [S, B, N, D]
         if self.rope is not None:
-            cos, sin = self.rope.tables(s, z)
+            cos, sin = self.rope.tables(s, z, context.spread)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        heads, ring = self.sequence.ulysses, self.sequence.ring
+        if heads.size > 1:
+            q, k, v = to_heads(q, k, v, heads)
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))  # [B, N, S, D]
-        o = self._attend(q, k, v, context)
-        return o.permute(2, 0, 1, 3).reshape(s, b, -1)
+        o = ring_attention(q, k, v, ring) if ring.size > 1 else self._attend(q, k, v, context)
+        o = o.permute(2, 0, 1, 3)
+        if heads.size > 1:
+            o = to_tokens(o, heads)
+        return o.reshape(s, b, -1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
-        dropout, grouped = context.dropout, self.num_heads != self.num_kv_heads
+        dropout, grouped = context.dropout, q.shape[1] != k.shape[1]
         if dropout is None or not self.spec.attention_dropout:
             if not grouped or q.is_cuda:
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-            k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         # The fused kernels draw their own random numbers; masks that do not depend on order need the weights in the open.
         if grouped:
-            k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         s = q.shape[2]
         scores = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
         scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
-        heads = torch.arange(self.first_head, self.first_head + self.num_heads, device=q.device)
+        first = self.first_head + self.sequence.ulysses.rank * q.shape[1]
+        heads = torch.arange(first, first + q.shape[1], device=q.device)
         mask = dropout.attention(self.spec.attention_dropout, self.layer, context.samples, heads, scores)
         return (scores.softmax(dim=-1) * mask) @ v
 
@@ -262,8 +275,11 @@ class Rope:
         self.spec = spec
         self._cache: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def tables(self, sequence: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, [S, 1, 1, D], in the dtype and on the device of ``like``."""
+    def tables(self, sequence: int, like: Tensor, spread: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions 0 to ``sequence``, or ``spread``, [S, 1, 1, D], in the dtype and on the device of ``like``."""
+        if spread is not None:
+            cos, sin = self.tables(self.spec.max_sequence, like)
+            return cos[spread], sin[spread]
         key = (sequence, like.dtype, like.device)
         if key not in self._cache:
             angles = torch.arange(sequence, dtype=torch.float64)[:, None] * self._frequencies()[None, :]
@@ -311,7 +327,8 @@ class Stages:
 class Transformer(nn.Module):
     """One tensor-parallel rank's share of a pipeline stage, or of the whole model; initialised the same whatever the degrees.
 
-    sharding, shard_rank: how its parameters are cut over the ranks that hold this same share, and which of them this is.
+    sequence: with whom it shares sequences. sharding, shard_rank: how its parameters are cut over the ranks that hold this same share,
+    and which of them this is.
     """
 
     def __init__(
@@ -324,6 +341,7 @@ class Transformer(nn.Module):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
+        sequence: SequenceGroup = ALONE,
         sharding: Sharding = WHOLE,
         shard_rank: int = 0,
     ) -> None:
@@ -333,7 +351,7 @@ class Transformer(nn.Module):
         self.stage = stage or Stage(0, 1, 0, spec.num_layers)
         self.embedding = Embedding(spec, strategy, tp_rank)
         self.entrance = Entrance()
-        self.attn = nn.ModuleDict({str(layer): Attention(spec, layer, strategy, tp_rank, rope) for layer in self.stage.layers})
+        self.attn = nn.ModuleDict({str(layer): Attention(spec, layer, strategy, tp_rank, rope, sequence) for layer in self.stage.layers})
         self.mlp = nn.ModuleDict({str(layer): Mlp(spec, layer) for layer in self.stage.layers})
         changes = [change for change in spec.resampling if change[0] in self.stage.layers]
         self.down = nn.ModuleDict({str(level): Down() for _, direction, level in changes if direction == "down"})

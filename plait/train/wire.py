@@ -36,7 +36,8 @@ class Wire(Protocol):
     rank: int
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
-        """Start a sum all-reduce of ``result``, an all-gather along dim 0 or a sum reduce-scatter along dim 0."""
+        """Start a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter or an all-to-all along dim 0; a rotation, by which
+        every rank gets the ``source`` of the one before it."""
         ...
 
 
@@ -57,6 +58,8 @@ class NullWire:
             result.view(self.size, *source.shape).copy_(source.expand(self.size, *source.shape))
         elif kind == "reduce_scatter":
             result.copy_(source.view(self.size, *result.shape)[self.rank])
+        elif kind in ("all_to_all", "rotate"):
+            result.copy_(source)
         return _Done()
 
 
@@ -71,6 +74,9 @@ class GroupWire:
         """Start the collective asynchronously."""
         if kind == "all_reduce":
             return dist.all_reduce(result, group=self.group, async_op=True)
+        if kind in ("all_to_all", "rotate"):
+            out, into = _splits(kind, source, self.rank, self.size)
+            return dist.all_to_all_single(result.view(-1), source.view(-1), into, out, group=self.group, async_op=True)
         call = dist.all_gather_single if kind == "all_gather" else dist.reduce_scatter_single
         return call(result, source, group=self.group, async_op=True)
 
@@ -106,8 +112,19 @@ class GlooWire:
             return self._gloo.allreduce([result], c10d.AllreduceOptions())  # a sum
         if kind == "all_gather":
             return self._gloo._allgather_base(result, source, c10d.AllgatherOptions())
+        if kind in ("all_to_all", "rotate"):
+            out, into = _splits(kind, source, self.rank, self.size)
+            return self._gloo.alltoall_base(result.view(-1), source.view(-1), into, out, c10d.AllToAllOptions())
         received = source.new_empty((self.size, *result.shape))
         return _ScatteredSum(self._gloo.alltoall_base(received, source, [], [], c10d.AllToAllOptions()), received, result)
+
+
+def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
+    """How many numbers go to every rank, and how many come."""
+    if kind == "all_to_all":
+        return [source.numel() // size] * size, [source.numel() // size] * size
+    to, of = (rank + 1) % size, (rank - 1) % size
+    return [source.numel() * (at == to) for at in range(size)], [source.numel() * (at == of) for at in range(size)]
 
 
 class _ScatteredSum:
@@ -143,6 +160,8 @@ def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
 def wire_bytes(kind: Collective, result: Tensor, source: Tensor, size: int) -> int:
     """Bytes each rank sends for a bandwidth-optimal (ring) collective over ``size`` ranks."""
     whole = max(result.numel(), source.numel()) * source.element_size()
+    if kind == "rotate":
+        return whole
     return whole * (size - 1) // size * (2 if kind == "all_reduce" else 1)
 
 

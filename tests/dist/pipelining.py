@@ -13,8 +13,9 @@ from torch import Tensor
 
 from plait.core.dry_run import peak_activations
 from plait.core.errors import ScheduleError
+from plait.core.layout import SequenceCut
 from plait.core.model import ModelSpec
-from plait.core.pipeline_plan import PipelinePlan
+from plait.core.pipeline_plan import WHOLE_SEQUENCE, PipelinePlan
 from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, generate
 from plait.core.sharding import Sharding
@@ -61,12 +62,13 @@ def plan(
     sequence_parallel: bool,
     layers: Sequence[int],
     shardings: Sequence[Sharding] = (),
+    cut: SequenceCut = WHOLE_SEQUENCE,
 ) -> PipelinePlan:
     """Equal on every rank."""
     chunks = CHUNKS.get(name, 1)
     slack = (2,) * (len(degrees) - 1) if name == "slack-1f1b" else ()
     schedule = generate(name, Shape(ranks=len(degrees), micro_batches=BATCH // MICRO, chunks=chunks, slack=slack))
-    fabric = Fabric(hosts=tuple(range(sum(dp * tp for dp, tp in degrees))), rate=1e9)
+    fabric = Fabric(hosts=tuple(range(cut.sp * sum(dp * tp for dp, tp in degrees))), rate=1e9)
     return plan_pipeline(
         spec,
         schedule,
@@ -79,6 +81,7 @@ def plan(
         sequence_parallel=sequence_parallel,
         stage_layers=layers,
         shardings=shardings,
+        sequence_cut=cut,
     )
 
 
@@ -92,11 +95,12 @@ def worst_error(
     delay: int | None = None,
     layers: Sequence[int] = (),
     shardings: Sequence[Sharding] = (),
+    cut: SequenceCut = WHOLE_SEQUENCE,
 ) -> tuple[float, str]:
     """The largest relative error of anything against the reference, and what it was; infinite if memory is not as predicted."""
     want = expected(spec, BATCH)
-    strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel)
-    planned = plan(spec, degrees, name, sequence_parallel, layers, shardings)
+    strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring)
+    planned = plan(spec, degrees, name, sequence_parallel, layers, shardings, cut)
     part = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
     try:
         if delay is not None:
@@ -194,7 +198,7 @@ def _bytes(spec: ModelSpec, part: Part) -> dict[str, int]:
     step = step_bytes(
         units,
         part.groups.sharding,
-        part.groups.mesh.dp,
+        part.groups.mesh.replicas,
         micro_batches=BATCH // MICRO,
         itemsize=8,
         gradient_itemsize=8,

@@ -1,0 +1,160 @@
+"""Sharded data parallelism: what of its communication is hidden, and what redundancy saves, against PyTorch's FSDP2, interleaved.
+
+    python benchmarks/sharding.py [--json] [--quick] [--rounds 8] [--case overlap] [--share 0.35] [--save FILE]
+
+Two cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces). A step is forward and backward of all
+micro-batches of a GPT and AdamW; one thread a rank; ratios are medians of the ratios within a round.
+
+    overlap      2 hosts of one rank, a core each; the link's rate is found such that communication is ``--share`` of the step without
+                 overlap. Variants: zero3, the same waiting for every transfer (zero3_sync), FSDP2 with the same sharding; ``compute``
+                 leaves the network out (wrong numbers), ``comm`` does the transfers alone; the limit is the slower of the two
+    redundancy   2 hosts of 2 ranks, 1 Gbit/s between hosts, loopback inside: full sharding, node-local and partial, FSDP2 1-D and HSDP.
+                 Four ranks share two cores, in all variants alike. Bytes over a host's link as counted by the kernel, beside the formula's
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from keeping import keep
+from rich.console import Console
+from rich.table import Table
+
+from plait.core.errors import PlaitError
+from plait.lab import Lab, LabSpec
+from plait.launch.local import run_ranks
+
+SEGMENT = 1 << 18
+HERE = Path(__file__).resolve().parent
+OVERLAP: dict[str, Any] = {
+    "zero3": {"shard": [2, 2, 2]},
+    "zero3_sync": {"shard": [2, 2, 2], "overlap": False},
+    "fsdp2": {"fsdp": [2]},
+    "compute": {"shard": [2, 2, 2], "only": "compute"},
+    "comm": {"shard": [2, 2, 2], "only": "communication"},
+}
+REDUNDANCY: dict[str, Any] = {
+    "4,4,4 (zero3)": {"shard": [4, 4, 4]},
+    "2,2,2 (hsdp)": {"shard": [2, 2, 2]},
+    "2,2,4 (hierarchical)": {"shard": [2, 2, 4]},
+    "1,2,4 (partial)": {"shard": [1, 2, 4]},
+    "1,1,4 (zero1)": {"shard": [1, 1, 4]},
+    "1,1,2": {"shard": [1, 1, 2]},
+    "fsdp2": {"fsdp": [4]},
+    "fsdp2 hsdp": {"fsdp": [2, 2]},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "overlap": {"hosts": (2, 1), "layers": 4, "hidden": 512, "sequence": 256, "batch": 4, "micro_batches": 2, "variants": OVERLAP},
+    "redundancy": {"hosts": (2, 2), "layers": 4, "hidden": 512, "sequence": 64, "batch": 2, "micro_batches": 2, "variants": REDUNDANCY},
+}
+
+
+def main() -> int:
+    """Measure the cases; print a table each, and with --json one last line for programs."""
+    options = _options()
+    found = [measure(name, options) for name in options.case]
+    keep({"cases": found}, options)
+    return 0
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one case and work its times out."""
+    nic = options.nic or (rate_for(options.share, options) if name == "overlap" else "1gbit")
+    point = work_out(name, nic, run(name, nic, options.rounds))
+    if not options.json:
+        show(point)
+    return point
+
+
+def run(name: str, nic: str, rounds: int, variants: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the ranks measured on a lab with this link."""
+    case = CASES[name]
+    hosts, each = case["hosts"]
+    setup = {key: value for key, value in case.items() if key != "hosts"}
+    setup |= {"ranks": hosts * each, "per_host": each, "rounds": rounds}
+    if variants:
+        setup["variants"] = {key: case["variants"][key] for key in variants}
+    with tempfile.TemporaryDirectory() as folder:
+        out, logs = Path(folder) / "times.json", Path(folder) / "logs"
+        argv = [sys.executable, "-W", "ignore", str(HERE / "sharding_ranks.py"), str(out), json.dumps(setup)]
+        spec = LabSpec(hosts, each, nic, segment=SEGMENT)
+        with Lab(spec, command=argv) as lab:
+            try:
+                run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, logs)
+            except PlaitError:
+                for log in sorted(logs.iterdir()):  # the folder is about to go
+                    print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
+                raise
+        return json.loads(out.read_text())
+
+
+def rate_for(share: float, options: argparse.Namespace) -> str:
+    """The link rate at which communication is about ``share`` of the step without overlap: what it adds is inverse to the rate."""
+    rate = 1000.0
+    for rounds in (2, 4):
+        times = run("overlap", f"{round(rate)}mbit", rounds, ("zero3_sync", "compute"))["seconds"]
+        ratio = statistics.median(sync / alone for sync, alone in zip(times["zero3_sync"], times["compute"], strict=True))
+        rate *= max(0.05, (ratio - 1) * (1 - share) / share)
+    return f"{max(1, round(rate))}mbit"
+
+
+def work_out(name: str, nic: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Medians of seconds, medians over rounds of ratios, bytes."""
+    times: dict[str, list[float]] = found["seconds"]
+
+    def ratio(above: str, below: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
+
+    point: dict[str, Any] = {"case": name, "nic": nic, "rounds": len(next(iter(times.values()))), "variants": {}}
+    if name == "overlap":
+        times["limit"] = [max(pair) for pair in zip(times["compute"], times["comm"], strict=True)]
+        point["comm_share"] = 1 - ratio("compute", "zero3_sync")
+    base = "zero3" if name == "overlap" else "4,4,4 (zero3)"
+    for variant, seconds in times.items():
+        row: dict[str, Any] = {"seconds": statistics.median(seconds), "against_fsdp2": ratio("fsdp2", variant)}
+        row |= {"against_full": ratio(base, variant)}
+        row |= {"of_limit": ratio("limit", variant)} if name == "overlap" else {}
+        row |= {"link_bytes": found["link"].get(variant), "link_formula": found["formula"].get(variant)}
+        point["variants"][variant] = row
+    return point
+
+
+def show(point: dict[str, Any]) -> None:
+    """One table for people."""
+    share = f", communication {point['comm_share']:.0%} of the step without overlap" if "comm_share" in point else ""
+    table = Table("variant", "ms", "against fsdp2", "against zero3", "of limit", "MB over a host's link", "by the formula",
+                  title=f"{point['case']}: {point['nic']}{share}")  # fmt: skip
+    for name, row in point["variants"].items():
+        limit = f"{row['of_limit']:.0%}" if "of_limit" in row else ""
+        megabytes = [f"{value / 1e6:.1f}" if value is not None else "" for value in (row["link_bytes"], row["link_formula"])]
+        table.add_row(name, f"{row['seconds'] * 1e3:.0f}", f"{row['against_fsdp2']:.2f}x", f"{row['against_full']:.2f}x", limit, *megabytes)
+    Console(width=140).print(table)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 8)")
+    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this one; may be repeated")
+    parser.add_argument("--share", type=float, default=0.35, help="communication's share of the step without overlap (default 0.35)")
+    parser.add_argument("--nic", help="rate of each host's link instead")
+    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
+    options = parser.parse_args()
+    options.case = options.case or list(CASES)
+    options.rounds = options.rounds or (2 if options.quick else 8)
+    return options
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PlaitError as error:
+        print(f"{error}", file=sys.stderr)
+        sys.exit(error.exit_status)

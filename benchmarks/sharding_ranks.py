@@ -1,0 +1,172 @@
+"""One rank of ``sharding.py``: builds every variant over the same link, times them round by round."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sharding_peer import fsdp_step
+
+from plait.core.env import RankEnv
+from plait.core.model import ModelSpec
+from plait.core.schedules import Shape, generate
+from plait.core.sharding import Sharding, UnitAction
+from plait.core.strategy import Strategy
+from plait.plan.pipeline import plan_pipeline
+from plait.plan.reshard_cost import Fabric
+from plait.plan.sharding import step_bytes
+from plait.train.assembly import Part, assemble
+from plait.train.device import open_device
+from plait.train.executor import MicroBatch
+from plait.train.optimizer import Optimizer
+from plait.train.steps import train_step
+from plait.train.threads import take_cores
+from plait.train.wire import NullWire
+
+DEVICE = open_device("cpu", 0)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What ``sharding.py`` asks for. variants: by name, {"shard": [params, grads, optim]}, with "overlap": false or "only": "compute" or
+    "communication"; or {"fsdp": mesh}."""
+
+    ranks: int
+    rounds: int
+    layers: int
+    hidden: int
+    sequence: int
+    batch: int
+    micro_batches: int
+    variants: Mapping[str, Any]
+    per_host: int
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(
+            family="gpt", num_layers=self.layers, hidden=self.hidden, num_heads=max(1, self.hidden // 64), vocab=256,
+            max_sequence=self.sequence, tied_embeddings=False,
+        )  # fmt: skip
+
+
+class Bench:
+    """Data and variants of one rank."""
+
+    def __init__(self, setup: Setup, rank: int) -> None:
+        self.setup, self.rank = setup, rank
+        generator = torch.Generator().manual_seed(rank)
+        self.tokens = torch.randint(0, 256, (setup.batch, setup.sequence), generator=generator)
+        self.targets = self.tokens.roll(-1, 1)
+        sizes = setup.batch // setup.micro_batches
+        parts = zip(self.tokens.split(sizes), self.targets.split(sizes), strict=True)
+        self.batches = [MicroBatch(x, y, torch.arange(sizes), 1.0 / self.tokens.numel(), 0) for x, y in parts]
+        self.formula: dict[str, int] = {}
+
+    def part(self, sharding: Sharding) -> Part:
+        setup = self.setup
+        micro = setup.ranks * setup.batch // setup.micro_batches
+        plan = plan_pipeline(
+            setup.spec,
+            generate("1f1b", Shape(ranks=1, micro_batches=setup.micro_batches)),
+            [(setup.ranks, 1)],
+            Fabric(hosts=(0,) * setup.ranks, rate=1e9),
+            micro_batch=micro,
+            num_micro_batches=setup.micro_batches,
+            sequence=setup.sequence,
+            itemsize=4,
+            shardings=[sharding],
+        )
+        return assemble(setup.spec, Strategy(), plan, self.rank, DEVICE, micro_batch=micro, sequence=setup.sequence)
+
+    def variant(self, name: str, what: Mapping[str, Any]) -> Callable[[], object]:
+        """Its step."""
+        setup = self.setup
+        if "fsdp" in what:
+            return fsdp_step(setup.spec, tuple(what["fsdp"]), self.tokens, self.targets, setup.micro_batches)
+        params, grads, optim = what["shard"]
+        sharding = Sharding(params=params, grads=grads, optim=optim)
+        part = self.part(sharding)
+        shards = part.shards
+        assert shards is not None
+        shards.overlap = what.get("overlap", True)
+        if what.get("only") == "compute":
+            shards.wires = {axis: NullWire(wire.size, wire.rank) for axis, wire in shards.wires.items()}
+        if what.get("only") == "communication":
+            return lambda: _communicate(part)
+        optimizer = Optimizer(part.models, part.gradients)
+        if "only" not in what:
+            self.formula[name] = self.over_the_link(part, sharding)
+        more: dict[str, Any] = {"sequence_parallel": False, "learning_rate": 1e-4, "clip": 0.0, "shards": shards}
+        return lambda: train_step(part.pipeline.run, optimizer, part.groups, self.batches, **more)
+
+    def over_the_link(self, part: Part, sharding: Sharding) -> int:
+        """What the formula's bytes put on one host's link: each rank of a group whose ring leaves the host counts for the ring's one way
+        out, or, in a reduce-scatter, for all it sends to ranks elsewhere."""
+        setup, total = self.setup, 0
+        units = {unit: store.numel for unit, store in part.models.units.items()}
+        by_rank = step_bytes(units, sharding, setup.ranks, micro_batches=setup.micro_batches, itemsize=4)
+        for axis in ("params", "grads", "optim", "replicas"):
+            groups = {sharding.group(rank, axis, setup.ranks) for rank in range(setup.per_host)}
+            total += sum(by_rank[axis] for group in groups if any(rank >= setup.per_host for rank in group))
+        return total
+
+
+def _sent() -> int:
+    """Bytes that this host has sent to others so far."""
+    lines = (line.split() for line in Path("/proc/self/net/dev").read_text().replace(":", " ").splitlines()[2:])
+    return sum(int(words[9]) for words in lines if words[0] != "lo")
+
+
+def _communicate(part: Part) -> None:
+    """What a step's lists say happens to units, and nothing in between."""
+    shards, pipeline = part.shards, part.pipeline
+    assert shards is not None
+    shards.begin()
+    last = len(part.plan.schedule.ranks[0]) - 1
+    for at, op in enumerate(part.plan.schedule.ranks[0]):
+        shards.last, shards.then = at == last, None
+        for action, method in pipeline.executors[op.stage].programmes[op.kind]:  # type: ignore[index]
+            if isinstance(action, UnitAction):
+                method(action.op)
+    shards.complete()
+    shards.publish()
+
+
+def main() -> None:
+    """Rank 0 writes what was measured to the file named first."""
+    out, text = sys.argv[1:]
+    setup = Setup(**json.loads(text))
+    torch.set_num_threads(1)
+    rank = RankEnv.read()
+    if setup.per_host == 1:
+        take_cores(*rank.place_among_cores, threads=1)
+    dist.init_process_group("gloo")
+    bench = Bench(setup, rank.rank)
+    runs = {name: bench.variant(name, what) for name, what in setup.variants.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    link: dict[str, int] = {}
+    for number in range(setup.rounds + 1):
+        for name, run in runs.items():
+            dist.barrier()
+            before, start = _sent(), time.perf_counter()
+            run()
+            spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+            dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+            if number:
+                seconds[name].append(spent.item())
+                link[name] = _sent() - before
+    if rank.rank == 0:
+        Path(out).write_text(json.dumps({"seconds": seconds, "link": link, "formula": bench.formula}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
