@@ -252,6 +252,8 @@ class Session:
         asked, began = False, time.perf_counter()
         self.report.begin(start)
         for step in range(start, job.steps):
+            if self.part:
+                self.part.pipeline.ahead()  # parameters are gathered while data are loaded
             result = train_step(
                 run,
                 self.optimizer,

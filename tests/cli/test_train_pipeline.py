@@ -32,8 +32,8 @@ def test_a_killed_pipeline_continues_exactly(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
-    """Four shapes, one after the other, give the curve of one rank alone."""
-    job = write_job(tmp_path, every=3)
+    """Six shapes, one after the other, give the curve of one rank alone."""
+    job = write_job(tmp_path, steps=24, every=2)
     common = ("train.dtype=fp64", "train.micro_batch=2", "strategy.slices.p1=1", "train.clip_norm=0.5")
     alone = train(job, *common, "strategy.tp=1", "run.name=alone")
     assert alone.returncode == 0, alone.stderr
@@ -41,17 +41,21 @@ def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
         ("strategy.tp=1", "strategy.pp=2", "strategy.schedule=1f1b"),
         ("strategy.tp=[2,1]", "strategy.pp=2"),
         ("strategy.tp=1", "strategy.dp=2"),
+        ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp"),
+        ("strategy.tp=1", "strategy.sp=2", "strategy.sp_kind=ring", "strategy.shard=zero1"),
         ("strategy.tp=1", "strategy.pp=1", "strategy.interleave=2", "strategy.schedule=interleaved"),
     )
+    reached = 0
     for number, shape in enumerate(shapes):
         process = start(job, *common, *shape)
-        if number < 3:
-            wait_for_step(process, job, 3 * (number + 1))
+        if number < len(shapes) - 1:
+            wait_for_step(process, job, reached + 1)
             process.terminate()
         _, errors = process.communicate(timeout=120)
         assert process.returncode in (0, 130), errors
-        assert metrics(job)[-1]["step"] >= 3 * (number + 1)
-    assert metrics(job)[-1]["step"] == 12
+        assert metrics(job)[-1]["step"] > reached
+        reached = metrics(job)[-1]["step"]
+    assert metrics(job)[-1]["step"] == 24
     for (step, *found), (_, *wanted) in zip(curve(job), curve(job, "alone"), strict=True):
         assert [x for x in found if x] == pytest.approx([x for x in wanted if x], rel=1e-9), f"step {step}"
 
@@ -98,6 +102,12 @@ def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
     (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("slack-1f1b of 2 ranks needs 1 slacks",)),
     (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
     (("strategy.schedule={mine}", "train.micro_batch=1", "strategy.slices.p1=1"), ("is for 2 micro-batches, a step has 4",)),
+    (("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard=zero9"), ("strategy.shard", "'zero9' is no named sharding", "zero3")),
+    (("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.params=2"), ("strategy.shard.params", "2 does not divide shard.grads = 1")),
+    (("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.optim=4"), ("strategy.shard.optim", "4 does not divide the 2 ranks that")),
+    (("strategy.sp=8",), ("strategy.sp", "8 ranks cannot share out 4 heads", "ring")),
+    (("strategy.sp=16", "strategy.sp_kind=ring"), ("strategy.sp", "into 32 parts, not 16 tokens")),
+    (("strategy.sp=4", "strategy.sp_kind.ulysses=2", "strategy.sp_kind.ring=4"), ("strategy.sp_kind", "2 x 4 is not sp = 4")),
     (("strategy.sequence_parallel=auto",), ("strategy.sequence_parallel", "is not timed in a pipeline")),
 ])  # fmt: skip
 def test_what_does_not_fit_is_one_paragraph(tmp_path: Path, settings: tuple[str, ...], says: tuple[str, ...]) -> None:
