@@ -167,6 +167,11 @@ class Shards:
         for unit in [unit for unit in self._published if self.units[unit].whole]:
             self._wait(UnitOp("need", unit, True), self._published.pop(unit))
 
+    def settle(self) -> None:
+        """Wait for everything that was published."""
+        while self._published:
+            self._published.popitem()[1].wait()
+
     def _publish(self, store: UnitStore) -> None:
         kept = store.kept
         own, held = kept[store.part("params", "params")], kept[store.part("grads", "params")]
