@@ -50,7 +50,7 @@ REDUNDANCY: dict[str, Any] = {
     "fsdp2 hsdp": {"fsdp": [2, 2]},
 }
 CASES: dict[str, dict[str, Any]] = {
-    "overlap": {"hosts": (2, 1), "layers": 4, "hidden": 512, "sequence": 256, "batch": 8, "micro_batches": 2, "variants": OVERLAP},
+    "overlap": {"hosts": (2, 1), "layers": 4, "hidden": 512, "sequence": 256, "batch": 8, "micro_batches": 1, "variants": OVERLAP},
     "redundancy": {"hosts": (2, 2), "layers": 4, "hidden": 512, "sequence": 64, "batch": 2, "micro_batches": 2, "variants": REDUNDANCY},
 }
 

@@ -161,7 +161,7 @@ class Session:
 
     def _tune(self) -> tuple[Strategy, SegmentCosts, str]:
         timed, costs = self._timed()
-        self.gradients.zero()
+        self._forget()
         best = min(timed, key=lambda one: one.seconds).strategy
         self.report.choice(timed, best)
         return best, costs, f"fastest of {len(timed)} timed candidates"
@@ -177,13 +177,19 @@ class Session:
             self._executor, self.job.base_strategy, batch, sequence_parallel=sequence_parallel, slices=slices, recorder=self.recorder
         )
 
+    def _forget(self) -> None:
+        """Gradients of steps that were only timed, also those that are still being reduced."""
+        if self.part and self.part.shards:
+            self.part.shards.complete()
+        self.gradients.zero()
+
     def _settle(self, strategy: Strategy, costs: SegmentCosts | None) -> None:
         """Put the part in its final order: its slices, and the slack of a schedule that leaves it open."""
         assert self.part is not None
         self.part = self.part.changed(strategy, costs)
         if self.job.measures_slack:
             schedule = choose_slack(self.part, self._micro_batches(0), self.recorder)
-            self.gradients.zero()
+            self._forget()
             self.part = self.part.changed(strategy, costs, schedule)
             alive = ", ".join(str(peak) for peak in peak_activations(schedule).values())
             self.report.say(f"slack from measured times: at most {alive} micro-batches alive on the stages, one after the other")

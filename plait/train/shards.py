@@ -45,6 +45,8 @@ class Shards:
         """Whether gradients closed from now on are complete: the step's last micro-batch."""
         self.then: Callable[[], None] | None = None
         """Gathers what the next list reads first."""
+        self.pool = 0
+        """Bytes of buffers, all of them allocated in the first step at the latest."""
         self._background = Background(device, "shards")
         self._gathered: dict[Unit, tuple[Tensor, Handle]] = {}
         self._published: dict[Unit, Handle] = {}
@@ -59,10 +61,10 @@ class Shards:
         """Two buffers for every size of unit, one where there is one such unit only."""
         sizes = Counter(store.numel for store in self.units.values() if store.params > 1)
         whole = Counter(store.numel for store in self.units.values() if store.grads > 1)
-        kept = next(iter(self.units.values())).kept
-        for found, dtype in ((sizes, kept.dtype), (whole, self.gradients.dtype)):
+        model = next(iter(self.units.values())).kept.dtype
+        for found, dtype in ((sizes, model), (whole, self.gradients.dtype)):
             for numel, count in found.items():
-                self._free[numel, dtype] += [kept.new_empty(numel, dtype=dtype) for _ in range(min(2, count))]
+                self._free[numel, dtype] += [self._new(numel, dtype) for _ in range(min(2, count))]
 
     # ---- parameters ----
 
@@ -212,7 +214,11 @@ class Shards:
         free = self._free[numel, dtype]
         while not free and any(whole is not None and (whole.numel(), whole.dtype) == (numel, dtype) for _, whole in self._reducing):
             self._retire()
-        return free.pop() if free else torch.empty(numel, dtype=dtype, device=self.device.torch_device)
+        return free.pop() if free else self._new(numel, dtype)
+
+    def _new(self, numel: int, dtype: torch.dtype) -> Tensor:
+        self.pool += numel * dtype.itemsize
+        return torch.empty(numel, dtype=dtype, device=self.device.torch_device)
 
     def _give(self, buffer: Tensor) -> None:
         self._free[buffer.numel(), buffer.dtype].append(buffer)

@@ -7,7 +7,7 @@ wrong sums without a word, and NCCL hangs, when ranks disagree.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -104,6 +104,7 @@ class GlooWire:
         name = f"plait/wire/{'-'.join(map(str, ranks))}/{self._opened[ranks]}/"
         store = c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._gloo = gloo(store, self.rank, self.size, options)
+        self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         serve_first(running() - before)
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
@@ -115,8 +116,10 @@ class GlooWire:
         if kind in ("all_to_all", "rotate"):
             out, into = _splits(kind, source, self.rank, self.size)
             return self._gloo.alltoall_base(result.view(-1), source.view(-1), into, out, c10d.AllToAllOptions())
-        received = source.new_empty((self.size, *result.shape))
-        return _ScatteredSum(self._gloo.alltoall_base(received, source, [], [], c10d.AllToAllOptions()), received, result)
+        spare = self._spare[source.numel(), source.dtype]
+        received = spare.pop() if spare else torch.empty(source.numel(), dtype=source.dtype, device=source.device)
+        parts = received.view(self.size, *result.shape)
+        return _ScatteredSum(self._gloo.alltoall_base(parts, source, [], [], c10d.AllToAllOptions()), parts, result, spare)
 
 
 def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
@@ -128,14 +131,15 @@ def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[lis
 
 
 class _ScatteredSum:
-    """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits."""
+    """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits; its memory is used again."""
 
-    def __init__(self, work: Any, received: Tensor, result: Tensor) -> None:
-        self.work, self.received, self.result = work, received, result
+    def __init__(self, work: Any, received: Tensor, result: Tensor, spare: list[Tensor]) -> None:
+        self.work, self.received, self.result, self.spare = work, received, result, spare
 
     def wait(self) -> None:
         self.work.wait()
         torch.sum(self.received, dim=0, out=self.result)
+        self.spare.append(self.received.view(-1))
 
     def get_future(self) -> Any:
         """Of the transfer, for the recorder."""

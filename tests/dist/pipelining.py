@@ -119,6 +119,7 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
     held, gradients = part.models, part.gradients
     for store in held.units.values():
         store.fill(lambda piece: piece.cut(want["start"][piece.name]))
+    pool = 0
     optimizer = Optimizer(held, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for step in range(STEPS):
         tokens, targets, samples = batch_of(spec, step, BATCH)
@@ -138,6 +139,7 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
             optimizer.step(RATE, norm=square**0.5, clip=CLIP)
             if part.shards:
                 part.shards.publish()
+                pool = part.shards.pool
             continue
         train_step(
             part.pipeline.run,
@@ -151,6 +153,7 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
         )
     if part.shards:
         part.shards.stop()
+        errors["buffers allocated after the first step"] = 0.0 if part.shards.pool == pool else float("inf")
         for axis, count in _bytes(spec, part).items():
             sent = part.shards.sent[axis]
             errors[f"{axis}: {sent} bytes sent, {count} by the formula"] = 0.0 if sent == count else float("inf")
