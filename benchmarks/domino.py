@@ -14,25 +14,16 @@ means depends on how fast the machine computes today: a few steps before it find
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from keeping import keep
+from keeping import SEGMENT, finish, keep, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.errors import PlaitError
-from plait.lab import Lab, LabSpec
-from plait.launch.local import run_ranks
+from plait.lab import LabSpec
 
-# Messages are megabytes, and each byte costs the emulation CPU time that the computation wants too: as few and as large segments as can be.
-SEGMENT = 1 << 18
-HERE = Path(__file__).resolve().parent
 VARIANTS = ("sync", "async", "domino", "domino_p4", "column", "hybrid", "none", "comm", "dtensor")
 
 
@@ -47,14 +38,8 @@ def main() -> int:
 
 def run(nic: str, options: argparse.Namespace, variants: Sequence[str], rounds: int) -> dict[str, Any]:
     """What the ranks measured on a lab with this link."""
-    spec = LabSpec(2, 1, nic, segment=SEGMENT)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "times.json"
-        shape = [str(value) for value in (options.layers, options.hidden, options.sequence, options.batch, rounds)]
-        argv = [sys.executable, "-W", "ignore", str(HERE / "domino_ranks.py"), str(out), ",".join(variants), options.family, *shape]
-        with Lab(spec, command=argv) as lab:
-            run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, Path(folder) / "logs")
-        return json.loads(out.read_text())
+    shape = [str(value) for value in (options.layers, options.hidden, options.sequence, options.batch, rounds)]
+    return ranks_on_lab(LabSpec(2, 1, nic, segment=SEGMENT), "domino_ranks.py", ",".join(variants), options.family, *shape)
 
 
 def rate_for(share: float, options: argparse.Namespace) -> str:
@@ -149,8 +134,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PlaitError as error:
-        print(f"{error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+    finish(main)

@@ -1,4 +1,4 @@
-"""What every benchmark does with its result: one line for programs, a file that says where and how it was measured."""
+"""What all benchmarks do alike: ranks on a lab, one line for programs, a file that says where and how it was measured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,47 @@ import json
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from plait.core.errors import PlaitError
+from plait.lab import Lab, LabSpec
+from plait.launch.local import run_ranks
+
+SEGMENT = 1 << 18  # bytes: as few and as large pieces as can be, since each costs the emulation CPU time that computation wants too
+HERE = Path(__file__).resolve().parent
+
+
+def ranks_on_lab(spec: LabSpec, script: str, *args: str, prepare: Callable[[Lab], object] | None = None) -> dict[str, Any]:
+    """Run a script of this folder on every rank of a lab; what rank 0 wrote to the file it is given first. prepare: changes to the lab.
+
+    If a rank fails, what all of them wrote goes to stderr first: their logs go with the lab.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, logs = Path(folder) / "times.json", Path(folder) / "logs"
+        argv = [sys.executable, "-W", "ignore", str(HERE / script), str(out), *args]
+        with Lab(spec, command=argv[:4]) as lab:
+            if prepare:
+                prepare(lab)
+            try:
+                run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, logs)
+            except PlaitError:
+                for log in sorted(logs.iterdir()):
+                    print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
+                raise
+        return json.loads(out.read_text())
+
+
+def finish(main: Callable[[], int]) -> NoReturn:
+    """Exit with the status of ``main``; a mistake is one paragraph."""
+    try:
+        sys.exit(main())
+    except PlaitError as error:
+        print(f"{error}", file=sys.stderr)
+        sys.exit(error.exit_status)
 
 
 def machine() -> str:

@@ -21,23 +21,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from keeping import keep
+from keeping import SEGMENT, finish, keep, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
 from plait.core.dry_run import peak_activations
-from plait.core.errors import PlaitError
 from plait.core.schedules import Shape, generate
 from plait.lab import Lab, LabSpec
-from plait.launch.local import run_ranks
 
-SEGMENT = 1 << 18
-HERE = Path(__file__).resolve().parent
 ALL = ("1f1b", "1f1b_overlap", "eager", "slack", "torch_1f1b", "torch_runtime", "bound")
 FORWARD = 0.04  # seconds of a stand-in forward; a backward takes twice that
 BYTES = 4_800_000  # over 1 Gbit/s, headers included, about a forward
@@ -65,19 +58,12 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     case = CASES[name]
     spec = LabSpec(case["places"], 1, case["nic"], segment=SEGMENT)
     setup = {key: value for key, value in case.items() if key not in ("nic", "slow")} | {"rounds": options.rounds}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "times.json"
-        argv = [sys.executable, "-W", "ignore", str(HERE / "pipeline_ranks.py"), str(out), json.dumps(setup)]
-        with Lab(spec, command=argv) as lab:
-            if "slow" in case:
-                lab.slow(case["places"] - 1, case["slow"])
-            try:
-                run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, Path(folder) / "logs")
-            except PlaitError:
-                for log in sorted((Path(folder) / "logs").iterdir()):  # the folder is about to go
-                    print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
-                raise
-        found = json.loads(out.read_text())
+
+    def slow(lab: Lab) -> None:
+        if "slow" in case:
+            lab.slow(case["places"] - 1, case["slow"])
+
+    found = ranks_on_lab(spec, "pipeline_ranks.py", json.dumps(setup), prepare=slow)
     point = work_out(name, case, found)
     if not options.json:
         show(point)
@@ -162,8 +148,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PlaitError as error:
-        print(f"{error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+    finish(main)

@@ -14,25 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from keeping import keep
+from keeping import SEGMENT, finish, keep, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.errors import PlaitError
 from plait.core.reshard import TensorLayout, unit_tasks
-from plait.lab import Lab, LabSpec, parse_rate
-from plait.launch.local import run_ranks
+from plait.lab import LabSpec, parse_rate
 from plait.plan.reshard import even_hosts
 from plait.plan.reshard_cost import Fabric, lower_bound
 
-SEGMENT = 1 << 18  # as few and as large pieces as can be: each costs the emulation CPU time
 HOSTS, PER_HOST = 5, 2
-HERE = Path(__file__).resolve().parent
 
 # name: source, destination, shape in units that are scaled to the link
 CASES = {
@@ -86,13 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for case in cases.values():
         case["variants"] = {name: how for name, how in case["variants"].items() if name == "ours" or not options.ours}
     setting = json.dumps({"fabric": fabric, "rounds": options.rounds, "cases": cases})
-    spec = LabSpec(HOSTS, PER_HOST, options.nic, segment=SEGMENT)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "times.json"
-        argv = [sys.executable, "-W", "ignore", str(HERE / "reshard_ranks.py"), str(out), setting]
-        with Lab(spec, command=argv[:4]) as lab:
-            run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, Path(folder) / "logs")
-        times = json.loads(out.read_text())
+    times = ranks_on_lab(LabSpec(HOSTS, PER_HOST, options.nic, segment=SEGMENT), "reshard_ranks.py", setting)
     return {name: work_out(cases[name], times[name]) for name in cases}
 
 
@@ -174,8 +161,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PlaitError as error:
-        print(f"{error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+    finish(main)

@@ -17,21 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from keeping import keep
+from keeping import SEGMENT, finish, keep, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.errors import PlaitError
-from plait.lab import Lab, LabSpec
-from plait.launch.local import run_ranks
+from plait.lab import LabSpec
 
-SEGMENT = 1 << 18
-HERE = Path(__file__).resolve().parent
 OVERLAP: dict[str, Any] = {
     "zero3": {"shard": [2, 2, 2]},
     "zero3_sync": {"shard": [2, 2, 2], "overlap": False},
@@ -80,18 +73,7 @@ def run(name: str, nic: str, rounds: int, variants: tuple[str, ...] = ()) -> dic
     setup |= {"ranks": hosts * each, "per_host": each, "rounds": rounds}
     if variants:
         setup["variants"] = {key: case["variants"][key] for key in variants}
-    with tempfile.TemporaryDirectory() as folder:
-        out, logs = Path(folder) / "times.json", Path(folder) / "logs"
-        argv = [sys.executable, "-W", "ignore", str(HERE / "sharding_ranks.py"), str(out), json.dumps(setup)]
-        spec = LabSpec(hosts, each, nic, segment=SEGMENT)
-        with Lab(spec, command=argv) as lab:
-            try:
-                run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, logs)
-            except PlaitError:
-                for log in sorted(logs.iterdir()):  # the folder is about to go
-                    print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
-                raise
-        return json.loads(out.read_text())
+    return ranks_on_lab(LabSpec(hosts, each, nic, segment=SEGMENT), "sharding_ranks.py", json.dumps(setup))
 
 
 def rate_for(share: float, options: argparse.Namespace) -> str:
@@ -153,8 +135,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PlaitError as error:
-        print(f"{error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+    finish(main)
