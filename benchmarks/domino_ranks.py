@@ -22,8 +22,9 @@ from plait.core.overlap import SegmentCosts
 from plait.core.strategy import Strategy
 from plait.core.timeline import Hidden
 from plait.train.device import Device, open_device
-from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.executor import SegmentExecutor
 from plait.train.gradients import Gradients
+from plait.train.inflight import MicroBatch
 from plait.train.model import Transformer
 from plait.train.recorder import Recorder
 from plait.train.steps import make_executor

@@ -28,8 +28,8 @@ from plait.plan.reshard_cost import Fabric
 from plait.train.assembly import assemble
 from plait.train.courier import LaneCourier
 from plait.train.device import open_device
-from plait.train.executor import InFlight, MicroBatch
 from plait.train.groups import open_groups
+from plait.train.inflight import InFlight, MicroBatch
 from plait.train.pipeline import Courier, Delivery, Pipeline
 from plait.train.threads import take_cores
 from plait.train.tune_pipeline import SLACK_TOLERANCE, travel_times

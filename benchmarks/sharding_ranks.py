@@ -24,7 +24,7 @@ from plait.plan.reshard_cost import Fabric
 from plait.plan.sharding import step_bytes
 from plait.train.assembly import Part, assemble
 from plait.train.device import open_device
-from plait.train.executor import MicroBatch
+from plait.train.inflight import MicroBatch
 from plait.train.optimizer import Optimizer
 from plait.train.steps import train_step
 from plait.train.threads import take_cores

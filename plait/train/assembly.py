@@ -19,9 +19,9 @@ from plait.core.segments import Phase
 from plait.core.strategy import Strategy, slice_sizes
 from plait.train.courier import LaneCourier
 from plait.train.device import Device
-from plait.train.executor import MicroBatch
 from plait.train.gradients import Gradients
 from plait.train.groups import Groups, open_groups
+from plait.train.inflight import MicroBatch
 from plait.train.model import Stages, Transformer
 from plait.train.pipeline import Pipeline
 from plait.train.recorder import Recorder

@@ -9,7 +9,7 @@ legal list.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -22,77 +22,12 @@ from plait.core.strategy import slice_sizes
 from plait.train.device import Device
 from plait.train.dropout import DropoutKey
 from plait.train.gradients import Gradients
+from plait.train.inflight import InFlight, MicroBatch, Slot
 from plait.train.loss import VocabularyLoss
 from plait.train.model import RowExchange, SliceContext, Transformer
 from plait.train.recorder import Recorder
 from plait.train.shards import Shards
 from plait.train.wire import NullWire, Wire, empty_like_gathered
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample numbers, the dropout keys.
-
-    scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout keys. positions: [S] of the
-    tokens in their sequences, in host memory, if they are not all of them.
-    """
-
-    tokens: Tensor
-    targets: Tensor
-    samples: Tensor
-    scale: float
-    step: int
-    positions: Tensor | None = None
-
-
-@dataclass
-class _Slot:
-    """What lives between the ops of one segment of one slice; fields are dropped as soon as nobody needs them."""
-
-    context: SliceContext
-    samples: slice  # which sequences of the micro-batch
-    sequence: int  # S where this segment works
-    tokens: Tensor  # [S, b]
-    targets: Tensor  # [S, b]
-    rows: RowExchange | None = None  # embed only
-    h_in: Tensor | None = None  # residual stream entering join
-    y_in: Tensor | None = None  # previous segment's output entering join
-    h: Tensor | None = None  # residual stream leaving join, or down, or up
-    skip: Tensor | None = None  # what enters a down, and is added in the up of its level
-    skip_in: Tensor | None = None  # the same as the up reads it
-    n: Tensor | None = None  # normalised input, this rank's shard
-    full: Tensor | None = None  # n over the whole sequence, [S, b, H]
-    z: Tensor | None = None
-    o: Tensor | None = None
-    y: Tensor | None = None  # [parts, S_local, b, H / parts] once reduced
-    y_partial: Tensor | None = None
-    g_h: Tensor | None = None  # gradient of h
-    g_skip: Tensor | None = None
-    g_y: Tensor | None = None  # gradient of y, this rank's shard
-    g_y_full: Tensor | None = None
-    g_z: Tensor | None = None
-    g_full: Tensor | None = None  # partial, then reduced, gradient of full
-    g_n: Tensor | None = None  # gradient of n, this rank's shard
-    operands: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)  # (output gradient, input) of the weight gradients
-    loss: VocabularyLoss | None = None
-    graph: list[Tensor] = field(default_factory=list)
-
-
-@dataclass
-class InFlight:
-    """A micro-batch between its forward and the end of its backward, and what crosses the ends of the stage, each [S_local, B, H].
-
-    entering: from other stages, by name: ``h`` the residual stream, ``skip0`` the skip connection of level 0; leaving: for other stages;
-    returning: the gradients of ``leaving``; gradient: of ``entering``.
-    """
-
-    size: int  # sequences
-    scale: float
-    slots: dict[tuple[str, int, int], _Slot] = field(default_factory=dict)
-    entering: dict[str, Tensor] = field(default_factory=dict)
-    leaving: dict[str, Tensor] = field(default_factory=dict)
-    returning: dict[str, Tensor] = field(default_factory=dict)
-    gradient: dict[str, Tensor] = field(default_factory=dict)
 
 
 class SegmentExecutor:
@@ -203,7 +138,7 @@ class SegmentExecutor:
                 here = slice(*ends[at : at + 2])
                 level = self._level(site, layer)
                 own = rows if site == "embed" else None
-                slot = state.slots[site, layer, at] = _Slot(contexts[level], here, sequence >> level, tokens, targets, own)
+                slot = state.slots[site, layer, at] = Slot(contexts[level], here, sequence >> level, tokens, targets, own)
                 slot.h = state.entering["h"][:, here] if site == "enter" else None
         return state
 
@@ -216,13 +151,13 @@ class SegmentExecutor:
             return layer + (site == "up")
         return 0 if site in ("embed", "head") else spec.level(self.graph.first_layer - 1 if site == "enter" else self.graph.last_layer)
 
-    def _at(self, op: SegmentOp) -> _Slot:
+    def _at(self, op: SegmentOp) -> Slot:
         return self._state.slots[op.site, op.layer, op.slice]
 
     def _segment(self, op: SegmentOp) -> Any:
         return self.model if op.site in ("embed", "head") else self.model.sublayer(op.site, op.layer)
 
-    def _producer(self, op: SegmentOp) -> tuple[Any, _Slot]:
+    def _producer(self, op: SegmentOp) -> tuple[Any, Slot]:
         """The module and slot of the segment before ``op``'s."""
         site, layer = self.graph.before(op)
         ends = {"embed": self.model.embedding, "enter": self.model.entrance, "down": self.model.entrance, "up": self.model.entrance}
@@ -431,21 +366,21 @@ class SegmentExecutor:
 
     # ---- the ends of a stage ----
 
-    def _leave(self, name: str, slot: _Slot, h: Tensor) -> None:
+    def _leave(self, name: str, slot: Slot, h: Tensor) -> None:
         """Put a slice's tensor into what another stage gets."""
         state = self._state
         if name not in state.leaving:
             state.leaving[name] = h.new_empty((h.shape[0], state.size, h.shape[2]))
         state.leaving[name][:, slot.samples] = h.detach()
 
-    def _enter_gradient(self, name: str, slot: _Slot, gradient: Tensor) -> None:
+    def _enter_gradient(self, name: str, slot: Slot, gradient: Tensor) -> None:
         """Put a slice's gradient into what the stage that it came from gets."""
         state = self._state
         if name not in state.gradient:
             state.gradient[name] = torch.empty_like(state.entering[name])
         state.gradient[name][:, slot.samples] = gradient
 
-    def _resample(self, op: SegmentOp, slot: _Slot, h: Tensor) -> None:
+    def _resample(self, op: SegmentOp, slot: Slot, h: Tensor) -> None:
         """The N of a down or an up: another length; a down keeps what came, for the up of its level, here or on another stage."""
         skip = None
         if op.site == "up":
@@ -461,7 +396,7 @@ class SegmentExecutor:
             if ("up", op.layer) not in self.graph.places:
                 self._leave(f"skip{op.layer}", slot, h)
 
-    def _output_gradient(self, slot: _Slot) -> Tensor:
+    def _output_gradient(self, slot: Slot) -> Tensor:
         """Gradient of a segment's output over the whole sequence, [S * b, H]."""
         gradient = slot.g_y if slot.g_y_full is None else slot.g_y_full
         assert gradient is not None

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from plait.core.schedule import Edge, Op, Schedule, Transfer, ends
-from plait.train.executor import InFlight, MicroBatch, SegmentExecutor
+from plait.train.executor import SegmentExecutor
+from plait.train.inflight import InFlight, MicroBatch
 from plait.train.recorder import Recorder
 from plait.train.shards import Shards
 

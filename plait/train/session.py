@@ -23,10 +23,11 @@ from plait.train.checkpoint import Checkpoints
 from plait.train.corpus import prepare
 from plait.train.data import Batches, Corpus
 from plait.train.device import Device
-from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.executor import SegmentExecutor
 from plait.train.gradients import Gradients
 from plait.train.groups import one_place
 from plait.train.huggingface import load as load_huggingface
+from plait.train.inflight import MicroBatch
 from plait.train.journal import Journal
 from plait.train.model import Share, Transformer
 from plait.train.optimizer import LearningRate, Optimizer

@@ -14,9 +14,10 @@ from plait.core.overlap import SegmentCosts, segment_costs, segment_order
 from plait.core.segments import Action, Phase, SegmentGraph
 from plait.core.strategy import Strategy
 from plait.train.device import Device
-from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.executor import SegmentExecutor
 from plait.train.gradients import Gradients
 from plait.train.groups import Groups
+from plait.train.inflight import MicroBatch
 from plait.train.loss import IGNORED
 from plait.train.model import Transformer
 from plait.train.optimizer import Optimizer

@@ -22,7 +22,8 @@ from plait.core.overlap import SegmentCosts
 from plait.core.segments import SegmentOp
 from plait.core.strategy import Strategy
 from plait.train.device import Device
-from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.executor import SegmentExecutor
+from plait.train.inflight import MicroBatch
 from plait.train.recorder import RecordedSpan, Recorder
 
 ROUNDS = 3

@@ -23,7 +23,7 @@ from plait.core.strategy import Strategy
 from plait.train.assembly import Part
 from plait.train.courier import LaneCourier
 from plait.train.device import Device
-from plait.train.executor import MicroBatch
+from plait.train.inflight import MicroBatch
 from plait.train.recorder import RecordedSpan, Recorder
 from plait.train.tune import ROUNDS, Candidate, candidates, measured_costs, time_interleaved
 

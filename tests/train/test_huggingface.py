@@ -22,8 +22,9 @@ from plait.core.segments import SegmentGraph, SegmentOp, sync_order
 from plait.core.strategy import Strategy
 from plait.train import huggingface, safetensors_folder
 from plait.train.device import Device
-from plait.train.executor import MicroBatch, SegmentExecutor
+from plait.train.executor import SegmentExecutor
 from plait.train.gradients import Gradients
+from plait.train.inflight import MicroBatch
 from plait.train.model import Transformer
 from plait.train.wire import NullWire, Wire, open_wire
 from tests.ranks import Ranks
