@@ -32,8 +32,8 @@ def assert_equal(pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]]
 
 
 def contract() -> Iterator[Any]:
-    """Every schedule, pp, tp, p1 and model; in the suite every schedule with every model on two places, some of the larger shapes in turn; the
-    others under the mark ``contract``."""
+    """Every schedule, pp, tp, p1 and model; the suite has each schedule with each model on two places and a few of the larger shapes, the
+    mark ``contract`` the others."""
     shapes = [(2, 1), (2, 2), (3, 1), (4, 1), (3, 2), (4, 2)]
     for turn, ((pp, tp), name) in enumerate(product(shapes, GENERATORS)):
         for number, (model, p1) in enumerate(product(MODELS, (1, 2))):
