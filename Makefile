@@ -6,12 +6,13 @@ STAMP := .venv/.stamp
 JOB ?= specs/jobs/quickstart.toml
 ARGS ?=
 
-.PHONY: help venv train test check format bench clean
+.PHONY: help venv train test contract check format bench clean
 
 help:
 	@echo "make venv     the environment, once"
 	@echo "make train    train JOB=$(JOB); more options in ARGS"
 	@echo "make test     the test suite; pytest options in ARGS"
+	@echo "make contract what of the large products of cases the suite leaves out"
 	@echo "make check    lint, formatting, types, import rules"
 	@echo "make format   rewrite files into the house format"
 	@echo "make bench    the overlap benchmark"
@@ -32,6 +33,9 @@ train: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
+
+contract: $(STAMP)
+	@$(BIN)/python -m pytest -m contract $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .
