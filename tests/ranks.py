@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import socket
@@ -78,9 +79,11 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     try:
         while True:
             function, args = pipe.recv()
+            gc.freeze()  # what its import has made need not be looked at again
             try:
                 pipe.send((True, function(rank, *args)))
             except BaseException:
                 pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
+            gc.collect()  # wires live in cycles, and every one has threads that poll
     except EOFError:
         dist.destroy_process_group()
