@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.support import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until, why_no_lab
+from tests.ranks import end_all
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,12 @@ def needs_lab() -> None:
     """Skip where no lab can run, and say why."""
     if reason := why_no_lab():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_machine() -> None:
+    """Rates are measured here: no ranks of other tests beside."""
+    end_all()
 
 
 @pytest.fixture(autouse=True)
