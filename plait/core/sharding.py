@@ -31,7 +31,6 @@ Unit = tuple[str, int]
 VECTORS: Unit = ("vectors", 0)
 WHOLE = ("vectors", "down", "up")
 """Kinds of units that are cut for the optimizer only."""
-POINTS = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class Sharding:
         factors = {"ddp": (1, 1, 1), "zero1": (1, 1, ranks), "zero2": (1, ranks, ranks), "zero3": (ranks,) * 3, "fsdp": (ranks,) * 3}
         if point not in factors:
             raise JobError(f"'{point}' is no named sharding", key="strategy.shard",
-                           fix=f"Use one of {', '.join(POINTS)}, or {{ params =, grads =, optim = }}")  # fmt: skip
+                           fix=f"Use one of {', '.join(factors)}, or {{ params =, grads =, optim = }}")  # fmt: skip
         params, grads, optim = factors[point]
         return Sharding(params=params, grads=grads, optim=optim)
 

@@ -183,6 +183,7 @@ class Session:
         if self.part and self.part.shards:
             self.part.shards.complete()
         self.gradients.zero()
+        self.recorder.take()  # what was timed belongs to no step
 
     def _settle(self, strategy: Strategy, costs: SegmentCosts | None) -> None:
         """Put the part in its final order: its slices, and the slack of a schedule that leaves it open."""
