@@ -58,7 +58,12 @@ class Reference:
                 h = self._down(part - 1, h)
             elif layer % each == 0 and part > spec.levels:
                 h = self._up(len(skips) - 1, h, skips.pop())
-            h = h + drop(self._attention(f"{at}.attn", self._norm(f"{at}.attn.norm", h), layer, dropout, samples), layer, "attn")
+            n = self._norm(f"{at}.attn.norm", h)
+            attended = self._attention(f"{at}.attn", n, layer, dropout, samples)
+            if spec.parallel_block:
+                h = h + drop(attended + self._mlp(f"{at}.mlp", n), layer, "mlp")
+                continue
+            h = h + drop(attended, layer, "attn")
             h = h + drop(self._mlp(f"{at}.mlp", self._norm(f"{at}.mlp.norm", h)), layer, "mlp")
         head = w["embedding.weight"] if spec.tied_embeddings else w["head.weight"]
         return self._norm("norm", h) @ head.T
@@ -91,7 +96,7 @@ class Reference:
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         y = x @ self.weights[f"{name}.weight"].T
-        return y + self.weights[f"{name}.bias"] if self.spec.has_bias else y
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
     def _attention(self, at: str, n: Tensor, layer: int, dropout: DropoutKey | None, samples: Tensor) -> Tensor:
         spec, (b, s, _) = self.spec, n.shape

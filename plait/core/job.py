@@ -29,7 +29,7 @@ from plait.core.explain import explain
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
-from plait.core.strategy import Overlap, Strategy
+from plait.core.strategy import Overlap, Recompute, Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
 Count = Annotated[int, Field(ge=1)]
@@ -111,6 +111,13 @@ class SequenceKind(Section):
     ring: Count
 
 
+class RecomputeLayers(Section):
+    """Of every stage, the first ``layers`` only."""
+
+    kind: Recompute
+    layers: Natural
+
+
 Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
 
 
@@ -120,7 +127,8 @@ class StrategySection(Section):
     pp: places of the pipeline. schedule: a name of ``plait schedule show``, or a file with a schedule. interleave: stages that every place
     holds. slack: slack-1f1b's, of every boundary; measured before training if empty. stage_layers: layers of every stage, as
     equal as can be if empty. shard: factors, or a named point such as "zero1" or "fsdp", over
-    dp x sp. sp: ranks that share every sequence. sp_kind: how attention gets all of it.
+    dp x sp. sp: ranks that share every sequence. sp_kind: how attention gets all of it. recompute: what is computed again in the backward
+    instead of being kept.
     """
 
     tp: Degrees = 1
@@ -136,6 +144,7 @@ class StrategySection(Section):
     overlap: Overlap = "domino"
     slices: Literal["auto"] | Slices = "auto"
     sequence_parallel: bool | Literal["auto"] = False
+    recompute: Recompute | RecomputeLayers = "none"
 
     @model_validator(mode="before")
     @classmethod
@@ -296,9 +305,12 @@ class Job(Section):
         """The strategy as written, ``auto`` slices as one slice and ``auto`` sequence parallelism as off."""
         section = self.strategy
         slices = Slices() if section.slices == "auto" else section.slices
+        again = section.recompute
+        kind, layers = (again, None) if isinstance(again, str) else (again.kind, again.layers)
         return Strategy(
             tp=self.degrees[0][1], overlap=section.overlap, p1=slices.p1, p2=slices.p2,
             sequence_parallel=section.sequence_parallel is True, sp=section.sp, ring=self.sequence_cut.ring,
+            recompute=kind, recompute_layers=layers,
         )  # fmt: skip
 
     def model_spec(self, vocab: int) -> ModelSpec:

@@ -55,6 +55,7 @@ class ModelSpec:
     dropout: float = 0.0  # after the embedding and on every sublayer's output
     attention_dropout: float = 0.0  # on the attention weights; forgoes the fused attention kernels
     levels: int = 0  # utransformer: how often the down path halves the sequence
+    parallel_block: bool = False  # attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
@@ -135,18 +136,18 @@ class ModelSpec:
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one attention sublayer, its norm included."""
+        """Parameters of one attention sublayer, its norm included. In a parallel block its output has no bias of its own."""
         query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         weights = self.hidden * (query + 2 * kv) + query * self.hidden
-        biases = (query + 2 * kv) + self.hidden if self.has_bias else 0
+        biases = (query + 2 * kv) + (0 if self.parallel_block else self.hidden) if self.has_bias else 0
         return weights + biases + self._norm_parameters
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of one MLP sublayer, its norm included."""
+        """Parameters of one MLP sublayer, its norm included unless it is attention's."""
         weights = self.hidden * self.ffn_hidden * (3 if self.gated else 2)
         biases = self.ffn_hidden + self.hidden if self.has_bias else 0
-        return weights + biases + self._norm_parameters
+        return weights + biases + (0 if self.parallel_block else self._norm_parameters)
 
     @property
     def embedding_parameters(self) -> int:
@@ -249,7 +250,7 @@ class ModelSpec:
 def _check_type(key: str, value: Any) -> None:
     """Refuse a value whose type is not its field's: TOML gives ints, floats, strings, booleans and tables."""
     expected: tuple[type, ...] = {
-        "family": (str,), "tied_embeddings": (bool, type(None)), "rope_scaling": (dict, RopeScaling, type(None)),
+        "family": (str,), "tied_embeddings": (bool, type(None)), "parallel_block": (bool,), "rope_scaling": (dict, RopeScaling, type(None)),
         "norm_eps": (float, int), "rope_theta": (float, int), "dropout": (float, int), "attention_dropout": (float, int),
     }.get(key, (int,))  # fmt: skip
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plait.core.model import ModelSpec
-from plait.core.segments import Action, SegmentGraph, SegmentOp, async_order, insert_waits, needs_table, sync_order
+from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp, async_order, insert_waits, needs_table, sync_order
 from plait.core.strategy import Overlap, Strategy, slice_sizes
 
 # Orders are made for collectives that are so many times slower than measured ...
@@ -70,16 +70,19 @@ def segment_costs(
     }
     second = {"attn": 2 * tokens * model.hidden * query / tp, "mlp": 2 * tokens * model.hidden * model.ffn_hidden / tp}
     core = {"attn": 4 * tokens * sequence * query / tp / 2, "mlp": 0.0}  # causal: half the square
+    for each in (first, second, core):
+        each["block"] = each["attn"] + each["mlp"]
     norm = 4.0 * bytes_per_number * 4 * numbers / (tp if strategy.sequence_parallel else 1)
     work: dict[str, float] = {"embed.R": norm / 4, "embed.W": norm / 4}
     head = 2 * tokens * model.hidden * strategy.padded_vocab(model) / tp
     work |= {"head.N": norm, "head.F": head, "head.C": head, "head.W": head, "head.J": norm}
-    for site in ("attn", "mlp"):
+    for site in LAYERS:
         work |= {f"{site}.N": norm, f"{site}.F": first[site] + core[site], f"{site}.R": second[site], f"{site}.J": 2 * norm}
+        work |= {f"{site}.M": norm / 2, f"{site}.A": core[site] + (first[site] if strategy.recompute == "full" else norm)}
         work |= {f"{site}.D": second[site] + 2.5 * core[site], f"{site}.C": first[site], f"{site}.W": first[site] + second[site]}
     share = (tp - 1) / tp * bytes_per_number / bandwidth
     whole = numbers * share * (1 if strategy.sequence_parallel else 2)
-    wire = {f"{site}.{kind}": whole for site in ("embed", "attn", "mlp", "head") for kind in "RCNJ"}
+    wire = {f"{site}.{kind}": whole for site in ("embed", *LAYERS, "head") for kind in "RCNMJ"}
     wire["embed.R"] = numbers * share  # at most: as if no token occurred twice
     wire["head.F"] = 3 * 4 * tokens * (tp - 1) / bandwidth
     return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)

@@ -1,6 +1,7 @@
 """The inside of a stage as data: which segment of which slice runs next, where a collective starts and is awaited.
 
-A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. A pipeline stage is a part of the
+A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``; where attention and MLP stand side by
+side (a parallel block), ``block0, block1, ...`` have both, and half the collectives. A pipeline stage is a part of the
 chain that begins with ``enter`` where the residual stream comes from another stage, and ends with ``leave`` where it goes to one. A
 U-Transformer also has ``down0, down1, ...`` and ``up1, up0`` between layers, which change the sequence's length; what enters a down
 is added in the up of its number (a skip connection). Each segment is cut by hand (detached) into ops, and an op
@@ -10,15 +11,18 @@ exists once for every slice of the batch:
     F  forward    first weight (column-parallel) and what follows it: attention core, activation, vocabulary softmax
     R  row        second weight (row-parallel), one op per column part; its partial sum is reduced
     L  loss       combine the softmax statistics of the vocabulary shards (head only)
+    M  norm again, where the forward did not keep what it normalised (recomputation)
+    A  first weight and core again, likewise ("again"); an activation alone if recomputation is selective
     D  input gradient through the second weight and the core
     C  input gradient of the first weight, one op per part; its partial sum is reduced
-    W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only)
+    W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only; block: 2 and 3 of the MLP's)
     J  backward of N ("join")
 
 Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention, ``>attn3.R0.1``
 starts the collective of its result, ``<attn3.R0.1`` waits for it. With all-reduce tensor parallelism R and C
-carry the collectives (the embedding's R gathers rows instead); sequence-parallel, N and J (all-gather) do too, and R and C
-become reduce-scatters.
+carry the collectives (the embedding's R gathers rows instead); sequence-parallel, N, M and J (all-gather) do too, and R and C
+become reduce-scatters. R is never run again: what it sent over the network is kept, as the residual stream. M and A may run as soon as the
+segment behind is done with its own activations, so that they hide that segment's collective.
 A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F`` forward, ``B`` backward, or
 ``I`` for the part of the backward that other stages wait for and ``W`` for the weight gradients.
 The list is the same on every rank, hence so is the order of collectives, and any legal order adds into each
@@ -39,13 +43,16 @@ from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
 
 from plait.core.errors import ScheduleError
+from plait.core.strategy import Recompute
 
-Site = Literal["embed", "enter", "attn", "mlp", "down", "up", "head", "leave"]
-Kind = Literal["N", "F", "R", "L", "D", "C", "W", "J"]
+Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]
+Kind = Literal["N", "F", "R", "L", "M", "A", "D", "C", "W", "J"]
 Verb = Literal["run", "start", "wait"]
 Phase = Literal["step", "F", "B", "I", "W"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
 
+LAYERS: tuple[Site, ...] = ("attn", "mlp", "block")
+"""What layers consist of."""
 FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
 
 
@@ -87,7 +94,7 @@ class Need(NamedTuple):
 
 _SIGNS: dict[str, str] = {"run": "", "start": ">", "wait": "<"}
 _VERBS = {sign: verb for verb, sign in _SIGNS.items()}
-_WORD = re.compile(r"([<>]?)(?:(attn|mlp|down|up)(\d+)|(embed|enter|head|leave))\.([NFRLDCWJ])(\d+)(?:\.(\d+))?")
+_WORD = re.compile(r"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.([NFRLMADCWJ])(\d+)(?:\.(\d+))?")
 
 
 def format_actions(actions: Iterable[Action]) -> str:
@@ -113,8 +120,9 @@ class SegmentGraph:
     """All ops of one micro-batch on one stage in one phase, and what each needs.
 
     communicates: False where tp = 1, so that no collective exists at all. backward: False to evaluate. first_layer, num_layers: the
-    stage's; embeds, heads: whether it has the model's beginning and end; resampling: ``ModelSpec.resampling``. What another phase or
-    another stage computes counts as being there.
+    stage's; embeds, heads: whether it has the model's beginning and end; resampling, parallel_block: the model's. recompute: what the first
+    ``recomputed`` layers do not keep for their backward (None: all layers). What another phase or another stage computes counts as being
+    there.
     """
 
     num_layers: int
@@ -127,6 +135,9 @@ class SegmentGraph:
     embeds: bool = True
     heads: bool = True
     resampling: tuple[tuple[int, Literal["down", "up"], int], ...] = ()
+    recompute: Recompute = "none"
+    recomputed: int | None = None
+    parallel_block: bool = False
     phase: Phase = "step"
 
     @property
@@ -140,24 +151,36 @@ class SegmentGraph:
         inner: list[tuple[str, int]] = []
         for layer in range(self.first_layer, self.first_layer + self.num_layers):
             inner += [(site, level) for before, site, level in self.resampling if before == layer]
-            inner += [("attn", layer), ("mlp", layer)]
+            inner += [("block", layer)] if self.parallel_block else [("attn", layer), ("mlp", layer)]
         ends = ("embed" if self.embeds else "enter", 0), ("head" if self.heads else "leave", 0)
         return cast("tuple[tuple[Site, int], ...]", (ends[0], *inner, ends[1]))
 
     def parts(self, site: Site, kind: Kind) -> int:
         """How many parts an op has."""
         if kind == "R":
-            return self.p2 if site in ("attn", "mlp") else 1
+            return self.p2 if site in LAYERS else 1
         if kind == "C":  # row blocks of one buffer; a reduce-scatter over the sequence cannot be cut that way
             return 1 if self.sequence_parallel else self.p2
         if kind == "W":
-            return 2 if site in ("attn", "mlp") else 1
+            return {"attn": 2, "mlp": 2, "block": 4}.get(site, 1)
         return 1
 
-    def kinds(self, site: Site) -> tuple[Kind, ...]:
+    def kinds(self, site: Site, layer: int) -> tuple[Kind, ...]:
         """The kinds of op that a segment has in this phase, in the order in which one slice alone would run them."""
         forward, backward = _KINDS[site]
-        return cast("tuple[Kind, ...]", tuple(kind for kind in forward + backward * self.backward if kind in _PHASES[self.phase]))
+        every = forward + (self.again(site, layer) + backward) * self.backward
+        return cast("tuple[Kind, ...]", tuple(kind for kind in every if kind in _PHASES[self.phase]))
+
+    def again(self, site: Site, layer: int) -> str:
+        """The kinds that are run again before a segment's backward, because it keeps their inputs only.
+
+        Selectively: what costs neither a matrix product nor a collective. Attention is never among it: its kernels keep little.
+        """
+        if site not in LAYERS or (self.recomputed is not None and layer - self.first_layer >= self.recomputed):
+            return ""
+        if self.recompute == "selective":
+            return "M" * (not self.sequence_parallel) + "A" * (site != "attn")
+        return "MA" if self.recompute == "full" else ""
 
     def collective(self, op: SegmentOp) -> Collective | None:
         """What crosses the network with the result of ``op``, if anything does."""
@@ -170,9 +193,8 @@ class SegmentGraph:
         if op.kind == "F" and op.site == "head":
             return "all_gather"  # three numbers a token: maximum, sum of exponentials, the target's logit
         # A stage's end passes on what each rank has: its shard of the sequence.
-        if self.sequence_parallel and ((op.kind == "N" and op.site != "leave") or (op.kind == "J" and self.before(op)[0] != "enter")):
-            return "all_gather"
-        return None
+        reads, gives = op.kind in ("N", "M") and op.site != "leave", op.kind == "J" and self.before(op)[0] != "enter"
+        return "all_gather" if self.sequence_parallel and (reads or gives) else None
 
     def ops(self) -> list[SegmentOp]:
         """Every op once, in an order that satisfies every need (segment by segment, slice by slice)."""
@@ -182,7 +204,7 @@ class SegmentGraph:
 
     def _of(self, segment: tuple[Site, int], at: int, forward: bool) -> list[SegmentOp]:
         site, layer = segment
-        ops = [SegmentOp(site, layer, kind, at, part) for kind in self.kinds(site) for part in range(self.parts(site, kind))]
+        ops = [SegmentOp(site, layer, kind, at, part) for kind in self.kinds(site, layer) for part in range(self.parts(site, kind))]
         return [op for op in ops if op.forward == forward]
 
     def before(self, op: SegmentOp) -> tuple[Site, int]:
@@ -207,7 +229,7 @@ class SegmentGraph:
         needs: list[Need] = []
 
         def need(segment: tuple[Site, int], kind: Kind) -> None:
-            exists = segment in self.places and kind in self.kinds(segment[0])
+            exists = segment in self.places and kind in self.kinds(*segment)
             for part in range(self.parts(segment[0], kind)) if exists else ():
                 source = SegmentOp(*segment, kind, at, part)
                 needs.append(Need(source, self.collective(source) is not None))
@@ -225,7 +247,13 @@ class SegmentGraph:
                 need(here, "F")
             case "L":
                 need(here, "F")
+            case "M" | "A":
+                need(here, "M") if op.kind == "A" else None
+                behind = self.after(op)
+                need(behind, "D" if "D" in _KINDS[behind[0]][1] else "L" if behind[0] == "head" else "J")
             case "D":
+                need(here, "M")
+                need(here, "A")
                 need(self.after(op), "J")
             case "C":
                 need(here, "L" if op.site == "head" else "D")
@@ -257,13 +285,14 @@ _KINDS: dict[str, tuple[str, str]] = {
     "enter": ("", ""),
     "attn": ("NFR", "DCWJ"),
     "mlp": ("NFR", "DCWJ"),
+    "block": ("NFR", "DCWJ"),
     "down": ("N", "J"),
     "up": ("N", "J"),
     "head": ("NFL", "CWJ"),
     "leave": ("N", "J"),
 }
 _ENDS = ("embed", "enter", "head", "leave")
-_PHASES: dict[Phase, str] = {"step": "NFRLDCWJ", "F": "NFRL", "B": "DCWJ", "I": "DCJ", "W": "W"}
+_PHASES: dict[Phase, str] = {"step": "NFRLMADCWJ", "F": "NFRL", "B": "MADCWJ", "I": "MADCJ", "W": "W"}
 
 
 @cache

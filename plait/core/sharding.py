@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from plait.core.errors import JobError
-from plait.core.segments import Action, SegmentGraph, SegmentOp
+from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp
 
 Level = Literal["params", "grads", "optim", "replicas"]
 LEVELS: tuple[Level, ...] = ("params", "grads", "optim", "replicas")
@@ -114,27 +114,27 @@ def unit_of(parameter: str, ndim: int) -> Unit:
     return (words[0], int(words[1])) if words[0] in ("down", "up") else (words[0], 0)
 
 
-def read_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> Unit | None:
-    """The unit whose matrices an op reads. head: which one holds the head's weight."""
+def read_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
+    """The units whose matrices an op reads. head: which one holds the head's weight."""
     if op.kind == "N" and graph.before(op)[0] == "embed":
-        return ("positions", 0)
-    kinds: dict[str, str] = {"embed": "R", "attn": "FRDC", "mlp": "FRDC", "head": "FC"}
-    if op.kind not in kinds.get(op.site, ""):
-        return None
-    return head if op.site == "head" else _own(op)
+        return (("positions", 0),)
+    kinds = "FRADC" if op.site in LAYERS else {"embed": "R", "head": "FC"}.get(op.site, "")
+    return _own(op, head) if op.kind in kinds else ()
 
 
-def added_to_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> Unit | None:
-    """The unit into whose gradient an op adds."""
+def added_to_by(graph: SegmentGraph, op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
+    """The units into whose gradients an op adds."""
     if op.kind == "J" and graph.before(op)[0] == "embed":
-        return ("positions", 0)
-    if op.kind != "W":
-        return None
-    return head if op.site == "head" else _own(op)
+        return (("positions", 0),)
+    if op.kind == "W" and op.site == "block":
+        return (_own(op, head)[op.part // 2],)
+    return _own(op, head) if op.kind == "W" else ()
 
 
-def _own(op: SegmentOp) -> Unit:
-    return ("embedding", 0) if op.site == "embed" else (op.site, op.layer)
+def _own(op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
+    if op.site == "block":
+        return ("attn", op.layer), ("mlp", op.layer)
+    return ({"embed": ("embedding", 0), "head": head}.get(op.site, (op.site, op.layer)),)
 
 
 class UnitOp(NamedTuple):
@@ -184,13 +184,13 @@ def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit
     """
     exist, found = set(units), dict[tuple[Unit, bool], Window]()
     for at, (verb, op) in enumerate(actions):
-        unit = read_by(graph, op, _head(exist)) if verb == "run" else None
-        if unit and unit in exist:
+        for unit in exist.intersection(read_by(graph, op, _head(exist)) if verb == "run" else ()):
             key = unit, op.site == "head"
             found[key] = Window(unit, found[key].first if key in found else at, at, op.forward)
     groups: list[list[Window]] = []
-    for window in sorted(found.values(), key=lambda one: one.first):
-        if groups and window.forward and window.unit[0] == "mlp" and groups[-1][-1].unit == ("attn", window.unit[1]):
+    for window in sorted(found.values(), key=lambda one: (one.first, one.unit)):
+        follows = bool(groups) and groups[-1][-1].unit == ("attn", window.unit[1]) and window.unit[0] == "mlp"
+        if follows and (window.forward or graph.parallel_block):
             groups[-1].append(window)
         else:
             groups.append([window])
@@ -201,8 +201,7 @@ def adding(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit]
     """When the list of one phase adds to the gradients of ``units``."""
     exist, found = set(units), dict[Unit, Window]()
     for at, (verb, op) in enumerate(actions):
-        unit = added_to_by(graph, op, _head(exist)) if verb == "run" else None
-        if unit and unit in exist:
+        for unit in exist.intersection(added_to_by(graph, op, _head(exist)) if verb == "run" else ()):
             found[unit] = Window(unit, found[unit].first if unit in found else at, at, False)
     return sorted(found.values(), key=lambda one: one.first)
 

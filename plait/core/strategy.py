@@ -13,6 +13,7 @@ from plait.core.errors import JobError, nearest
 from plait.core.model import ModelSpec
 
 Overlap = Literal["sync", "async", "domino", "none"]
+Recompute = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,9 @@ class Strategy:
     sp: ranks that share every sequence and, as dp's, hold the same weights; rings of ``ring`` of them, each of groups that exchange heads
     (``SequenceCut``). sequence_parallel: residual stream sharded over tp over the sequence, all-gather and reduce-scatter instead of
     all-reduce (Korthikanti 2022, arXiv 2205.05198).
+    recompute: what layers do not keep for their backward: ``selective``, normalised inputs and activations, which cost neither a matrix
+    product nor a collective; ``full``, everything but the residual stream at every attention and MLP, so that nothing that tensor
+    parallelism reduced is reduced again. recompute_layers: of so many first layers of every stage (None: of all).
     """
 
     tp: int = 1
@@ -36,10 +40,17 @@ class Strategy:
     sequence_parallel: bool = False
     sp: int = 1
     ring: int = 1
+    recompute: Recompute = "none"
+    recompute_layers: int | None = None
 
     def __post_init__(self) -> None:
         if self.overlap not in get_args(Overlap):
             raise JobError(f"'{self.overlap}' is no overlap mode", key="strategy.overlap", fix=f"Use one of {', '.join(get_args(Overlap))}")
+        if self.recompute not in get_args(Recompute):
+            known = ", ".join(get_args(Recompute))
+            raise JobError(f"'{self.recompute}' is no way to recompute", key="strategy.recompute", fix=f"Use one of {known}")
+        if self.recompute_layers is not None and self.recompute_layers < 0:
+            raise JobError(f"{self.recompute_layers} is negative", key="strategy.recompute.layers")
         for name in ("tp", "p1", "p2", "sp", "ring"):
             if getattr(self, name) < 1:
                 raise JobError(f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}")

@@ -78,35 +78,44 @@ class _AllToAll(torch.autograd.Function):
 # ---- ring ----
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> Tensor:
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, wire: Wire, kept: list[Tensor] | None = None) -> Tensor:
     """Causal attention of [B, N, S / c, D] queries over the keys and values of all ranks; differentiable.
 
-    Keys and values may have fewer heads, which the queries' groups share; that many travel.
+    Keys and values may have fewer heads, which the queries' groups share; that many travel. kept: takes result and log-sum-exp the first
+    time, which are all that a second time needs of the other ranks.
     """
-    return _Ring.apply(q, k, v, wire)  # type: ignore[no-any-return]
+    found = kept or _around(q.detach(), k.detach(), v.detach(), wire)
+    if kept is not None:
+        kept[:] = found
+    return _Ring.apply(q, k, v, *found, wire)  # type: ignore[no-any-return]
+
+
+def _around(q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> list[Tensor]:
+    """[attention, log-sum-exp] over the blocks of all ranks."""
+    block = torch.stack((k, v)).contiguous()
+    out = lse = None
+    for step in range(wire.size):
+        following, flight = _rotate(block, wire) if step < wire.size - 1 else (block, None)
+        owner = (wire.rank - step) % wire.size
+        rows, columns = _visible(owner, wire.rank, q.shape[2])
+        part, part_lse = _attend(q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=owner == wire.rank)
+        if out is None or lse is None:  # the first block is this rank's own, which every query sees
+            out, lse = part.clone(), part_lse.clone()
+        else:
+            _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
+        if flight is not None:
+            flight.wait()
+        block = following
+    assert out is not None and lse is not None
+    return [out, lse]
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> Tensor:
-        block = torch.stack((k, v)).contiguous()
-        out = lse = None
-        for step in range(wire.size):
-            following, flight = _rotate(block, wire) if step < wire.size - 1 else (block, None)
-            owner = (wire.rank - step) % wire.size
-            rows, columns = _visible(owner, wire.rank, q.shape[2])
-            part, part_lse = _attend(q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=owner == wire.rank)
-            if out is None or lse is None:  # the first block is this rank's own, which every query sees
-                out, lse = part.clone(), part_lse.clone()
-            else:
-                _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
-            if flight is not None:
-                flight.wait()
-            block = following
-        assert out is not None
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, wire: Wire) -> Tensor:
         ctx.wire = wire
         ctx.save_for_backward(q, k, v, out, lse)
-        return out
+        return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,7 +145,7 @@ class _Ring(torch.autograd.Function):
                 flight.wait()
                 travelling = moved
         own += travelling
-        return found, own[0], own[1], None
+        return found, own[0], own[1], None, None, None
 
 
 def _rotate(block: Tensor, wire: Wire) -> tuple[Tensor, Any]:

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp, check
+from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp, check
 from plait.core.sharding import UnitAction, with_units
 from plait.core.strategy import slice_sizes
 from plait.train.device import Device
 from plait.train.dropout import DropoutKey
 from plait.train.gradients import Gradients
-from plait.train.inflight import InFlight, MicroBatch, Slot
+from plait.train.inflight import Branch, InFlight, MicroBatch, Slot
 from plait.train.loss import VocabularyLoss
-from plait.train.model import RowExchange, SliceContext, Transformer
+from plait.train.model import RowExchange, SliceContext, Sublayer, Transformer
 from plait.train.recorder import Recorder
 from plait.train.shards import Shards
 from plait.train.wire import NullWire, Wire, empty_like_gathered
@@ -145,7 +145,7 @@ class SegmentExecutor:
     def _level(self, site: str, layer: int) -> int:
         """How often the sequence has been halved for what a segment's first op does: it completes the segment before."""
         spec = self.model.spec
-        if site in ("attn", "mlp"):
+        if site in LAYERS:
             return spec.level(layer)
         if site in ("down", "up"):
             return layer + (site == "up")
@@ -201,7 +201,7 @@ class SegmentExecutor:
         if op.kind == "F":
             assert slot.loss is not None
             return slot.loss.gathered, slot.loss.statistics
-        if op.kind == "N":
+        if op.kind in ("N", "M"):
             assert slot.n is not None
             slot.full = empty_like_gathered(slot.n, self.wire.size)
             return slot.full, slot.n
@@ -223,27 +223,31 @@ class SegmentExecutor:
 
     def _N(self, op: SegmentOp) -> None:  # noqa: N802
         slot, (producer, before) = self._at(op), self._producer(op)
-        train = self.graph.backward
         y = before.y
         if y is not None:
             y = y if before.rows is None else y[before.rows.arrival][None]  # an embedding's rows, put in place
-            slot.y_in = y.detach().requires_grad_(train)
-        slot.h_in = None if before.h is None else before.h.detach().requires_grad_(train)
+        h = producer.join(before.h, y, slot.context)
         before.y = before.y_partial = None
-        with torch.set_grad_enabled(train):
-            h = producer.join(slot.h_in, slot.y_in, slot.context)
-            if op.site == "leave":
-                slot.graph = [h]
-                self._leave("h", slot, h)
-                return
-            if op.site in ("down", "up"):
-                self._resample(op, slot, h)
-                return
-            norm = self.model.norm if op.site == "head" else self._segment(op).norm
-            n = norm(h)
-        slot.graph = [n, h]
-        slot.h, slot.n = h.detach(), n.detach()
-        slot.full = slot.n  # a gather, if there is one, replaces it
+        if not self.graph.backward:
+            before.h = None
+        if op.site == "leave":
+            self._leave("h", slot, h)
+        elif op.site in ("down", "up"):
+            self._resample(op, slot, h)
+        else:
+            slot.h = h.detach().requires_grad_(self.graph.backward)
+            self._normalise(op, slot, keep="M" not in self._again(op))
+
+    def _normalise(self, op: SegmentOp, slot: Slot, *, keep: bool) -> None:
+        norm = self.model.norm if op.site == "head" else self._segment(op).norm
+        with torch.set_grad_enabled(keep and self.graph.backward):
+            n = norm(slot.h)
+        slot.n_graph = n
+        slot.full = slot.n = n.detach()  # a gather, if there is one, replaces it
+
+    def _again(self, op: SegmentOp) -> str:
+        """The kinds of op that the segment will run again."""
+        return self.graph.again(op.site, op.layer) if self.graph.backward else ""
 
     def _F(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
@@ -254,12 +258,34 @@ class SegmentExecutor:
                 slot.full.flatten(0, 1) @ weight.t(), slot.targets.flatten(), self.model.embedding, self.model.spec.vocab, self.wire.size
             )
             return
-        segment = self._segment(op)
-        z = _linear(slot.full, segment.column.weight, segment.column.bias).requires_grad_(self.graph.backward)
-        with torch.set_grad_enabled(self.graph.backward):
-            o = segment.core(z, slot.context)
-        slot.z, slot.graph = z, [*slot.graph, o]
-        slot.o = o.detach().flatten(0, 1)
+        segment, train = self._segment(op), self.graph.backward
+        slot.branches = [Branch() for _ in segment.branches]
+        self._project(op, slot)
+        for branch, at in zip(segment.branches, slot.branches, strict=True):
+            repeats = self._repeats(op, branch)
+            at.kept = [] if repeats else None
+            self._activate(slot, branch, at, keep=not repeats)
+            if not train or (repeats and self.graph.recompute == "full"):
+                at.z = None
+        if not train or "M" in self._again(op):
+            slot.n_graph = slot.n = slot.full = None
+
+    def _repeats(self, op: SegmentOp, branch: Sublayer) -> bool:
+        """Whether op A runs a branch's core again."""
+        return "A" in self._again(op) and (branch.cheap or self.graph.recompute == "full")
+
+    def _project(self, op: SegmentOp, slot: Slot) -> None:
+        assert slot.full is not None
+        for branch, at in zip(self._segment(op).branches, slot.branches, strict=True):
+            at.z = torch.nn.functional.linear(slot.full, branch.column.weight, branch.column.bias)
+
+    def _activate(self, slot: Slot, branch: Sublayer, at: Branch, *, keep: bool) -> None:
+        assert at.z is not None
+        train = keep and self.graph.backward
+        with torch.set_grad_enabled(train):
+            o = branch.core(at.z.requires_grad_(train), slot.context, at.kept)
+        at.o_graph = o if train else None
+        at.o = o.detach().flatten(0, 1)
 
     def _R(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
@@ -268,43 +294,73 @@ class SegmentExecutor:
             assert slot.rows is not None
             slot.y_partial = self.model.embedding.words.weight[slot.rows.send]
         else:
-            assert slot.o is not None
-            row = self._segment(op).row.weight  # [H, K]
-            width = row.shape[0] // self.graph.p2
-            if slot.y_partial is None:
-                slot.y_partial = slot.o.new_empty((self.graph.p2, s, b, width))
-            torch.mm(slot.o, row[op.part * width : (op.part + 1) * width].t(), out=slot.y_partial[op.part].view(s * b, width))
+            self._multiply_rows(op, slot, (s, b))
         if self.graph.collective(op) is None:
             slot.y = slot.y_partial
+
+    def _multiply_rows(self, op: SegmentOp, slot: Slot, tokens: tuple[int, int]) -> None:
+        """Second weights of all branches, one column part; what will be computed again is dropped after the last."""
+        branches, parts = self._segment(op).branches, self.graph.p2
+        width = branches[0].row.weight.shape[0] // parts
+        if slot.y_partial is None:
+            slot.y_partial = branches[0].row.weight.new_empty((parts, *tokens, width))
+        assert slot.y_partial is not None
+        out = slot.y_partial[op.part].view(-1, width)
+        for number, (branch, at) in enumerate(zip(branches, slot.branches, strict=True)):
+            assert at.o is not None
+            rows = branch.row.weight[op.part * width : (op.part + 1) * width].t()  # of [H, K]
+            out.addmm_(at.o, rows) if number else torch.mm(at.o, rows, out=out)
+            if op.part == parts - 1 and (self._repeats(op, branch) or not self.graph.backward):
+                at.o = None
 
     def _L(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
         assert slot.loss is not None and slot.full is not None
-        slot.g_z = slot.loss.finish(self._state.scale, gradient=self.graph.backward)
-        slot.operands = [(slot.g_z, slot.full.flatten(0, 1))] if slot.g_z is not None else []
+        gradient = slot.loss.finish(self._state.scale, gradient=self.graph.backward)
+        slot.branches = [Branch(g_z=gradient)]
+        slot.operands = [(gradient, slot.full.flatten(0, 1))] if gradient is not None else []
         slot.full = None
 
     # ---- backward ----
 
+    def _M(self, op: SegmentOp) -> None:  # noqa: N802
+        self._normalise(op, self._at(op), keep=True)
+
+    def _A(self, op: SegmentOp) -> None:  # noqa: N802
+        slot = self._at(op)
+        if self.graph.recompute == "full":
+            self._project(op, slot)
+        for branch, at in zip(self._segment(op).branches, slot.branches, strict=True):
+            if self._repeats(op, branch):
+                self._activate(slot, branch, at, keep=True)
+                at.kept = None
+
     def _D(self, op: SegmentOp) -> None:  # noqa: N802
-        slot, segment = self._at(op), self._segment(op)
-        assert slot.o is not None and slot.z is not None and slot.full is not None
-        gradient, o = self._output_gradient(slot), slot.graph.pop()
-        (g_z,) = torch.autograd.grad(o, [slot.z], (gradient @ segment.row.weight).view(o.shape))
-        slot.g_z = g_z.flatten(0, 1)
-        slot.operands = [(gradient, slot.o), (slot.g_z, slot.full.flatten(0, 1))]
-        slot.z = slot.o = slot.full = slot.g_y = slot.g_y_full = None
+        slot = self._at(op)
+        assert slot.full is not None
+        gradient, inputs = self._output_gradient(slot), slot.full.flatten(0, 1)
+        for branch, at in zip(self._segment(op).branches, slot.branches, strict=True):
+            assert at.o is not None and at.z is not None and at.o_graph is not None
+            (g_z,) = torch.autograd.grad(at.o_graph, [at.z], (gradient @ branch.row.weight).view(at.o_graph.shape))
+            at.g_z = g_z.flatten(0, 1)
+            slot.operands += [(gradient, at.o), (at.g_z, inputs)]
+            at.z = at.o = at.o_graph = None
+        slot.full = slot.g_y = slot.g_y_full = None
 
     def _C(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
         s, b = slot.sequence, slot.tokens.shape[1]
-        g_z, weight = slot.g_z, (self.model.head if op.site == "head" else self._segment(op).column).weight
-        assert g_z is not None
+        columns = [self.model.head] if op.site == "head" else [branch.column for branch in self._segment(op).branches]
         if slot.g_full is None:
-            slot.g_full = g_z.new_empty((s, b, self.model.spec.hidden))
-        torch.mm(self._row_part(op, g_z), weight, out=self._row_part(op, slot.g_full.flatten(0, 1)))
+            slot.g_full = columns[0].weight.new_empty((s, b, self.model.spec.hidden))
+        assert slot.g_full is not None
+        out = self._row_part(op, slot.g_full.flatten(0, 1))
+        for number, (column, at) in enumerate(zip(columns, slot.branches, strict=True)):
+            assert at.g_z is not None
+            rows = self._row_part(op, at.g_z)
+            out.addmm_(rows, column.weight) if number else torch.mm(rows, column.weight, out=out)
         if op.part == self.graph.parts(op.site, "C") - 1:
-            slot.g_z = None
+            slot.branches = []
         if self.graph.collective(op) is None:
             slot.g_n = slot.g_full
 
@@ -317,52 +373,52 @@ class SegmentExecutor:
             return
         operands, slot.operands[op.part] = slot.operands[op.part], None
         assert operands is not None
-        linear = self.model.head if op.site == "head" else self._segment(op).row if op.part == 0 else self._segment(op).column
+        branch = None if op.site == "head" else self._segment(op).branches[op.part // 2]
+        linear = self.model.head if branch is None else branch.column if op.part % 2 else branch.row
         gradients.add_product(linear.weight, *operands)
-        if op.part == 1 and linear.bias is not None:  # the second weight's bias belongs to join
+        if op.part % 2 and linear.bias is not None:  # the second weight's bias belongs to join
             gradients.add(linear.bias, operands[0].sum(0))
 
     def _J(self, op: SegmentOp) -> None:  # noqa: N802
         slot, (producer, before) = self._at(op), self._producer(op)
-        parameters = [p for p in (*self._norm_parameters(op), *producer.join_parameters()) if p is not None]
-        inputs = {"y": slot.y_in, "h": slot.h_in, "skip": slot.skip_in} | dict(enumerate(parameters))
-        inputs = {key: value for key, value in inputs.items() if value is not None}
-        if op.site == "leave":
-            outputs, incoming = slot.graph, [self._state.returning["h"][:, slot.samples]]
-        elif op.site == "up":
-            outputs, incoming = slot.graph, [slot.g_h]
+        gradient = self._state.returning["h"][:, slot.samples] if op.site == "leave" else self._stream_gradient(op, slot)
+        before.g_y, found = producer.join_gradient(gradient, slot.context)
+        assert self.gradients is not None
+        for parameter, its, rows in found:
+            self.gradients.add(parameter, its) if rows is None else self.gradients.add_rows(parameter, rows, its)
+        before.g_h = gradient
+        if self.graph.before(op)[0] == "enter":
+            self._enter_gradient("h", slot, gradient)
+        slot.skip = slot.skip_in = slot.g_skip = None
+        slot.leaf = slot.h = slot.n = slot.n_graph = slot.g_n = slot.g_h = slot.g_full = None
+
+    def _stream_gradient(self, op: SegmentOp, slot: Slot) -> Tensor:
+        """Gradient of the residual stream that a segment's norm, down or up reads: through it, and past it."""
+        change = self.model.norm if op.site == "head" else self._segment(op) if op.site in ("down", "up") else self._segment(op).norm
+        parameters = [p for p in (change.weight, change.bias) if p is not None]
+        skips = [slot.skip_in] if op.site == "up" else []
+        incoming = slot.g_h if op.site in ("down", "up") else slot.g_n
+        stream = slot.h if slot.leaf is None else slot.leaf
+        gradient, *others = torch.autograd.grad([slot.n_graph], [stream, *parameters, *skips], [incoming])  # type: ignore[list-item]
+        for parameter, found in zip(parameters, others, strict=False):
+            assert self.gradients is not None
+            self.gradients.add(parameter, found)
+        if op.site == "up":
+            self._skip_gradient(op, slot, others[-1])
         elif op.site == "down":
             elsewhere = self._state.returning.get(f"skip{op.layer}")
-            outputs, incoming = slot.graph, [slot.g_h, slot.g_skip if elsewhere is None else elsewhere[:, slot.samples]]
-        elif op.site == "head":  # nobody reads the residual stream after the last norm
-            outputs, incoming = slot.graph[:1], [slot.g_n]
-        else:
-            outputs, incoming = slot.graph, [slot.g_n, slot.g_h]
-        found = dict(zip(inputs, torch.autograd.grad(outputs, list(inputs.values()), incoming), strict=True))  # type: ignore[arg-type]
-        for i, parameter in enumerate(parameters):
-            assert self.gradients is not None
-            self.gradients.add(parameter, found[i])
-        before.g_y = found["y"].permute(1, 2, 0, 3).flatten(2) if "y" in found else None  # parts side by side again, [S, b, H]
-        before.g_h = found.get("h")
-        if self.graph.before(op)[0] == "enter":
-            self._enter_gradient("h", slot, found["h"])
-        if op.site == "up":
-            down = self._state.slots.get(("down", op.layer, op.slice))
-            if down is None:
-                self._enter_gradient(f"skip{op.layer}", slot, found["skip"])
-            else:
-                down.g_skip = found["skip"]
-        slot.skip = slot.skip_in = slot.g_skip = None
-        slot.graph, slot.h_in, slot.y_in, slot.h, slot.n, slot.g_n, slot.g_h, slot.g_full = [], None, None, None, None, None, None, None
+            gradient += slot.g_skip if elsewhere is None else elsewhere[:, slot.samples]
+        elif op.site != "head":  # nobody reads the residual stream after the last norm
+            gradient += slot.g_h
+        return gradient
 
-    def _norm_parameters(self, op: SegmentOp) -> tuple[Any, ...]:
-        if op.site == "leave":
-            return ()
-        if op.site in ("down", "up"):
-            change = self._segment(op)
-            return change.weight, change.bias
-        norm = self.model.norm if op.site == "head" else self._segment(op).norm
-        return norm.weight, norm.bias
+    def _skip_gradient(self, op: SegmentOp, slot: Slot, gradient: Tensor) -> None:
+        """Give the down of an up's level, here or on another stage, the gradient of what it kept."""
+        down = self._state.slots.get(("down", op.layer, op.slice))
+        if down is None:
+            self._enter_gradient(f"skip{op.layer}", slot, gradient)
+        else:
+            down.g_skip = gradient
 
     # ---- the ends of a stage ----
 
@@ -388,9 +444,10 @@ class SegmentExecutor:
             came = self._state.entering[f"skip{op.layer}"][:, slot.samples] if down is None else down.skip
             assert came is not None
             skip = slot.skip_in = came.detach().requires_grad_(self.graph.backward)
-        out = self._segment(op)(h, skip)
-        slot.graph = [out, h] if op.site == "down" else [out]
-        slot.h = out.detach()
+        slot.leaf = h.detach().requires_grad_(self.graph.backward)
+        with torch.set_grad_enabled(self.graph.backward):
+            out = self._segment(op)(slot.leaf, skip)
+        slot.n_graph, slot.h = out, out.detach()
         if op.site == "down":
             slot.skip = h.detach()
             if ("up", op.layer) not in self.graph.places:
@@ -401,8 +458,3 @@ class SegmentExecutor:
         gradient = slot.g_y if slot.g_y_full is None else slot.g_y_full
         assert gradient is not None
         return gradient.flatten(0, 1)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[S, B, in] -> [S, B, out]."""
-    return torch.nn.functional.linear(x, weight, bias)

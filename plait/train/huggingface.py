@@ -97,6 +97,7 @@ def load(model: Share, folder: Path) -> None:
     Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing, superfluous,
     damaged or of another shape, or if ``config.json`` describes another model.
     """
+    _check_family(model.spec)
     _check_config(model.spec, folder)
     with _opened(folder, model.spec) as tensors:
         for piece in model.pieces:
@@ -113,6 +114,13 @@ def load(model: Share, folder: Path) -> None:
 
         for store in model.units.values():
             store.fill(value)
+
+
+def _check_family(spec: ModelSpec) -> None:
+    """Raise CheckpointError for a model that is neither a GPT-2 nor a Llama."""
+    if spec.levels or spec.parallel_block:
+        kind = "U-Transformer" if spec.levels else f"{spec.family} model with parallel blocks"
+        raise CheckpointError(f"Hugging Face has no {kind}, so its weights come from and go to checkpoints of runs only")
 
 
 def _check_config(spec: ModelSpec, folder: Path) -> None:
@@ -206,10 +214,7 @@ def save(model: Transformer, wire: Wire, folder: Path, *, extra: Mapping[str, An
 
 def _contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, Place]]]:
     """The file's tensors in order, each with the whole pieces it is made of."""
-    if spec.levels:
-        raise CheckpointError(
-            "Hugging Face has no U-Transformer, so this model cannot be exported; its weights are in the run's checkpoints"
-        )
+    _check_family(spec)
     contents: dict[str, list[tuple[Piece, Place]]] = {}
     for piece in pieces(spec, Strategy(), 0):
         at = place(spec, piece)

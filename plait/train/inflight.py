@@ -27,6 +27,17 @@ class MicroBatch:
 
 
 @dataclass
+class Branch:
+    """Between a first and a second weight: what one core reads and makes, [S, b, ...]; gradients and o are [S * b, ...]."""
+
+    z: Tensor | None = None
+    o: Tensor | None = None
+    o_graph: Tensor | None = None  # o with what autograd knows of it
+    g_z: Tensor | None = None
+    kept: list[Tensor] | None = None  # where the core will run again: what it keeps of what it needed other ranks for
+
+
+@dataclass
 class Slot:
     """What lives between the ops of one segment of one slice; fields are dropped as soon as nobody needs them."""
 
@@ -36,27 +47,24 @@ class Slot:
     tokens: Tensor  # [S, b]
     targets: Tensor  # [S, b]
     rows: RowExchange | None = None  # embed only
-    h_in: Tensor | None = None  # residual stream entering join
-    y_in: Tensor | None = None  # previous segment's output entering join
     h: Tensor | None = None  # residual stream leaving join, or down, or up
+    leaf: Tensor | None = None  # residual stream entering down or up
     skip: Tensor | None = None  # what enters a down, and is added in the up of its level
     skip_in: Tensor | None = None  # the same as the up reads it
-    n: Tensor | None = None  # normalised input, this rank's shard
+    n: Tensor | None = None  # normalised input, this rank's shard; recomputed segments keep h alone
     full: Tensor | None = None  # n over the whole sequence, [S, b, H]
-    z: Tensor | None = None
-    o: Tensor | None = None
     y: Tensor | None = None  # [parts, S_local, b, H / parts] once reduced
     y_partial: Tensor | None = None
     g_h: Tensor | None = None  # gradient of h
     g_skip: Tensor | None = None
     g_y: Tensor | None = None  # gradient of y, this rank's shard
     g_y_full: Tensor | None = None
-    g_z: Tensor | None = None
     g_full: Tensor | None = None  # partial, then reduced, gradient of full
     g_n: Tensor | None = None  # gradient of n, this rank's shard
     operands: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)  # (output gradient, input) of the weight gradients
     loss: VocabularyLoss | None = None
-    graph: list[Tensor] = field(default_factory=list)
+    n_graph: Tensor | None = None  # n, or what a down or up made of h, with what autograd knows of it
+    branches: list[Branch] = field(default_factory=list)  # one; a parallel block: attention, MLP
 
 
 @dataclass

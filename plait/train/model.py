@@ -9,7 +9,7 @@ Activations are [S, B, H] (sequence first), so that a sequence shard is a contig
     y  = o @ row^T                  partial sums over ranks, to be reduced
 
 The linears are called by the executor (their input and weight gradients are scheduled apart); ``join``, ``norm`` and
-``core`` are differentiated by autograd.
+``core`` are differentiated by autograd, ``join`` by ``join_gradient``, which needs no activations.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ from plait.train.parameters import Piece, initialise, pieces
 from plait.train.units import UnitStore, make_units
 
 WHOLE = Sharding()
+
+
+JoinGradient = tuple[Tensor | None, list[tuple[nn.Parameter, Tensor, Tensor | None]]]
+"""Gradients of a join: of what was added to the residual stream; of parameters, of some rows of them or (None) of all."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,13 @@ class Sublayer(nn.Module):
         self.row = Weight()
 
     site: DropoutSite
+    cheap = False
+    """Whether the core costs little to run again."""
+
+    @property
+    def branches(self) -> list[Sublayer]:
+        """What stands side by side between norm and join."""
+        return [self]
 
     def join(self, h: Tensor | None, y: Tensor, context: SliceContext) -> Tensor:
         """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts], reduced.
@@ -79,12 +90,18 @@ class Sublayer(nn.Module):
             y = y * mask.view(y.shape)
         return (h + y).view(*h.shape[:2], -1)
 
-    def join_parameters(self) -> list[nn.Parameter]:
-        """Parameters that ``join`` reads."""
-        return [self.row.bias] if self.row.bias is not None else []
+    def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
+        """Gradient of ``y`` from that of the sum."""
+        if context.dropout is not None and self.spec.dropout:
+            mask = context.dropout.hidden(self.spec.dropout, self.layer, self.site, context.samples, context.positions, gradient)
+            gradient = gradient * mask
+        return gradient, [(self.row.bias, gradient.sum((0, 1)), None)] if self.row.bias is not None else []
 
-    def core(self, z: Tensor, context: SliceContext) -> Tensor:
-        """[S, B, first weight's rows] -> [S, B, second weight's columns]."""
+    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
+        """[S, B, first weight's rows] -> [S, B, second weight's columns].
+
+        kept: given to a core that will run again; the first time it may leave there what it does not want to ask other ranks for twice.
+        """
         raise NotImplementedError
 
 
@@ -103,7 +120,7 @@ class Attention(Sublayer):
         self.first_head = tp_rank * self.num_heads
         self.rope = rope
 
-    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
         """Rotary positions, attention (over the tokens of all ranks that share the sequence), heads side by side again."""
         s, b, _ = z.shape
         size = self.spec.head_size
@@ -115,7 +132,7 @@ class Attention(Sublayer):
         if heads.size > 1:
             q, k, v = to_heads(q, k, v, heads)
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))  # [B, N, S, D]
-        o = ring_attention(q, k, v, ring) if ring.size > 1 else self._attend(q, k, v, context)
+        o = ring_attention(q, k, v, ring, kept) if ring.size > 1 else self._attend(q, k, v, context)
         o = o.permute(2, 0, 1, 3)
         if heads.size > 1:
             o = to_tokens(o, heads)
@@ -144,13 +161,24 @@ class Mlp(Sublayer):
     """GELU (tanh form, as GPT-2) or SwiGLU over this rank's features."""
 
     site = "mlp"
+    cheap = True
 
-    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
         """Activation; with a gate, its rows come first."""
         if not self.spec.gated:
             return F.gelu(z, approximate="tanh")
         gate, up = z.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+class ParallelBlock:
+    """Attention and MLP side by side, y = attention(norm(h)) + mlp(norm(h)): one norm, one bias, one gather and one reduction (Wang 2021;
+    MegaScale, arXiv 2402.15627, section 3.1)."""
+
+    def __init__(self, attention: Attention, mlp: Mlp) -> None:
+        self.branches: list[Sublayer] = [attention, mlp]
+        self.norm = attention.norm
+        self.join, self.join_gradient = mlp.join, mlp.join_gradient
 
 
 class RowExchange(NamedTuple):
@@ -203,9 +231,13 @@ class Embedding(nn.Module):
             y = y * context.dropout.hidden(self.spec.dropout, 0, "embed", context.samples, context.positions, y)
         return y
 
-    def join_parameters(self) -> list[nn.Parameter]:
-        """Parameters that ``join`` reads."""
-        return [self.positions.weight] if self.positions is not None else []
+    def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
+        """Gradient of ``y`` from that of the sum."""
+        if context.dropout is not None and self.spec.dropout:
+            gradient = gradient * context.dropout.hidden(self.spec.dropout, 0, "embed", context.samples, context.positions, gradient)
+        if self.positions is None:
+            return gradient, []
+        return gradient, [(self.positions.weight, gradient.sum(1), context.positions)]
 
 
 class Entrance:
@@ -214,11 +246,11 @@ class Entrance:
     def join(self, h: Tensor | None, y: Tensor | None, context: SliceContext) -> Tensor:
         """The residual stream as it came."""
         assert h is not None and y is None
-        return h.view_as(h)  # another tensor than the leaf, so that autograd sees an operation
+        return h
 
-    def join_parameters(self) -> list[nn.Parameter]:
-        """None."""
-        return []
+    def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
+        """There is no ``y``."""
+        return None, []
 
 
 class Weight(nn.Module):
@@ -353,6 +385,7 @@ class Transformer(nn.Module):
         self.entrance = Entrance()
         self.attn = nn.ModuleDict({str(layer): Attention(spec, layer, strategy, tp_rank, rope, sequence) for layer in self.stage.layers})
         self.mlp = nn.ModuleDict({str(layer): Mlp(spec, layer) for layer in self.stage.layers})
+        self.blocks = {layer: ParallelBlock(self.attn[str(layer)], self.mlp[str(layer)]) for layer in self.stage.layers}  # type: ignore[arg-type]
         changes = [change for change in spec.resampling if change[0] in self.stage.layers]
         self.down = nn.ModuleDict({str(level): Down() for _, direction, level in changes if direction == "down"})
         self.up = nn.ModuleDict({str(level): Up() for _, direction, level in changes if direction == "up"})
@@ -387,5 +420,7 @@ class Transformer(nn.Module):
                 return getattr(self, head), tail
 
     def sublayer(self, site: str, layer: int) -> Any:
-        """The attention or MLP of a layer, the down or up of a level."""
+        """The attention or MLP of a layer, or both, the down or up of a level."""
+        if site == "block":
+            return self.blocks[layer]
         return getattr(self, site)[str(layer)]

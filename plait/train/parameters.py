@@ -99,22 +99,23 @@ class _Pieces:
                 start = self.rank // replicas * rows
                 yield Piece(f"{at}.{name}.{tail}", (heads * size, *width), 0, start, start + rows, f"{at}.column.{tail}", offset, replicas)
                 offset += rows
-        yield from self._row(at, "o", spec.num_heads * size)
+        yield from self._row(at, "o", spec.num_heads * size, bias=not spec.parallel_block)
 
     def _mlp(self, at: str) -> Iterator[Piece]:
         spec, rows = self.spec, self.spec.ffn_hidden // self.tp
-        yield from self._norm(f"{at}.norm")
+        if not spec.parallel_block:
+            yield from self._norm(f"{at}.norm")
         for tail, width in self._weight_and_bias():
             for i, name in enumerate(("gate", "up") if spec.gated else ("up",)):
                 start = self.rank * rows
                 yield Piece(f"{at}.{name}.{tail}", (spec.ffn_hidden, *width), 0, start, start + rows, f"{at}.column.{tail}", i * rows, 1)
         yield from self._row(at, "down", spec.ffn_hidden)
 
-    def _row(self, at: str, name: str, inputs: int) -> Iterator[Piece]:
+    def _row(self, at: str, name: str, inputs: int, *, bias: bool = True) -> Iterator[Piece]:
         share = inputs // self.tp
         start = self.rank * share
         yield Piece(f"{at}.{name}.weight", (self.spec.hidden, inputs), 1, start, start + share, f"{at}.row.weight", 0, 1)
-        if self.spec.has_bias:
+        if self.spec.has_bias and bias:
             yield self._whole(f"{at}.{name}.bias", (self.spec.hidden,), f"{at}.row.bias")
 
     def _norm(self, at: str) -> Iterator[Piece]:

@@ -54,6 +54,9 @@ def make_executor(
         p1=strategy.p1,
         p2=strategy.p2,
         sequence_parallel=strategy.sequence_parallel,
+        parallel_block=model.spec.parallel_block,
+        recompute=strategy.recompute,
+        recomputed=strategy.recompute_layers,
         communicates=strategy.tp > 1,
         backward=gradients is not None,
     )

@@ -83,6 +83,12 @@ def test_slices_may_be_written_in_several_ways(section: dict[str, Any], expected
     assert (strategy.p1, strategy.p2) == expected
 
 
+def test_recomputation_may_be_of_some_layers() -> None:
+    for given, kind, layers in (("full", "full", None), ({"kind": "selective", "layers": 2}, "selective", 2)):
+        strategy = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"recompute": given}}).base_strategy
+        assert (strategy.recompute, strategy.recompute_layers) == (kind, layers)
+
+
 def test_automatic_choices_are_marked() -> None:
     assert StrategySection().slices == "auto"
     assert Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"p1": 2}}).strategy.slices != "auto"
@@ -119,6 +125,8 @@ def test_automatic_choices_are_marked() -> None:
         ("[strategy]\nslices = { p1 = 0 }", "strategy.slices.p1", "0 is not allowed"),
         ("[strategy]\nslices = { p1 = 2 }\np2 = 2", "strategy.p2", "stands beside strategy.slices"),
         ('[strategy]\nsequence_parallel = "yes"', "strategy.sequence_parallel", 'true or false or "auto"'),
+        ('[strategy]\nrecompute = "some"', "strategy.recompute", '"none" or "selective" or "full" or { kind'),
+        ('[strategy]\nrecompute = { kind = "full", layers = -1 }', "strategy.recompute.layers", "-1 is not allowed"),
         ('[run]\nname = "a/b"', "run.name", "is no name for a folder"),
     ],
 )

@@ -36,6 +36,15 @@ def test_gpt3_presets_have_the_size_of_their_name(name: str, count: float) -> No
     assert ModelSpec.preset(f"gpt3-{name}", PRESETS).num_parameters == pytest.approx(count, rel=0.02)
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_parallel_block_has_one_norm_and_one_bias(family: str) -> None:
+    from plait.core.strategy import Strategy
+    from plait.train.parameters import pieces
+
+    spec = ModelSpec.from_dict(TINY | {"family": family, "parallel_block": True, "num_layers": 2})
+    assert spec.num_parameters == sum(math.prod(piece.shape) for piece in pieces(spec, Strategy(), 0))
+
+
 def _reference_count(spec: ModelSpec) -> int:
     """Parameters of the model that transformers builds from the same shapes, without memory for any."""
     import torch

@@ -15,6 +15,8 @@ graphs = st.builds(
     SegmentGraph, num_layers=st.integers(1, 3), p1=st.integers(1, 3), p2=st.integers(1, 3), sequence_parallel=st.booleans(),
     communicates=st.booleans(), backward=st.booleans(), first_layer=st.integers(0, 2), embeds=st.booleans(), heads=st.booleans(),
     phase=st.sampled_from(("step", "F", "B", "I", "W")), resampling=st.sampled_from(((), ((1, "down", 0), (2, "up", 0)))),
+    recompute=st.sampled_from(("none", "selective", "full")), recomputed=st.sampled_from((None, 0, 1)),
+    parallel_block=st.booleans(),
 )  # fmt: skip
 seconds = st.floats(0, 1)
 costs = st.builds(
@@ -57,6 +59,24 @@ def test_the_simulator_never_overlaps_one_resource_with_itself(graph: SegmentGra
         lane = [p for p in placed if p.action.verb in verbs]
         assert all(a.end <= b.start for a, b in pairwise(lane))
     assert makespan(placed) >= sum(p.end - p.start for p in placed if p.action.verb == "run") - 1e-9
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_repeats_no_reduction(recompute: str) -> None:
+    for sequence_parallel in (False, True):
+        kept, again = (SegmentGraph(num_layers=3, sequence_parallel=sequence_parallel, recompute=kind) for kind in ("none", recompute))  # type: ignore[arg-type]
+        sent = [[graph.collective(op) for op in graph.ops() if graph.collective(op)] for graph in (kept, again)]
+        regathered = 6 if sequence_parallel and recompute == "full" else 0  # the normalised input of every attention and MLP
+        assert sent[1].count("all_gather") == sent[0].count("all_gather") + regathered
+        assert [kind for kind in sent[1] if kind != "all_gather"] == [kind for kind in sent[0] if kind != "all_gather"]
+
+
+def test_recomputation_hides_the_collective_of_the_segment_behind() -> None:
+    graph = SegmentGraph(num_layers=4, recompute="full")
+    costs = SegmentCosts(EVEN.compute | {"attn.A": 1.0, "mlp.A": 1.0}, EVEN.collective)
+    sync, hidden = (simulate(graph, order, costs, 8) for order in (sync_order(graph), domino_order(graph, costs, 8)))
+    # Of the 16 collectives of one slice, the eight of the backward have the segment before them to compute again meanwhile.
+    assert makespan(hidden) <= makespan(sync) - 7
 
 
 def test_slices_hide_what_one_slice_cannot() -> None:

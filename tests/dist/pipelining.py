@@ -19,7 +19,7 @@ from plait.core.pipeline_plan import WHOLE_SEQUENCE, PipelinePlan
 from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, generate
 from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.strategy import Recompute, Strategy
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
 from plait.plan.sharding import step_bytes
@@ -96,10 +96,14 @@ def worst_error(
     layers: Sequence[int] = (),
     shardings: Sequence[Sharding] = (),
     cut: SequenceCut = WHOLE_SEQUENCE,
+    again: tuple[Recompute, int | None] = ("none", None),
 ) -> tuple[float, str]:
     """The largest relative error of anything against the reference, and what it was; infinite if memory is not as predicted."""
     want = expected(spec, BATCH)
-    strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring)
+    recompute, layers_again = again
+    strategy = Strategy(
+        p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring, recompute=recompute, recompute_layers=layers_again
+    )
     planned = plan(spec, degrees, name, sequence_parallel, layers, shardings, cut)
     part = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -38,6 +39,7 @@ U = ModelSpec(
     family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2
 )
 MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
+MODELS |= {f"{name}_block": replace(MODELS[name], parallel_block=True) for name in ("gpt", "llama")}
 TOLERANCE = 1e-10
 
 
@@ -95,10 +97,26 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, p1: int, p2: int, seque
             assert torch.equal(gradients, gradients_wanted), f"{overlap} with delay {delay} gives other bits"
 
 
+@pytest.mark.parametrize("name", ["gpt", "few_kv", "llama_block"])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute: str) -> None:
+    """Equal to the reference, also for the first layers only, and in fp32 bitwise what keeping everything gives, also under delays."""
+    shapes = ((1, 1, "sync", False), (2, 1, "domino", False), (1, 2, "async", False), (3, 1, "domino", True))
+    for p1, p2, overlap, sequence_parallel in shapes:
+        kept = Strategy(tp=2, p1=p1, p2=p2, overlap=overlap, sequence_parallel=sequence_parallel)  # type: ignore[arg-type]
+        want = pool(2).run(equality.bits, MODELS[name], kept)
+        for layers, delay in ((None, None), (1, None), (None, 1)):
+            again = replace(kept, recompute=recompute, recompute_layers=layers)  # type: ignore[arg-type]
+            assert_equal(pool, MODELS[name], again, equality.BATCH, delay)
+            for found, wanted in zip(pool(2).run(equality.bits, MODELS[name], again, delay), want, strict=True):
+                assert found[0] == wanted[0]
+                assert torch.equal(found[1], wanted[1]), f"{again} gives other bits"
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_u_transformer_equals_the_reference(pool: Pool, tp: int) -> None:
-    for p1, p2, overlap in ((1, 1, "sync"), (2, 1, "domino"), (3, 2, "domino")):
-        assert_equal(pool, U, Strategy(tp=tp, p1=p1, p2=p2, overlap=overlap))  # type: ignore[arg-type]
+    for p1, p2, overlap, again in ((1, 1, "sync", "none"), (2, 1, "domino", "full"), (3, 2, "domino", "selective")):
+        assert_equal(pool, U, Strategy(tp=tp, p1=p1, p2=p2, overlap=overlap, recompute=again))  # type: ignore[arg-type]
 
 
 def test_shards_are_not_replicas_of_each_other(pool: Pool) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from plait.core.layout import SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
+from plait.core.strategy import Recompute
 from plait.train.context import ring_attention, to_heads, to_tokens
 from plait.train.wire import open_wire
 from tests.dist import pipelining
@@ -69,10 +70,11 @@ def test_shared_attention_is_attention(pool: Pool, sp: int, ring: int, kv_heads:
 
 def assert_equal(
     pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, cut: SequenceCut, *, p1: int = 1,
-    sequence_parallel: bool = False, shardings: Sequence[Sharding] = (),
+    sequence_parallel: bool = False, shardings: Sequence[Sharding] = (), again: Recompute = "none",
 ) -> None:  # fmt: skip
     size = cut.sp * sum(dp * tp for dp, tp in degrees)
-    for error, what in pool(size).run(pipelining.worst_error, spec, degrees, name, p1, sequence_parallel, None, (), shardings, cut):
+    args = (spec, degrees, name, p1, sequence_parallel, None, (), shardings, cut, (again, None))
+    for error, what in pool(size).run(pipelining.worst_error, *args):
         assert error < TOLERANCE, f"{name} on {degrees}, {cut}: {what} is off by {error:.1e}"
 
 
@@ -81,8 +83,8 @@ def assert_equal(
 @pytest.mark.parametrize("spec", [SMALL_GPT, SMALL_LLAMA], ids=["gpt", "llama"])
 def test_every_kind_equals_the_reference(pool: Pool, spec: ModelSpec, cut: SequenceCut) -> None:
     spec = replace(spec, attention_dropout=0.0) if cut.ring > 1 else spec
-    for p1 in (1, 2):
-        assert_equal(pool, spec, [(1, 1)], "1f1b", cut, p1=p1)
+    for p1, again in ((1, "none"), (2, "full"), (1, "selective")):
+        assert_equal(pool, spec, [(1, 1)], "1f1b", cut, p1=p1, again=again)  # type: ignore[arg-type]
 
 
 def test_sequences_shared_by_more_ranks_than_there_are_heads(pool: Pool) -> None:

@@ -64,6 +64,7 @@ FULL, HALF = Sharding(params=2, grads=2, optim=2), Sharding(grads=2, optim=2)
     (U, [(2, 2)], "1f1b", [FULL]),
     (GPT, [(2, 1), (1, 2)], "interleaved", [FULL, Sharding()]),
     (GPT, [(4, 1)], "interleaved", [POINTS["2-4-4"]]),
+    (replace(GPT, parallel_block=True), [(2, 1), (2, 1)], "1f1b", [FULL, HALF]),
 ], ids=lambda value: value.family if isinstance(value, ModelSpec) else None)  # fmt: skip
 def test_sharding_goes_with_everything_else(
     pool: Pool, spec: ModelSpec, degrees: list[tuple[int, int]], name: str, shardings: list[Sharding]

@@ -14,7 +14,7 @@ from plait.core.layout import SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.schedules import GENERATORS
 from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.strategy import Recompute, Strategy
 from tests.dist import pipelining
 from tests.dist.equality import SEQUENCE
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
@@ -34,6 +34,7 @@ class Drawn:
     sequence_parallel: bool
     shardings: tuple[Sharding, ...]
     cut: SequenceCut
+    again: tuple[Recompute, int | None]
 
     @property
     def world(self) -> int:
@@ -64,7 +65,10 @@ def draw(chance: random.Random) -> Drawn:
     stages = pp * pipelining.CHUNKS.get(name, 1)
     spec = replace(chance.choice((GPT, LLAMA)), num_layers=lcm(stages, 2), tied_embeddings=chance.random() < 0.5)
     spec = replace(spec, attention_dropout=0.0) if cut.ring > 1 else spec
-    return Drawn(spec, tuple(degrees), name, chance.choice((1, 2)), chance.random() < 0.3, tuple(shardings), cut)
+    spec = replace(spec, parallel_block=chance.random() < 0.25)
+    kinds: tuple[Recompute, ...] = ("none", "selective", "full")
+    again = chance.choice(kinds), chance.choice((None, None, 1))
+    return Drawn(spec, tuple(degrees), name, chance.choice((1, 2)), chance.random() < 0.3, tuple(shardings), cut, again)
 
 
 def sample() -> list[Drawn]:
@@ -86,6 +90,6 @@ def sample() -> list[Drawn]:
 )  # fmt: skip
 def test_a_strategy_of_the_space_equals_the_reference(pool: Callable[[int], Ranks], number: int) -> None:
     one = sample()[number]
-    args = (one.spec, one.degrees, one.schedule, one.p1, one.sequence_parallel, None, (), one.shardings, one.cut)
+    args = (one.spec, one.degrees, one.schedule, one.p1, one.sequence_parallel, None, (), one.shardings, one.cut, one.again)
     for error, what in pool(one.world).run(pipelining.worst_error, *args):
         assert error < TOLERANCE, f"{one}: {what} is off by {error:.1e}"
