@@ -22,8 +22,9 @@ from plait.core.strategy import Overlap, Strategy, slice_sizes
 ASSUMED = (1.0, 1.4, 1.75)
 # ... and judged by these: a rank that is late, or a communication thread that shares its core, slows collectives down.
 JUDGED = (1.0, 1.2)
-# Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps activations alive.
-HELD_BACK = 8
+# Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps activations alive. Fewer where
+# these are computed again, since then memory is what matters.
+HELD_BACK, HELD_BACK_AGAIN = 8, 2
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ def makespan(placed: Sequence[Placed]) -> float:
 
 def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batch: int) -> list[Action]:
     """The action list of an overlap mode for micro-batches of ``batch`` sequences."""
+    if not graph.communicates:  # nothing to hide: weight gradients at once, so that what they read can go
+        return sync_order(graph)
     if overlap == "domino":
         return domino_order(graph, costs, batch)
     return async_order(graph) if overlap == "async" else sync_order(graph)
@@ -187,7 +190,7 @@ class _ListScheduler:
                 self.feeds[source].append(i)
         self.weight = [op.kind == "W" for op in self.ops]
         self.place = {op: i for i, op in enumerate(op for op in self.ops if op.slice == 0)}
-        self.limit = HELD_BACK * graph.p1
+        self.limit = (HELD_BACK if graph.recompute == "none" else HELD_BACK_AGAIN) * graph.p1
         self.until_wire = self._until_wire()
 
     def _until_wire(self) -> list[float]:

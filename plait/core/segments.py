@@ -43,7 +43,9 @@ from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
 
 from plait.core.errors import ScheduleError
-from plait.core.strategy import Recompute
+from plait.core.model import ModelSpec
+from plait.core.stages import Stage
+from plait.core.strategy import Recompute, Strategy
 
 Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]
 Kind = Literal["N", "F", "R", "L", "M", "A", "D", "C", "W", "J"]
@@ -139,6 +141,16 @@ class SegmentGraph:
     recomputed: int | None = None
     parallel_block: bool = False
     phase: Phase = "step"
+
+    @staticmethod
+    def of(model: ModelSpec, strategy: Strategy, stage: Stage, *, backward: bool = True) -> SegmentGraph:
+        """The graph of a stage of a model under a strategy."""
+        return SegmentGraph(
+            first_layer=stage.first_layer, num_layers=stage.num_layers, embeds=stage.embeds, heads=stage.heads, backward=backward,
+            resampling=model.resampling, parallel_block=model.parallel_block, p1=strategy.p1, p2=strategy.p2,
+            sequence_parallel=strategy.sequence_parallel, communicates=strategy.tp > 1, recompute=strategy.recompute,
+            recomputed=strategy.recompute_layers,
+        )  # fmt: skip
 
     @property
     def last_layer(self) -> int:
@@ -243,6 +255,8 @@ class SegmentGraph:
                     need(("down", op.layer), "N")
             case "F":
                 need(here, "N")
+                if op.site == "head" and self.embeds:  # tied weights, gathered: all slices look up before the first asks for the head
+                    needs.append(Need(SegmentOp("embed", 0, "R", self.p1 - 1)))
             case "R" if op.site != "embed":
                 need(here, "F")
             case "L":

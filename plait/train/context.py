@@ -92,7 +92,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, wire: Wire, kept: list[Tenso
 
 def _around(q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> list[Tensor]:
     """[attention, log-sum-exp] over the blocks of all ranks."""
-    block = torch.stack((k, v)).contiguous()
+    block = torch.stack((k, v))
     out = lse = None
     for step in range(wire.size):
         following, flight = _rotate(block, wire) if step < wire.size - 1 else (block, None)
@@ -121,10 +121,10 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         wire: Wire = ctx.wire
-        gradient, block = gradients[0].contiguous(), torch.stack((k, v)).contiguous()
+        gradient, block = gradients[0], torch.stack((k, v))
         found = torch.zeros_like(q)
         own = torch.zeros_like(block)  # gradient of this rank's keys and values
-        travelling = torch.zeros_like(block)  # of the block that is here, from the ranks it has passed
+        travelling = own  # of the block that is here, from the ranks it has passed
         for step in range(wire.size):
             following, flight = _rotate(block, wire) if step < wire.size - 1 else (block, None)
             owner = (wire.rank - step) % wire.size
@@ -134,9 +134,11 @@ class _Ring(torch.autograd.Function):
                 causal=owner == wire.rank,
             )  # fmt: skip
             found[:, :, rows] += dq
-            into = own if step == 0 else travelling
-            into[0][:, :, columns] += dk
-            into[1][:, :, columns] += dv
+            if step == 1:
+                travelling = torch.zeros_like(block)
+            travelling[0][:, :, columns] += dk
+            travelling[1][:, :, columns] += dv
+            del dq, dk, dv
             if flight is not None:
                 flight.wait()
             block = following
@@ -169,14 +171,15 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     lse.copy_(both)
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    group = q.shape[1] // k.shape[1]
-    return q.contiguous(), k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+def _expanded(k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """As many key/value heads as query heads."""
+    group = heads // k.shape[1]
+    return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     """torch's fused kernels behind ``scaled_dot_product_attention``, with the log-sum-exp they keep: [B, N, S, D] and [B, N, S]."""
-    q, k, v = _grouped(q, k, v)
+    k, v = _expanded(k, v, q.shape[1])
     ops = torch.ops.aten
     if q.is_cuda:
         out, lse, *_ = ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
@@ -188,9 +191,8 @@ def _attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients through one block, given output and log-sum-exp over all blocks, which is all the softmax needs to know of the others."""
-    kv_heads = k.shape[1]
-    q, k, v = _grouped(q, k, v)
-    gradient, out, ops = gradient.contiguous(), out.contiguous(), torch.ops.aten
+    kv_heads, ops = k.shape[1], torch.ops.aten
+    k, v = _expanded(k, v, q.shape[1])
     if q.is_cuda:
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32)).contiguous()
         none = torch.zeros((), dtype=torch.int64)
@@ -199,4 +201,6 @@ def _attend_backward(
         )
     else:
         dq, dk, dv = ops._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, k, v, out, lse, 0.0, causal)
+    if kv_heads == q.shape[1]:
+        return dq, dk, dv
     return dq, *(t.unflatten(1, (kv_heads, -1)).sum(2) for t in (dk, dv))

@@ -45,21 +45,7 @@ def make_executor(
     shards: Shards | None = None,
 ) -> SegmentExecutor:
     """An executor of the strategy's segment lists for the phases given; without ``gradients`` it only evaluates."""
-    graph = SegmentGraph(
-        first_layer=model.stage.first_layer,
-        num_layers=model.stage.num_layers,
-        embeds=model.stage.embeds,
-        heads=model.stage.heads,
-        resampling=model.spec.resampling,
-        p1=strategy.p1,
-        p2=strategy.p2,
-        sequence_parallel=strategy.sequence_parallel,
-        parallel_block=model.spec.parallel_block,
-        recompute=strategy.recompute,
-        recomputed=strategy.recompute_layers,
-        communicates=strategy.tp > 1,
-        backward=gradients is not None,
-    )
+    graph = SegmentGraph.of(model.spec, strategy, model.stage, backward=gradients is not None)
     costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence, flops=ASSUMED_FLOPS, bandwidth=ASSUMED_BANDWIDTH)
     programmes: dict[Phase, list[Action]] = {
         phase: segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in phases

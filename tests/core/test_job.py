@@ -84,8 +84,8 @@ def test_slices_may_be_written_in_several_ways(section: dict[str, Any], expected
 
 
 def test_recomputation_may_be_of_some_layers() -> None:
-    for given, kind, layers in (("full", "full", None), ({"kind": "selective", "layers": 2}, "selective", 2)):
-        strategy = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"recompute": given}}).base_strategy
+    for asked, kind, layers in (("full", "full", None), ({"kind": "selective", "layers": 2}, "selective", 2)):
+        strategy = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"recompute": asked}}).base_strategy
         assert (strategy.recompute, strategy.recompute_layers) == (kind, layers)
 
 

@@ -1,0 +1,132 @@
+"""Long sequences: Ulysses, ring attention and both against Megatron's sequence parallelism, in time and in memory.
+
+    python benchmarks/sequence.py [--json] [--quick] [--rounds 6] [--case speed] [--save FILE]
+
+On a lab of 2 hosts of 2 ranks (``plait lab``; needs Linux and root or user namespaces), 1 Gbit/s between hosts, loopback inside, four ranks
+on the machine's cores in all variants alike. A step is forward and backward of one sequence through a Llama, and AdamW whose states four
+ranks share wherever they hold the same weights.
+
+    speed    all variants interleaved: tensor parallelism with all-reduce, Megatron's sequence parallelism (all-gather and reduce-scatter,
+             a backward collective hidden behind its weight gradient), Ulysses, ring, both; and the memory that ``plan`` predicts for each
+    memory   a sequence of 65,536 tokens in the memory that is predicted for both at once, and 5 % more: each rank's allocations are
+             limited to that, and what was resident at most is measured. Tensor parallelism is given as much
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from keeping import SEGMENT, finish, keep, ranks_on_lab
+from rich.console import Console
+from rich.table import Table
+
+from plait.core.errors import PlaitError
+from plait.core.model import ModelSpec
+from plait.core.sharding import Sharding
+from plait.core.stages import Stage
+from plait.core.strategy import Strategy
+from plait.lab import LabSpec
+from plait.plan.memory import activations, states
+from plait.plan.sharding import unit_sizes
+
+RANKS, SLACK = 4, 1.05
+VARIANTS: dict[str, dict[str, Any]] = {
+    "tp": {"tp": 4, "overlap": "async"},
+    "megatron sp": {"tp": 4, "overlap": "async", "sequence_parallel": True},
+    "ulysses": {"sp": 4, "optim": 4},
+    "ring": {"sp": 4, "ring": 4, "optim": 4},
+    "2 x 2": {"sp": 4, "ring": 2, "optim": 4},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "speed": {"layers": 2, "hidden": 512, "heads": 8, "ffn": 1408, "sequence": 4096},
+    "memory": {"layers": 2, "hidden": 256, "heads": 4, "ffn": 704, "sequence": 65536},
+}
+
+
+def main() -> int:
+    """Measure the cases; print a table each, and with --json one last line for programs."""
+    options = _options()
+    found: dict[str, Any] = {}
+    if "speed" in options.case:
+        found["speed"] = speed(options)
+    if "memory" in options.case:
+        found["memory"] = memory(options)
+    keep(found, options)
+    return 0
+
+
+def speed(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds a step of every variant, and ratios within a round."""
+    times: dict[str, list[float]] = _run("speed", VARIANTS, rounds=options.rounds)["seconds"]
+    found: dict[str, Any] = {}
+    for name, seconds in times.items():
+        against = statistics.median(a / b for a, b in zip(times["megatron sp"], seconds, strict=True))
+        found[name] = {"seconds": statistics.median(seconds), "against_megatron": against, "predicted": predicted("speed", name)}
+    if not options.json:
+        table = Table("variant", "ms", "against megatron sp", "MB predicted", title=f"{CASES['speed']['sequence']} tokens")
+        for name, row in found.items():
+            table.add_row(name, f"{row['seconds'] * 1e3:.0f}", f"{row['against_megatron']:.2f}x", f"{row['predicted'] / 1e6:.0f}")
+        Console(width=140).print(table)
+    return found
+
+
+def memory(options: argparse.Namespace) -> dict[str, Any]:
+    """One long sequence within a limit: what each variant took of it, or how it failed."""
+    limit, found = round(predicted("memory", "2 x 2") * SLACK), dict[str, Any]()
+    for name in ("2 x 2", "tp"):
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            try:
+                row = _run("memory", {name: VARIANTS[name]}, limit=limit, report=str(report))
+            except PlaitError:
+                if not report.exists():
+                    raise
+                row = json.loads(report.read_text())
+        found[name] = row | {"predicted": predicted("memory", name), "limit": limit}
+    if not options.json:
+        table = Table("variant", "MB predicted", "MB allowed", "MB taken", "off", "outcome", title=f"{CASES['memory']['sequence']} tokens")
+        for name, row in found.items():
+            outcome = row.get("failure") or f"a step in {row['seconds']:.0f} s"
+            off = "" if "failure" in row else f"{row['taken'] / row['predicted'] - 1:+.1%}"
+            table.add_row(name, *(f"{row[key] / 1e6:.0f}" for key in ("predicted", "limit", "taken")), off, outcome)
+        Console(width=160).print(table)
+    return found
+
+
+def predicted(case: str, variant: str) -> int:
+    """Bytes of one rank by ``plan``'s formulas: states, and the peak within a step."""
+    given = dict(VARIANTS[variant])
+    sharding, shape = Sharding(optim=given.pop("optim", 1)), CASES[case]
+    strategy = Strategy(**given)
+    model = ModelSpec(family="llama", num_layers=shape["layers"], hidden=shape["hidden"], num_heads=shape["heads"],
+                      ffn_hidden=shape["ffn"], vocab=256, max_sequence=shape["sequence"])  # fmt: skip
+    stage = Stage(0, 1, 0, model.num_layers)
+    lasting = states(unit_sizes(model, strategy, stage, sharding), sharding, itemsize=4)
+    return lasting.total + activations(model, strategy, stage, batch=1, sequence=shape["sequence"], itemsize=4).peak()
+
+
+def _run(case: str, variants: dict[str, Any], **more: Any) -> dict[str, Any]:
+    setup = {**CASES[case], "variants": variants, "ranks": RANKS, "rounds": 0, **more}
+    return ranks_on_lab(LabSpec(2, 2, "1gbit", segment=SEGMENT), "sequence_ranks.py", json.dumps(setup))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 6)")
+    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this one; may be repeated")
+    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
+    options = parser.parse_args()
+    options.case = options.case or list(CASES)
+    options.rounds = options.rounds or (2 if options.quick else 6)
+    return options
+
+
+if __name__ == "__main__":
+    finish(main)

@@ -1,0 +1,160 @@
+"""One rank of ``sequence.py``: times steps on one long sequence, or takes one step within a limit of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.core.env import RankEnv
+from plait.core.layout import SequenceCut
+from plait.core.model import ModelSpec
+from plait.core.schedules import Shape, generate
+from plait.core.sharding import Sharding
+from plait.core.strategy import Strategy
+from plait.plan.pipeline import plan_pipeline
+from plait.plan.reshard_cost import Fabric
+from plait.train.assembly import Part, assemble
+from plait.train.device import open_device
+from plait.train.inflight import MicroBatch
+from plait.train.optimizer import Optimizer
+from plait.train.steps import train_step
+
+DEVICE = open_device("cpu", 0)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What ``sequence.py`` asks for. variants: fields of a Strategy by name, with "optim", the shard factor of optimizer states. limit:
+    bytes that the only variant may take, instead of being timed; report: where a rank writes that they were not enough."""
+
+    ranks: int
+    rounds: int
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    sequence: int
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    limit: int = 0
+    report: str = ""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(
+            family="llama", num_layers=self.layers, hidden=self.hidden, num_heads=self.heads, ffn_hidden=self.ffn, vocab=256,
+            max_sequence=self.sequence,
+        )  # fmt: skip
+
+
+class Variant:
+    """One way to share a sequence, on this rank."""
+
+    def __init__(self, setup: Setup, rank: int, what: Mapping[str, Any]) -> None:
+        given = dict(what)
+        self.setup, self.rank, optim = setup, rank, given.pop("optim", 1)
+        self.strategy = Strategy(**given)
+        self.cut, self.sharding = SequenceCut(sp=self.strategy.sp, ring=self.strategy.ring), Sharding(optim=optim)
+
+    def assemble(self) -> None:
+        """Wires, weights, gradients, optimizer."""
+        setup, strategy = self.setup, self.strategy
+        plan = plan_pipeline(
+            setup.spec,
+            generate("1f1b", Shape(ranks=1, micro_batches=1)),
+            [(1, strategy.tp)],
+            Fabric(hosts=(0,) * setup.ranks, rate=1e9),
+            micro_batch=1,
+            num_micro_batches=1,
+            sequence=setup.sequence,
+            itemsize=4,
+            sequence_parallel=strategy.sequence_parallel,
+            shardings=[self.sharding],
+            sequence_cut=self.cut,
+        )
+        self.part: Part = assemble(setup.spec, strategy, plan, self.rank, DEVICE, micro_batch=1, sequence=setup.sequence)
+        self.optimizer = Optimizer(self.part.models, self.part.gradients)
+        tokens = torch.randint(0, 256, (1, setup.sequence), generator=torch.Generator().manual_seed(0))
+        self.batches = self.part.own([MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(1), 1.0 / setup.sequence, 0)])
+
+    def step(self) -> float:
+        """One step's seconds."""
+        start = time.perf_counter()
+        part = self.part
+        train_step(
+            part.pipeline.run, self.optimizer, part.groups, self.batches, shards=part.shards,
+            sequence_parallel=self.strategy.sequence_parallel, learning_rate=1e-4, clip=1.0,
+        )  # fmt: skip
+        if part.shards:
+            part.shards.settle()
+        return time.perf_counter() - start
+
+
+def timed(setup: Setup, rank: int) -> dict[str, Any]:
+    """Seconds of every variant, interleaved."""
+    variants = {name: Variant(setup, rank, what) for name, what in setup.variants.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for variant in variants.values():
+        variant.assemble()
+    for number in range(setup.rounds + 1):
+        for name, variant in variants.items():
+            dist.barrier()
+            spent = torch.tensor([variant.step()], dtype=torch.float64)
+            dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+            if number:
+                seconds[name].append(spent.item())
+    return {"seconds": seconds}
+
+
+def limited(setup: Setup, rank: int) -> dict[str, Any]:
+    """One step of the only variant, allowed to allocate ``limit`` bytes; how much of them was resident at most."""
+    (what,) = setup.variants.values()
+    variant = Variant(setup, rank, what)
+    dist.barrier()
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
+    allowed = _status("VmData") + setup.limit
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+    found: dict[str, Any] = {}
+    try:
+        variant.assemble()
+        found["seconds"] = variant.step()
+    except RuntimeError as error:
+        found["failure"] = str(error).splitlines()[0]
+    return found | {"taken": _status("VmHWM") - before}
+
+
+def _status(key: str) -> int:
+    """Bytes of this process that /proc tells."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:"))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    """Rank 0 writes what was measured to the file named first; a rank without memory says so in ``report`` and takes the others down."""
+    out, text = sys.argv[1:]
+    setup = Setup(**json.loads(text))
+    torch.set_num_threads(1)
+    rank = RankEnv.read()
+    dist.init_process_group("gloo")
+    found = limited(setup, rank.rank) if setup.limit else timed(setup, rank.rank)
+    if "failure" in found:
+        Path(setup.report).write_text(json.dumps(found))
+        os._exit(3)
+    if rank.rank == 0:
+        Path(out).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The memory model against torch's own allocator: what a step of the real executor allocates at most is what the formulas say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from plait.core.model import ModelSpec
+from plait.core.sharding import Sharding
+from plait.core.stages import Stage
+from plait.core.strategy import Strategy
+from plait.plan.memory import activations, states
+from plait.plan.sharding import unit_sizes
+from plait.train.context import SequenceGroup
+from plait.train.device import Device
+from plait.train.gradients import Gradients
+from plait.train.inflight import MicroBatch
+from plait.train.model import Transformer
+from plait.train.optimizer import Optimizer
+from plait.train.steps import make_executor
+from plait.train.wire import NullWire
+
+GPT = ModelSpec(family="gpt", num_layers=3, hidden=128, num_heads=8, vocab=96, max_sequence=1024)
+LLAMA = ModelSpec(family="llama", num_layers=3, hidden=128, num_heads=8, num_kv_heads=4, ffn_hidden=352, vocab=96, max_sequence=1024)
+MODELS = {"gpt": GPT, "llama": LLAMA, "mha": replace(LLAMA, num_kv_heads=8), "block": replace(GPT, parallel_block=True)}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "selective": {"recompute": "selective"},
+    "full": {"recompute": "full"},
+    "one layer": {"recompute": "full", "recompute_layers": 1},
+    "tp": {"tp": 2},
+    "slices": {"tp": 2, "p1": 2, "p2": 2},
+    "sequence parallel": {"tp": 2, "sequence_parallel": True},
+    "sequence parallel, full": {"tp": 2, "sequence_parallel": True, "recompute": "full"},
+    "ulysses": {"sp": 2},
+    "ring": {"sp": 2, "ring": 2},
+    "both": {"sp": 4, "ring": 2},
+    "ring, full": {"sp": 2, "ring": 2, "recompute": "full"},
+}
+TOLERANCE = 0.04
+
+
+def highest(call: Callable[[], object]) -> int:
+    """Bytes that were allocated at most while ``call`` ran, beyond those before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        call()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    live = top = 0
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        live += event.nbytes()
+        top = max(top, live)
+    return top
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
+    """Ranks that are not there fill their part with this rank's numbers: shapes are the same, and so is what is allocated."""
+    spec, strategy, batch, sequence = MODELS[model], Strategy(**STRATEGIES[name]), 2, 512
+    group = SequenceGroup(NullWire(strategy.sp // strategy.ring), NullWire(strategy.ring))
+    transformer = Transformer(spec, strategy, sequence=group)
+    executor = make_executor(
+        transformer, strategy, NullWire(strategy.tp), gradients=Gradients(transformer), device=Device(torch.device("cpu")), batch=batch,
+        sequence=sequence, phases=("F", "B"),
+    )  # fmt: skip
+    own = sequence // strategy.sp
+    tokens = torch.randint(0, spec.vocab, (batch, own))
+    micro = MicroBatch(tokens, tokens, torch.arange(batch), 1.0, 0, torch.arange(own) if strategy.sp > 1 else None)
+
+    def step() -> None:
+        state = executor.begin(micro)
+        executor.phase("F", state)
+        executor.phase("B", state)
+
+    step()  # position tables are made once
+    want = activations(spec, strategy, Stage(0, 1, 0, spec.num_layers), batch=batch, sequence=sequence, itemsize=4).peak()
+    assert highest(step) == pytest.approx(want, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("model", [*MODELS, "u"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_states_are_what_is_allocated(model: str, tp: int) -> None:
+    u = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
+    spec, strategy = (MODELS | {"u": u})[model], Strategy(tp=tp)
+    for index, stage in enumerate([Stage(0, 1, 0, spec.num_layers), Stage(0, 2, 0, 1), Stage(1, 2, 1, spec.num_layers - 1)]):
+        sharding = [Sharding(), Sharding(grads=2, optim=4), Sharding(params=2, grads=2, optim=2)][index]
+        transformer = Transformer(spec, strategy, stage=stage, sharding=sharding)
+        sizes = unit_sizes(spec, strategy, stage, sharding)
+        assert sizes == {unit: store.numel for unit, store in transformer.units.items()}
+        want, gradients = states(sizes, sharding, itemsize=4), Gradients(transformer)
+        optimizer = Optimizer(transformer, gradients)
+        assert want.parameters == sum(store.kept.numel() * 4 for store in transformer.units.values())
+        assert want.gradients == gradients.flat.numel() * 4
+        moments = [optimizer.state()[kind] for kind in ("exp_avg", "exp_avg_sq")]
+        assert want.optimizer == sum(tensor.numel() * 4 for kind in moments for tensor in kind.values())
