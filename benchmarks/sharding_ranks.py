@@ -36,7 +36,7 @@ STEPS = 2  # in a row: what a step leaves under way belongs to the next
 
 @dataclass(frozen=True)
 class Setup:
-    """What ``sharding.py`` asks for. variants: by name, {"shard": [params, grads, optim]}, with "overlap": false or "only": "compute" or
+    """What ``sharding.py`` asks for. variants: by name, {"shard": [params, grads, optim]}, with "overlap": "none" or "only": "compute" or
     "communication"; or {"fsdp": mesh}."""
 
     ranks: int
@@ -70,7 +70,7 @@ class Bench:
         self.batches = [MicroBatch(x, y, torch.arange(sizes), 1.0 / self.tokens.numel(), 0) for x, y in parts]
         self.formula: dict[str, int] = {}
 
-    def part(self, sharding: Sharding) -> Part:
+    def part(self, sharding: Sharding, strategy: Strategy) -> Part:
         setup = self.setup
         micro = setup.ranks * setup.batch // setup.micro_batches
         plan = plan_pipeline(
@@ -84,7 +84,7 @@ class Bench:
             itemsize=4,
             shardings=[sharding],
         )
-        return assemble(setup.spec, Strategy(), plan, self.rank, DEVICE, micro_batch=micro, sequence=setup.sequence)
+        return assemble(setup.spec, strategy, plan, self.rank, DEVICE, micro_batch=micro, sequence=setup.sequence)
 
     def variant(self, name: str, what: Mapping[str, Any]) -> Callable[[bool], object]:
         """Its step, told whether another variant's follows."""
@@ -94,10 +94,9 @@ class Bench:
             return lambda _: peer()
         params, grads, optim = what["shard"]
         sharding = Sharding(params=params, grads=grads, optim=optim)
-        part = self.part(sharding)
+        part = self.part(sharding, Strategy(shard_overlap=what.get("overlap", "both")))
         shards = part.shards
         assert shards is not None
-        shards.overlap = what.get("overlap", True)
         if what.get("only") == "compute":
             shards.wires = {axis: NullWire(wire.size, wire.rank) for axis, wire in shards.wires.items()}
         if what.get("only") == "communication":

@@ -4,7 +4,8 @@
 [data]       text, pattern, tokenizer, sequence, eval_fraction, seed
 [train]      steps, batch, micro_batch, learning rate and its schedule, AdamW, clipping, dtype, evaluation, checkpoints
 [strategy]   tp, overlap, slices ("auto" or { p1 =, p2 = }; also p1 and p2 alone), sequence_parallel (true, false, "auto"); for a pipeline
-             pp, schedule, interleave, slack, stage_layers; dp, and shard over it; tp and dp may be lists, a number for every place
+             pp, schedule, interleave, slack, stage_layers; dp, sp, sp_kind, and shard over both; recompute; tp and dp may be lists, a
+             number for every place
 [run]        name, folder, device, threads, peak_flops, timeline_steps
 
 A relative path in a file is meant from that file's folder, one on the command line from the current folder; ``run.folder``, where
@@ -29,7 +30,7 @@ from plait.core.explain import explain
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
-from plait.core.strategy import Overlap, Recompute, Strategy
+from plait.core.strategy import Overlap, Recompute, ShardOverlap, Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
 Count = Annotated[int, Field(ge=1)]
@@ -118,6 +119,13 @@ class RecomputeLayers(Section):
     layers: Natural
 
 
+class OverlapKinds(Section):
+    """Of tensor parallelism, and of sharded data parallelism (``auto``: the fastest of timed steps)."""
+
+    tp: Overlap = "domino"
+    shard: ShardOverlap | Literal["auto"] = "both"
+
+
 Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
 
 
@@ -128,7 +136,8 @@ class StrategySection(Section):
     holds. slack: slack-1f1b's, of every boundary; measured before training if empty. stage_layers: layers of every stage, as
     equal as can be if empty. shard: factors, or a named point such as "zero1" or "fsdp", over
     dp x sp. sp: ranks that share every sequence. sp_kind: how attention gets all of it. recompute: what is computed again in the backward
-    instead of being kept.
+    instead of being kept. overlap: a word alone is tensor parallelism's; sharding then waits for everything if that is "sync", for nothing
+    otherwise.
     """
 
     tp: Degrees = 1
@@ -141,7 +150,7 @@ class StrategySection(Section):
     shard: str | Shard = "ddp"
     sp: Count = 1
     sp_kind: Literal["ulysses", "ring"] | SequenceKind = "ulysses"
-    overlap: Overlap = "domino"
+    overlap: Overlap | OverlapKinds = "domino"
     slices: Literal["auto"] | Slices = "auto"
     sequence_parallel: bool | Literal["auto"] = False
     recompute: Recompute | RecomputeLayers = "none"
@@ -301,14 +310,22 @@ class Job(Section):
         return self.strategy.schedule == "slack-1f1b" and not self.strategy.slack
 
     @property
+    def tunes_sharding(self) -> bool:
+        """Whether timed steps are to say what of sharding's communication is hidden."""
+        return isinstance(self.strategy.overlap, OverlapKinds) and self.strategy.overlap.shard == "auto"
+
+    @property
     def base_strategy(self) -> Strategy:
         """The strategy as written, ``auto`` slices as one slice and ``auto`` sequence parallelism as off."""
         section = self.strategy
         slices = Slices() if section.slices == "auto" else section.slices
+        given = section.overlap
+        overlap, hidden = (given, "none" if given == "sync" else "both") if isinstance(given, str) else (given.tp, given.shard)
+        hidden = "both" if hidden == "auto" else hidden
         again = section.recompute
         kind, layers = (again, None) if isinstance(again, str) else (again.kind, again.layers)
         return Strategy(
-            tp=self.degrees[0][1], overlap=section.overlap, p1=slices.p1, p2=slices.p2,
+            tp=self.degrees[0][1], overlap=overlap, shard_overlap=hidden, p1=slices.p1, p2=slices.p2,
             sequence_parallel=section.sequence_parallel is True, sp=section.sp, ring=self.sequence_cut.ring,
             recompute=kind, recompute_layers=layers,
         )  # fmt: skip

@@ -23,10 +23,11 @@ from typing import Literal, NamedTuple
 
 from plait.core.errors import JobError
 from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp
+from plait.core.strategy import Strategy
 
 Level = Literal["params", "grads", "optim", "replicas"]
 LEVELS: tuple[Level, ...] = ("params", "grads", "optim", "replicas")
-UnitVerb = Literal["gather", "need", "drop", "next", "open", "close", "reduce", "publish"]
+UnitVerb = Literal["gather", "need", "drop", "next", "open", "close", "settle", "reduce", "publish"]
 Unit = tuple[str, int]
 VECTORS: Unit = ("vectors", 0)
 WHOLE = ("vectors", "down", "up")
@@ -138,7 +139,8 @@ def _own(op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
 
 
 class UnitOp(NamedTuple):
-    """Something that happens to a unit: gathered before it is read, dropped, opened for additions to its gradient, reduced after them."""
+    """Something that happens to a unit: gathered before it is read, dropped, opened for additions to its gradient, reduced after them, and
+    settled where the reduction is awaited at once."""
 
     verb: UnitVerb
     unit: Unit
@@ -210,19 +212,17 @@ def _head(units: set[Unit]) -> Unit:
     return ("head", 0) if ("head", 0) in units else ("embedding", 0)
 
 
-def with_units(
-    graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit], *, prefetch: bool = True
-) -> list[Action | UnitAction]:
+def with_units(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit], strategy: Strategy) -> list[Action | UnitAction]:
     """The list of one phase with what must happen to units in between.
 
-    A unit is gathered when the group of windows before its own begins (``prefetch``; otherwise when its own does) and needed just
-    before its first reader; its gradient is reduced right after the last addition. ``next`` stands where the first group of the list that
-    runs after this one may be gathered.
+    A unit is gathered when the group of windows before its own begins (where the strategy hides that; otherwise when its own does) and
+    needed just before its first reader; its gradient is reduced right after the last addition. ``next`` stands where the first group of
+    the list that runs after this one may be gathered.
     """
     units = list(units)
     before, after = defaultdict[int, list[UnitOp]](list), defaultdict[int, list[UnitOp]](list)
     groups = reading(graph, actions, units)
-    if prefetch and not groups:
+    if not groups:
         before[0].append(UnitOp("next", VECTORS, False))
     for group, following in zip(groups, [*groups[1:], []], strict=False):
         begin = group[0].first
@@ -230,11 +230,15 @@ def with_units(
         for one in group:
             before[one.first].append(UnitOp("need", one.unit, one.forward))
             after[one.last].append(UnitOp("drop", one.unit, one.forward))
-        if prefetch:
-            before[begin] += [UnitOp("gather", one.unit, one.forward) for one in following] or [UnitOp("next", VECTORS, group[0].forward)]
+        if not following:
+            before[begin].append(UnitOp("next", VECTORS, group[0].forward))
+        elif strategy.hides_shards(forward=following[0].forward):
+            before[begin] += [UnitOp("gather", one.unit, one.forward) for one in following]
     for one in adding(graph, actions, units):
         before[one.first].append(UnitOp("open", one.unit, False))
         after[one.last].append(UnitOp("close", one.unit, False))
+        if not strategy.hides_shards(forward=False):
+            after[one.last].append(UnitOp("settle", one.unit, False))
     merged: list[Action | UnitAction] = []
     for at, action in enumerate(actions):
         merged += [UnitAction("unit", op) for op in before[at]]

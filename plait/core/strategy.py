@@ -14,6 +14,7 @@ from plait.core.model import ModelSpec
 
 Overlap = Literal["sync", "async", "domino", "none"]
 Recompute = Literal["none", "selective", "full"]
+ShardOverlap = Literal["none", "forward", "backward", "both"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Strategy:
     recompute: what layers do not keep for their backward: ``selective``, normalised inputs and activations, which cost neither a matrix
     product nor a collective; ``full``, everything but the residual stream at every attention and MLP, so that nothing that tensor
     parallelism reduced is reduced again. recompute_layers: of so many first layers of every stage (None: of all).
+    shard_overlap: what of sharded data parallelism is left under way beside computation. ``forward``: gathers of the next layer and of
+    new parameters; ``backward``: gathers of the module before and reductions of gradients.
     """
 
     tp: int = 1
@@ -42,6 +45,7 @@ class Strategy:
     ring: int = 1
     recompute: Recompute = "none"
     recompute_layers: int | None = None
+    shard_overlap: ShardOverlap = "both"
 
     def __post_init__(self) -> None:
         if self.overlap not in get_args(Overlap):
@@ -49,6 +53,9 @@ class Strategy:
         if self.recompute not in get_args(Recompute):
             known = ", ".join(get_args(Recompute))
             raise JobError(f"'{self.recompute}' is no way to recompute", key="strategy.recompute", fix=f"Use one of {known}")
+        if self.shard_overlap not in get_args(ShardOverlap):
+            known = ", ".join(get_args(ShardOverlap))
+            raise JobError(f"'{self.shard_overlap}' is no overlap of sharding", key="strategy.overlap.shard", fix=f"Use one of {known}")
         if self.recompute_layers is not None and self.recompute_layers < 0:
             raise JobError(f"{self.recompute_layers} is negative", key="strategy.recompute.layers")
         for name in ("tp", "p1", "p2", "sp", "ring"):
@@ -103,6 +110,10 @@ class Strategy:
         if self.ring > 1 and model.attention_dropout:
             raise JobError("ring attention cannot drop attention weights", key="model.attention_dropout",
                            fix="Use 0, or sp_kind = \"ulysses\"")  # fmt: skip
+
+    def hides_shards(self, *, forward: bool) -> bool:
+        """Whether sharding's communication of a direction is left under way."""
+        return self.shard_overlap in ("both", "forward" if forward else "backward")
 
     def kv_replicas(self, model: ModelSpec) -> int:
         """How many tensor-parallel ranks hold a copy of each key/value head (1 unless tp exceeds their number)."""

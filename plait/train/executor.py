@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp, check
 from plait.core.sharding import UnitAction, with_units
-from plait.core.strategy import slice_sizes
+from plait.core.strategy import Strategy, slice_sizes
 from plait.train.device import Device
 from plait.train.dropout import DropoutKey
 from plait.train.gradients import Gradients
@@ -43,6 +43,7 @@ class SegmentExecutor:
         graph: SegmentGraph,
         programmes: Mapping[Phase, Sequence[Action]],
         wire: Wire,
+        strategy: Strategy,
         *,
         gradients: Gradients | None,
         device: Device,
@@ -54,11 +55,11 @@ class SegmentExecutor:
         self.gradients, self.device, self.recorder, self.seed = gradients, device, recorder, seed
         self.sp = graph.sequence_parallel
         self._flights: dict[SegmentOp, Any] = {}
-        self.shards = shards
+        self.shards, self.strategy = shards, strategy
         self.programmes: dict[Phase, list[tuple[Action | UnitAction, Any]]] = {}
         for phase, actions in programmes.items():
             check(replace(graph, phase=phase), actions)
-            listed = with_units(graph, actions, model.units, prefetch=shards.overlap) if shards else actions
+            listed = with_units(graph, actions, model.units, strategy) if shards else actions
             self.programmes[phase] = [(action, self._method(action)) for action in listed]
 
     def _method(self, action: Action | UnitAction) -> Any:
@@ -68,7 +69,9 @@ class SegmentExecutor:
         return getattr(self, f"_{action.op.kind}" if action.verb == "run" else f"_{action.verb}")
 
     def ahead(self, phase: Phase) -> None:
-        """Start to gather what a phase reads first."""
+        """Start to gather what a phase reads first, where the strategy hides that."""
+        if not self.strategy.hides_shards(forward=phase in ("F", "step")):
+            return
         for action, method in self.programmes[phase]:
             if not isinstance(action, UnitAction) or action.op.verb != "gather":
                 break

@@ -97,6 +97,8 @@ class Pipeline:
         try:
             if self.shards:
                 self.shards.begin()
+                if not self.executors[self._first.stage].strategy.hides_shards(forward=True):
+                    self.shards.settle()
             for op, method in self._programme:
                 if self.shards and op.computes:
                     self.shards.last, self.shards.then = op in self._last, partial(self._ahead, self._following.get(op))
@@ -105,7 +107,7 @@ class Pipeline:
             assert not self._alive and not self._incoming and not self._results, "the schedule left something behind"
             return torch.stack(self._losses).sum() if self._losses else self._no_loss.clone()
         finally:
-            self._alive, self._incoming, self._results = {}, {}, {}
+            self._alive, self._incoming, self._results, self._losses = {}, {}, {}, []
             self._sending.clear()
 
     def ahead(self) -> None:

@@ -95,13 +95,15 @@ class Reporter:
         if not self.speaks:
             return
         best = min(timed, key=lambda one: one.seconds)
-        table = Table("p1", "p2", "sequence parallel", "ms per micro-batch", "against best", title="Slicing, measured before training")
+        columns = ("p1", "p2", "sequence parallel", "sharding hides", "ms per micro-batch", "against best")
+        table = Table(*columns, title="Measured before training")
         for one in sorted(timed, key=lambda c: c.seconds):
             s = one.strategy
             row = (
                 str(s.p1),
                 str(s.p2),
                 "yes" if s.sequence_parallel else "no",
+                s.shard_overlap,
                 f"{one.seconds * 1e3:.1f}",
                 f"{one.seconds / best.seconds:.2f}x",
             )

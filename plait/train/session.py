@@ -36,7 +36,7 @@ from plait.train.report import Reporter
 from plait.train.steps import Run, evaluate, make_executor, micro_batches, train_step, whole
 from plait.train.tokenizer import load_tokenizer
 from plait.train.tune import Candidate, agree, choose_slices, matrix_rate
-from plait.train.tune_pipeline import choose_pipeline_slices, choose_slack
+from plait.train.tune_pipeline import choose_pipeline_slices, choose_shard_overlap, choose_slack
 from plait.train.wire import Wire
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -139,6 +139,12 @@ class Session:
         tunes = "auto" in (self.job.strategy.slices, self.job.strategy.sequence_parallel)
         if tunes and any(tp > 1 for _, tp in self.job.degrees):
             strategy, costs, note = self._tune()
+        if self.part and self.part.shards and self.job.tunes_sharding:
+            self.part = self.part.changed(strategy, costs)
+            timed = choose_shard_overlap(self.part, self._micro_batches(0))
+            self._forget()
+            strategy = min(timed, key=lambda one: one.seconds).strategy
+            self.report.choice(timed, strategy)
         if self.part:
             self._settle(strategy, costs)
         plan = Plan(

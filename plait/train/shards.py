@@ -28,16 +28,15 @@ Axis = Level | Literal["secondary"]
 
 
 class Shards:
-    """One rank's part. wires: of every level's group. overlap: whether anything is left under way when a call returns.
+    """One rank's part. wires: of every level's group.
 
     sent: bytes that this rank has sent so far, by axis, as a ring would.
     """
 
     def __init__(
-        self, model: Share, gradients: Gradients, wires: Mapping[Axis, Wire], device: Device, recorder: Recorder | None, *,
-        overlap: bool = True,
+        self, model: Share, gradients: Gradients, wires: Mapping[Axis, Wire], device: Device, recorder: Recorder | None
     ) -> None:  # fmt: skip
-        self.units, self.gradients, self.recorder, self.overlap = model.units, gradients, recorder, overlap
+        self.units, self.gradients, self.recorder = model.units, gradients, recorder
         self.device = device
         self.wires: dict[Axis, Wire] = dict(wires)
         self.sent: Counter[str] = Counter()
@@ -54,8 +53,10 @@ class Shards:
         self._reducing: deque[tuple[Handle, Tensor | None]] = deque()
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._reserve()
-        verbs = {"gather": self.gather, "need": self.need, "drop": self.drop, "open": self.open, "close": self.close, "next": self._next}
-        self.act: dict[str, Callable[[UnitOp], None]] = verbs
+        self.act: dict[str, Callable[[UnitOp], None]] = {
+            "gather": self.gather, "need": self.need, "drop": self.drop, "open": self.open, "close": self.close, "settle": self._settle,
+            "next": self._next,
+        }  # fmt: skip
 
     def _reserve(self) -> None:
         """Two buffers for every size of unit, one where there is one such unit only."""
@@ -129,6 +130,10 @@ class Shards:
         for store in self.units.values():
             if store.whole:
                 self._begin_reduce(store, None, last=True)
+        self._settle()
+
+    def _settle(self, _op: UnitOp | None = None) -> None:
+        """Wait for every reduction."""
         while self._reducing:
             self._retire()
 
@@ -191,10 +196,7 @@ class Shards:
             if self.recorder:
                 self.recorder.spent(op, "comm", start, self.device.mark(), sum(self.sent.values()) - before)
 
-        handle = self._background.start(recorded)
-        if not self.overlap:
-            self._wait(op, handle)
-        return handle
+        return self._background.start(recorded)
 
     def _wait(self, op: UnitOp, handle: Handle) -> None:
         start = self.device.mark()

@@ -51,7 +51,9 @@ def make_executor(
         phase: segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in phases
     }
     used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
-    return SegmentExecutor(model, graph, programmes, used, gradients=gradients, device=device, recorder=recorder, seed=seed, shards=shards)
+    return SegmentExecutor(
+        model, graph, programmes, used, strategy, gradients=gradients, device=device, recorder=recorder, seed=seed, shards=shards
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Measuring before a pipelined run, on the real kernels and links: which slices are fastest, how much slack every boundary needs.
+"""Measuring before a pipelined run, on the real kernels and links: which slices are fastest, what of sharding's communication is best left
+under way, how much slack every boundary needs.
 
 Slices: as in ``tune``, but a candidate is timed over whole steps, so that what counts is the step, not the stage that happens to be
 asked. Slack: ``enough_slack`` of what a micro-batch costs every stage in a recorded step, and of a lone transfer over every boundary.
@@ -11,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch.distributed as dist
 
@@ -19,7 +20,7 @@ from plait.core.overlap import SegmentCosts
 from plait.core.schedule import Schedule, Transfer, with_edges, with_transfers
 from plait.core.schedules import Shape, enough_slack, generate
 from plait.core.segments import SegmentOp
-from plait.core.strategy import Strategy
+from plait.core.strategy import ShardOverlap, Strategy
 from plait.train.assembly import Part
 from plait.train.courier import LaneCourier
 from plait.train.device import Device
@@ -43,6 +44,28 @@ def choose_pipeline_slices(part: Part, batches: Sequence[MicroBatch], recorder: 
     runs = [_stepper(silent.changed(strategy, costs), batches) for strategy in tried]
     times = time_interleaved(runs, part.device, rounds=ROUNDS)
     return [Candidate(strategy, seconds / len(batches)) for strategy, seconds in zip(tried, times, strict=True)], costs
+
+
+def choose_shard_overlap(part: Part, batches: Sequence[MicroBatch]) -> list[Candidate]:
+    """Time whole steps of ``batches`` with every overlap of sharding's communication, the optimizer left out; the same on every rank.
+
+    Adds into the gradients: zero them afterwards.
+    """
+    assert part.shards is not None
+    shards, silent = part.shards, replace(part, recorder=None)
+
+    def stepper(one: Part) -> Callable[[], object]:
+        def step() -> None:
+            one.pipeline.ahead()
+            one.pipeline.run(batches)
+            shards.complete()
+            shards.publish()
+
+        return step
+
+    tried = [replace(part.strategy, shard_overlap=overlap) for overlap in get_args(ShardOverlap)]
+    times = time_interleaved([stepper(silent.changed(strategy, part.costs)) for strategy in tried], part.device, rounds=ROUNDS)
+    return [Candidate(strategy, seconds / len(batches)) for strategy, seconds in zip(tried, times, strict=True)]
 
 
 def choose_slack(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -18,19 +19,22 @@ from plait.core.model import ModelSpec
 from plait.core.pipeline_plan import WHOLE_SEQUENCE, PipelinePlan
 from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, generate
+from plait.core.segments import Collective
 from plait.core.sharding import Sharding
 from plait.core.strategy import Recompute, Strategy
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
 from plait.plan.sharding import step_bytes
+from plait.plan.traffic import micro_batch_bytes
 from plait.train.assembly import Part, assemble
+from plait.train.context import SequenceGroup
 from plait.train.courier import LaneCourier
 from plait.train.optimizer import Optimizer
 from plait.train.pipeline import Courier, Delivery
 from plait.train.recorder import Recorder
 from plait.train.steps import micro_batches, train_step
 from plait.train.tune_pipeline import choose_slack
-from plait.train.wire import Wire
+from plait.train.wire import Wire, wire_bytes
 from tests.dist.equality import CLIP, DEVICE, RATE, SEED, SEQUENCE, STEPS, DelayedWire, batch_of, expected, relative_error
 
 BATCH, MICRO = 16, 4
@@ -105,7 +109,8 @@ def worst_error(
         p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring, recompute=recompute, recompute_layers=layers_again
     )
     planned = plan(spec, degrees, name, sequence_parallel, layers, shardings, cut)
-    part = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
+    alone = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
+    part, wires = counted(alone)
     try:
         if delay is not None:
             part.pipeline.courier = LateCourier(part.courier, delay * 100 + rank)
@@ -113,12 +118,12 @@ def worst_error(
                 for number, (axis, wire) in enumerate(part.shards.wires.items()):
                     if wire.size > 1:
                         part.shards.wires[axis] = cast("Wire", DelayedWire(wire, delay * 10 + number))
-        return _errors(spec, part, want)
+        return _errors(spec, part, wires, want)
     finally:
         part.courier.close()
 
 
-def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, str]:
+def _errors(spec: ModelSpec, part: Part, wires: dict[str, CountedWire], want: dict[str, Any]) -> tuple[float, str]:
     errors: dict[str, float] = {}
     held, gradients = part.models, part.gradients
     for store in held.units.values():
@@ -131,6 +136,7 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
         if step == 0:  # by hand, because clipping changes the gradients
             gradients.zero()
             mine = part.pipeline.run(batches)
+            errors |= _traffic(spec, part, wires)
             part.groups.complete(gradients, part.shards, sequence_parallel=part.strategy.sequence_parallel)
             loss, square, _ = part.groups.totals(gradients, mine, False)
             errors |= {"loss": abs(loss / want["loss"] - 1), "norm": abs(square**0.5 / want["norm"] - 1)}
@@ -167,6 +173,42 @@ def _errors(spec: ModelSpec, part: Part, want: dict[str, Any]) -> tuple[float, s
             errors[f"weight {one.piece.name} {one.box}"] = relative_error(one.of(store.kept), whole[one.box.slices], whole)
     name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
     return errors[name], name
+
+
+class CountedWire:
+    """A wire that counts what it sends."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire, self.size, self.rank, self.sent = wire, wire.size, wire.rank, 0
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+        self.sent += wire_bytes(kind, result, source, self.size) if self.size > 1 else 0
+        return self.wire.start(kind, result, source)
+
+
+def counted(part: Part) -> tuple[Part, dict[str, CountedWire]]:
+    """The same part with counters on the wires of tensor and sequence parallelism."""
+    sequence = part.groups.sequence
+    wires = {"tp": CountedWire(part.groups.tp), "ulysses": CountedWire(sequence.ulysses), "ring": CountedWire(sequence.ring)}
+    for stage in part.models.stages:
+        for attention in stage.attn.values():
+            attention.sequence = SequenceGroup(wires["ulysses"], wires["ring"])  # type: ignore[assignment]
+    return replace(part, groups=replace(part.groups, tp=wires["tp"])), wires
+
+
+def _traffic(spec: ModelSpec, part: Part, wires: dict[str, CountedWire]) -> dict[str, float]:
+    """How far what the micro-batches of one step have sent is off the formula: nothing or everything."""
+    want: Counter[str] = Counter()
+    for stage in part.models.stages:
+        shape = {"batch": part.share, "sequence": part.sequence, "itemsize": 8, "loss_itemsize": 8}
+        want.update(micro_batch_bytes(spec, part.strategy, stage.stage, **shape))
+    errors: dict[str, float] = {}
+    for axis, wire in wires.items():
+        count = BATCH // MICRO * want[axis]
+        rows = BATCH // MICRO * want["rows"] if axis == "tp" else 0  # they depend on the tokens
+        fits = count <= wire.sent <= count + rows if rows else wire.sent == count
+        errors[f"{axis}: {wire.sent} bytes sent, {count} by the formula and at most {rows} of rows"] = 0.0 if fits else float("inf")
+    return errors
 
 
 class SlowBoundary:

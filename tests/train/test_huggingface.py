@@ -83,7 +83,7 @@ def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, 
     """This rank's logits, the mean next-token loss and the gradients."""
     gradients = Gradients(model)
     graph = SegmentGraph(num_layers=model.spec.num_layers, communicates=wire.size > 1)
-    executor = Spy(model, graph, {"step": sync_order(graph)}, wire, gradients=gradients, device=Device(torch.device("cpu")))
+    executor = Spy(model, graph, {"step": sync_order(graph)}, wire, model.strategy, gradients=gradients, device=Device(torch.device("cpu")))
     targets = torch.cat((tokens[:, 1:], torch.full((len(tokens), 1), -100)), dim=1)
     model.eval()
     scale = 1 / int((targets != -100).sum())

@@ -52,7 +52,7 @@ def highest(call: Callable[[], object]) -> int:
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
     live = top = 0
     for event in sorted(events, key=lambda each: each.start_ns()):
-        live += event.nbytes()
+        live += event.nbytes()  # type: ignore[attr-defined]
         top = max(top, live)
     return top
 

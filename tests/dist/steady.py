@@ -1,0 +1,62 @@
+"""What each rank runs in ``test_steady``: many steps, with an eye on what torch's allocator and the kernel say."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from plait.core.model import ModelSpec
+from plait.core.sharding import Sharding
+from plait.core.strategy import Strategy
+from plait.train.assembly import assemble
+from plait.train.optimizer import Optimizer
+from plait.train.steps import micro_batches, train_step
+from tests.dist import pipelining
+from tests.dist.equality import DEVICE, SEED, SEQUENCE, batch_of
+from tests.dist.pipelining import BATCH, MICRO
+
+
+def many_steps(
+    rank: int, spec: ModelSpec, strategy: Strategy, degrees: list[tuple[int, int]], sharding: Sharding, steps: int
+) -> dict[str, list[int]]:
+    """Of steps 4, one in the middle and the last: bytes that were allocated and not freed, the most at once, buffers of the sharding
+    engine, resident bytes afterwards."""
+    planned = pipelining.plan(spec, degrees, "1f1b", strategy.sequence_parallel, (), [sharding] * len(degrees))
+    part = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
+    optimizer = Optimizer(part.models, part.gradients)
+    found: dict[str, list[int]] = {"left": [], "peak": [], "pool": [], "resident": []}
+    try:
+        for step in range(1, steps + 1):
+            tokens, targets, samples = batch_of(spec, 0, BATCH)
+            batches = part.own(micro_batches(tokens, targets, samples, MICRO, step))
+
+            def run(batches=batches) -> None:
+                more = {"sequence_parallel": strategy.sequence_parallel, "learning_rate": 1e-3, "clip": 1.0}
+                train_step(part.pipeline.run, optimizer, part.groups, batches, shards=part.shards, **more)  # type: ignore[arg-type]
+                if part.shards:
+                    part.shards.settle()
+
+            if step not in (4, steps // 2, steps):
+                run()
+                continue
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+                run()
+            live = top = 0
+            events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+            for event in sorted(events, key=lambda each: each.start_ns()):
+                live += event.nbytes()  # type: ignore[attr-defined]
+                top = max(top, live)
+            del recorded, events
+            gc.collect()
+            found["left"].append(live)
+            found["peak"].append(top)
+            found["pool"].append(part.shards.pool if part.shards else 0)
+            found["resident"].append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    finally:
+        part.courier.close()
+        if part.shards:
+            part.shards.stop()
+    return found
