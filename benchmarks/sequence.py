@@ -9,7 +9,8 @@ ranks share wherever they hold the same weights.
     speed    all variants interleaved: tensor parallelism with all-reduce, Megatron's sequence parallelism (all-gather and reduce-scatter,
              a backward collective hidden behind its weight gradient), Ulysses, ring, both; and the memory that ``plan`` predicts for each
     memory   a sequence of 65,536 tokens in the memory that is predicted for both at once, and 5 % more: each rank's allocations are
-             limited to that, and what was resident at most is measured. Tensor parallelism is given as much
+             limited to that, and what was resident at most is measured. Tensor parallelism is given as much. Counted from the moment at
+             which processes and wires are there
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from keeping import SEGMENT, finish, keep, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plait.core.errors import PlaitError
 from plait.core.model import ModelSpec
@@ -31,7 +33,7 @@ from plait.core.sharding import Sharding
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.lab import LabSpec
-from plait.plan.memory import activations, states
+from plait.plan.memory import activations, position_tables, states
 from plait.plan.sharding import unit_sizes
 
 RANKS, SLACK = 4, 1.05
@@ -93,7 +95,7 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
         for name, row in found.items():
             outcome = row.get("failure") or f"a step in {row['seconds']:.0f} s"
             off = "" if "failure" in row else f"{row['taken'] / row['predicted'] - 1:+.1%}"
-            table.add_row(name, *(f"{row[key] / 1e6:.0f}" for key in ("predicted", "limit", "taken")), off, outcome)
+            table.add_row(name, *(f"{row[key] / 1e6:.0f}" for key in ("predicted", "limit", "taken")), off, Text(outcome))
         Console(width=160).print(table)
     return found
 
@@ -107,7 +109,8 @@ def predicted(case: str, variant: str) -> int:
                       ffn_hidden=shape["ffn"], vocab=256, max_sequence=shape["sequence"])  # fmt: skip
     stage = Stage(0, 1, 0, model.num_layers)
     lasting = states(unit_sizes(model, strategy, stage, sharding), sharding, itemsize=4)
-    return lasting.total + activations(model, strategy, stage, batch=1, sequence=shape["sequence"], itemsize=4).peak()
+    tables = position_tables(model, strategy, sequence=shape["sequence"], itemsize=4)
+    return lasting.total + tables + activations(model, strategy, stage, batch=1, sequence=shape["sequence"], itemsize=4).peak()
 
 
 def _run(case: str, variants: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -74,6 +74,12 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
     return States(parameters, gradients, optimizer, sum(size * min(2, count) for size, count in buffers.items()))
 
 
+def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:
+    """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are scattered."""
+    positions = spec.max_sequence if strategy.sp > 1 else sequence
+    return 0 if spec.learned_positions else 2 * positions * spec.head_size * itemsize
+
+
 def activations(
     spec: ModelSpec, strategy: Strategy, stage: Stage, *, batch: int, sequence: int, itemsize: int, zero_bubble: bool = False,
     fused_norm: bool = False,

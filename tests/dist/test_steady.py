@@ -28,9 +28,7 @@ def test_memory_is_constant(
 ) -> None:
     spec = replace(spec, num_layers=2, dropout=0.0, attention_dropout=0.0)
     for found in pool(2).run(steady.many_steps, spec, strategy, degrees, sharding, steps, timeout=600.0):
-        if (
-            len(degrees) == 1
-        ):  # what arrives from another stage is let go of by the thread that received it, which the allocator's log omits
+        if len(degrees) == 1:  # what another stage sent is let go of in another thread, which the allocator's log omits
             assert found["left"] == [0, 0, 0]
             assert len(set(found["peak"])) == 1
         assert len(set(found["pool"])) == 1
