@@ -8,8 +8,8 @@ ranks share wherever they hold the same weights.
 
     speed    all variants interleaved: tensor parallelism with all-reduce, Megatron's sequence parallelism (all-gather and reduce-scatter,
              a backward collective hidden behind its weight gradient), Ulysses, ring, both; and the memory that ``plan`` predicts for each
-    memory   a sequence of 65,536 tokens in the memory that is predicted for both at once, and 5 % more: each rank's allocations are
-             limited to that, and what was resident at most is measured. Tensor parallelism is given as much. Counted from the moment at
+    memory   a sequence of 65,536 tokens in the memory that is predicted for both at once, and 5 % more: a rank that
+             takes more is ended, and what was resident at most is measured. Tensor parallelism is given as much. Counted from the moment at
              which processes and wires are there
 """
 
@@ -64,22 +64,26 @@ def main() -> int:
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds a step of every variant, and ratios within a round."""
-    times: dict[str, list[float]] = _run("speed", VARIANTS, rounds=options.rounds)["seconds"]
-    found: dict[str, Any] = {}
+    measured, found = _run("speed", VARIANTS, rounds=options.rounds), dict[str, Any]()
+    times: dict[str, list[float]] = measured["seconds"]
     for name, seconds in times.items():
         against = statistics.median(a / b for a, b in zip(times["megatron sp"], seconds, strict=True))
-        found[name] = {"seconds": statistics.median(seconds), "against_megatron": against, "predicted": predicted("speed", name)}
+        lasting, within = predicted("speed", name)
+        found[name] = {"seconds": statistics.median(seconds), "against_megatron": against, "lasting": lasting}
+        found[name] |= {"within_a_step": measured["within"][name], "predicted": within}
     if not options.json:
-        table = Table("variant", "ms", "against megatron sp", "MB predicted", title=f"{CASES['speed']['sequence']} tokens")
+        columns = ("variant", "ms", "against megatron sp", "MB lasting", "MB within a step", "predicted")
+        table = Table(*columns, title=f"{CASES['speed']['sequence']} tokens")
         for name, row in found.items():
-            table.add_row(name, f"{row['seconds'] * 1e3:.0f}", f"{row['against_megatron']:.2f}x", f"{row['predicted'] / 1e6:.0f}")
+            memory = (f"{row[key] / 1e6:.0f}" for key in ("lasting", "within_a_step", "predicted"))
+            table.add_row(name, f"{row['seconds'] * 1e3:.0f}", f"{row['against_megatron']:.2f}x", *memory)
         Console(width=140).print(table)
     return found
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:
     """One long sequence within a limit: what each variant took of it, or how it failed."""
-    limit, found = round(predicted("memory", "2 x 2") * SLACK), dict[str, Any]()
+    limit, found = round(sum(predicted("memory", "2 x 2")) * SLACK), dict[str, Any]()
     for name in ("2 x 2", "tp"):
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
@@ -89,7 +93,7 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
                 if not report.exists():
                     raise
                 row = json.loads(report.read_text())
-        found[name] = row | {"predicted": predicted("memory", name), "limit": limit}
+        found[name] = row | {"predicted": sum(predicted("memory", name)), "limit": limit}
     if not options.json:
         table = Table("variant", "MB predicted", "MB allowed", "MB taken", "off", "outcome", title=f"{CASES['memory']['sequence']} tokens")
         for name, row in found.items():
@@ -100,8 +104,8 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def predicted(case: str, variant: str) -> int:
-    """Bytes of one rank by ``plan``'s formulas: states, and the peak within a step."""
+def predicted(case: str, variant: str) -> tuple[int, int]:
+    """Bytes of one rank by ``plan``'s formulas: what lasts, and the peak within a step."""
     given = dict(VARIANTS[variant])
     sharding, shape = Sharding(optim=given.pop("optim", 1)), CASES[case]
     strategy = Strategy(**given)
@@ -110,7 +114,8 @@ def predicted(case: str, variant: str) -> int:
     stage = Stage(0, 1, 0, model.num_layers)
     lasting = states(unit_sizes(model, strategy, stage, sharding), sharding, itemsize=4)
     tables = position_tables(model, strategy, sequence=shape["sequence"], itemsize=4)
-    return lasting.total + tables + activations(model, strategy, stage, batch=1, sequence=shape["sequence"], itemsize=4).peak()
+    within = activations(model, strategy, stage, batch=1, sequence=shape["sequence"], itemsize=4)
+    return lasting.total + tables, within.peak()
 
 
 def _run(case: str, variants: dict[str, Any], **more: Any) -> dict[str, Any]:

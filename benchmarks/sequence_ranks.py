@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from plait.core.env import RankEnv
 from plait.core.layout import SequenceCut
@@ -32,7 +33,6 @@ from plait.train.steps import train_step
 
 DEVICE = open_device("cpu", 0)
 M_MMAP_THRESHOLD = -3  # of malloc.h
-RESERVED = 64 << 20  # bytes: stacks of threads, and buffers for what is on its way
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Variant:
 
 
 def timed(setup: Setup, rank: int) -> dict[str, Any]:
-    """Seconds of every variant, interleaved."""
+    """Seconds of every variant, interleaved, and what a step allocates."""
     variants = {name: Variant(setup, rank, what) for name, what in setup.variants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for variant in variants.values():
@@ -115,14 +115,25 @@ def timed(setup: Setup, rank: int) -> dict[str, Any]:
             dist.all_reduce(spent, op=dist.ReduceOp.MAX)
             if number:
                 seconds[name].append(spent.item())
-    return {"seconds": seconds}
+    return {"seconds": seconds, "within": {name: allocated(variant.step) for name, variant in variants.items()}}
+
+
+def allocated(step: Callable[[], object]) -> int:
+    """Bytes that torch had allocated at most during a step, beyond those before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    live = top = 0
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        live += event.nbytes()  # type: ignore[attr-defined]
+        top = max(top, live)
+    return top
 
 
 def limited(setup: Setup, rank: int) -> dict[str, Any]:
-    """One step of the only variant, allowed to allocate ``limit`` bytes; how much of them was resident at most.
+    """One step of the only variant with ``limit`` bytes; how much of them was resident at most.
 
-    Counted from the moment at which the wires are there, and what weights and gradients take by then added. The kernel's limit is on
-    addresses, some of which are reserved without being used: ``RESERVED`` is granted for that.
+    Counted from the moment at which the wires are there, and what weights and gradients take by then added.
     """
     (what,) = setup.variants.values()
     variant = Variant(setup, rank, what)
@@ -133,14 +144,17 @@ def limited(setup: Setup, rank: int) -> dict[str, Any]:
     held = 4 * (part.gradients.flat.numel() + sum(store.kept.numel() for store in part.models.units.values()))
     before = _status("VmRSS") - held
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
-    allowed = _status("VmData") - held + setup.limit + RESERVED
-    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
-    found: dict[str, Any] = {}
-    try:
-        found["seconds"] = variant.step()
-    except RuntimeError as error:
-        found["failure"] = str(error).splitlines()[0]
-    return found | {"taken": _status("VmHWM") - before}
+    threading.Thread(target=_guard, args=(before, setup), daemon=True).start()
+    return {"seconds": variant.step(), "taken": _status("VmHWM") - before}
+
+
+def _guard(before: int, setup: Setup) -> None:
+    """End this rank as the kernel would as soon as it takes more than the limit. (The kernel's own limits count addresses, which threads
+    and buffers reserve without using.)"""
+    while (taken := _status("VmRSS") - before) <= setup.limit:
+        time.sleep(0.05)
+    Path(setup.report).write_text(json.dumps({"taken": taken, "failure": "out of memory"}))
+    os._exit(3)
 
 
 def _status(key: str) -> int:
@@ -157,11 +171,6 @@ def main() -> None:
     rank = RankEnv.read()
     dist.init_process_group("gloo")
     found = limited(setup, rank.rank) if setup.limit else timed(setup, rank.rank)
-    if "allocate memory" in found.get("failure", ""):
-        Path(setup.report).write_text(json.dumps(found))
-        os._exit(3)
-    if "failure" in found:
-        sys.exit(found["failure"])
     if rank.rank == 0:
         Path(out).write_text(json.dumps(found))
     dist.barrier()

@@ -13,6 +13,7 @@
     PLAIT_SPECS         folder to read presets from                       the one that came with Plait
     PLAIT_LAB           name of the lab (emulated cluster) we run in      not in a lab
     OMP_NUM_THREADS     threads of one rank, passed on to it              1: ranks share the machine's cores
+    PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it      segments that grow in place
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a scheduler alike.
 """
@@ -20,7 +21,7 @@ The first seven are what torchrun sets, so that ranks may be started by it, by `
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,3 +159,12 @@ def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, 
     if value < least or (most is not None and value > most):
         raise LaunchError(f"The environment variable {name} is {value}. Allowed: {allowed}.")
     return value
+
+
+def expand_segments(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let a GPU's allocator grow its segments in place, so that tensors of changing sizes leave no holes, unless the user has set it up.
+
+    Takes effect before the first allocation.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(environ):
+        environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from plait.core.env import expand_segments
 from plait.core.errors import JobError
 
 
@@ -124,5 +125,7 @@ def open_device(kind: str, local_rank: int) -> Device:
         raise JobError(f"local rank {local_rank} has no GPU of its own ({available} found)", key="run.device",
                        fix="Start fewer ranks on this node, or use device = \"cpu\"")  # fmt: skip
     if kind == "cuda" or (kind == "auto" and local_rank < available):
+        if torch.version.hip is None:  # ROCm builds do not have it
+            expand_segments()
         return CudaDevice(torch.device("cuda", local_rank))
     return Device(torch.device("cpu"))
