@@ -330,6 +330,14 @@ class Job(Section):
             recompute=kind, recompute_layers=layers,
         )  # fmt: skip
 
+    def allows(self, chosen: Strategy) -> bool:
+        """Whether a strategy that an earlier start chose is one that this job may mean."""
+        section, free = self.strategy, list[str]()
+        free += ["p1", "p2"] if section.slices == "auto" else []
+        free += ["sequence_parallel"] if section.sequence_parallel == "auto" else []
+        free += ["shard_overlap"] if self.tunes_sharding else []
+        return replace(self.base_strategy, **{name: getattr(chosen, name) for name in free}) == chosen
+
     def model_spec(self, vocab: int) -> ModelSpec:
         """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count as saying)."""
         given = dict(self.model)

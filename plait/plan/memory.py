@@ -59,7 +59,7 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
     """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number of the model's."""
     master = max(MASTER, itemsize)
     parameters = gradients = optimizer = 0
-    buffers: Counter[int] = Counter()
+    gathered, opened = Counter[int](), Counter[int]()
     for unit, numel in units.items():
         whole = unit[0] in WHOLE
         params, grads = (1, 1) if whole else (sharding.params, sharding.grads)
@@ -68,10 +68,11 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
         moments = 2 + (master != itemsize)  # and masters, where the model's own numbers are smaller
         optimizer += moments * (numel // sharding.optim) * master
         if params > 1:
-            buffers[numel * itemsize] += 1
+            gathered[numel * itemsize] += 1
         if grads > 1:
-            buffers[numel * master] += 1
-    return States(parameters, gradients, optimizer, sum(size * min(2, count) for size, count in buffers.items()))
+            opened[numel * master] += 1
+    buffers = sum(size * min(2, count) for sizes in (gathered, opened) for size, count in sizes.items())  # two of a size
+    return States(parameters, gradients, optimizer, buffers)
 
 
 def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:

@@ -132,7 +132,7 @@ class Session:
                     file=str(self.folder),
                     fix="Give this run another name with run.name=NAME, or remove the folder",
                 )
-            if _shape(plan.pipeline, self.job) == _shape(pipeline, self.job) and plan.strategy.tp == self.job.base_strategy.tp:
+            if _shape(plan.pipeline, self.job) == _shape(pipeline, self.job) and self.job.allows(plan.strategy):
                 self._follow(plan)
                 return plan  # otherwise the run goes on in another shape
         strategy, costs, note = self.job.base_strategy, None, "as the job says"

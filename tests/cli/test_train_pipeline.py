@@ -76,12 +76,28 @@ def test_what_a_pipelined_run_leaves(tmp_path: Path) -> None:
     assert found >= {("transfer", "0SEND_F3"), ("transfer", "1SEND_B0"), ("idle", "1RECV_F0"), ("compute", "leave.N0"), ("comm", "mlp1.C0")}
 
 
+def test_what_of_sharding_is_hidden_is_measured_once(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=3, more="parallel_block = true")
+    shape = ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "strategy.overlap.shard=auto", "strategy.recompute=selective")
+    done = train(job, *shape)
+    assert done.returncode == 0, done.stderr
+    assert "sharding hides" in done.stdout
+    first = Plan.read(tmp_path / "runs" / "job" / "plan.json").strategy
+    again = train(job, *shape, "train.steps=4")
+    assert again.returncode == 0, again.stderr
+    assert "sharding hides" not in again.stdout
+    assert Plan.read(tmp_path / "runs" / "job" / "plan.json").strategy == first
+    other = train(job, *shape[:-1], "strategy.recompute=full", "train.steps=5")
+    assert other.returncode == 0, other.stderr
+    assert Plan.read(tmp_path / "runs" / "job" / "plan.json").strategy.recompute == "full"
+
+
 def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=3)
     shape = (*SHAPE[:2], "strategy.schedule=slack-1f1b", "strategy.slices=auto", "train.micro_batch=2")
     done = train(job, *shape)
     assert done.returncode == 0, done.stderr
-    assert "Slicing, measured before training" in done.stdout
+    assert "Measured before training" in done.stdout
     assert "slack from measured times: at most " in done.stdout
     run = tmp_path / "runs" / "job"
     first = Plan.read(run / "plan.json")

@@ -89,6 +89,18 @@ def test_recomputation_may_be_of_some_layers() -> None:
         assert (strategy.recompute, strategy.recompute_layers) == (kind, layers)
 
 
+def test_an_earlier_choice_holds_as_long_as_the_job_leaves_it_open() -> None:
+    def job(**strategy: Any) -> Job:
+        return Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": strategy})
+
+    chosen = Strategy(p1=4, shard_overlap="forward")
+    assert job(overlap={"shard": "auto"}).allows(chosen)
+    assert not job().allows(chosen)
+    assert not job(overlap={"shard": "auto"}, p1=2).allows(chosen)
+    assert not job(overlap={"shard": "auto"}, recompute="full").allows(chosen)
+    assert job(overlap="sync").base_strategy.shard_overlap == "none"
+
+
 def test_automatic_choices_are_marked() -> None:
     assert StrategySection().slices == "auto"
     assert Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"p1": 2}}).strategy.slices != "auto"
@@ -125,6 +137,7 @@ def test_automatic_choices_are_marked() -> None:
         ("[strategy]\nslices = { p1 = 0 }", "strategy.slices.p1", "0 is not allowed"),
         ("[strategy]\nslices = { p1 = 2 }\np2 = 2", "strategy.p2", "stands beside strategy.slices"),
         ('[strategy]\nsequence_parallel = "yes"', "strategy.sequence_parallel", 'true or false or "auto"'),
+        ('[strategy]\noverlap = { shard = "some" }', "strategy.overlap.shard", '"none" or "forward" or "backward" or "both" or "auto"'),
         ('[strategy]\nrecompute = "some"', "strategy.recompute", '"none" or "selective" or "full" or { kind'),
         ('[strategy]\nrecompute = { kind = "full", layers = -1 }', "strategy.recompute.layers", "-1 is not allowed"),
         ('[run]\nname = "a/b"', "run.name", "is no name for a folder"),

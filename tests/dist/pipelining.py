@@ -22,6 +22,7 @@ from plait.core.schedules import Shape, generate
 from plait.core.segments import Collective
 from plait.core.sharding import Sharding
 from plait.core.strategy import Recompute, Strategy
+from plait.plan.memory import states
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
 from plait.plan.sharding import step_bytes
@@ -163,6 +164,9 @@ def _errors(spec: ModelSpec, part: Part, wires: dict[str, CountedWire], want: di
         )
     if part.shards:
         part.shards.stop()
+        sizes = {unit: store.numel for unit, store in held.units.items()}
+        planned = states(sizes, part.groups.sharding, itemsize=8).buffers
+        errors[f"buffers of {pool} bytes, {planned} by the formula"] = 0.0 if pool == planned else float("inf")
         errors["buffers allocated after the first step"] = 0.0 if part.shards.pool == pool else float("inf")
         for axis, count in _bytes(spec, part).items():
             sent = part.shards.sent[axis]
