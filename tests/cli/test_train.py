@@ -199,7 +199,7 @@ def test_auto_slices_are_timed_shown_and_kept(tmp_path: Path) -> None:
     settings = ("strategy.slices=auto", "strategy.sequence_parallel=auto", "train.warmup_steps=0")
     first = train(job, *settings)
     assert first.returncode == 0, first.stderr
-    assert "measured before training" in first.stdout
+    assert "Measured before training" in first.stdout
     plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
     assert plan.costs is not None
     again = train(job, *settings, "train.steps=5")

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, generate
 from plait.core.segments import Collective
 from plait.core.sharding import Sharding
-from plait.core.strategy import Recompute, Strategy
+from plait.core.strategy import Strategy
 from plait.plan.memory import states
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
@@ -101,14 +102,14 @@ def worst_error(
     layers: Sequence[int] = (),
     shardings: Sequence[Sharding] = (),
     cut: SequenceCut = WHOLE_SEQUENCE,
-    again: tuple[Recompute, int | None] = ("none", None),
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[float, str]:
-    """The largest relative error of anything against the reference, and what it was; infinite if memory is not as predicted."""
+    """The largest relative error of anything against the reference, and what it was; infinite if memory or bytes are not as predicted.
+
+    more: other fields of the strategy.
+    """
     want = expected(spec, BATCH)
-    recompute, layers_again = again
-    strategy = Strategy(
-        p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring, recompute=recompute, recompute_layers=layers_again
-    )
+    strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring, **more)
     planned = plan(spec, degrees, name, sequence_parallel, layers, shardings, cut)
     alone = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
     part, wires = counted(alone)

@@ -73,7 +73,7 @@ def assert_equal(
     sequence_parallel: bool = False, shardings: Sequence[Sharding] = (), again: Recompute = "none",
 ) -> None:  # fmt: skip
     size = cut.sp * sum(dp * tp for dp, tp in degrees)
-    args = (spec, degrees, name, p1, sequence_parallel, None, (), shardings, cut, (again, None))
+    args = (spec, degrees, name, p1, sequence_parallel, None, (), shardings, cut, {"recompute": again})
     for error, what in pool(size).run(pipelining.worst_error, *args):
         assert error < TOLERANCE, f"{name} on {degrees}, {cut}: {what} is off by {error:.1e}"
 

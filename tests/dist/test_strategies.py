@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
+from typing import Any, get_args
 
 import pytest
 
@@ -14,7 +15,7 @@ from plait.core.layout import SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.schedules import GENERATORS
 from plait.core.sharding import Sharding
-from plait.core.strategy import Recompute, Strategy
+from plait.core.strategy import Recompute, ShardOverlap, Strategy
 from tests.dist import pipelining
 from tests.dist.equality import SEQUENCE
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
@@ -34,7 +35,7 @@ class Drawn:
     sequence_parallel: bool
     shardings: tuple[Sharding, ...]
     cut: SequenceCut
-    again: tuple[Recompute, int | None]
+    more: dict[str, Any]
 
     @property
     def world(self) -> int:
@@ -67,8 +68,9 @@ def draw(chance: random.Random) -> Drawn:
     spec = replace(spec, attention_dropout=0.0) if cut.ring > 1 else spec
     spec = replace(spec, parallel_block=chance.random() < 0.25)
     kinds: tuple[Recompute, ...] = ("none", "selective", "full")
-    again = chance.choice(kinds), chance.choice((None, None, 1))
-    return Drawn(spec, tuple(degrees), name, chance.choice((1, 2)), chance.random() < 0.3, tuple(shardings), cut, again)
+    more = {"recompute": chance.choice(kinds), "recompute_layers": chance.choice((None, None, 1))}
+    more["shard_overlap"] = chance.choice(("both", "both", *get_args(ShardOverlap)))
+    return Drawn(spec, tuple(degrees), name, chance.choice((1, 2)), chance.random() < 0.3, tuple(shardings), cut, more)
 
 
 def sample() -> list[Drawn]:
@@ -90,6 +92,6 @@ def sample() -> list[Drawn]:
 )  # fmt: skip
 def test_a_strategy_of_the_space_equals_the_reference(pool: Callable[[int], Ranks], number: int) -> None:
     one = sample()[number]
-    args = (one.spec, one.degrees, one.schedule, one.p1, one.sequence_parallel, None, (), one.shardings, one.cut, one.again)
+    args = (one.spec, one.degrees, one.schedule, one.p1, one.sequence_parallel, None, (), one.shardings, one.cut, one.more)
     for error, what in pool(one.world).run(pipelining.worst_error, *args):
         assert error < TOLERANCE, f"{one}: {what} is off by {error:.1e}"
