@@ -27,6 +27,7 @@ SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. On
 _FIRST_ADDRESS = IPv4Address("10.77.0.1")
 # Not the machine's own choice, which may pace with a timer per packet (bbr): labs behave alike everywhere, and cost less CPU.
 CONGESTION_CONTROL = "cubic"
+INITIAL_WINDOW = 64  # packets, also after a pause: a cluster's transports do not feel their way up after every one
 _SEGMENT_SCRIPT = str(Path(__file__).with_name("segment.py"))
 _PREFIX = 16
 _QUEUE = "root handle 1: htb default 1"
@@ -112,7 +113,7 @@ class Network:
                 "link set lo up",
                 f"addr add {address(host)}/{_PREFIX} dev {IFNAME} noprefixroute",
             ]
-            route = f"route add {IPv4Network((str(_FIRST_ADDRESS), _PREFIX), strict=False)} dev {IFNAME} congctl {CONGESTION_CONTROL}"
+            route = f"route add {IPv4Network((str(_FIRST_ADDRESS), _PREFIX), strict=False)} dev {IFNAME} congctl {CONGESTION_CONTROL} initcwnd {INITIAL_WINDOW}"
             self._batch(host, "ip", [*up, route])
             self._batch(host, "tc", [f"qdisc replace dev {IFNAME} {_QUEUE}", *shaper(IFNAME, spec.rate, spec.mtu)])
         if spec.segment > SEGMENT:
