@@ -113,7 +113,8 @@ class Network:
                 "link set lo up",
                 f"addr add {address(host)}/{_PREFIX} dev {IFNAME} noprefixroute",
             ]
-            route = f"route add {IPv4Network((str(_FIRST_ADDRESS), _PREFIX), strict=False)} dev {IFNAME} congctl {CONGESTION_CONTROL} initcwnd {INITIAL_WINDOW}"
+            subnet = IPv4Network((str(_FIRST_ADDRESS), _PREFIX), strict=False)
+            route = f"route add {subnet} dev {IFNAME} congctl {CONGESTION_CONTROL} initcwnd {INITIAL_WINDOW}"
             self._batch(host, "ip", [*up, route])
             self._batch(host, "tc", [f"qdisc replace dev {IFNAME} {_QUEUE}", *shaper(IFNAME, spec.rate, spec.mtu)])
         if spec.segment > SEGMENT:
