@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
@@ -113,23 +113,18 @@ def show(point: dict[str, Any]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser = make_parser(__doc__, rounds=12, quick=3)
     parser.add_argument("--nic", action="append", help="rate of each host's link instead; may be repeated")
     parser.add_argument(
         "--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.495)"
     )
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 12)")
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
     options = parser.parse_args()
     options.share = options.share or [0.3, 0.495]
-    options.rounds = options.rounds or (3 if options.quick else 12)
     return options
 
 

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +39,18 @@ def ranks_on_lab(spec: LabSpec, script: str, *args: str, prepare: Callable[[Lab]
                     print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
                 raise
         return json.loads(out.read_text())
+
+
+def make_parser(doc: str | None, *, rounds: int, quick: int = 2, cases: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """A parser of the options that all benchmarks have; ``case`` is None for all of them."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds after one to warm up (default %(default)s)")
+    parser.add_argument("--quick", action="store_const", dest="rounds", const=quick, help=f"{quick} rounds")
+    if names := tuple(cases):
+        parser.add_argument("--case", action="append", choices=names, help="only this one; may be repeated")
+    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
+    return parser
 
 
 def finish(main: Callable[[], int]) -> NoReturn:

@@ -23,7 +23,7 @@ import json
 import statistics
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
@@ -47,8 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def main() -> int:
     """Measure every case; print a table each, and with --json one last line for programs."""
-    options = _options()
-    result = {"cases": [measure(name, options) for name in options.case]}
+    options = make_parser(__doc__, rounds=5, cases=CASES).parse_args()
+    result = {"cases": [measure(name, options) for name in options.case or CASES]}
     keep(result, options)
     return 0
 
@@ -132,19 +132,6 @@ def show(point: dict[str, Any]) -> None:
             text(row.get("alive"), "{:.0f}"),
         )
     Console(width=140).print(table)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 5)")
-    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this one; may be repeated")
-    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
-    options = parser.parse_args()
-    options.case = options.case or list(CASES)
-    options.rounds = options.rounds or (2 if options.quick else 5)
-    return options
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import json
 import statistics
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "min_chunk": options.min_chunk,
         "max_chunk": options.max_chunk,
     }
-    cases = {name: _scaled(name, Fabric(**fabric), options.seconds) for name in options.case}
+    cases = {name: _scaled(name, Fabric(**fabric), options.seconds) for name in options.case or CASES}
     for case in cases.values():
         case["variants"] = {name: how for name, how in case["variants"].items() if name == "ours" or not options.ours}
     setting = json.dumps({"fabric": fabric, "rounds": options.rounds, "cases": cases})
@@ -141,23 +141,15 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser = make_parser(__doc__, rounds=7, cases=CASES)
     parser.add_argument("--nic", default="1gbit", help="rate of each host's link (default 1gbit)")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 7)")
     parser.add_argument("--seconds", type=float, default=0.4, help="what the slowest NIC needs (default 0.4)")
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only this one; may be repeated")
     parser.add_argument("--ours", action="store_true", help="leave out what ours is compared with")
     parser.add_argument("--latency", type=float, default=100.0, help="microseconds a message is planned with (default 100)")
     parser.add_argument("--local-rate", type=float, default=1e9, help="bytes per second planned for within a host (default 1e9)")
     parser.add_argument("--min-chunk", type=int, default=1 << 16, help="bytes (default 64 KiB)")
     parser.add_argument("--max-chunk", type=int, default=1 << 20, help="bytes (default 1 MiB)")
-    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
-    options = parser.parse_args()
-    options.case = options.case or list(CASES)
-    options.rounds = options.rounds or (2 if options.quick else 7)
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -44,19 +44,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ring": {"sp": 4, "ring": 4, "optim": 4},
     "2 x 2": {"sp": 4, "ring": 2, "optim": 4},
 }
-CASES: dict[str, dict[str, Any]] = {
-    "speed": {"layers": 2, "hidden": 512, "heads": 8, "ffn": 1408, "sequence": 4096},
-    "memory": {"layers": 2, "hidden": 256, "heads": 4, "ffn": 704, "sequence": 65536},
+CASES = {
+    "speed": ModelSpec(family="llama", num_layers=2, hidden=512, num_heads=8, ffn_hidden=1408, vocab=256, max_sequence=4096),
+    "memory": ModelSpec(family="llama", num_layers=2, hidden=256, num_heads=4, ffn_hidden=704, vocab=256, max_sequence=65536),
 }
 
 
 def main() -> int:
     """Measure the cases; print a table each, and with --json one last line for programs."""
-    options = _options()
-    found: dict[str, Any] = {}
-    if "speed" in options.case:
+    options = make_parser(__doc__, rounds=6, cases=CASES).parse_args()
+    found, cases = dict[str, Any](), options.case or CASES
+    if "speed" in cases:
         found["speed"] = speed(options)
-    if "memory" in options.case:
+    if "memory" in cases:
         found["memory"] = memory(options)
     keep(found, options)
     return 0
@@ -73,7 +73,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         found[name] |= {"within_a_step": measured["within"][name], "predicted": within}
     if not options.json:
         columns = ("variant", "ms", "against megatron sp", "MB lasting", "MB within a step", "predicted")
-        table = Table(*columns, title=f"{CASES['speed']['sequence']} tokens")
+        table = Table(*columns, title=f"{CASES['speed'].max_sequence} tokens")
         for name, row in found.items():
             memory = (f"{row[key] / 1e6:.0f}" for key in ("lasting", "within_a_step", "predicted"))
             table.add_row(name, f"{row['seconds'] * 1e3:.0f}", f"{row['against_megatron']:.2f}x", *memory)
@@ -95,7 +95,7 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
                 row = json.loads(report.read_text())
         found[name] = row | {"predicted": sum(predicted("memory", name)), "limit": limit}
     if not options.json:
-        table = Table("variant", "MB predicted", "MB allowed", "MB taken", "off", "outcome", title=f"{CASES['memory']['sequence']} tokens")
+        table = Table("variant", "MB predicted", "MB allowed", "MB taken", "off", "outcome", title=f"{CASES['memory'].max_sequence} tokens")
         for name, row in found.items():
             outcome = row.get("failure") or f"a step in {row['seconds']:.0f} s"
             off = "" if "failure" in row else f"{row['taken'] / row['predicted'] - 1:+.1%}"
@@ -107,33 +107,18 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 def predicted(case: str, variant: str) -> tuple[int, int]:
     """Bytes of one rank by ``plan``'s formulas: what lasts, and the peak within a step."""
     given = dict(VARIANTS[variant])
-    sharding, shape = Sharding(optim=given.pop("optim", 1)), CASES[case]
-    strategy = Strategy(**given)
-    model = ModelSpec(family="llama", num_layers=shape["layers"], hidden=shape["hidden"], num_heads=shape["heads"],
-                      ffn_hidden=shape["ffn"], vocab=256, max_sequence=shape["sequence"])  # fmt: skip
+    sharding, model = Sharding(optim=given.pop("optim", 1)), CASES[case]
+    strategy, sequence = Strategy(**given), model.max_sequence
     stage = Stage(0, 1, 0, model.num_layers)
     lasting = states(unit_sizes(model, strategy, stage, sharding), sharding, itemsize=4)
-    tables = position_tables(model, strategy, sequence=shape["sequence"], itemsize=4)
-    within = activations(model, strategy, stage, batch=1, sequence=shape["sequence"], itemsize=4)
+    tables = position_tables(model, strategy, sequence=sequence, itemsize=4)
+    within = activations(model, strategy, stage, batch=1, sequence=sequence, itemsize=4)
     return lasting.total + tables, within.peak()
 
 
 def _run(case: str, variants: dict[str, Any], **more: Any) -> dict[str, Any]:
-    setup = {**CASES[case], "variants": variants, "ranks": RANKS, "rounds": 0, **more}
+    setup = {"model": CASES[case].to_dict(), "variants": variants, "ranks": RANKS, "rounds": 0, **more}
     return ranks_on_lab(LabSpec(2, 2, "1gbit", segment=SEGMENT), "sequence_ranks.py", json.dumps(setup))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 6)")
-    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this one; may be repeated")
-    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
-    options = parser.parse_args()
-    options.case = options.case or list(CASES)
-    options.rounds = options.rounds or (2 if options.quick else 6)
-    return options
 
 
 if __name__ == "__main__":

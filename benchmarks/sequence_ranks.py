@@ -8,14 +8,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from plait.core.env import RankEnv
 from plait.core.layout import SequenceCut
@@ -37,26 +37,24 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 
 @dataclass(frozen=True)
 class Setup:
-    """What ``sequence.py`` asks for. variants: fields of a Strategy by name, with "optim", the shard factor of optimizer states. limit:
-    bytes that the only variant may take, instead of being timed; report: where a rank writes that they were not enough."""
+    """What ``sequence.py`` asks for. model: fields of a ModelSpec, whose longest sequence is taken. variants: fields of a Strategy by name,
+    with "optim", the shard factor of optimizer states. limit: bytes that the only variant may take, instead of being timed; report: where a
+    rank writes that they were not enough."""
 
     ranks: int
     rounds: int
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    sequence: int
+    model: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     limit: int = 0
     report: str = ""
 
-    @property
+    @cached_property
     def spec(self) -> ModelSpec:
-        return ModelSpec(
-            family="llama", num_layers=self.layers, hidden=self.hidden, num_heads=self.heads, ffn_hidden=self.ffn, vocab=256,
-            max_sequence=self.sequence,
-        )  # fmt: skip
+        return ModelSpec.from_dict(dict(self.model))
+
+    @property
+    def sequence(self) -> int:
+        return self.spec.max_sequence
 
 
 class Variant:
@@ -115,19 +113,7 @@ def timed(setup: Setup, rank: int) -> dict[str, Any]:
             dist.all_reduce(spent, op=dist.ReduceOp.MAX)
             if number:
                 seconds[name].append(spent.item())
-    return {"seconds": seconds, "within": {name: allocated(variant.step) for name, variant in variants.items()}}
-
-
-def allocated(step: Callable[[], object]) -> int:
-    """Bytes that torch had allocated at most during a step, beyond those before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        step()
-    live = top = 0
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        live += event.nbytes()  # type: ignore[attr-defined]
-        top = max(top, live)
-    return top
+    return {"seconds": seconds, "within": {name: DEVICE.allocated(variant.step).peak for name, variant in variants.items()}}
 
 
 def limited(setup: Setup, rank: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import json
 import statistics
 from typing import Any
 
-from keeping import SEGMENT, finish, keep, ranks_on_lab
+from keeping import SEGMENT, finish, keep, make_parser, ranks_on_lab
 from rich.console import Console
 from rich.table import Table
 
@@ -51,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 def main() -> int:
     """Measure the cases; print a table each, and with --json one last line for programs."""
     options = _options()
-    found = [measure(name, options) for name in options.case]
+    found = [measure(name, options) for name in options.case or CASES]
     keep({"cases": found}, options)
     return 0
 
@@ -120,18 +120,10 @@ def show(point: dict[str, Any]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds after one to warm up (default 8)")
-    parser.add_argument("--case", action="append", choices=tuple(CASES), help="only this one; may be repeated")
+    parser = make_parser(__doc__, rounds=8, cases=CASES)
     parser.add_argument("--share", type=float, default=0.35, help="communication's share of the step without overlap (default 0.35)")
     parser.add_argument("--nic", help="rate of each host's link instead")
-    parser.add_argument("--save", help="also write the result, with machine and command, to this file")
-    options = parser.parse_args()
-    options.case = options.case or list(CASES)
-    options.rounds = options.rounds or (2 if options.quick else 8)
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from plait.core.model import ModelSpec
 from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp, async_order, insert_waits, needs_table, sync_order
 from plait.core.strategy import Overlap, Strategy, slice_sizes
 
+# FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only their ratio matters, and only
+# to the order of ops.
+FLOPS, BANDWIDTH = 5e10, 1.25e8
 # Orders are made for collectives that are so many times slower than measured ...
 ASSUMED = (1.0, 1.4, 1.75)
 # ... and judged by these: a rank that is late, or a communication thread that shares its core, slows collectives down.
@@ -54,8 +57,8 @@ def segment_costs(
     *,
     batch: int,
     sequence: int,
-    flops: float,
-    bandwidth: float,
+    flops: float = FLOPS,
+    bandwidth: float = BANDWIDTH,
     latency: float = 0.0,
     bytes_per_number: int = 4,
 ) -> SegmentCosts:

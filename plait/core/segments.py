@@ -157,6 +157,13 @@ class SegmentGraph:
         """The stage's last."""
         return self.first_layer + self.num_layers - 1
 
+    def level(self, model: ModelSpec, site: str, layer: int) -> int:
+        """How often the sequence has been halved where a segment works; in a down before it does so, in an up after."""
+        if site in ("down", "up"):
+            return layer
+        at = {"embed": None, "head": None, "enter": self.first_layer - 1, "leave": self.last_layer}.get(site, layer)
+        return 0 if at is None else model.level(at)
+
     @cached_property
     def segments(self) -> tuple[tuple[Site, int], ...]:
         """(site, layer) from one end of the stage to the other."""
@@ -188,7 +195,8 @@ class SegmentGraph:
 
         Selectively: what costs neither a matrix product nor a collective. Attention is never among it: its kernels keep little.
         """
-        if site not in LAYERS or (self.recomputed is not None and layer - self.first_layer >= self.recomputed):
+        exempt = self.recomputed is not None and layer - self.first_layer >= self.recomputed
+        if not self.backward or site not in LAYERS or exempt:
             return ""
         if self.recompute == "selective":
             return "M" * (not self.sequence_parallel) + "A" * (site != "attn")

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from plait.core.model import ModelSpec
 from plait.core.overlap import segment_costs, segment_order
@@ -90,7 +89,7 @@ def activations(
     zero_bubble: whether weight gradients are a phase of their own, here as if it came at once.
     fused_norm: whether RMSNorm keeps its input only (GPU kernels do; on a CPU torch also keeps the normalised numbers).
     """
-    costs = segment_costs(spec, strategy, batch=batch, sequence=sequence, flops=5e10, bandwidth=1.25e8)
+    costs = segment_costs(spec, strategy, batch=batch, sequence=sequence)
     graph = SegmentGraph.of(spec, strategy, stage)
     walk = _Walk(_Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
 
@@ -118,8 +117,7 @@ class _Sizes:
 
     def rows(self, op: SegmentOp) -> int:
         """Tokens of a slice where the segment works."""
-        level = self.spec.level(op.layer) if op.site in LAYERS else op.layer if op.site in ("down", "up") else 0
-        return self.shares[op.slice] * (self.tokens >> level)
+        return self.shares[op.slice] * (self.tokens >> self.graph.level(self.spec, op.site, op.layer))
 
     def full(self, op: SegmentOp) -> int:
         """[S, b, H]."""
@@ -195,7 +193,7 @@ class _Walk:
         self._live: dict[tuple[str, int, int, str], tuple[int, set[str]]] = {}
         self.now = self.peak = 0
         tokens = sizes.tokens * sum(sizes.shares)
-        self._hold(SegmentOp("embed", 0, "R", 0), "tokens", prod((8, 4, tokens)))  # numbers, targets, where their rows arrive
+        self._hold(SegmentOp("embed", 0, "R", 0), "tokens", 32 * tokens)  # numbers, targets, where their rows arrive: four of 8 bytes
 
     def run(self, actions: Sequence[Action]) -> None:
         """One phase."""
@@ -246,12 +244,9 @@ class _Walk:
 
     def _cores(self, op: SegmentOp, *, again: bool) -> list[tuple[int, _Core]]:
         """(number, core) of the branches that A runs again, or of the others."""
-        repeats = "A" in self._again(op)
+        repeats = "A" in self.graph.again(op.site, op.layer)
         cores = enumerate(self.sizes.branches(op))
         return [(number, core) for number, core in cores if (repeats and (core.cheap or self.full_again)) == again]
-
-    def _again(self, op: SegmentOp) -> str:
-        return self.graph.again(op.site, op.layer) if self.graph.backward else ""
 
     # ---- forward ----
 
@@ -282,8 +277,8 @@ class _Walk:
             self._activate(op, number, core)
             self._hold(op, f"memo{number}", core.memo)
             self._free(op, *([f"z{number}"] if self.full_again else []))
-        if "M" in self._again(op):
-            self._free(op, "n_saved", "n")
+        if "M" in self.graph.again(op.site, op.layer):
+            self._free(op, "n_saved")
             self._free(op, "n", holder="norm")
             self._free(op, "n", "full", holder="input")
 
@@ -304,7 +299,7 @@ class _Walk:
             self._free(op, *(f"o{number}" for number, _ in self._cores(op, again=True)))
 
     def _L(self, op: SegmentOp) -> None:  # noqa: N802
-        self._free(op, "n", "full", holder="loss")
+        """The gradient takes the logits' place."""
 
     # ---- backward ----
 
@@ -329,7 +324,7 @@ class _Walk:
         if op.part == 0:
             self._hold(op, "g_n", self.sizes.full(op))
         if op.part == self.graph.parts(op.site, "C") - 1:
-            self._free(op, "g_z0", "g_z1", "logits", holder="C")
+            self._free(op, "g_z0", "g_z1", holder="C")
             self._free(op, "logits", holder="loss")
 
     def _W(self, op: SegmentOp) -> None:  # noqa: N802

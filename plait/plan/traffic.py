@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from plait.core.model import ModelSpec
-from plait.core.segments import LAYERS, SegmentGraph, SegmentOp
+from plait.core.segments import LAYERS, SegmentGraph
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy, slice_sizes
 
@@ -25,7 +25,7 @@ def micro_batch_bytes(
     graph = SegmentGraph.of(model, strategy, stage)
     shares, local = slice_sizes(batch, strategy.p1), sequence // strategy.sp
     for op in graph.ops():
-        tokens = shares[op.slice] * (local >> _level(model, op))
+        tokens = shares[op.slice] * (local >> graph.level(model, op.site, op.layer))
         if kind := graph.collective(op):
             whole = tokens * model.hidden * itemsize
             if op.site == "embed":
@@ -44,10 +44,6 @@ def micro_batch_bytes(
     return dict(sent)
 
 
-def _level(model: ModelSpec, op: SegmentOp) -> int:
-    return model.level(op.layer) if op.site in LAYERS else op.layer if op.site in ("down", "up") else 0
-
-
 def _attention(model: ModelSpec, strategy: Strategy, row: int, *, repeats: bool) -> dict[str, int]:
     """Of one attention core, forward and backward. row: bytes of one number for each token."""
     ulysses, ring = strategy.sp // strategy.ring, strategy.ring
@@ -56,5 +52,5 @@ def _attention(model: ModelSpec, strategy: Strategy, row: int, *, repeats: bool)
     there = row * model.head_size * (heads + 2 * kv_each * ulysses) * (ulysses - 1) // ulysses
     back = row * model.head_size * heads * (ulysses - 1) // ulysses
     # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has; keys and values, then also gradients.
-    block = 2 * row * model.head_size * (kv_each * ulysses if ulysses > 1 else kv_heads)
+    block = 2 * row * model.head_size * kv_each * ulysses
     return {"ulysses": (there + back) * (3 if repeats else 2), "ring": block * (ring - 1) * 3}

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from plait.core.env import expand_segments
 from plait.core.errors import JobError
+
+
+class Allocated(NamedTuple):
+    """Bytes of tensors beyond those that were there before: afterwards, and at most."""
+
+    left: int
+    peak: int
 
 
 class Device:
@@ -59,6 +67,17 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until everything submitted has finished."""
+
+    def allocated(self, call: Callable[[], object]) -> Allocated:
+        """What torch's allocator gave out while ``call`` ran; on a CPU by the calling thread, and at the price of a profile."""
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            call()
+        events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+        live = peak = 0
+        for event in sorted(events, key=lambda each: each.start_ns()):
+            live += event.nbytes()  # type: ignore[attr-defined]
+            peak = max(peak, live)
+        return Allocated(live, peak)
 
 
 class CudaDevice(Device):
@@ -116,6 +135,14 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def allocated(self, call: Callable[[], object]) -> Allocated:
+        before = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        call()
+        self.synchronize()
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        return Allocated(torch.cuda.memory_allocated(self.torch_device) - before, peak - before)
 
 
 def open_device(kind: str, local_rank: int) -> Device:

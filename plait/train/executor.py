@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp, check
+from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp, check
 from plait.core.sharding import UnitAction, with_units
 from plait.core.strategy import Strategy, slice_sizes
 from plait.train.device import Device
@@ -139,20 +139,11 @@ class SegmentExecutor:
             tokens, targets = tokens.t().contiguous().to(to), targets.t().contiguous().to(to)
             for site, layer in self.graph.segments:
                 here = slice(*ends[at : at + 2])
-                level = self._level(site, layer)
+                level = self.graph.level(self.model.spec, site, layer) + (site == "up")  # of what comes in
                 own = rows if site == "embed" else None
                 slot = state.slots[site, layer, at] = Slot(contexts[level], here, sequence >> level, tokens, targets, own)
                 slot.h = state.entering["h"][:, here] if site == "enter" else None
         return state
-
-    def _level(self, site: str, layer: int) -> int:
-        """How often the sequence has been halved for what a segment's first op does: it completes the segment before."""
-        spec = self.model.spec
-        if site in LAYERS:
-            return spec.level(layer)
-        if site in ("down", "up"):
-            return layer + (site == "up")
-        return 0 if site in ("embed", "head") else spec.level(self.graph.first_layer - 1 if site == "enter" else self.graph.last_layer)
 
     def _at(self, op: SegmentOp) -> Slot:
         return self._state.slots[op.site, op.layer, op.slice]
@@ -239,7 +230,7 @@ class SegmentExecutor:
             self._resample(op, slot, h)
         else:
             slot.h = h.detach().requires_grad_(self.graph.backward)
-            self._normalise(op, slot, keep="M" not in self._again(op))
+            self._normalise(op, slot, keep="M" not in self.graph.again(op.site, op.layer))
 
     def _normalise(self, op: SegmentOp, slot: Slot, *, keep: bool) -> None:
         norm = self.model.norm if op.site == "head" else self._segment(op).norm
@@ -247,10 +238,6 @@ class SegmentExecutor:
             n = norm(slot.h)
         slot.n_graph = n
         slot.full = slot.n = n.detach()  # a gather, if there is one, replaces it
-
-    def _again(self, op: SegmentOp) -> str:
-        """The kinds of op that the segment will run again."""
-        return self.graph.again(op.site, op.layer) if self.graph.backward else ""
 
     def _F(self, op: SegmentOp) -> None:  # noqa: N802
         slot = self._at(op)
@@ -270,12 +257,12 @@ class SegmentExecutor:
             self._activate(slot, branch, at, keep=not repeats)
             if not train or (repeats and self.graph.recompute == "full"):
                 at.z = None
-        if not train or "M" in self._again(op):
+        if not train or "M" in self.graph.again(op.site, op.layer):
             slot.n_graph = slot.n = slot.full = None
 
     def _repeats(self, op: SegmentOp, branch: Sublayer) -> bool:
         """Whether op A runs a branch's core again."""
-        return "A" in self._again(op) and (branch.cheap or self.graph.recompute == "full")
+        return "A" in self.graph.again(op.site, op.layer) and (branch.cheap or self.graph.recompute == "full")
 
     def _project(self, op: SegmentOp, slot: Slot) -> None:
         assert slot.full is not None

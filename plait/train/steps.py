@@ -25,9 +25,6 @@ from plait.train.recorder import Recorder
 from plait.train.shards import Shards
 from plait.train.wire import NullWire, Wire
 
-# Before anything is measured: a 2020s CPU core and a 1 Gbit/s link. Only their ratio matters, and only to the order of ops.
-ASSUMED_FLOPS, ASSUMED_BANDWIDTH = 5e10, 1.25e8
-
 
 def make_executor(
     model: Transformer,
@@ -46,7 +43,7 @@ def make_executor(
 ) -> SegmentExecutor:
     """An executor of the strategy's segment lists for the phases given; without ``gradients`` it only evaluates."""
     graph = SegmentGraph.of(model.spec, strategy, model.stage, backward=gradients is not None)
-    costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence, flops=ASSUMED_FLOPS, bandwidth=ASSUMED_BANDWIDTH)
+    costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence)
     programmes: dict[Phase, list[Action]] = {
         phase: segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in phases
     }

@@ -6,7 +6,6 @@ import gc
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
@@ -42,17 +41,10 @@ def many_steps(
             if step not in (4, steps // 2, steps):
                 run()
                 continue
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-                run()
-            live = top = 0
-            events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
-            for event in sorted(events, key=lambda each: each.start_ns()):
-                live += event.nbytes()  # type: ignore[attr-defined]
-                top = max(top, live)
-            del recorded, events
+            left, peak = DEVICE.allocated(run)
             gc.collect()
-            found["left"].append(live)
-            found["peak"].append(top)
+            found["left"].append(left)
+            found["peak"].append(peak)
             found["pool"].append(part.shards.pool if part.shards else 0)
             found["resident"].append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
     finally:

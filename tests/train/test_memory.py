@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
@@ -43,18 +41,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ring, full": {"sp": 2, "ring": 2, "recompute": "full"},
 }
 TOLERANCE = 0.04
-
-
-def highest(call: Callable[[], object]) -> int:
-    """Bytes that were allocated at most while ``call`` ran, beyond those before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        call()
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
-    live = top = 0
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        live += event.nbytes()  # type: ignore[attr-defined]
-        top = max(top, live)
-    return top
+DEVICE = Device(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -65,7 +52,7 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
     group = SequenceGroup(NullWire(strategy.sp // strategy.ring), NullWire(strategy.ring))
     transformer = Transformer(spec, strategy, sequence=group)
     executor = make_executor(
-        transformer, strategy, NullWire(strategy.tp), gradients=Gradients(transformer), device=Device(torch.device("cpu")), batch=batch,
+        transformer, strategy, NullWire(strategy.tp), gradients=Gradients(transformer), device=DEVICE, batch=batch,
         sequence=sequence, phases=("F", "B"),
     )  # fmt: skip
     own = sequence // strategy.sp
@@ -79,7 +66,7 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
 
     step()  # position tables are made once
     want = activations(spec, strategy, Stage(0, 1, 0, spec.num_layers), batch=batch, sequence=sequence, itemsize=4).peak()
-    assert highest(step) == pytest.approx(want, rel=TOLERANCE)
+    assert DEVICE.allocated(step).peak == pytest.approx(want, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("model", [*MODELS, "u"])
