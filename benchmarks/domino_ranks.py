@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.core.env import RankEnv
 from plait.core.model import ModelSpec
-from plait.core.overlap import SegmentCosts
+from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
 from plait.core.timeline import Hidden
 from plait.train.device import Device, open_device
@@ -143,10 +143,12 @@ def _costs(bench: Bench, recorder: Recorder) -> SegmentCosts:
 
 
 def _time(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:
+    names = list(runs)
     times: dict[str, list[float]] = {name: [] for name in runs}
     cpu: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
-        for name, run in runs.items():
+        for name in names[number % len(names) :] + names[: number % len(names)]:  # nobody always comes after the same one
+            run = runs[name]
             dist.barrier()
             start, before = time.perf_counter(), _cpu()
             run()

@@ -15,7 +15,7 @@ from plait.core.errors import JobError
 from plait.core.files import replacing
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
-from plait.core.overlap import SegmentCosts
+from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
 
 VERSION = 2

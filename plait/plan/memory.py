@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.core.model import ModelSpec
-from plait.core.overlap import segment_costs, segment_order
+from plait.core.overlap import segment_order
+from plait.core.segment_costs import segment_costs
 from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
 from plait.core.sharding import WHOLE, Sharding, Unit
 from plait.core.stages import Stage

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from plait.core.errors import ScheduleError
 from plait.core.model import ModelSpec
-from plait.core.overlap import SegmentCosts
 from plait.core.pipeline_plan import PipelinePlan
 from plait.core.schedule import Schedule, forward_only
+from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import Phase
 from plait.core.strategy import Strategy, slice_sizes
 from plait.train.courier import LaneCourier

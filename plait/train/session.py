@@ -14,9 +14,9 @@ from plait.core.dry_run import peak_activations
 from plait.core.env import RankEnv
 from plait.core.errors import CheckpointError, JobError
 from plait.core.job import Job
-from plait.core.overlap import SegmentCosts
 from plait.core.pipeline_plan import PipelinePlan
 from plait.core.plan import Plan
+from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
 from plait.train.assembly import assemble
 from plait.train.checkpoint import Checkpoints

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from plait.core.overlap import SegmentCosts, segment_costs, segment_order
+from plait.core.overlap import segment_order
+from plait.core.segment_costs import SegmentCosts, segment_costs
 from plait.core.segments import Action, Phase, SegmentGraph
 from plait.core.strategy import Strategy
 from plait.train.device import Device

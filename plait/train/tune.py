@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from plait.core.errors import JobError
 from plait.core.model import ModelSpec
-from plait.core.overlap import SegmentCosts
+from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
 from plait.core.strategy import Strategy
 from plait.train.device import Device

@@ -16,9 +16,9 @@ from typing import Any, get_args
 
 import torch.distributed as dist
 
-from plait.core.overlap import SegmentCosts
 from plait.core.schedule import Schedule, Transfer, with_edges, with_transfers
 from plait.core.schedules import Shape, enough_slack, generate
+from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
 from plait.core.strategy import ShardOverlap, Strategy
 from plait.train.assembly import Part

@@ -10,8 +10,8 @@ import pytest
 from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.core.layout import Layout
-from plait.core.overlap import SegmentCosts
 from plait.core.plan import Plan
+from plait.core.segment_costs import SegmentCosts
 
 
 @pytest.fixture

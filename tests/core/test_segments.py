@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import ScheduleError
-from plait.core.overlap import SegmentCosts, domino_order, makespan, segment_order, simulate
+from plait.core.overlap import domino_order, segment_order
+from plait.core.segment_costs import SegmentCosts, makespan, simulate
 from plait.core.segments import Action, SegmentGraph, async_order, check, format_actions, insert_waits, needs_table, parse, sync_order
 
 graphs = st.builds(
