@@ -75,10 +75,10 @@ class Ranks:
     def close(self) -> None:
         for pipe in self._pipes:
             pipe.close()
+        deadline = time.monotonic() + GRACE
         for process in self._processes:
-            process.join(timeout=10)
-            if process.is_alive():
-                process.kill()
+            process.join(timeout=max(0.1, deadline - time.monotonic()))
+        self.kill()
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
