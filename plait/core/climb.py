@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from plait.core.segment_costs import Durations, SegmentCosts
 from plait.core.segments import SegmentGraph, needs_table
 
-MOVES = 500
+MOVES = 250
 VISITS = 60_000
 """Moves times ops at most: an order of thousands of ops is hardly moved, one of hundreds as far as it goes."""
 
