@@ -67,7 +67,7 @@ def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(finished: P
     assert curve(job) == curve(finished)
 
 
-@pytest.mark.parametrize("moment", [0.5, 2.5, 4.0])
+@pytest.mark.parametrize("moment", [0.5, 2.5, pytest.param(4.0, marks=pytest.mark.contract)])
 def test_kill_early(finished: Path, tmp_path: Path, moment: float) -> None:
     """While ranks start, the corpus is prepared, the first steps run."""
     job = write_job(tmp_path)

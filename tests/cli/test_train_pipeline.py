@@ -32,7 +32,12 @@ def test_a_killed_pipeline_continues_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shapes", "columns", "tolerance"), [("fp64", slice(None), slice(None), 1e-9), ("fp32", slice(2, 5), slice(1), 1e-6)]
+    ("dtype", "shapes", "columns", "tolerance"),
+    [
+        pytest.param("fp64", slice(None), slice(None), 1e-9, marks=pytest.mark.contract),
+        ("fp64", slice(0, 6, 2), slice(None), 1e-9),
+        ("fp32", slice(2, 5), slice(1), 1e-6),
+    ],
 )
 def test_a_run_goes_on_in_any_other_shape(tmp_path: Path, dtype: str, shapes: slice, columns: slice, tolerance: float) -> None:
     """Several shapes, one after the other, give the curve of one rank alone: loss and gradient norm, in fp32 the loss."""
