@@ -60,7 +60,7 @@ FULL, HALF = Sharding(params=2, grads=2, optim=2), Sharding(grads=2, optim=2)
     (LLAMA, [(2, 2)], "1f1b", [HALF]),
     (GPT, [(2, 1), (2, 1)], "zb-h1", [FULL, HALF]),
     (LLAMA, [(2, 1), (2, 1)], "zb-v", [FULL, FULL]),
-    (replace(U, num_layers=10), [(2, 1), (2, 1)], "eager-1f1b", [FULL, FULL]),
+    pytest.param(replace(U, num_layers=10), [(2, 1), (2, 1)], "eager-1f1b", [FULL, FULL], marks=pytest.mark.contract),
     (U, [(2, 2)], "1f1b", [FULL]),
     (GPT, [(2, 1), (1, 2)], "interleaved", [FULL, Sharding()]),
     (GPT, [(4, 1)], "interleaved", [POINTS["2-4-4"]]),
