@@ -73,10 +73,17 @@ def test_sharding_goes_with_everything_else(
     assert_equal(pool, spec, degrees, name, shardings, p1=p1 if degrees[0][0] < pipelining.MICRO else 1)
 
 
-def test_sharding_of_sequence_parallel_and_replicated_heads(pool: Pool) -> None:
-    one_head = replace(LLAMA, num_layers=2, num_kv_heads=1)
-    for spec, sharding in ((GPT, FULL), (one_head, Sharding(optim=2))):
-        assert_equal(pool, spec, [(2, 2)], "1f1b", [sharding], sequence_parallel=True)
+ONE_HEAD = replace(LLAMA, num_layers=2, num_kv_heads=1)
+
+
+@pytest.mark.parametrize(("spec", "sharding"), [
+    (GPT, FULL),
+    (ONE_HEAD, Sharding(optim=2)),
+    pytest.param(GPT, Sharding(optim=2), marks=pytest.mark.contract),
+    pytest.param(ONE_HEAD, FULL, marks=pytest.mark.contract),
+], ids=str)  # fmt: skip
+def test_sharding_of_sequence_parallel_and_replicated_heads(pool: Pool, spec: ModelSpec, sharding: Sharding) -> None:
+    assert_equal(pool, spec, [(2, 2)], "1f1b", [sharding], sequence_parallel=True)
 
 
 def test_random_delays_in_collectives_change_nothing(pool: Pool) -> None:
