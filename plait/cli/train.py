@@ -23,7 +23,7 @@ def train(
     on: Annotated[
         str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
     ] = "local",
-    check: Annotated[bool, typer.Option("--check", help="Only check the job.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check the job and that its files are there.")] = False,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed."""
     from plait.core.job import Job
@@ -31,10 +31,23 @@ def train(
     settings = Job.read(job, overrides or [])
     folder = Path(settings.run.folder) / (settings.run.name or job.stem)
     pipeline = _pipeline(settings, on)
+    _check_files(settings, folder)
     if check:
         typer.echo(f"{job} is a valid job; it would run in {folder}")
         return
     raise typer.Exit(_run(settings, folder, on, pipeline))
+
+
+def _check_files(job: Job, folder: Path) -> None:
+    """Refuse at once what the ranks would refuse, seconds later: data or a tokenizer that is not there, a folder of another job's run."""
+    from plait.core.plan import Plan
+    from plait.train.sources import find_files
+    from plait.train.tokenizer import load_tokenizer
+
+    load_tokenizer(job.data.tokenizer)
+    find_files(job.data.sources, job.data.pattern, leave_out=folder / "corpus")
+    if (folder / "plan.json").is_file():
+        Plan.of_job(folder / "plan.json", job.fingerprint)
 
 
 def _pipeline(job: Job, on: str) -> PipelinePlan | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from plait.core.segment_costs import Durations, SegmentCosts
-from plait.core.segments import SegmentGraph, needs_table
+from plait.core.segment_costs import NumberedOps, SegmentCosts
+from plait.core.segments import SegmentGraph
 
 MOVES = 250
 VISITS = 60_000
@@ -26,13 +26,11 @@ class Climber:
     """
 
     def __init__(self, graph: SegmentGraph, costs: Sequence[SegmentCosts], batch: int, held_back: int) -> None:
-        self.ops, self.held_back = graph.ops(), held_back
-        number, needs = {op: i for i, op in enumerate(self.ops)}, needs_table(graph)
-        self._before = [frozenset(number[need.op] for need in needs[op]) for op in self.ops]
-        self._awaits = [[number[need.op] for need in needs[op] if need.collective] for op in self.ops]
-        self._travels = [graph.collective(op) is not None for op in self.ops]
-        durations = [Durations(graph, each, batch) for each in costs]
-        self._seconds = [([d.compute(op) for op in self.ops], [d.collective(op) for op in self.ops]) for d in durations]
+        numbered = NumberedOps(graph)
+        self.ops, self._travels, self.held_back = numbered.ops, numbered.travels, held_back
+        self._before = [frozenset(source for source, _ in needs) for needs in numbered.needs]
+        self._awaits = [[source for source, collective in needs if collective] for needs in numbered.needs]
+        self._seconds = [numbered.seconds(each, batch) for each in costs]
         self._outstanding = [0] * len(self.ops)  # how many weight gradients more wait to be run after each op
         for i, op in enumerate(self.ops):
             if op.kind == "W":

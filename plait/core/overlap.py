@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from plait.core.climb import Climber
-from plait.core.segment_costs import Durations, SegmentCosts
-from plait.core.segments import Action, SegmentGraph, async_order, insert_waits, needs_table, sync_order
+from plait.core.segment_costs import NumberedOps, SegmentCosts
+from plait.core.segments import Action, SegmentGraph, async_order, insert_waits, sync_order
 from plait.core.strategy import Overlap
 
 # Orders are made for collectives that are so many times slower than measured ...
@@ -74,16 +74,13 @@ class _Policy(NamedTuple):
 class _ListScheduler:
     """Greedy list scheduling: at every moment run the ready op that the policy prefers, or idle until one is ready.
 
-    Ops are numbered in the graph's own order; lists are indexed by these numbers.
+    Lists are indexed by the numbers of ``NumberedOps``.
     """
 
     def __init__(self, graph: SegmentGraph, costs: SegmentCosts, batch: int, held_back: int) -> None:
-        self.ops, self.held_back = graph.ops(), held_back
-        number, needs, durations = {op: i for i, op in enumerate(self.ops)}, needs_table(graph), Durations(graph, costs, batch)
-        self.seconds = [durations.compute(op) for op in self.ops]
-        self.travels = [graph.collective(op) is not None for op in self.ops]
-        self.wire = [durations.collective(op) for op in self.ops]
-        self.needs = [[(number[need.op], need.collective) for need in needs[op]] for op in self.ops]
+        numbered = NumberedOps(graph)
+        self.ops, self.needs, self.travels, self.held_back = numbered.ops, numbered.needs, numbered.travels, held_back
+        self.seconds, self.wire = numbered.seconds(costs, batch)
         self.feeds: list[list[int]] = [[] for _ in self.ops]
         for i, sources in enumerate(self.needs):
             for source, _ in sources:

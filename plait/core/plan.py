@@ -70,6 +70,18 @@ class Plan:
             raise JobError(problem, file=str(path), key="hash", fix="Change the job file instead and plan again")
         return plan
 
+    @staticmethod
+    def of_job(path: Path, job_fingerprint: str) -> Plan:
+        """The plan that an earlier start of this job has left. Raises JobError as ``read`` does, and for another job's."""
+        plan = Plan.read(path)
+        if plan.job_fingerprint != job_fingerprint:
+            raise JobError(
+                "holds a run of another job (model, data or training settings differ)",
+                file=str(path.parent),
+                fix="Give this run another name with run.name=NAME, or remove the folder",
+            )
+        return plan
+
     def _content(self) -> dict[str, Any]:
         return {
             "job": self.job, "job_fingerprint": self.job_fingerprint, "model": self.model.to_dict(), "strategy": self.strategy.to_dict(),

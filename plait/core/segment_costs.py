@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plait.core.model import ModelSpec
-from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp
+from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp, needs_table
 from plait.core.strategy import Strategy, slice_sizes
 
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only their ratio matters, and only
@@ -103,6 +103,24 @@ class Durations:
             return 0.0
         whole = self.costs.collective.get(f"{op.site}.{op.kind}", 0.0)
         return self.costs.latency + whole * self.shares[op.slice] / self.graph.parts(op.site, op.kind)
+
+
+class NumberedOps:
+    """The ops of a graph as numbers, for algorithms that look at each many times. Lists are indexed by these numbers.
+
+    needs: (number, whether its collective must have ended) of all that an op needs. travels: whether a collective follows the op.
+    """
+
+    def __init__(self, graph: SegmentGraph) -> None:
+        self.graph, self.ops = graph, graph.ops()
+        number, needs = {op: i for i, op in enumerate(self.ops)}, needs_table(graph)
+        self.needs = [[(number[need.op], need.collective) for need in needs[op]] for op in self.ops]
+        self.travels = [graph.collective(op) is not None for op in self.ops]
+
+    def seconds(self, costs: SegmentCosts, batch: int) -> tuple[list[float], list[float]]:
+        """What every op takes of the processor, and its collective of the link."""
+        durations = Durations(self.graph, costs, batch)
+        return [durations.compute(op) for op in self.ops], [durations.collective(op) for op in self.ops]
 
 
 def simulate(graph: SegmentGraph, actions: Sequence[Action], costs: SegmentCosts, batch: int) -> list[Placed]:

@@ -159,10 +159,17 @@ class SegmentGraph:
 
     def level(self, model: ModelSpec, site: str, layer: int) -> int:
         """How often the sequence has been halved where a segment works; in a down before it does so, in an up after."""
-        if site in ("down", "up"):
-            return layer
-        at = {"embed": None, "head": None, "enter": self.first_layer - 1, "leave": self.last_layer}.get(site, layer)
-        return 0 if at is None else model.level(at)
+        match site:
+            case "embed" | "head":
+                return 0
+            case "down" | "up":
+                return layer
+            case "enter":
+                return model.level(self.first_layer - 1)
+            case "leave":
+                return model.level(self.last_layer)
+            case _:
+                return model.level(layer)
 
     @cached_property
     def segments(self) -> tuple[tuple[Site, int], ...]:

@@ -124,14 +124,8 @@ class Session:
         """The run's plan: what an earlier start wrote, or a new one after measuring the slicings."""
         path = self.folder / "plan.json"
         if agree(path.is_file()):
-            plan = Plan.read(path)
+            plan = Plan.of_job(path, self.job.fingerprint)
             pipeline = self.pipeline.to_dict() if self.pipeline else None
-            if plan.job_fingerprint != self.job.fingerprint:
-                raise JobError(
-                    "holds a run of another job (model, data or training settings differ)",
-                    file=str(self.folder),
-                    fix="Give this run another name with run.name=NAME, or remove the folder",
-                )
             if _shape(plan.pipeline, self.job) == _shape(pipeline, self.job) and self.job.allows(plan.strategy):
                 self._follow(plan)
                 return plan  # otherwise the run goes on in another shape

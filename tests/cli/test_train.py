@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = train(job)
     assert done.returncode == 0, done.stdout + done.stderr
     return job
+
+
+@pytest.fixture
+def damaged(finished: Path) -> Iterator[Path]:
+    """The finished run, for a test to damage; afterwards it is put back."""
+    run, kept = finished.parent / "runs" / "job", finished.parent / "kept"
+    shutil.copytree(run, kept)
+    yield finished
+    shutil.rmtree(run)
+    kept.rename(run)
 
 
 def test_a_run_leaves_everything_it_promises(finished: Path) -> None:
@@ -67,7 +78,7 @@ def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(finished: P
     assert curve(job) == curve(finished)
 
 
-@pytest.mark.parametrize("moment", [0.5, 2.5, pytest.param(4.0, marks=pytest.mark.contract)])
+@pytest.mark.parametrize("moment", [pytest.param(0.5, marks=pytest.mark.contract), 2.5, pytest.param(4.0, marks=pytest.mark.contract)])
 def test_kill_early(finished: Path, tmp_path: Path, moment: float) -> None:
     """While ranks start, the corpus is prepared, the first steps run."""
     job = write_job(tmp_path)
@@ -106,33 +117,29 @@ def test_ctrl_c_saves_and_the_same_command_resumes(finished: Path, tmp_path: Pat
 
 
 def test_another_job_under_the_same_name_is_refused(finished: Path) -> None:
-    before = (finished.parent / "runs" / "job" / "metrics.jsonl").read_bytes()
-    refused = train(finished, "train.learning_rate=0.5")
-    assert_refused(refused, "another job", "run.name")
-    assert (finished.parent / "runs" / "job" / "metrics.jsonl").read_bytes() == before
+    run = finished.parent / "runs" / "job"
+    before = {name: (run / name).read_bytes() for name in ("metrics.jsonl", "job.toml", "plan.json")}
+    assert_refused(train(finished, "train.learning_rate=0.5"), "another job", "run.name")
+    assert {name: (run / name).read_bytes() for name in before} == before
 
 
-def test_a_truncated_token_shard_is_prepared_again_and_a_damaged_checkpoint_is_skipped(finished: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path)
-    assert train(job).returncode == 0
-    run = tmp_path / "runs" / "job"
+def test_a_truncated_token_shard_is_prepared_again_and_a_damaged_checkpoint_is_skipped(damaged: Path) -> None:
+    run, wanted = damaged.parent / "runs" / "job", curve(damaged)
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     os.truncate(next(newest.glob("*.distcp")), 100)
     os.truncate(run / "corpus" / "train-00000.bin", 1000)
-    done = train(job)
+    done = train(damaged)
     assert done.returncode == 0, done.stderr
     assert "resuming after step 8" in done.stdout
-    assert curve(job) == curve(finished)
+    assert curve(damaged) == wanted
 
 
-def test_a_damaged_only_checkpoint_is_one_clear_error(finished: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path)
-    assert train(job).returncode == 0
-    for shard in (tmp_path / "runs" / "job" / "checkpoints").glob("step-*/*.distcp"):
+def test_a_damaged_only_checkpoint_is_one_clear_error(damaged: Path) -> None:
+    for shard in (damaged.parent / "runs" / "job" / "checkpoints").glob("step-*/*.distcp"):
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 1  # right size, wrong bits
         shard.write_bytes(content)
-    assert_refused(train(job), "checkpoint")
+    assert_refused(train(damaged), "checkpoint")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

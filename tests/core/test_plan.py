@@ -32,6 +32,15 @@ def test_a_plan_reads_back_equal_with_an_equal_hash(plan: Plan, tmp_path: Path) 
         assert again.hash == one.hash
 
 
+def test_another_jobs_plan_is_refused(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan.write(file)
+    assert Plan.of_job(file, plan.job_fingerprint) == plan
+    with pytest.raises(JobError, match=r"another job.*run\.name") as caught:
+        Plan.of_job(file, "0" * 64)
+    assert caught.value.file == str(tmp_path)
+
+
 def test_the_hash_covers_the_content_and_not_the_notes(plan: Plan) -> None:
     assert replace(plan, notes={}).hash == plan.hash
     assert replace(plan, layout=Layout(dp=2)).hash != plan.hash

@@ -18,7 +18,7 @@ GROWTH = 8 << 20
 """Bytes: the interpreter's and the network's own, once."""
 
 
-@pytest.mark.parametrize("steps", [100, pytest.param(1000, marks=pytest.mark.contract)])
+@pytest.mark.parametrize("steps", [40, pytest.param(1000, marks=pytest.mark.contract)])
 @pytest.mark.parametrize(("spec", "strategy", "degrees", "sharding"), [
     (GPT, Strategy(p1=2, recompute="full"), [(2, 1)], Sharding(params=2, grads=2, optim=2)),
     (LLAMA, Strategy(), [(1, 1), (1, 1)], Sharding()),
