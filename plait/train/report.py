@@ -59,7 +59,8 @@ class Reporter:
             return
         if self.bar:
             self.bar.stop()
-        summary = {"steps": done, "seconds": seconds, "tokens": tokens, "plan": plan.hash, "strategy": plan.strategy.to_dict(), **self.last}
+        started = {"steps": done, "seconds": seconds, "tokens": tokens}  # the latter two since this start
+        summary = {**started, "plan": plan.hash, "strategy": plan.strategy.to_dict(), "latest": self.last}
         _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if stopped:
             self.say(f"stopped and saved after step {done}; the same command goes on from there")

@@ -11,6 +11,7 @@ import pytest
 
 from plait.core.model import ModelSpec
 from plait.core.schedules import GENERATORS
+from tests.cases import each_other
 from tests.dist import pipelining
 from tests.ranks import Ranks
 
@@ -49,15 +50,13 @@ def test_every_schedule_equals_the_reference(pool: Pool, model: str, name: str, 
     assert_equal(pool, spec, [(1, tp)] * pp, name, p1)
 
 
-def unequal() -> Iterator[Any]:
-    """Meshes of two and three places with every model; every other one in the suite."""
-    meshes = [(1, 2), (1, 1)], [(1, 1), (1, 2)], [(2, 1), (1, 2)], [(1, 2), (2, 1)], [(2, 1), (2, 1)], [(1, 1), (2, 2), (1, 1)]
-    for (turn, degrees), (number, model) in product(enumerate(meshes), enumerate(MODELS)):
-        chosen = (turn + number) % 2 == 0 and len(degrees) == 2
-        yield pytest.param(degrees, model, id=f"{degrees}-{model}", marks=() if chosen else pytest.mark.contract)
+UNEQUAL = [[(1, 2), (1, 1)], [(1, 1), (1, 2)], [(2, 1), (1, 2)], [(1, 2), (2, 1)], [(2, 1), (2, 1)]]
 
 
-@pytest.mark.parametrize(("degrees", "model"), list(unequal()))
+@pytest.mark.parametrize(("degrees", "model"), [
+    *each_other(UNEQUAL, list(MODELS)),
+    *(pytest.param([(1, 1), (2, 2), (1, 1)], model, marks=pytest.mark.contract) for model in MODELS),
+], ids=str)  # fmt: skip
 def test_unequal_meshes_equal_the_reference(pool: Pool, degrees: list[tuple[int, int]], model: str) -> None:
     name = {"gpt": "interleaved", "llama": "zb-h1", "utransformer": "eager-1f1b"}[model]
     assert_equal(pool, MODELS[model], degrees, name)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import product
-from typing import Any
 
 import pytest
 
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
+from tests.cases import each_other
 from tests.dist import pipelining
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE, U
 from tests.ranks import Ranks
@@ -41,13 +40,12 @@ def assert_equal(
         assert error < TOLERANCE, f"{name} on {degrees} with {shardings}: {what} is off by {error:.1e}"
 
 
-def points() -> Iterator[Any]:
-    """Every point with both families; one each in the suite."""
-    for (turn, point), (number, spec) in product(enumerate(POINTS), enumerate((GPT, LLAMA))):
-        yield pytest.param(spec, point, id=f"{spec.family}-{point}", marks=() if turn % 2 == number else pytest.mark.contract)
+def family(value: object) -> str | None:
+    """What a model is called in a test's name."""
+    return value.family if isinstance(value, ModelSpec) else None
 
 
-@pytest.mark.parametrize(("spec", "point"), list(points()))
+@pytest.mark.parametrize(("spec", "point"), list(each_other([GPT, LLAMA], list(POINTS))), ids=family)
 def test_every_point_equals_the_reference(pool: Pool, spec: ModelSpec, point: str) -> None:
     assert_equal(pool, replace(spec, num_layers=2), [(4, 1)], "1f1b", [POINTS[point]])
 
@@ -65,7 +63,7 @@ FULL, HALF = Sharding(params=2, grads=2, optim=2), Sharding(grads=2, optim=2)
     (GPT, [(2, 1), (1, 2)], "interleaved", [FULL, Sharding()]),
     (GPT, [(4, 1)], "interleaved", [POINTS["2-4-4"]]),
     (replace(GPT, parallel_block=True), [(2, 1), (2, 1)], "1f1b", [FULL, HALF]),
-], ids=lambda value: value.family if isinstance(value, ModelSpec) else None)  # fmt: skip
+], ids=family)  # fmt: skip
 @pytest.mark.parametrize("p1", [pytest.param(1, marks=pytest.mark.contract), 2])
 def test_sharding_goes_with_everything_else(
     pool: Pool, spec: ModelSpec, degrees: list[tuple[int, int]], name: str, shardings: list[Sharding], p1: int
