@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import multiprocessing as mp
 import os
+import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -18,12 +20,17 @@ GRACE = 5.0  # seconds that the other ranks have left once one has failed: they 
 _started: list[Ranks] = []
 
 
-def end_all() -> None:
-    """End every world of ranks: before tests that measure, because gloo's threads poll even when nothing happens."""
-    while _started:
-        ranks = _started.pop()
-        ranks.broken = True
-        ranks.kill()
+@contextmanager
+def all_paused() -> Iterator[None]:
+    """Stop every world of ranks while something is measured: gloo's threads poll even when nothing happens."""
+    pids = [process.pid for ranks in _started for process in ranks.processes if process.is_alive()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 class Ranks:
@@ -37,13 +44,13 @@ class Ranks:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._pipes: list[Connection] = []
-        self._processes: list[Any] = []
+        self.processes: list[Any] = []
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
-            self._processes.append(process)
+            self.processes.append(process)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
         for pipe in self._pipes:
@@ -68,7 +75,7 @@ class Ranks:
 
     def kill(self) -> None:
         """End ranks that no longer answer."""
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
             process.join()
 
@@ -76,7 +83,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         deadline = time.monotonic() + GRACE
-        for process in self._processes:
+        for process in self.processes:
             process.join(timeout=max(0.1, deadline - time.monotonic()))
         self.kill()
 

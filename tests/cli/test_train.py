@@ -60,16 +60,10 @@ def test_a_run_leaves_everything_it_promises(finished: Path) -> None:
     assert summary["latest"] == found[-1]
 
 
-def test_the_same_command_again_has_nothing_to_do(finished: Path) -> None:
-    again = train(finished)
-    assert again.returncode == 0
-    assert "12" in again.stdout
-    assert len(metrics(finished)) == 12
-
-
-def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [[(1, 6)], pytest.param([(1, 6), (0, 9)], marks=pytest.mark.contract)], ids=len)
+def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(finished: Path, tmp_path: Path, kills: list[tuple[int, int]]) -> None:
     job = write_job(tmp_path)
-    for rank, step in ((1, 6), (0, 9)):
+    for rank, step in kills:
         process = start(job)
         wait_for_step(process, job, step)
         kill_rank(process, rank)
@@ -206,7 +200,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_auto_slices_are_timed_shown_and_kept(tmp_path: Path) -> None:
+def test_auto_slices_are_timed_shown_and_kept_and_the_same_command_has_nothing_to_do(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=3)
     settings = ("strategy.slices=auto", "strategy.sequence_parallel=auto", "train.warmup_steps=0")
     first = train(job, *settings)
@@ -214,7 +208,9 @@ def test_auto_slices_are_timed_shown_and_kept(tmp_path: Path) -> None:
     assert "Measured before training" in first.stdout
     plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
     assert plan.costs is not None
-    again = train(job, *settings, "train.steps=5")
+    again = train(job, *settings)
     assert again.returncode == 0
-    assert "measured before training" not in again.stdout
+    assert "already trained for 3 steps" in again.stdout
+    assert "Measured before training" not in again.stdout
+    assert len(metrics(job)) == 3
     assert Plan.read(tmp_path / "runs" / "job" / "plan.json") == plan

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -27,11 +27,9 @@ from tests.dist.checkpointing import GPT, LLAMA, build, differences, tensors_of,
 from tests.ranks import Ranks
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
+@pytest.fixture
+def four(pool: Callable[[int], Ranks]) -> Ranks:
+    return pool(4)
 
 
 class One:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.support import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until, why_no_lab
-from tests.ranks import end_all
+from tests.ranks import all_paused
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +24,10 @@ def needs_lab() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quiet_machine() -> None:
+def quiet_machine() -> Iterator[None]:
     """Rates are measured here: no ranks of other tests beside."""
-    end_all()
+    with all_paused():
+        yield
 
 
 @pytest.fixture(autouse=True)
