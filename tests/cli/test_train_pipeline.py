@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_pipeline_continues_exactly(finished: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path)
     process = start(job, *SHAPE)
-    wait_for_step(process, job, 6)
+    wait_for_step(process, job, 9)
     kill_rank(process, 1)
     _, errors = process.communicate(timeout=60)
     assert "rank 1 was killed by SIGKILL" in errors
     done = train(job, *SHAPE)
     assert done.returncode == 0, done.stderr
-    assert "resuming after step 4" in done.stdout
+    assert re.search("resuming after step [48]", done.stdout)  # that of 8 is begun when that of 4 is complete
     assert curve(job) == curve(finished)
 
 
