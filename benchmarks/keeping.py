@@ -71,10 +71,29 @@ def machine() -> str:
     return f"{cores} cores of {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
 
 
+def _processor_time() -> tuple[float, float]:
+    """Of all processors since the machine started: what its host gave to other machines instead, and all (proc(5), /proc/stat)."""
+    ticks = [float(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[7], sum(ticks)
+
+
+BEGUN = _processor_time()
+
+
+def stolen() -> float:
+    """The share of the processors that other virtual machines on the same host took since this benchmark began."""
+    taken, whole = (now - begun for now, begun in zip(_processor_time(), BEGUN, strict=True))
+    return taken / max(1.0, whole)
+
+
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
     """Write ``result`` to the file that ``--save`` names, with date, machine and command; print it as one line with ``--json``."""
+    share = stolen()
+    if share > 0.01:
+        print(f"other machines on this host took {share:.1%} of the processors meanwhile: expect noise", file=sys.stderr)
     if options.save:
-        kept = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "command": " ".join(["python", *sys.argv]), **result}
+        where = {"machine": machine(), "stolen": round(share, 4), "command": " ".join(["python", *sys.argv])}
+        kept = {"date": datetime.now(UTC).date().isoformat(), **where, **result}
         Path(options.save).parent.mkdir(parents=True, exist_ok=True)
         Path(options.save).write_text(json.dumps(kept, indent=2) + "\n")
     if options.json:

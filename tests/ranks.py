@@ -1,7 +1,13 @@
-"""Persistent gloo ranks for tests: processes start once per session and run any module-level function on demand."""
+"""Persistent gloo ranks for tests: processes start once per session and run any module-level function on demand.
+
+They are forked from one process that has imported what they need: five seconds of imports once, not in each of them. Between two functions
+they are stopped (SIGSTOP): gloo's threads poll even when nothing happens, beside other tests' measurements.
+"""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import multiprocessing as mp
 import os
@@ -9,28 +15,14 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 GRACE = 5.0  # seconds that the other ranks have left once one has failed: they may wait for it for ever
-
-
-_started: list[Ranks] = []
-
-
-@contextmanager
-def all_paused() -> Iterator[None]:
-    """Stop every world of ranks while something is measured: gloo's threads poll even when nothing happens."""
-    pids = [process.pid for ranks in _started for process in ranks.processes if process.is_alive()]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+PR_SET_PDEATHSIG = 1
+CONTEXT = mp.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["plait.train.session", "tests.dist.pipelining"])
 
 
 class Ranks:
@@ -38,21 +30,21 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size, self.broken = size, False
-        _started.append(self)
-        context = mp.get_context("spawn")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._pipes: list[Connection] = []
-        self.processes: list[Any] = []
+        self._processes: list[Any] = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
-            self.processes.append(process)
+            self._processes.append(process)
+        atexit.register(self.kill)  # multiprocessing would ask them to end and wait, and one that is stopped cannot
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+        self._send(signal.SIGCONT)
         for pipe in self._pipes:
             pipe.send((function, args))
         results: list[Any] = [None] * self.size
@@ -71,24 +63,32 @@ class Ranks:
             failures.append(f"ranks {sorted(waiting.values())} gave no answer to {function.__name__}")
         if failures:
             raise AssertionError("\n".join(failures))
+        self._send(signal.SIGSTOP)
         return results
 
     def kill(self) -> None:
         """End ranks that no longer answer."""
-        for process in self.processes:
+        for process in self._processes:
             process.kill()
             process.join()
 
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
     def close(self) -> None:
+        self._send(signal.SIGCONT)
         for pipe in self._pipes:
             pipe.close()
         deadline = time.monotonic() + GRACE
-        for process in self.processes:
+        for process in self._processes:
             process.join(timeout=max(0.1, deadline - time.monotonic()))
         self.kill()
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # one that is stopped would not see its pipe close
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
     import torch
     import torch.distributed as dist

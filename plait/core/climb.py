@@ -47,10 +47,11 @@ class Climber:
         arrived, now, link = [0.0] * len(compute), 0.0, 0.0
         for i in order:
             for source in self._awaits[i]:
-                now = max(now, arrived[source])
+                if arrived[source] > now:  # max() would take a third of the time that orders take to be found
+                    now = arrived[source]
             now += compute[i]
             if self._travels[i]:
-                link = arrived[i] = max(now, link) + wire[i]
+                link = arrived[i] = (now if now > link else link) + wire[i]
         return max(now, link)
 
     def improve(self, order: Sequence[int]) -> list[int]:

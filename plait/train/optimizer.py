@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adamw import adamw
 
+from plait.core.sharding import Unit
 from plait.train.gradients import Gradients
 from plait.train.model import Share
 from plait.train.units import Held
@@ -31,7 +34,10 @@ class LearningRate:
 
 
 class Optimizer:
-    """torch's AdamW on this rank's optimizer shards, flat, one a unit; matrices decay, norms and biases do not."""
+    """torch's fused AdamW on this rank's optimizer shards, flat, one a unit; matrices decay, norms and biases do not.
+
+    By its functional form: ``torch.optim.AdamW`` imports the compiler, a second and a half of every rank's start.
+    """
 
     def __init__(
         self,
@@ -43,29 +49,36 @@ class Optimizer:
         weight_decay: float = 0.1,
     ) -> None:
         self.model, self.gradients = model, gradients
-        self.owned = {unit: store.kept[store.part("optim", "params")] for unit, store in model.units.items()}
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.owned = {unit: store.kept[store.part("optim", "params")].detach() for unit, store in model.units.items()}
         """This rank's to update, in the dtype of the model."""
         first = next(iter(self.owned.values()))
         self.separate = first.dtype != gradients.dtype
         """Whether masters are copies in higher precision."""
-        self.masters = {unit: nn.Parameter(own.to(gradients.dtype) if self.separate else own) for unit, own in self.owned.items()}
-        for unit, master in self.masters.items():
-            master.grad = gradients.final[unit]
-        matrices = [master for (kind, _), master in self.masters.items() if kind != "vectors"]
-        vectors = [master for (kind, _), master in self.masters.items() if kind == "vectors"]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)
+        self.masters = {unit: own.to(gradients.dtype) if self.separate else own for unit, own in self.owned.items()}
+        self.exp_avg, self.exp_avg_sq = ({unit: torch.zeros_like(m) for unit, m in self.masters.items()} for _ in range(2))
+        self.updates = {unit: torch.zeros((), dtype=torch.float32, device=m.device) for unit, m in self.masters.items()}
+        """How many each had, for AdamW's correction of its averages."""
 
     def step(self, learning_rate: float, *, norm: float, clip: float) -> None:
         """One update; gradients are scaled down to ``clip`` where their ``norm`` exceeds it (0: never)."""
         if clip and norm > clip:
             self.gradients.flat.mul_(clip / norm)
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate
-        self._adam.step()
+        vectors = [unit for unit in self.masters if unit[0] == "vectors"]
+        matrices = [unit for unit in self.masters if unit[0] != "vectors"]
+        self._update(matrices, learning_rate, self.weight_decay)
+        self._update(vectors, learning_rate, 0.0)
         self._publish()
 
-    @torch.no_grad()
+    def _update(self, units: Sequence[Unit], learning_rate: float, weight_decay: float) -> None:
+        every = (self.masters, self.gradients.final, self.exp_avg, self.exp_avg_sq, self.updates)
+        masters, gradients, averages, squares, updates = ([tensors[unit] for unit in units] for tensors in every)
+        adamw(
+            masters, gradients, averages, squares, [], updates,
+            fused=True, amsgrad=False, maximize=False,
+            lr=learning_rate, beta1=self.betas[0], beta2=self.betas[1], eps=self.eps, weight_decay=weight_decay,
+        )  # fmt: skip
+
     def _publish(self) -> None:
         if self.separate:
             for unit, master in self.masters.items():
@@ -78,22 +91,11 @@ class Optimizer:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a resume needs, by kind and unit: the live tensors, so that loading fills them in place."""
-        units = self.model.units
-        tensors: dict[str, dict[str, Tensor]] = {"master": {units[u].key: m.detach() for u, m in self.masters.items()}}
-        for kind in ("exp_avg", "exp_avg_sq"):
-            tensors[kind] = {units[u].key: self._state_of(master)[kind] for u, master in self.masters.items()}
-        return tensors
+        kinds = {"master": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return {kind: {self.model.units[unit].key: tensor for unit, tensor in tensors.items()} for kind, tensors in kinds.items()}
 
     def loaded(self, updates: int) -> None:
         """Call after ``state`` was filled from a checkpoint made after ``updates`` updates; other ranks' updates are not gathered."""
-        for master in self.masters.values():
-            self._state_of(master)["step"].fill_(float(updates))
+        for count in self.updates.values():
+            count.fill_(float(updates))
         self._publish()
-
-    def _state_of(self, master: nn.Parameter) -> dict[str, Tensor]:
-        """AdamW's state of one parameter, made as AdamW itself would if it has not run yet."""
-        state = self._adam.state[master]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(master), torch.zeros_like(master)
-        return state

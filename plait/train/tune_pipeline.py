@@ -86,28 +86,31 @@ def choose_slack(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) 
 def travel_times(schedule: Schedule, courier: LaneCourier, place: int, device: Device, repeats: int = 5) -> list[float]:
     """Seconds of a lone transfer over the boundary behind every stage until it has arrived, the mean of both directions.
 
-    The same on every rank; the shortest of ``repeats``, because whatever disturbs a lone transfer makes it longer. Transfers of a running
-    pipeline do not tell: a sender is done when its kernel has the data.
+    The same on every rank: half of the shortest of ``repeats`` round trips, by the clock of the place that begins them, since whatever
+    disturbs a lone transfer makes it longer, and places do not leave a barrier at the same moment. Transfers of a running pipeline do not
+    tell: a sender is done when its kernel has the data.
     """
     rank_of = schedule.rank_of
 
-    def travel(transfer: Transfer) -> float:
-        dist.barrier()
-        start = time.perf_counter()
-        if place == rank_of[transfer.source]:
-            courier.send(transfer, courier.tiles(transfer, receiving=False)).wait()
-        elif place == rank_of[transfer.target]:
-            courier.receive(transfer)[1].wait()
-        else:
-            start = float("inf")
-        device.synchronize()
-        return max(_gathered(time.perf_counter() - start))
+    def send(transfer: Transfer) -> None:
+        courier.send(transfer, courier.tiles(transfer, receiving=False)).wait()
 
-    found: list[float] = []
-    for stage in range(schedule.num_stages - 1):
-        both = (Transfer(stage, stage + 1, "F", 0), Transfer(stage + 1, stage, "B", 0)) if rank_of[stage] != rank_of[stage + 1] else ()
-        found.append(sum(min(travel(one) for _ in range(repeats)) for one in both) / 2)
-    return found
+    def round_trip(stage: int) -> float:
+        there, back = Transfer(stage, stage + 1, "F", 0), Transfer(stage + 1, stage, "B", 0)
+        dist.barrier()
+        start, seconds = time.perf_counter(), 0.0
+        if place == rank_of[stage]:
+            send(there)
+            courier.receive(back)[1].wait()
+            device.synchronize()
+            seconds = time.perf_counter() - start
+        elif place == rank_of[stage + 1]:
+            courier.receive(there)[1].wait()
+            send(back)
+        return max(_gathered(seconds))
+
+    crossed = [rank_of[stage] != rank_of[stage + 1] for stage in range(schedule.num_stages - 1)]
+    return [min(round_trip(stage) for _ in range(repeats)) / 2 if far else 0.0 for stage, far in enumerate(crossed)]
 
 
 def _candidates(part: Part, batches: Sequence[MicroBatch]) -> list[Strategy]:

@@ -94,6 +94,16 @@ def kill_rank(process: subprocess.Popen[str], rank: int) -> None:
     os.kill(rank_pids(process)[rank], signal.SIGKILL)
 
 
+def start_and_kill(job: Path, rank: int, step: int, *settings: str) -> None:
+    """Begin training and kill a rank after ``step``: the run fails and names it."""
+    process = start(job, *settings)
+    wait_for_step(process, job, step)
+    kill_rank(process, rank)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"rank {rank} was killed by SIGKILL" in errors
+
+
 def curve(job: Path, name: str = "job") -> list[tuple[int, float, float, float | None]]:
     """(step, loss, norm, evaluation loss), exactly as written."""
     return [(m["step"], m["loss"], m["norm"], m.get("eval_loss")) for m in metrics(job, name)]

@@ -17,7 +17,7 @@ import pytest
 
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline, hidden
-from tests.cli.runs import curve, kill_rank, metrics, rank_pids, start, train, wait_for_step, write_job
+from tests.cli.runs import curve, kill_rank, metrics, rank_pids, start, start_and_kill, train, wait_for_step, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +64,7 @@ def test_a_run_leaves_everything_it_promises(finished: Path) -> None:
 def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(finished: Path, tmp_path: Path, kills: list[tuple[int, int]]) -> None:
     job = write_job(tmp_path)
     for rank, step in kills:
-        process = start(job)
-        wait_for_step(process, job, step)
-        kill_rank(process, rank)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 1
-        assert f"rank {rank} was killed by SIGKILL" in errors
+        start_and_kill(job, rank, step)
     done = train(job)
     assert done.returncode == 0, done.stderr
     assert re.search("resuming after step [48]", done.stdout)  # that of 8 is begun when that of 4 is complete

@@ -10,7 +10,7 @@ import pytest
 from plait.core.layout import Layout
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline
-from tests.cli.runs import curve, kill_rank, metrics, start, train, wait_for_step, write_job
+from tests.cli.runs import curve, metrics, start, start_and_kill, train, wait_for_step, write_job
 from tests.cli.test_train import assert_refused
 
 pytestmark = pytest.mark.slow
@@ -30,11 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_pipeline_continues_exactly(finished: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    process = start(job, *SHAPE)
-    wait_for_step(process, job, 9)
-    kill_rank(process, 1)
-    _, errors = process.communicate(timeout=60)
-    assert "rank 1 was killed by SIGKILL" in errors
+    start_and_kill(job, 1, 9, *SHAPE)
     done = train(job, *SHAPE)
     assert done.returncode == 0, done.stderr
     assert re.search("resuming after step [48]", done.stdout)  # that of 8 is begun when that of 4 is complete
@@ -102,7 +98,10 @@ def test_what_of_sharding_is_hidden_is_measured_once(tmp_path: Path) -> None:
     done = train(job, *shape)
     assert done.returncode == 0, done.stderr
     assert "sharding hides" in done.stdout
+    fastest = re.search(r"\b(none|forward|backward|both)\b.* 1\.00x", done.stdout)
     first = Plan.read(tmp_path / "runs" / "job" / "plan.json").strategy
+    assert fastest
+    assert fastest[1] == first.shard_overlap
     again = train(job, *shape, "train.steps=4")
     assert again.returncode == 0, again.stderr
     assert "sharding hides" not in again.stdout

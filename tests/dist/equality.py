@@ -86,31 +86,31 @@ def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
     reference.perturb()
     start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
     weights = reference.weights
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [w for w in weights.values() if w.ndim > 1], "weight_decay": 0.1},
-            {"params": [w for w in weights.values() if w.ndim == 1], "weight_decay": 0.0},
-        ],
-        lr=RATE,
-        betas=(0.9, 0.95),
-        eps=1e-8,
-    )
+    averages = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
     found: dict[str, Any] = {"start": start}
     for step in range(STEPS):
         tokens, targets, samples = batch_of(spec, step, batch)
-        optimizer.zero_grad()
+        for w in weights.values():
+            w.grad = None
         loss = reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples)
         loss.backward()
         gradients = {name: w.grad.clone() for name, w in weights.items() if w.grad is not None}
         norm = torch.sqrt(sum((g.square().sum() for g in gradients.values()), torch.zeros(())))
         if step == 0:
             found |= {"loss": loss.item(), "norm": norm.item(), "gradients": gradients}
-        if norm > CLIP:
-            for w in weights.values():
-                assert w.grad is not None
-                w.grad *= CLIP / norm
-        optimizer.step()
+        for name, w in weights.items():
+            adamw(w, gradients[name] * min(1.0, CLIP / norm.item()), averages[name], step + 1)
     return found | {"weights": {name: w.detach().clone() for name, w in weights.items()}}
+
+
+@torch.no_grad()
+def adamw(weight: Tensor, gradient: Tensor, averages: tuple[Tensor, Tensor], update: int) -> None:
+    """AdamW as its paper has it (arXiv 1711.05101, algorithm 2), with this suite's settings; norms and biases do not decay."""
+    first, second = averages
+    first.lerp_(gradient, 1 - 0.9)
+    second.lerp_(gradient.square(), 1 - 0.95)
+    decay = 0.1 * weight if weight.ndim > 1 else 0.0
+    weight -= RATE * ((first / (1 - 0.9**update)) / ((second / (1 - 0.95**update)).sqrt() + 1e-8) + decay)
 
 
 def build(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import random
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from plait.train.checkpoint_folder import CheckpointFolder
 from plait.train.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, build, differences, tensors_of, zeros_like
-from tests.ranks import Ranks
+from tests.ranks import CONTEXT, Ranks
 
 
 @pytest.fixture
@@ -151,9 +150,7 @@ def test_an_empty_folder_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage, usable", [("write", 1), ("measure", 1), ("rename", 1), ("delete", 2)])
 def test_killed_while_saving(tmp_path: Path, stage: str, usable: int) -> None:
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.checkpoint"])
-    process = context.Process(target=checkpointing.killed_at, args=(stage, tmp_path))
+    process = CONTEXT.Process(target=checkpointing.killed_at, args=(stage, tmp_path))
     process.start()
     process.join(60)
     assert process.exitcode == -9
@@ -168,10 +165,8 @@ def test_killed_while_saving(tmp_path: Path, stage: str, usable: int) -> None:
 
 
 def test_one_rank_killed_while_saving(tmp_path: Path) -> None:
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.checkpoint"])
     folder = tmp_path / "checkpoints"
-    processes = [context.Process(target=checkpointing.one_of_two_killed, args=(rank, tmp_path / "store", folder)) for rank in range(2)]
+    processes = [CONTEXT.Process(target=checkpointing.one_of_two_killed, args=(rank, tmp_path / "store", folder)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.lab.support import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until, why_no_lab
-from tests.ranks import all_paused
 
 
 @pytest.fixture(scope="session")
@@ -21,13 +20,6 @@ def needs_lab() -> None:
     """Skip where no lab can run, and say why."""
     if reason := why_no_lab():
         pytest.skip(reason)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet_machine() -> Iterator[None]:
-    """Rates are measured here: no ranks of other tests beside."""
-    with all_paused():
-        yield
 
 
 @pytest.fixture(autouse=True)
