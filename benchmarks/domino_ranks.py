@@ -29,7 +29,7 @@ from plait.train.model import Transformer
 from plait.train.recorder import Recorder
 from plait.train.steps import make_executor
 from plait.train.threads import take_cores
-from plait.train.tune import agree, measured_costs
+from plait.train.tune import typical_costs
 from plait.train.wire import Wire, open_wire
 
 SLICED = {
@@ -135,11 +135,7 @@ def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> B
 
 def _costs(bench: Bench, recorder: Recorder) -> SegmentCosts:
     """Measured costs, from which the orders are made, as a run does before training."""
-    plain = bench.executor(SLICED["sync"], recorder=recorder)
-    for _ in range(2):
-        recorder.take()
-        plain.run(bench.batch)
-    return agree(measured_costs(recorder.take()))
+    return typical_costs(bench.executor(SLICED["sync"], recorder=recorder), bench.batch, recorder)
 
 
 def _time(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Choosing the slicing before training: a few timed steps of each candidate on the real kernels and the real link.
 
-A first recorded step of the plain order measures what every op and collective costs; with these the list scheduler builds the
+A few recorded steps of the plain order measure what every op and collective costs; with these the list scheduler builds the
 candidates' orders. Then all candidates run interleaved, so that noise hits all alike, and the lowest median wins.
 """
 
@@ -27,6 +27,8 @@ from plait.train.inflight import MicroBatch
 from plait.train.recorder import RecordedSpan, Recorder
 
 ROUNDS = 3
+RECORDED = 5
+"""Steps whose costs are measured; orders made from the costs of one, which may have been disturbed, were up to 3 % longer."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,7 @@ def choose_slices(
     slices: fixed (p1, p2), or None to try several. Adds into the gradients: zero them afterwards.
     """
     plain = make(replace(base, overlap="sync", p1=1, p2=1, sequence_parallel=False), recorder=recorder)
-    plain.run(batch)
-    recorder.take()
-    plain.run(batch)
-    costs = agree(measured_costs(recorder.take()))
+    costs = typical_costs(plain, batch, recorder)
     size, sequence = batch.tokens.shape
     tried = candidates(base, plain.model.spec, batch=size, sequence=sequence, sequence_parallel=sequence_parallel, slices=slices)
     runs = [make(strategy, costs=costs) for strategy in tried]
@@ -83,6 +82,21 @@ def candidates(
                 continue
             found.append(one)
     return found or [base]
+
+
+def typical_costs(plain: SegmentExecutor, batch: MicroBatch, recorder: Recorder) -> SegmentCosts:
+    """What ops and collectives take when ``plain``, which records, runs ``batch`` alone: medians of rank 0's steps, on every rank."""
+    plain.run(batch)  # to warm up
+    steps: list[SegmentCosts] = []
+    for _ in range(RECORDED):
+        recorder.take()
+        plain.run(batch)
+        steps.append(measured_costs(recorder.take()))
+
+    def median(tables: Sequence[dict[str, float]]) -> dict[str, float]:
+        return {key: statistics.median(table[key] for table in tables) for key in tables[0]}
+
+    return agree(SegmentCosts(median([one.compute for one in steps]), median([one.collective for one in steps])))
 
 
 def measured_costs(spans: Iterable[RecordedSpan], micro_batches: int = 1) -> SegmentCosts:
