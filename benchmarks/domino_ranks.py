@@ -26,6 +26,7 @@ from plait.train.executor import SegmentExecutor
 from plait.train.gradients import Gradients
 from plait.train.inflight import MicroBatch
 from plait.train.model import Transformer
+from plait.train.rank_process import run_and_end
 from plait.train.recorder import Recorder
 from plait.train.steps import make_executor
 from plait.train.threads import take_cores
@@ -177,4 +178,4 @@ def _recorded(bench: Bench, strategy: Strategy, costs: SegmentCosts, recorder: R
 
 
 if __name__ == "__main__":
-    main()
+    run_and_end(main)

@@ -31,6 +31,7 @@ from plait.train.device import open_device
 from plait.train.groups import open_groups
 from plait.train.inflight import InFlight, MicroBatch
 from plait.train.pipeline import Courier, Delivery, Pipeline
+from plait.train.rank_process import run_and_end
 from plait.train.threads import take_cores
 from plait.train.tune_pipeline import SLACK_TOLERANCE, travel_times
 
@@ -254,4 +255,4 @@ def _write(out: str, bench: Bench, runs: dict[str, Any], seconds: dict[str, list
 
 
 if __name__ == "__main__":
-    main()
+    run_and_end(main)

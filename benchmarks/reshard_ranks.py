@@ -18,6 +18,7 @@ from plait.core.reshard import TensorLayout
 from plait.core.reshard_plan import ReshardPlan
 from plait.plan.reshard import Fabric, make_plan
 from plait.train.device import Device
+from plait.train.rank_process import run_and_end
 from plait.train.reshard import Lane
 
 HEAD_START = 0.02  # seconds from agreeing on a start to the start
@@ -91,4 +92,4 @@ def _cpu() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_end(main)

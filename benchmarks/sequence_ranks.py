@@ -29,6 +29,7 @@ from plait.train.assembly import Part, assemble
 from plait.train.device import open_device
 from plait.train.inflight import MicroBatch
 from plait.train.optimizer import Optimizer
+from plait.train.rank_process import run_and_end
 from plait.train.steps import train_step
 
 DEVICE = open_device("cpu", 0)
@@ -164,4 +165,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_end(main)

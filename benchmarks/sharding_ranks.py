@@ -26,6 +26,7 @@ from plait.train.assembly import Part, assemble
 from plait.train.device import open_device
 from plait.train.inflight import MicroBatch
 from plait.train.optimizer import Optimizer
+from plait.train.rank_process import run_and_end
 from plait.train.steps import train_step
 from plait.train.threads import take_cores
 from plait.train.wire import NullWire
@@ -179,4 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_and_end(main)

@@ -7,7 +7,6 @@ they are stopped (SIGSTOP): gloo's threads poll even when nothing happens, besid
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import multiprocessing as mp
 import os
@@ -19,8 +18,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from plait.train.rank_process import die_with_parent
+
 GRACE = 5.0  # seconds that the other ranks have left once one has failed: they may wait for it for ever
-PR_SET_PDEATHSIG = 1
 CONTEXT = mp.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["plait.train.session", "tests.dist.pipelining"])
 
@@ -88,7 +88,7 @@ class Ranks:
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # one that is stopped would not see its pipe close
+    die_with_parent()  # one that is stopped would not see its pipe close
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
     import torch
     import torch.distributed as dist

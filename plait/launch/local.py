@@ -64,8 +64,8 @@ class _Watch:
 
     def until_ended(self) -> int:
         with self._forwarding():
-            while any(rank.poll() is None for rank in self.ranks):
-                if any(rank.returncode for rank in self.ranks if rank.returncode is not None) and not self.signals:
+            while None in (codes := [rank.poll() for rank in self.ranks]):
+                if any(codes) and not self.signals:
                     return self._failed()
                 time.sleep(0.05)
         if self.signals:
@@ -74,9 +74,10 @@ class _Watch:
         return self._failed() if any(rank.returncode for rank in self.ranks) else 0
 
     def _failed(self) -> int:
-        """Name the rank that began it: one killed from outside, else one with a message for the user, else the first seen."""
+        """Name the rank that began it: one killed from outside, else one with a message for the user; of several, the first seen."""
+        seen = [rank.poll() is not None for rank in self.ranks]
         time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
-        ended = [(number, rank.poll()) for number, rank in enumerate(self.ranks)]
+        ended = sorted(((number, rank.poll()) for number, rank in enumerate(self.ranks)), key=lambda each: not seen[each[0]])
         _kill(self.ranks)  # at once: checkpoints are atomic, and ranks that wait for a dead one cannot end in order
         killed = [(n, code) for n, code in ended if code is not None and code < 0]
         spoke = [(n, code) for n, code in ended if code and code > 0 and self._message(n)]

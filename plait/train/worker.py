@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import sys
-import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,25 +13,21 @@ import torch.distributed as dist
 from plait.core.env import RankEnv
 from plait.core.errors import ERROR_MARK, LaunchError, PlaitError
 from plait.train.device import Device, open_device
+from plait.train.rank_process import die_with_parent, run_and_end
 from plait.train.session import Session
 from plait.train.threads import take_cores
 from plait.train.wire import NullWire, Wire, open_wire
 
-PR_SET_PDEATHSIG = 1
-
 
 def main() -> int:
     """Train the run in the folder given; returns the exit status."""
-    _die_with_parent()
+    die_with_parent()
     rank = RankEnv.read()
     try:
         return _run(rank, Path(sys.argv[1]))
     except PlaitError as error:
         print(f"{ERROR_MARK}{error}", file=sys.stderr, flush=True)
         return error.exit_status
-    except Exception:  # noqa: BLE001  (a bug shows its traceback, in this rank's log)
-        traceback.print_exc()
-        return 1
 
 
 def _run(rank: RankEnv, folder: Path) -> int:
@@ -85,11 +79,5 @@ class _StopSignal:
         return self.asked
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to end this rank when its launcher is killed, so that nothing trains on unseen."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_end(main)
