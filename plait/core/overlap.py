@@ -19,8 +19,9 @@ from plait.core.strategy import Overlap
 
 # Orders are made for collectives that are so many times slower than measured ...
 ASSUMED = (1.0, 1.4, 1.75)
-# ... and judged by these: a rank that is late, or a communication thread that shares its core, slows collectives down.
-JUDGED = (1.0, 1.2)
+# ... and judged by these: a rank that is late, or a communication thread that shares its core, slows collectives down, by a few percent
+# where costs are medians of several steps.
+JUDGED = (1.0, 1.1)
 # Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps activations alive. Fewer where
 # these are computed again, since then memory is what matters.
 HELD_BACK, HELD_BACK_AGAIN = 8, 2
