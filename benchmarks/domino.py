@@ -1,6 +1,6 @@
 """How much of tensor parallelism's communication is hidden: every variant and PyTorch's own, interleaved on one emulated link.
 
-    python benchmarks/domino.py [--json] [--quick] [--share 0.3 --share 0.485 --share 0.55 | --nic 1gbit ...] [--rounds 9]
+    python benchmarks/domino.py [--json] [--quick] [--share 0.3 --share 0.52 | --nic 1gbit ...] [--rounds 9]
 
 Two hosts of one rank each (``plait lab``; needs Linux and root or user namespaces). A step is forward and backward of one batch
 by every variant with equal shapes, one thread a rank, every rank on a core of its own; rounds are interleaved, each begins with another
@@ -116,7 +116,7 @@ def _options() -> argparse.Namespace:
     parser = make_parser(__doc__, rounds=9, quick=3)
     parser.add_argument("--nic", action="append", help="rate of each host's link instead; may be repeated")
     parser.add_argument(
-        "--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3, 0.485 and 0.55)"
+        "--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.52)"
     )
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
     parser.add_argument("--layers", type=int, default=3)
@@ -124,7 +124,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sequence", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
     options = parser.parse_args()
-    options.share = options.share or [0.3, 0.485, 0.55]
+    options.share = options.share or [0.3, 0.52]
     return options
 
 
