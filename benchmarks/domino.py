@@ -115,9 +115,7 @@ def show(point: dict[str, Any]) -> None:
 def _options() -> argparse.Namespace:
     parser = make_parser(__doc__, rounds=9, quick=3)
     parser.add_argument("--nic", action="append", help="rate of each host's link instead; may be repeated")
-    parser.add_argument(
-        "--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.52)"
-    )
+    parser.add_argument("--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.52)")
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=768)
