@@ -68,7 +68,7 @@ def test_a_failing_rank_ends_the_others(plait_lab: PlaitLab) -> None:
     start = time.monotonic()
     done = plait_lab("run", "sh", "-c", "test $RANK = 1 && exit 7; sleep 60", status=7)
     assert "rank 1 on host 1 exited with status 7; ending the other ranks" in done.stderr
-    assert time.monotonic() - start < 30  # not the minute that rank 0 would sleep
+    assert time.monotonic() - start < 4
 
 
 def test_a_rank_that_will_not_end_is_killed(plait_lab: PlaitLab) -> None:
