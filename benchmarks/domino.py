@@ -39,13 +39,18 @@ def main() -> int:
 def run(nic: str, options: argparse.Namespace, variants: Sequence[str], rounds: int) -> dict[str, Any]:
     """What the ranks measured on a lab with this link."""
     shape = [str(value) for value in (options.layers, options.hidden, options.sequence, options.batch, rounds)]
-    return ranks_on_lab(LabSpec(2, 1, nic, segment=SEGMENT), "domino_ranks.py", ",".join(variants), options.family, *shape)
+    return ranks_on_lab(
+        LabSpec(2, 1, nic, segment=SEGMENT), "domino_ranks.py", ",".join(variants), options.family, *shape
+    )
 
 
 def rate_for(share: float, options: argparse.Namespace) -> str:
     """The link rate at which communication is about ``share`` of the synchronous step: what it adds is inverse to the rate."""
     rate = 500.0
-    for rounds in (3, 6):  # the second time near the rate that is looked for, since waiting costs a little that is no communication
+    for rounds in (
+        3,
+        6,
+    ):  # the second time near the rate that is looked for, since waiting costs a little that is no communication
         times = run(f"{round(rate)}mbit", options, ("sync", "none"), rounds)["seconds"]
         ratio = statistics.median(sync / none for sync, none in zip(times["sync"], times["none"], strict=True))
         rate *= max(0.05, (ratio - 1) * (1 - share) / share)
@@ -72,7 +77,12 @@ def work_out(nic: str, found: dict[str, Any]) -> dict[str, Any]:
         return (1 - ratio(name, "sync")) / (1 - ratio("none", "sync"))
 
     against = {
-        name: {"sync": ratio("sync", name), "none": ratio("none", name), "limit": ratio("limit", name), "hidden": hidden(name)}
+        name: {
+            "sync": ratio("sync", name),
+            "none": ratio("none", name),
+            "limit": ratio("limit", name),
+            "hidden": hidden(name),
+        }
         for name in VARIANTS
     }
     domino = against["domino"]
@@ -115,7 +125,12 @@ def show(point: dict[str, Any]) -> None:
 def _options() -> argparse.Namespace:
     parser = make_parser(__doc__, rounds=9, quick=3)
     parser.add_argument("--nic", action="append", help="rate of each host's link instead; may be repeated")
-    parser.add_argument("--share", action="append", type=float, help="a share of communication to find the rate for (default 0.3 and 0.52)")
+    parser.add_argument(
+        "--share",
+        action="append",
+        type=float,
+        help="a share of communication to find the rate for (default 0.3 and 0.52)",
+    )
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt", help="the peer is a GPT in either case")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=768)

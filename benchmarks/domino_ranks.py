@@ -21,17 +21,17 @@ from plait.core.model import ModelSpec
 from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
 from plait.core.timeline import Hidden
-from plait.train.device import Device, open_device
-from plait.train.executor import SegmentExecutor
-from plait.train.gradients import Gradients
-from plait.train.inflight import MicroBatch
-from plait.train.model import Transformer
-from plait.train.rank_process import run_and_end
-from plait.train.recorder import Recorder
-from plait.train.steps import make_executor
-from plait.train.threads import take_cores
-from plait.train.tune import typical_costs
-from plait.train.wire import Wire, open_wire
+from plait.train.comm.wire import Wire, open_wire
+from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.steps import make_executor
+from plait.train.machine.device import Device, open_device
+from plait.train.machine.rank_process import run_and_end
+from plait.train.machine.threads import take_cores
+from plait.train.model.transformer import Transformer
+from plait.train.record.recorder import Recorder
+from plait.train.tune.slices import typical_costs
 
 SLICED = {
     "sync": Strategy(tp=2, overlap="sync"),
@@ -55,7 +55,9 @@ class Bench:
     wire: Wire
     device: Device
 
-    def executor(self, strategy: Strategy, costs: SegmentCosts | None = None, recorder: Recorder | None = None) -> SegmentExecutor:
+    def executor(
+        self, strategy: Strategy, costs: SegmentCosts | None = None, recorder: Recorder | None = None
+    ) -> SegmentExecutor:
         size, sequence = self.batch.tokens.shape
         return make_executor(
             self.model,
@@ -144,7 +146,9 @@ def _time(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     cpu: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
-        for name in names[number % len(names) :] + names[: number % len(names)]:  # nobody always comes after the same one
+        for name in (
+            names[number % len(names) :] + names[: number % len(names)]
+        ):  # nobody always comes after the same one
             run = runs[name]
             dist.barrier()
             start, before = time.perf_counter(), _cpu()

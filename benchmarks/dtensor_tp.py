@@ -27,7 +27,9 @@ class _Attention(nn.Module):
         super().__init__()
         self.local_heads, self.size = local_heads, spec.head_size
         width = spec.num_heads * spec.head_size
-        self.qkv = nn.Linear(spec.hidden, 3 * width)  # rows ordered rank by rank, so that a contiguous shard is whole heads
+        self.qkv = nn.Linear(
+            spec.hidden, 3 * width
+        )  # rows ordered rank by rank, so that a contiguous shard is whole heads
         self.out = nn.Linear(width, spec.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,10 +85,14 @@ class DTensorGpt(nn.Module):
                 block,
                 mesh,
                 {
-                    "attention": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False),
+                    "attention": PrepareModuleInput(
+                        input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
+                    ),
                     "attention.qkv": ColwiseParallel(),
                     "attention.out": RowwiseParallel(),
-                    "mlp": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False),
+                    "mlp": PrepareModuleInput(
+                        input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
+                    ),
                     "mlp.up": ColwiseParallel(),
                     "mlp.down": RowwiseParallel(),
                 },

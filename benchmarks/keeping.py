@@ -17,11 +17,15 @@ from plait.core.errors import PlaitError
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
 
-SEGMENT = 1 << 18  # bytes: as few and as large pieces as can be, since each costs the emulation CPU time that computation wants too
+SEGMENT = (
+    1 << 18
+)  # bytes: as few and as large pieces as can be, since each costs the emulation CPU time that computation wants too
 HERE = Path(__file__).resolve().parent
 
 
-def ranks_on_lab(spec: LabSpec, script: str, *args: str, prepare: Callable[[Lab], object] | None = None) -> dict[str, Any]:
+def ranks_on_lab(
+    spec: LabSpec, script: str, *args: str, prepare: Callable[[Lab], object] | None = None
+) -> dict[str, Any]:
     """Run a script of this folder on every rank of a lab; what rank 0 wrote to the file it is given first. prepare: changes to the lab.
 
     If a rank fails, what all of them wrote goes to stderr first: their logs go with the lab.
@@ -45,7 +49,9 @@ def make_parser(doc: str | None, *, rounds: int, quick: int = 2, cases: Iterable
     """A parser of the options that all benchmarks have; ``case`` is None for all of them."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    parser.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds after one to warm up (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="interleaved rounds after one to warm up (default %(default)s)"
+    )
     parser.add_argument("--quick", action="store_const", dest="rounds", const=quick, help=f"{quick} rounds")
     if names := tuple(cases):
         parser.add_argument("--case", action="append", choices=names, help="only this one; may be repeated")
@@ -65,7 +71,12 @@ def finish(main: Callable[[], int]) -> NoReturn:
 def machine() -> str:
     """What the figures were measured on."""
     model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "cpu"
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "cpu",
     )
     cores = subprocess.run(["nproc"], capture_output=True, text=True, check=False).stdout.strip()
     return f"{cores} cores of {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
@@ -90,7 +101,9 @@ def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
     """Write ``result`` to the file that ``--save`` names, with date, machine and command; print it as one line with ``--json``."""
     share = stolen()
     if share > 0.01:
-        print(f"other machines on this host took {share:.1%} of the processors meanwhile: expect noise", file=sys.stderr)
+        print(
+            f"other machines on this host took {share:.1%} of the processors meanwhile: expect noise", file=sys.stderr
+        )
     if options.save:
         where = {"machine": machine(), "stolen": round(share, 4), "command": " ".join(["python", *sys.argv])}
         kept = {"date": datetime.now(UTC).date().isoformat(), **where, **result}

@@ -111,10 +111,19 @@ def work_out(name: str, case: dict[str, Any], found: dict[str, Any]) -> dict[str
 def show(point: dict[str, Any]) -> None:
     """One table for people."""
     travel = ", ".join(f"{seconds * 1e3:.0f}" for seconds in point["transfer_s"])
-    title = (
-        f"{point['case']}: computation {point['computation']}, links {point['nic']}, a transfer takes {travel} ms; slack {point['slack']}"
+    title = f"{point['case']}: computation {point['computation']}, links {point['nic']}, a transfer takes {travel} ms; slack {point['slack']}"
+    table = Table(
+        "variant",
+        "ms",
+        "of bound",
+        "filled",
+        "steady",
+        "period ms",
+        "theorem ms",
+        "against torch 1F1B",
+        "alive",
+        title=title,
     )
-    table = Table("variant", "ms", "of bound", "filled", "steady", "period ms", "theorem ms", "against torch 1F1B", "alive", title=title)
 
     def text(value: float | None, form: str, scale: float = 1) -> str:
         return "" if value is None else form.format(value * scale)

@@ -50,7 +50,9 @@ class UStage(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): Block(spec, spec.num_heads) for layer in layers})
         self.changes = {layer: (direction, level) for layer, direction, level in spec.resampling if layer in layers}
         width = 2 if self.first else 1
-        self.resample = nn.ModuleDict({str(layer): nn.Linear(width * spec.hidden, spec.hidden) for layer in self.changes})
+        self.resample = nn.ModuleDict(
+            {str(layer): nn.Linear(width * spec.hidden, spec.hidden) for layer in self.changes}
+        )
         self.words = nn.Embedding(spec.vocab, spec.hidden) if self.first else None
         self.positions = nn.Embedding(spec.max_sequence, spec.hidden) if self.first else None
         self.norm = None if self.first else nn.LayerNorm(spec.hidden)
@@ -103,12 +105,21 @@ class _Runtime(_PipelineScheduleRuntime):
 
     def __init__(self, stage: PipelineStage, schedule: Schedule, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__([stage], schedule.num_micro_batches, loss_fn=loss, scale_grads=False)
-        self.pipeline_order = {rank: [_Action.from_str(str(op)) for op in ops] for rank, ops in enumerate(schedule.ranks)}
+        self.pipeline_order = {
+            rank: [_Action.from_str(str(op)) for op in ops] for rank, ops in enumerate(schedule.ranks)
+        }
         self._prepare_schedule_with_comms(self.pipeline_order)  # type: ignore[arg-type]
 
 
 def peer_step(
-    kind: str, module: nn.Module, place: int, places: int, count: int, boundary: tuple[int, int, int], inputs: Tensor, targets: Tensor
+    kind: str,
+    module: nn.Module,
+    place: int,
+    places: int,
+    count: int,
+    boundary: tuple[int, int, int],
+    inputs: Tensor,
+    targets: Tensor,
 ) -> Callable[[], object]:
     """One step of ``count`` micro-batches; kind: ``1f1b`` or ``runtime``."""
     sequence, batch, hidden = boundary
@@ -123,7 +134,9 @@ def peer_step(
     leaving = [tensor.clone().requires_grad_() for tensor in between]
     if place == places - 1 and not isinstance(module, StandInStage):
         leaving = [module(*entering).detach()]
-    stage = PipelineStage(module, place, places, torch.device("cpu"), input_args=tuple(entering), output_args=tuple(leaving))
+    stage = PipelineStage(
+        module, place, places, torch.device("cpu"), input_args=tuple(entering), output_args=tuple(leaving)
+    )
 
     def loss(found: Tensor, wanted: Tensor) -> Tensor:
         if isinstance(module, StandInStage):

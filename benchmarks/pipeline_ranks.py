@@ -25,15 +25,15 @@ from plait.core.segments import SegmentGraph
 from plait.core.strategy import Strategy
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
-from plait.train.assembly import assemble
-from plait.train.courier import LaneCourier
-from plait.train.device import open_device
-from plait.train.groups import open_groups
-from plait.train.inflight import InFlight, MicroBatch
-from plait.train.pipeline import Courier, Delivery, Pipeline
-from plait.train.rank_process import run_and_end
-from plait.train.threads import take_cores
-from plait.train.tune_pipeline import SLACK_TOLERANCE, travel_times
+from plait.train.engine.assembly import assemble
+from plait.train.engine.courier import LaneCourier
+from plait.train.engine.groups import open_groups
+from plait.train.engine.inflight import InFlight, MicroBatch
+from plait.train.engine.pipeline import Courier, Delivery, Pipeline
+from plait.train.machine.device import open_device
+from plait.train.machine.rank_process import run_and_end
+from plait.train.machine.threads import take_cores
+from plait.train.tune.pipeline import SLACK_TOLERANCE, travel_times
 
 DEVICE = open_device("cpu", 0)
 
@@ -132,7 +132,9 @@ class Bench:
         self.travel = travel_times(first.schedule, self.courier, rank, DEVICE)
         self.stand_ins: dict[str, StandIn] = {}
 
-    def plan(self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None) -> PipelinePlan:
+    def plan(
+        self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None
+    ) -> PipelinePlan:
         setup, (sequence, batch, hidden) = self.setup, boundary or self.setup.boundary
         return plan_pipeline(
             replace(self.spec, hidden=hidden, num_heads=1, num_kv_heads=1, head_size=hidden),
@@ -172,9 +174,25 @@ class Bench:
         edges = self.setup.places - 1
         slack = enough_slack(compute, self.travel, SLACK_TOLERANCE)
         build = UStage if self.setup.levels else GptStage
-        stage = build(self.spec, self.rank, self.setup.places) if self.setup.forward is None else StandInStage(self.setup.forward)
-        inputs = self.tokens if self.setup.forward is None else torch.zeros(self.setup.micro_batches * self.setup.boundary[1], 1)
-        peer = (stage, self.rank, self.setup.places, self.setup.micro_batches, self.setup.boundary, inputs, self.targets)
+        stage = (
+            build(self.spec, self.rank, self.setup.places)
+            if self.setup.forward is None
+            else StandInStage(self.setup.forward)
+        )
+        inputs = (
+            self.tokens
+            if self.setup.forward is None
+            else torch.zeros(self.setup.micro_batches * self.setup.boundary[1], 1)
+        )
+        peer = (
+            stage,
+            self.rank,
+            self.setup.places,
+            self.setup.micro_batches,
+            self.setup.boundary,
+            inputs,
+            self.targets,
+        )
         made: dict[str, Callable[[], tuple[Callable[[], object], tuple[int, ...]]]] = {
             "1f1b": lambda: (self.ours("1f1b", "1f1b", Awaited(self.courier)), (1,) * edges),
             "1f1b_overlap": lambda: (self.ours("1f1b_overlap", "1f1b", self.courier), (1,) * edges),
@@ -229,7 +247,9 @@ def _compute(bench: Bench) -> list[float]:
     dist.barrier()
     start = time.perf_counter()
     run()
-    took = torch.tensor([(time.perf_counter() - start) / (bench.setup.micro_batches + bench.setup.places - 1)], dtype=torch.float64)
+    took = torch.tensor(
+        [(time.perf_counter() - start) / (bench.setup.micro_batches + bench.setup.places - 1)], dtype=torch.float64
+    )
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
     return [took.item()] * bench.setup.places
 
@@ -243,14 +263,28 @@ def _period(bench: Bench, name: str) -> float:
     return (ends[-1] - ends[fill]) / (len(ends) - 1 - fill)
 
 
-def _write(out: str, bench: Bench, runs: dict[str, Any], seconds: dict[str, list[float]], periods: dict[str, list[float]]) -> None:
-    took = {name: statistics.mean(end - start for _, start, end in one.spans) * 2 for name, one in bench.stand_ins.items()}
-    theory = {name: steady_period([took[name]] * bench.setup.places, bench.travel, runs[name][1]) for name in took if name != "bound"}
+def _write(
+    out: str, bench: Bench, runs: dict[str, Any], seconds: dict[str, list[float]], periods: dict[str, list[float]]
+) -> None:
+    took = {
+        name: statistics.mean(end - start for _, start, end in one.spans) * 2 for name, one in bench.stand_ins.items()
+    }
+    theory = {
+        name: steady_period([took[name]] * bench.setup.places, bench.travel, runs[name][1])
+        for name in took
+        if name != "bound"
+    }
     box: list[Any] = [{name: statistics.median(values) for name, values in periods.items()} | {"of": theory}]
     dist.broadcast_object_list(box, src=bench.setup.places - 1)
     if bench.rank == 0:
         slacks = {name: slack for name, (_, slack) in runs.items() if slack}
-        found = {"seconds": seconds, "travel": bench.travel, "slack": slacks, "period": box[0], "boundary": bench.setup.boundary}
+        found = {
+            "seconds": seconds,
+            "travel": bench.travel,
+            "slack": slacks,
+            "period": box[0],
+            "boundary": bench.setup.boundary,
+        }
         Path(out).write_text(json.dumps(found))
 
 

@@ -121,10 +121,24 @@ def work_out(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """One table for people: ours in full, the others by how much longer they take."""
     others = [*WAYS, *ORDERS]
-    table = Table("case", "from", "to", "MB", "bound s", "ours s", "of bound", "Gbit/s", "CPU s", *others, title=f"{result['nic']} a host")
+    table = Table(
+        "case",
+        "from",
+        "to",
+        "MB",
+        "bound s",
+        "ours s",
+        "of bound",
+        "Gbit/s",
+        "CPU s",
+        *others,
+        title=f"{result['nic']} a host",
+    )
     for name, case in result["cases"].items():
         ours = case["variants"]["ours"]
-        ratios = (f"{case['variants'][other]['over_ours']:.2f}x" if other in case["variants"] else "" for other in others)
+        ratios = (
+            f"{case['variants'][other]['over_ours']:.2f}x" if other in case["variants"] else "" for other in others
+        )
         table.add_row(
             name,
             case["source"],
@@ -145,8 +159,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--nic", default="1gbit", help="rate of each host's link (default 1gbit)")
     parser.add_argument("--seconds", type=float, default=0.4, help="what the slowest NIC needs (default 0.4)")
     parser.add_argument("--ours", action="store_true", help="leave out what ours is compared with")
-    parser.add_argument("--latency", type=float, default=100.0, help="microseconds a message is planned with (default 100)")
-    parser.add_argument("--local-rate", type=float, default=1e9, help="bytes per second planned for within a host (default 1e9)")
+    parser.add_argument(
+        "--latency", type=float, default=100.0, help="microseconds a message is planned with (default 100)"
+    )
+    parser.add_argument(
+        "--local-rate", type=float, default=1e9, help="bytes per second planned for within a host (default 1e9)"
+    )
     parser.add_argument("--min-chunk", type=int, default=1 << 16, help="bytes (default 64 KiB)")
     parser.add_argument("--max-chunk", type=int, default=1 << 20, help="bytes (default 1 MiB)")
     return parser.parse_args()

@@ -17,9 +17,9 @@ from torch import Tensor
 from plait.core.reshard import TensorLayout
 from plait.core.reshard_plan import ReshardPlan
 from plait.plan.reshard import Fabric, make_plan
-from plait.train.device import Device
-from plait.train.rank_process import run_and_end
-from plait.train.reshard import Lane
+from plait.train.comm.lanes import Lane
+from plait.train.machine.device import Device
+from plait.train.machine.rank_process import run_and_end
 
 HEAD_START = 0.02  # seconds from agreeing on a start to the start
 
@@ -63,9 +63,18 @@ def _case(lane: Lane, rank: int, fabric: Fabric, case: dict[str, Any], rounds: i
             taken, used = _timed(lane, plan, have, got)
             seconds[name].append(taken)
             cpu[name].append(used)
-    summary = {name: {"predicted": plan.predicted / 1e9, "ways": sorted({s.way for s in plan.steps})} for name, plan in plans.items()}
+    summary = {
+        name: {"predicted": plan.predicted / 1e9, "ways": sorted({s.way for s in plan.steps})}
+        for name, plan in plans.items()
+    }
     bound = next(iter(plans.values())).lower_bound / 1e9
-    return {"seconds": seconds, "cpu": cpu, "bound": bound, "units": len(next(iter(plans.values())).steps), "plans": summary}
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "bound": bound,
+        "units": len(next(iter(plans.values())).steps),
+        "plans": summary,
+    }
 
 
 def _timed(lane: Lane, plan: ReshardPlan, have: Tensor | None, got: Tensor | None) -> tuple[float, float]:
@@ -80,7 +89,10 @@ def _timed(lane: Lane, plan: ReshardPlan, have: Tensor | None, got: Tensor | Non
         time.sleep(left)
     before = _cpu()
     lane.start(plan, have, got).wait()
-    end, used = torch.tensor([time.perf_counter()], dtype=torch.float64), torch.tensor([_cpu() - before], dtype=torch.float64)
+    end, used = (
+        torch.tensor([time.perf_counter()], dtype=torch.float64),
+        torch.tensor([_cpu() - before], dtype=torch.float64),
+    )
     dist.all_reduce(end, op=dist.ReduceOp.MAX)
     dist.all_reduce(used)
     return end.item() - start, used.item()

@@ -45,8 +45,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "2 x 2": {"sp": 4, "ring": 2, "optim": 4},
 }
 CASES = {
-    "speed": ModelSpec(family="llama", num_layers=2, hidden=512, num_heads=8, ffn_hidden=1408, vocab=256, max_sequence=4096),
-    "memory": ModelSpec(family="llama", num_layers=2, hidden=256, num_heads=4, ffn_hidden=704, vocab=256, max_sequence=65536),
+    "speed": ModelSpec(
+        family="llama", num_layers=2, hidden=512, num_heads=8, ffn_hidden=1408, vocab=256, max_sequence=4096
+    ),
+    "memory": ModelSpec(
+        family="llama", num_layers=2, hidden=256, num_heads=4, ffn_hidden=704, vocab=256, max_sequence=65536
+    ),
 }
 
 
@@ -95,11 +99,21 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
                 row = json.loads(report.read_text())
         found[name] = row | {"predicted": sum(predicted("memory", name)), "limit": limit}
     if not options.json:
-        table = Table("variant", "MB predicted", "MB allowed", "MB taken", "off", "outcome", title=f"{CASES['memory'].max_sequence} tokens")
+        table = Table(
+            "variant",
+            "MB predicted",
+            "MB allowed",
+            "MB taken",
+            "off",
+            "outcome",
+            title=f"{CASES['memory'].max_sequence} tokens",
+        )
         for name, row in found.items():
             outcome = row.get("failure") or f"a step in {row['seconds']:.0f} s"
             off = "" if "failure" in row else f"{row['taken'] / row['predicted'] - 1:+.1%}"
-            table.add_row(name, *(f"{row[key] / 1e6:.0f}" for key in ("predicted", "limit", "taken")), off, Text(outcome))
+            table.add_row(
+                name, *(f"{row[key] / 1e6:.0f}" for key in ("predicted", "limit", "taken")), off, Text(outcome)
+            )
         Console(width=160).print(table)
     return found
 

@@ -25,12 +25,12 @@ from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
-from plait.train.assembly import Part, assemble
-from plait.train.device import open_device
-from plait.train.inflight import MicroBatch
-from plait.train.optimizer import Optimizer
-from plait.train.rank_process import run_and_end
-from plait.train.steps import train_step
+from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.steps import train_step
+from plait.train.machine.device import open_device
+from plait.train.machine.rank_process import run_and_end
 
 DEVICE = open_device("cpu", 0)
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -83,7 +83,9 @@ class Variant:
             shardings=[self.sharding],
             sequence_cut=self.cut,
         )
-        self.part: Part = assemble(setup.spec, strategy, plan, self.rank, DEVICE, micro_batch=1, sequence=setup.sequence)
+        self.part: Part = assemble(
+            setup.spec, strategy, plan, self.rank, DEVICE, micro_batch=1, sequence=setup.sequence
+        )
         self.optimizer = Optimizer(self.part.models, self.part.gradients)
         tokens = torch.randint(0, 256, (1, setup.sequence), generator=torch.Generator().manual_seed(0))
         self.batches = self.part.own([MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(1), 1.0 / setup.sequence, 0)])
@@ -114,7 +116,10 @@ def timed(setup: Setup, rank: int) -> dict[str, Any]:
             dist.all_reduce(spent, op=dist.ReduceOp.MAX)
             if number:
                 seconds[name].append(spent.item())
-    return {"seconds": seconds, "within": {name: DEVICE.allocated(variant.step).peak for name, variant in variants.items()}}
+    return {
+        "seconds": seconds,
+        "within": {name: DEVICE.allocated(variant.step).peak for name, variant in variants.items()},
+    }
 
 
 def limited(setup: Setup, rank: int) -> dict[str, Any]:

@@ -43,8 +43,24 @@ REDUNDANCY: dict[str, Any] = {
     "fsdp2 hsdp": {"fsdp": [2, 2]},
 }
 CASES: dict[str, dict[str, Any]] = {
-    "overlap": {"hosts": (2, 1), "layers": 4, "hidden": 512, "sequence": 256, "batch": 8, "micro_batches": 1, "variants": OVERLAP},
-    "redundancy": {"hosts": (2, 2), "layers": 4, "hidden": 512, "sequence": 64, "batch": 2, "micro_batches": 2, "variants": REDUNDANCY},
+    "overlap": {
+        "hosts": (2, 1),
+        "layers": 4,
+        "hidden": 512,
+        "sequence": 256,
+        "batch": 8,
+        "micro_batches": 1,
+        "variants": OVERLAP,
+    },
+    "redundancy": {
+        "hosts": (2, 2),
+        "layers": 4,
+        "hidden": 512,
+        "sequence": 64,
+        "batch": 2,
+        "micro_batches": 2,
+        "variants": REDUNDANCY,
+    },
 }
 
 
@@ -81,7 +97,9 @@ def rate_for(share: float, options: argparse.Namespace) -> str:
     rate = 1000.0
     for rounds in (2, 4):
         times = run("overlap", f"{round(rate)}mbit", rounds, ("zero3_sync", "compute"))["seconds"]
-        ratio = statistics.median(sync / alone for sync, alone in zip(times["zero3_sync"], times["compute"], strict=True))
+        ratio = statistics.median(
+            sync / alone for sync, alone in zip(times["zero3_sync"], times["compute"], strict=True)
+        )
         rate *= max(0.05, (ratio - 1) * (1 - share) / share)
     return f"{max(1, round(rate))}mbit"
 
@@ -114,14 +132,25 @@ def show(point: dict[str, Any]) -> None:
                   title=f"{point['case']}: {point['nic']}{share}")  # fmt: skip
     for name, row in point["variants"].items():
         limit = f"{row['of_limit']:.0%}" if "of_limit" in row else ""
-        megabytes = [f"{value / 1e6:.1f}" if value is not None else "" for value in (row["link_bytes"], row["link_formula"])]
-        table.add_row(name, f"{row['seconds'] * 1e3:.0f}", f"{row['against_fsdp2']:.2f}x", f"{row['against_full']:.2f}x", limit, *megabytes)
+        megabytes = [
+            f"{value / 1e6:.1f}" if value is not None else "" for value in (row["link_bytes"], row["link_formula"])
+        ]
+        table.add_row(
+            name,
+            f"{row['seconds'] * 1e3:.0f}",
+            f"{row['against_fsdp2']:.2f}x",
+            f"{row['against_full']:.2f}x",
+            limit,
+            *megabytes,
+        )
     Console(width=140).print(table)
 
 
 def _options() -> argparse.Namespace:
     parser = make_parser(__doc__, rounds=8, cases=CASES)
-    parser.add_argument("--share", type=float, default=0.35, help="communication's share of the step without overlap (default 0.35)")
+    parser.add_argument(
+        "--share", type=float, default=0.35, help="communication's share of the step without overlap (default 0.35)"
+    )
     parser.add_argument("--nic", help="rate of each host's link instead")
     return parser.parse_args()
 

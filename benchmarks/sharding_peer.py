@@ -31,7 +31,9 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def fsdp_step(spec: ModelSpec, mesh: tuple[int, ...], tokens: Tensor, targets: Tensor, micro_batches: int) -> Callable[[], object]:
+def fsdp_step(
+    spec: ModelSpec, mesh: tuple[int, ...], tokens: Tensor, targets: Tensor, micro_batches: int
+) -> Callable[[], object]:
     """A step of ``micro_batches``, AdamW included. mesh: (ranks,) for full sharding, (replicas, ranks) for HSDP."""
     names = ("shard",) if len(mesh) == 1 else ("replicate", "shard")
     over = init_device_mesh("cpu", mesh, mesh_dim_names=names)

@@ -22,14 +22,14 @@ from plait.core.strategy import Strategy
 from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
 from plait.plan.sharding import step_bytes
-from plait.train.assembly import Part, assemble
-from plait.train.device import open_device
-from plait.train.inflight import MicroBatch
-from plait.train.optimizer import Optimizer
-from plait.train.rank_process import run_and_end
-from plait.train.steps import train_step
-from plait.train.threads import take_cores
-from plait.train.wire import NullWire
+from plait.train.comm.wire import NullWire
+from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.steps import train_step
+from plait.train.machine.device import open_device
+from plait.train.machine.rank_process import run_and_end
+from plait.train.machine.threads import take_cores
 
 DEVICE = open_device("cpu", 0)
 STEPS = 2  # in a row: what a step leaves under way belongs to the next

@@ -8,7 +8,9 @@ import signal
 from hypothesis import HealthCheck, settings
 
 # Deadlines measure the machine's other work; examples found once are kept in .hypothesis and tried again.
-settings.register_profile("plait", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.register_profile(
+    "plait", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("plait")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any test; ranks started by tests inherit it

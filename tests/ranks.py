@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from plait.train.rank_process import die_with_parent
+from plait.train.machine.rank_process import die_with_parent
 
 GRACE = 5.0  # seconds that the other ranks have left once one has failed: they may wait for it for ever
 CONTEXT = mp.get_context("forkserver")
@@ -89,7 +89,9 @@ class Ranks:
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     die_with_parent()  # one that is stopped would not see its pipe close
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo"
+    )
     import torch
     import torch.distributed as dist
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
-from plait.train.dropout import DropoutKey
-from plait.train.parameters import initialise, pieces
+from plait.train.model.dropout import DropoutKey
+from plait.train.model.pieces import initialise, pieces
 
 
 class Reference:
@@ -22,7 +22,9 @@ class Reference:
 
     def __init__(self, spec: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
         self.spec = spec
-        self.weights = {p.name: initialise(spec, p, seed).to(dtype).requires_grad_() for p in pieces(spec, Strategy(), 0)}
+        self.weights = {
+            p.name: initialise(spec, p, seed).to(dtype).requires_grad_() for p in pieces(spec, Strategy(), 0)
+        }
 
     def perturb(self, seed: int = 1) -> None:
         """Make biases and norms differ from their trivial initial values."""
@@ -105,17 +107,23 @@ class Reference:
             q, k = self._rotate(q), self._rotate(k)
         group = spec.num_heads // spec.num_kv_heads
         k, v = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
-        scores = q @ k.transpose(2, 3) / math.sqrt(spec.head_size) + torch.full((s, s), float("-inf"), dtype=n.dtype).triu(1)
+        scores = q @ k.transpose(2, 3) / math.sqrt(spec.head_size) + torch.full(
+            (s, s), float("-inf"), dtype=n.dtype
+        ).triu(1)
         weights = scores.softmax(-1)
         if dropout is not None and spec.attention_dropout:
-            weights = weights * dropout.attention(spec.attention_dropout, layer, samples, torch.arange(spec.num_heads), weights)
+            weights = weights * dropout.attention(
+                spec.attention_dropout, layer, samples, torch.arange(spec.num_heads), weights
+            )
         return self._linear(f"{at}.o", (weights @ v).transpose(1, 2).reshape(b, s, -1))
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary positions by complex multiplication of the pairs (i, i + D/2)."""
         size = self.spec.head_size
         frequencies = self.spec.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-        turns = torch.polar(torch.ones(1, dtype=torch.float64), torch.outer(torch.arange(x.shape[2], dtype=torch.float64), frequencies))
+        turns = torch.polar(
+            torch.ones(1, dtype=torch.float64), torch.outer(torch.arange(x.shape[2], dtype=torch.float64), frequencies)
+        )
         pairs = torch.complex(x[..., : size // 2].double(), x[..., size // 2 :].double()) * turns
         return torch.cat((pairs.real, pairs.imag), dim=-1).to(x.dtype)
 

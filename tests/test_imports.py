@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "plait").rglob("*.py"))
 VERBS = {"plan", "place", "train", "diagnose", "launch", "lab"}
+TRAIN = ("tune", "engine", "checkpoint", "record", "data", "model", "comm", "machine")
+"""Folders of ``plait/train``: each imports only itself and those after it."""
 MAX_LINES = 500
 
 # A library that only the files listed may import: it is slow to load, heavy, or belongs to one decision.
@@ -30,7 +32,14 @@ ONLY_IN = {
     "rich": ("plait/cli/", "plait/train/report.py"),
     "pydantic": ("plait/core/job.py", "plait/core/explain.py"),
 }
-STARTS_FAST = {"torch", "pyarrow", "numpy", "safetensors", "tokenizers", "transformers"}  # slow; core imports them inside functions
+STARTS_FAST = {
+    "torch",
+    "pyarrow",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+}  # slow; core imports them inside functions
 
 
 def _name(file: Path) -> str:
@@ -50,13 +59,22 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             assert node.level == 0, "imports are absolute"
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
-            yield from (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
+            yield from (
+                arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            )
 
 
 def _folders(tree: ast.AST) -> set[str]:
     """The folders of Plait that are imported."""
-    return {name.split(".")[1] for name in _imports(tree) if name.startswith("plait.") and name.split(".")[1] in {*VERBS, "core", "cli"}}
+    return {
+        name.split(".")[1]
+        for name in _imports(tree)
+        if name.startswith("plait.") and name.split(".")[1] in {*VERBS, "core", "cli"}
+    }
 
 
 @pytest.mark.parametrize("file", FILES, ids=_name)
@@ -66,13 +84,19 @@ def test_imports_follow_the_arrows(file: Path) -> None:
     assert _folders(_tree(file)) <= allowed.get(folder, set()), "data crosses between verbs, not calls"
 
 
+@pytest.mark.parametrize("file", [f for f in FILES if "train" in f.parts and f.parent.name in TRAIN], ids=_name)
+def test_the_folders_of_train_are_layers(file: Path) -> None:
+    words = [name.split(".") for name in _imports(_tree(file)) if name.startswith("plait.train.")]
+    assert {word[2] for word in words} <= set(TRAIN[TRAIN.index(file.parent.name) :])
+
+
 @pytest.mark.parametrize("file", FILES, ids=_name)
 def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
     wrong = {name.split(".")[0] for name in _imports(_tree(file))} & set(ONLY_IN)
     assert {library for library in wrong if not _name(file).startswith(ONLY_IN[library] or ("-",))} == set()
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.parent.name != "train"], ids=_name)
+@pytest.mark.parametrize("file", [f for f in FILES if "train" not in f.parts], ids=_name)
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert {name.split(".")[0] for node in top for name in _imports(node)} & STARTS_FAST == set()
@@ -99,7 +123,7 @@ def test_the_environment_is_read_in_one_file(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=_name)
 def test_torch_cuda_is_named_in_one_file(file: Path) -> None:
-    if _name(file) != "plait/train/device.py":
+    if _name(file) != "plait/train/machine/device.py":
         assert "cuda" not in _attributes(file, "torch")
         assert not any(name.startswith("torch.cuda") for name in _imports(_tree(file)))
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Emulate a cluster on this Linux machine: hosts behind links of a given rate.")
+app = typer.Typer(
+    no_args_is_help=True, help="Emulate a cluster on this Linux machine: hosts behind links of a given rate."
+)
 
 LabName = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="Which lab, when several run.")]
 Host = Annotated[int, typer.Argument(metavar="HOST", help="Number of the host, from 0.")]
@@ -16,18 +18,28 @@ Host = Annotated[int, typer.Argument(metavar="HOST", help="Number of the host, f
 # Options end where the command begins, so that the command's own options need no `--` before them.
 @app.command("run", context_settings={"allow_interspersed_args": False})
 def run_command(
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What every rank runs.", show_default=False)] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What every rank runs.", show_default=False)
+    ] = None,
     hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 2,
     ranks_per_host: Annotated[int, typer.Option(help="Ranks on each host; they speak over its loopback.")] = 1,
-    nic: Annotated[str, typer.Option(metavar="RATE", help="Rate of a host's link, each way: 400mbit, 2.5gbit, unlimited.")] = "1gbit",
+    nic: Annotated[
+        str, typer.Option(metavar="RATE", help="Rate of a host's link, each way: 400mbit, 2.5gbit, unlimited.")
+    ] = "1gbit",
     mtu: Annotated[int, typer.Option(help="Largest packet of a link, in bytes.")] = 9000,
     segment: Annotated[
         int, typer.Option(metavar="BYTES", help="Most bytes TCP hands a link at once; more costs less CPU (Linux 6.3).")
     ] = 65536,
     name: Annotated[str | None, typer.Option(help="What to call the lab.", show_default="lab1, lab2, ...")] = None,
-    only_rank: Annotated[int | None, typer.Option(metavar="N", help="Show what this rank prints, not the others.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Let ranks write to this terminal as they are, their lines unmarked.")] = False,
-    grace: Annotated[float, typer.Option(metavar="SECONDS", help="Between asking ranks to end and killing them.")] = 5.0,
+    only_rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Show what this rank prints, not the others.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Let ranks write to this terminal as they are, their lines unmarked.")
+    ] = False,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between asking ranks to end and killing them.")
+    ] = 5.0,
 ) -> None:
     """Run a command once per rank on emulated hosts, with the variables torchrun would set.
 
@@ -61,7 +73,9 @@ def heal(host: Host, lab: LabName = None) -> None:
 
 @app.command()
 def slow(
-    host: Host, rate: Annotated[str, typer.Argument(metavar="RATE", help="Such as 100mbit, or unlimited.")], lab: LabName = None
+    host: Host,
+    rate: Annotated[str, typer.Argument(metavar="RATE", help="Such as 100mbit, or unlimited.")],
+    lab: LabName = None,
 ) -> None:
     """Give a host's link another rate, in both directions."""
     from plait.lab import find

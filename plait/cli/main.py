@@ -34,7 +34,9 @@ def main() -> None:
     try:
         app()
     except PlaitError as error:
-        print(textwrap.fill(f"plait: {error}", width=100, break_long_words=False, break_on_hyphens=False), file=sys.stderr)
+        print(
+            textwrap.fill(f"plait: {error}", width=100, break_long_words=False, break_on_hyphens=False), file=sys.stderr
+        )
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
         sys.exit(130)

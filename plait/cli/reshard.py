@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from plait.core.reshard_plan import ReshardPlan
     from plait.plan.reshard import Fabric
 
-app = typer.Typer(no_args_is_help=True, help="Cross-mesh resharding: which pieces go where, in which order, and how close to the bound.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Cross-mesh resharding: which pieces go where, in which order, and how close to the bound.",
+)
 
-Draw = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")]
+Draw = Annotated[
+    list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
+]
 MAX_ROWS = 24  # of the table for people
 ITEMSIZE = {
     **dict.fromkeys(("bool", "int8", "uint8", "fp8", "float8_e4m3fn", "float8_e5m2"), 1),
@@ -33,21 +38,30 @@ def _group() -> None:
 
 @app.command()
 def explain(
-    source: Annotated[str, typer.Option("--from", metavar="LAYOUT", help="Mesh, then R or S and mesh axes a dimension: '(2,4) S0 R R'.")],
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="LAYOUT", help="Mesh, then R or S and mesh axes a dimension: '(2,4) S0 R R'."),
+    ],
     destination: Annotated[
-        str, typer.Option("--to", metavar="LAYOUT", help="Ranks go on after the source's unless it says: '(2,4)@8 ...'.")
+        str,
+        typer.Option("--to", metavar="LAYOUT", help="Ranks go on after the source's unless it says: '(2,4)@8 ...'."),
     ],
     shape: Annotated[str, typer.Option(metavar="N,N,...", help="Of the whole tensor.")],
     dtype: Annotated[str, typer.Option(help="Type of its elements.")] = "bf16",
     nic: Annotated[str, typer.Option(metavar="RATE", help="Of one NIC, each way.")] = "10gbit",
-    nics_per_host: Annotated[int, typer.Option(help="NICs (rails) of a host, shared out among its ranks in order.")] = 1,
+    nics_per_host: Annotated[
+        int, typer.Option(help="NICs (rails) of a host, shared out among its ranks in order.")
+    ] = 1,
     latency: Annotated[str, typer.Option(metavar="TIME", help="For each message: 50us, 1ms, 0s.")] = "50us",
     ranks_per_host: Annotated[
         int | None, typer.Option(help="Ranks of a host, in order.", show_default="each row of a mesh is a host")
     ] = None,
     order: Annotated[str, typer.Option(help="Search: list, naive, load_balance, greedy, dfs or exact.")] = "list",
     way: Annotated[
-        str, typer.Option("--strategy", help="auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast.")
+        str,
+        typer.Option(
+            "--strategy", help="auto, or one for all: send_recv, local_all_gather, global_all_gather, broadcast."
+        ),
     ] = "auto",
     draw: Draw = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
@@ -72,12 +86,18 @@ def explain(
 
         draw_gantt(bars, path, title=title)
     if as_json:
-        typer.echo(json.dumps(plan.to_dict() | {"predicted": plan.predicted, "compared": _compared(plan, fabric), "key": plan.key}))
+        typer.echo(
+            json.dumps(
+                plan.to_dict() | {"predicted": plan.predicted, "compared": _compared(plan, fabric), "key": plan.key}
+            )
+        )
     else:
         _print(plan, fabric, bars, title)
 
 
-def _fabric(source: Any, destination: Any, nic: str, nics_per_host: int, latency: str, ranks_per_host: int | None) -> Fabric:
+def _fabric(
+    source: Any, destination: Any, nic: str, nics_per_host: int, latency: str, ranks_per_host: int | None
+) -> Fabric:
     from plait.core.errors import ReshardError
     from plait.lab import parse_rate
     from plait.plan.reshard import Fabric, even_hosts, mesh_hosts
@@ -90,7 +110,9 @@ def _fabric(source: Any, destination: Any, nic: str, nics_per_host: int, latency
     if ranks_per_host is not None:
         hosts = even_hosts(1 + max(*source.ranks, *destination.ranks), ranks_per_host)
     elif set(source.ranks) & set(destination.ranks):
-        raise ReshardError("The two meshes share ranks, so rows of a mesh do not say what a host is. Add --ranks-per-host.")
+        raise ReshardError(
+            "The two meshes share ranks, so rows of a mesh do not say what a host is. Add --ranks-per-host."
+        )
     else:
         hosts = mesh_hosts(source, destination)
     return Fabric(hosts=hosts, rate=rate / 8, latency=_seconds(latency), nics_per_host=nics_per_host)
@@ -102,7 +124,9 @@ def _shape(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
-        raise ReshardError(f"--shape {text}: whole numbers with commas between them are expected, such as 1024,1024,512.") from None
+        raise ReshardError(
+            f"--shape {text}: whole numbers with commas between them are expected, such as 1024,1024,512."
+        ) from None
 
 
 def _itemsize(dtype: str) -> int:
@@ -150,7 +174,9 @@ def _compared(plan: ReshardPlan, fabric: Fabric) -> dict[str, int]:
     sizes = [task.box.elements * plan.itemsize for task in tasks]
     same = plan.steps[0].way if len({step.way for step in plan.steps}) == 1 else None
     jobs, _ = problem(tasks, sizes, fabric, same)
-    found: dict[str, int] = {order: ends(jobs, search(jobs, order)) for order in ORDERS if order != "exact" or len(jobs) <= 64}
+    found: dict[str, int] = {
+        order: ends(jobs, search(jobs, order)) for order in ORDERS if order != "exact" or len(jobs) <= 64
+    }
     found["send/recv"] = unicast(tasks, sizes, fabric, way="send_recv")
     found["send/recv or all-gather (Alpa)"] = unicast(tasks, sizes, fabric, way="alpa")
     return found
@@ -184,7 +210,9 @@ def _print(plan: ReshardPlan, fabric: Fabric, bars: list[Bar], title: str) -> No
     for line in text_gantt(bars, max(20, console.width - 24)):
         console.print(line, no_wrap=True, markup=False, highlight=False)
     ratio = f", {plan.lower_bound / plan.predicted:.1%} of it by the bound" if plan.predicted else ""
-    console.print(f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}", highlight=False)
+    console.print(
+        f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}", highlight=False
+    )
     others = ", ".join(f"{name} {nanoseconds / 1e9:.4f} s" for name, nanoseconds in _compared(plan, fabric).items())
     console.print(f"orders and baselines: {others}", highlight=False, markup=False)
 

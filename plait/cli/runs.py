@@ -13,7 +13,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="The folder to write; Hugging Face transformers reads it.")],
 ) -> None:
     """Write a run's newest checkpoint as Hugging Face safetensors."""
-    from plait.train.export import export_run
+    from plait.train.checkpoint.export import export_run
 
     step = export_run(run, out)
     typer.echo(f"{out} holds {run} after step {step}")

@@ -15,27 +15,41 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Pipeline schedules: draw them, and see what they cost.")
 
-Picture = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")]
+Picture = Annotated[
+    list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
+]
 Duration = Annotated[float, typer.Option(min=0.0, metavar="TIME", help="Of one micro-batch on one stage, any unit.")]
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, eager-1f1b, slack-1f1b, interleaved, zb-h1, ... or a file.")],
-    stages: Annotated[int, typer.Option(min=1, help="Pipeline ranks; each holds one stage, or several (--chunks).")] = 4,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="gpipe, 1f1b, eager-1f1b, slack-1f1b, interleaved, zb-h1, ... or a file."),
+    ],
+    stages: Annotated[
+        int, typer.Option(min=1, help="Pipeline ranks; each holds one stage, or several (--chunks).")
+    ] = 4,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of one step.")] = 8,
     chunks: Annotated[int, typer.Option(min=1, help="Stages that a rank holds: interleaved any, zb-v two.")] = 1,
     slack: Annotated[
-        str, typer.Option(metavar="N,N,...", help="slack-1f1b: of every boundary.", show_default="what hides the transfers")
+        str,
+        typer.Option(metavar="N,N,...", help="slack-1f1b: of every boundary.", show_default="what hides the transfers"),
     ] = "",
-    skip: Annotated[list[str] | None, typer.Option(metavar="A>B", help="A skip connection between stages; may be repeated.")] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="A>B", help="A skip connection between stages; may be repeated.")
+    ] = None,
     forward: Duration = 1.0,
     input_gradient: Duration = 1.0,
     weight_gradient: Duration = 1.0,
-    transfer: Annotated[str, typer.Option(metavar="TIME[,TIME...]", help="One way over every boundary, or over each of them.")] = "0",
+    transfer: Annotated[
+        str, typer.Option(metavar="TIME[,TIME...]", help="One way over every boundary, or over each of them.")
+    ] = "0",
     mode: Annotated[str, typer.Option(help="How a transfer starts: buffered, rendezvous or blocking.")] = "buffered",
     draw: Picture = None,
-    ops: Annotated[bool, typer.Option("--ops", help="Print the ops, transfers included, instead of the picture.")] = False,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Print the ops, transfers included, instead of the picture.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Draw a schedule, with its bubble and memory, simulated and by formula. NAME may be a file with a hand-written one."""
@@ -75,7 +89,9 @@ def _schedule(
         try:
             given = tuple(int(word) for word in slack.split(","))
         except ValueError:
-            raise ScheduleError(f"--slack {slack}: whole numbers with commas between them are expected, such as 1,2,1") from None
+            raise ScheduleError(
+                f"--slack {slack}: whole numbers with commas between them are expected, such as 1,2,1"
+            ) from None
     elif name == "slack-1f1b":
         given = enough_slack([compute] * stages, _times(transfer, stages - 1, "--transfer"))
     schedule, shape = find_schedule(name, Shape(ranks=stages, micro_batches=micro_batches, chunks=chunks, slack=given))
@@ -102,7 +118,9 @@ def _times(text: str, count: int, option: str) -> list[float]:
     except ValueError:
         found = []
     if len(found) not in (1, count) or min(found) < 0:
-        raise ScheduleError(f"{option} {text}: one number is expected, or {count} with commas between them, none below 0")
+        raise ScheduleError(
+            f"{option} {text}: one number is expected, or {count} with commas between them, none below 0"
+        )
     return found * count if len(found) == 1 else found
 
 
@@ -157,7 +175,10 @@ def _print(run: DryRun, known: Known | None) -> None:
     console.print(_title(run), style="bold", highlight=False)
     rows = drawn_rows(run.bars(), max(20, console.width - 10))
     for name, pieces in rows:
-        console.print(Text.assemble(f"{name:<8} ", *((piece.text, _COLOURS.get(piece.kind, "")) for piece in pieces)), no_wrap=True)
+        console.print(
+            Text.assemble(f"{name:<8} ", *((piece.text, _COLOURS.get(piece.kind, "")) for piece in pieces)),
+            no_wrap=True,
+        )
     peaks, idle = rank_peaks(run.schedule), run.idle()
     if len(run.schedule.ranks) < run.schedule.num_stages:
         console.print("small letters: all but the first of a rank's stages", style="dim")

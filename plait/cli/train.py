@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from plait.lab import LabSpec
 
 WORKER = "plait.train.worker"
-LOCAL_RATE = 1e10  # bytes per second between ranks of one machine: only its ratio to latencies matters, and only to chunk sizes
+LOCAL_RATE = (
+    1e10  # bytes per second between ranks of one machine: only its ratio to latencies matters, and only to chunk sizes
+)
 
 
 def train(
     job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Settings that replace the file's, such as train.steps=100.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings that replace the file's, such as train.steps=100.")
+    ] = None,
     on: Annotated[
         str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
     ] = "local",
@@ -41,8 +45,8 @@ def train(
 def _check_files(job: Job, folder: Path) -> None:
     """Refuse at once what the ranks would refuse, seconds later: data or a tokenizer that is not there, a folder of another job's run."""
     from plait.core.plan import Plan
-    from plait.train.sources import find_files
-    from plait.train.tokenizer import load_tokenizer
+    from plait.train.data.sources import find_files
+    from plait.train.data.tokenizer import load_tokenizer
 
     load_tokenizer(job.data.tokenizer)
     find_files(job.data.sources, job.data.pattern, leave_out=folder / "corpus")
@@ -62,7 +66,9 @@ def _pipeline(job: Job, on: str) -> PipelinePlan | None:
     count = job.train.batch // job.micro_batch
     # Slack that the job leaves open is measured when the ranks have started; until then it is eager-1f1b's.
     slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
-    schedule, _ = find_schedule(asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=asked.interleave, slack=slack))
+    schedule, _ = find_schedule(
+        asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=asked.interleave, slack=slack)
+    )
     lab = _lab_spec(on)
     hosts = even_hosts(job.world_size, lab.ranks_per_host if lab else job.world_size)
     rate = lab.rate / 8 if lab and lab.rate else LOCAL_RATE
@@ -90,7 +96,9 @@ def _lab_spec(on: str) -> LabSpec | None:
         return None
     kind, _, where = on.partition(":")
     if kind != "lab":
-        raise JobError(f"'{on}' is no place to run", key="--on", fix="Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit")
+        raise JobError(
+            f"'{on}' is no place to run", key="--on", fix="Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
+        )
     from plait.lab import LabSpec
 
     return LabSpec.parse(where)

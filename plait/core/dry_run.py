@@ -32,11 +32,17 @@ class PipelineCosts:
 
     @staticmethod
     def uniform(
-        num_stages: int, forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0, transfer: float = 0.0
+        num_stages: int,
+        forward: float = 1.0,
+        input_gradient: float = 1.0,
+        weight_gradient: float = 1.0,
+        transfer: float = 0.0,
     ) -> PipelineCosts:
         """Equal stages in a chain."""
         edges = {(i, i + 1): transfer for i in range(num_stages - 1)}
-        return PipelineCosts((forward,) * num_stages, (input_gradient,) * num_stages, (weight_gradient,) * num_stages, edges)
+        return PipelineCosts(
+            (forward,) * num_stages, (input_gradient,) * num_stages, (weight_gradient,) * num_stages, edges
+        )
 
     def seconds(self, op: Op) -> float:
         """Of a computation."""
@@ -89,13 +95,18 @@ class DryRun:
 
     def bars(self) -> list[Bar]:
         """For a picture: a row a rank; a row for every channel on which transfers take time."""
-        bars = [Bar(f"rank {p.rank}", p.start, p.end, self._label(p.op), _KIND_NAMES[p.op.kind]) for p in self.placed if p.op.computes]
+        bars = [
+            Bar(f"rank {p.rank}", p.start, p.end, self._label(p.op), _KIND_NAMES[p.op.kind])
+            for p in self.placed
+            if p.op.computes
+        ]
         bars.sort(key=lambda bar: bar.row)
         rank_of = self.schedule.rank_of
         moves = [p for p in self.placed if not p.op.computes and p.end > p.start]
         moves.sort(key=lambda p: (p.rank, rank_of[p.op.peer], p.start))
         return bars + [
-            Bar(f"{p.rank} > {rank_of[p.op.peer]}", p.start, p.end, str(p.op.micro_batch), f"transfer {p.op.kind[-1]}") for p in moves
+            Bar(f"{p.rank} > {rank_of[p.op.peer]}", p.start, p.end, str(p.op.micro_batch), f"transfer {p.op.kind[-1]}")
+            for p in moves
         ]
 
     def _label(self, op: Op) -> str:
@@ -211,18 +222,25 @@ class _Machine:
             path.append(rank)
             rank = waits[rank][2]
         circle = path[path.index(rank) :] if rank in path else path
-        return "deadlock: " + "; ".join(f"rank {r} waits at {waits[r][0]} for {waits[r][1]} of rank {waits[r][2]}" for r in circle)
+        return "deadlock: " + "; ".join(
+            f"rank {r} waits at {waits[r][0]} for {waits[r][1]} of rank {waits[r][2]}" for r in circle
+        )
 
     def _missing(self, op: Op) -> Op:
         """The op of another rank that ``op`` waits for."""
-        transfers = [op.transfer] if not op.computes else [t for t in self.schedule.arrivals(op) if t not in self.arrived]
+        transfers = (
+            [op.transfer] if not op.computes else [t for t in self.schedule.arrivals(op) if t not in self.arrived]
+        )
         send, receive = ends(transfers[0])
         return receive if op == send else send
 
 
 def peak_activations(schedule: Schedule) -> dict[int, int]:
     """By stage: the most micro-batches whose activations are alive at once, from F until B, or W where the backward is split."""
-    return {stage: _peak([op for ops in schedule.ranks for op in ops if op.stage == stage]) for stage in range(schedule.num_stages)}
+    return {
+        stage: _peak([op for ops in schedule.ranks for op in ops if op.stage == stage])
+        for stage in range(schedule.num_stages)
+    }
 
 
 def rank_peaks(schedule: Schedule) -> list[int]:

@@ -62,7 +62,9 @@ class RankEnv:
         """What the environment says. Raises LaunchError naming the variable, its value and what is allowed."""
         env = os.environ if environ is None else environ
         if "RANK" in env and "WORLD_SIZE" not in env:
-            raise LaunchError("RANK is set but WORLD_SIZE is not. Start ranks with plait train or torchrun, or set both.")
+            raise LaunchError(
+                "RANK is set but WORLD_SIZE is not. Start ranks with plait train or torchrun, or set both."
+            )
         if "WORLD_SIZE" in env and "RANK" not in env and env["WORLD_SIZE"] != "1":
             raise LaunchError(
                 f"WORLD_SIZE is {env['WORLD_SIZE']!r} but RANK is not set. Start ranks with plait train or torchrun, or set both."
@@ -71,7 +73,9 @@ class RankEnv:
         rank = _number(env, "RANK", 0, most=world_size - 1)
         local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
         if local_world_size < world_size and "MASTER_ADDR" not in env:
-            raise LaunchError("MASTER_ADDR is not set though ranks run on several machines. Set it to the address of rank 0's machine.")
+            raise LaunchError(
+                "MASTER_ADDR is not set though ranks run on several machines. Set it to the address of rank 0's machine."
+            )
         node = "GROUP_RANK" if "GROUP_RANK" in env else "NODE_RANK"
         return RankEnv(
             rank=rank,
@@ -139,7 +143,9 @@ def specs_folder() -> Path:
     chosen = os.environ.get("PLAIT_SPECS")
     if chosen:
         if not Path(chosen, "models").is_dir():
-            raise JobError(f"PLAIT_SPECS names '{chosen}', which has no folder 'models'", fix="Correct the variable or unset it")
+            raise JobError(
+                f"PLAIT_SPECS names '{chosen}', which has no folder 'models'", fix="Correct the variable or unset it"
+            )
         return Path(chosen)
     package = Path(__file__).parents[1]
     checkout = package.parent / "specs"
@@ -155,7 +161,9 @@ def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, 
     try:
         value = int(text)
     except ValueError:
-        raise LaunchError(f"The environment variable {name} is {text!r}, not a whole number. Allowed: {allowed}.") from None
+        raise LaunchError(
+            f"The environment variable {name} is {text!r}, not a whole number. Allowed: {allowed}."
+        ) from None
     if value < least or (most is not None and value > most):
         raise LaunchError(f"The environment variable {name} is {value}. Allowed: {allowed}.")
     return value

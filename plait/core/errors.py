@@ -32,9 +32,13 @@ class PlaitError(Exception):
 class JobError(PlaitError):
     """What the user wrote cannot be used: says where, which value, what is allowed and what to change."""
 
-    def __init__(self, problem: str, *, file: str | None = None, key: str | None = None, fix: str | None = None) -> None:
+    def __init__(
+        self, problem: str, *, file: str | None = None, key: str | None = None, fix: str | None = None
+    ) -> None:
         where = ": ".join(part for part in (file, key) if part)
-        super().__init__(". ".join(part.rstrip(".") for part in (f"{where}: {problem}" if where else problem, fix) if part) + ".")
+        super().__init__(
+            ". ".join(part.rstrip(".") for part in (f"{where}: {problem}" if where else problem, fix) if part) + "."
+        )
         self.problem, self.file, self.key, self.fix = problem, file, key, fix
 
     def in_file(self, file: str) -> JobError:

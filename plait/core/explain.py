@@ -12,7 +12,13 @@ from pydantic.fields import FieldInfo
 from plait.core.errors import JobError, nearest
 from plait.core.toml import show
 
-_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "a table",
+}
 _SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 
 
@@ -24,7 +30,9 @@ def explain(error: ValidationError, root: type[BaseModel]) -> JobError:
     path, known, field = _walk(first["loc"], root)
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
-        return JobError(f"unknown key{nearest(path[-1], known)}", key=key, fix=f"Known here: {', '.join(sorted(known))}")
+        return JobError(
+            f"unknown key{nearest(path[-1], known)}", key=key, fix=f"Known here: {', '.join(sorted(known))}"
+        )
     value = show(first.get("input"))
     if field is None or _is_table(field):
         return JobError(f"{value} is not a table", key=key, fix=f"Write [{key}] and the keys below it")
@@ -88,9 +96,15 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
         count = "" if inner[-1] is Ellipsis else f" of {len(inner)}"
         return f"a list{count}, each {allowed(inner[0])}"
     if _is_section(annotation):
-        return "{ " + ", ".join(f"{name} = {allowed(f.annotation, f.metadata)}" for name, f in annotation.model_fields.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{name} = {allowed(f.annotation, f.metadata)}" for name, f in annotation.model_fields.items())
+            + " }"
+        )
     words = [f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in limits if type(limit) in _SIGNS]
-    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + (f" of {' and '.join(words)}" if words else "")
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + (
+        f" of {' and '.join(words)}" if words else ""
+    )
 
 
 def _bound(limit: Any) -> float:

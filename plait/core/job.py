@@ -164,7 +164,9 @@ class StrategySection(Section):
         table = dict(cast("dict[str, Any]", values))
         lone = {key: table.pop(key) for key in ("p1", "p2") if key in table}
         if lone and table.get("slices", "auto") != "auto":
-            raise JobError("stands beside strategy.slices", key=f"strategy.{next(iter(lone))}", fix="Keep one of the two")
+            raise JobError(
+                "stands beside strategy.slices", key=f"strategy.{next(iter(lone))}", fix="Keep one of the two"
+            )
         return {**table, "slices": lone} if lone else table
 
 
@@ -182,7 +184,11 @@ class RunSection(Section):
     @classmethod
     def _one_folder(cls, name: str) -> str:
         if name in (".", "..") or "/" in name or "\0" in name:
-            raise JobError(f"'{name}' is no name for a folder", key="run.name", fix="Leave out slashes; run.folder says where it goes")
+            raise JobError(
+                f"'{name}' is no name for a folder",
+                key="run.name",
+                fix="Leave out slashes; run.folder says where it goes",
+            )
         return name
 
 
@@ -225,12 +231,16 @@ class Job(Section):
     @classmethod
     def _has_model(cls, values: Any) -> Any:
         if "model" not in values:
-            raise JobError("is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes')
+            raise JobError(
+                "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
+            )
         model = values["model"]
         for key in cast("dict[str, Any]", model) if isinstance(model, dict) else ():
             if key not in MODEL_KEYS:
                 raise JobError(
-                    f"unknown key{nearest(key, MODEL_KEYS)}", key=f"model.{key}", fix=f"Known here: {', '.join(sorted(MODEL_KEYS))}"
+                    f"unknown key{nearest(key, MODEL_KEYS)}",
+                    key=f"model.{key}",
+                    fix=f"Known here: {', '.join(sorted(MODEL_KEYS))}",
                 )
         return values
 
@@ -242,7 +252,10 @@ class Job(Section):
         if train.warmup_steps > train.steps:
             raise JobError(f"{train.warmup_steps} exceeds steps = {train.steps}", key="train.warmup_steps")
         if train.min_learning_rate > train.learning_rate:
-            raise JobError(f"{train.min_learning_rate} exceeds learning_rate = {train.learning_rate}", key="train.min_learning_rate")
+            raise JobError(
+                f"{train.min_learning_rate} exceeds learning_rate = {train.learning_rate}",
+                key="train.min_learning_rate",
+            )
         spec = self.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
         for dp, tp in self.degrees:
             if dp > self.micro_batch:
@@ -254,7 +267,9 @@ class Job(Section):
             replace(self.base_strategy, tp=tp).check(spec, batch=self.micro_batch // dp, sequence=self.data.sequence)
             self.sharding(dp * self.strategy.sp).check(dp * self.strategy.sp)
         if self.pipelined and self.strategy.sequence_parallel == "auto":
-            raise JobError("'auto' is not timed in a pipeline", key="strategy.sequence_parallel", fix="Use true or false")
+            raise JobError(
+                "'auto' is not timed in a pipeline", key="strategy.sequence_parallel", fix="Use true or false"
+            )
 
     @property
     def micro_batch(self) -> int:
@@ -292,7 +307,11 @@ class Job(Section):
     def layout(self) -> Layout | None:
         """Rank order as a ``Layout``; None where the places of the pipeline differ, whose order is that of ``meshes``."""
         (dp, tp), *others = self.degrees
-        return Layout(pp=self.strategy.pp, dp=dp, sp=self.strategy.sp, tp=tp) if all(each == (dp, tp) for each in others) else None
+        return (
+            Layout(pp=self.strategy.pp, dp=dp, sp=self.strategy.sp, tp=tp)
+            if all(each == (dp, tp) for each in others)
+            else None
+        )
 
     @property
     def world_size(self) -> int:
@@ -320,7 +339,9 @@ class Job(Section):
         section = self.strategy
         slices = Slices() if section.slices == "auto" else section.slices
         given = section.overlap
-        overlap, hidden = (given, "none" if given == "sync" else "both") if isinstance(given, str) else (given.tp, given.shard)
+        overlap, hidden = (
+            (given, "none" if given == "sync" else "both") if isinstance(given, str) else (given.tp, given.shard)
+        )
         hidden = "both" if hidden == "auto" else hidden
         again = section.recompute
         kind, layers = (again, None) if isinstance(again, str) else (again.kind, again.layers)
@@ -355,7 +376,9 @@ class Job(Section):
         spec = ModelSpec.from_dict(base | given)
         if spec.vocab < vocab:
             raise JobError(
-                f"{spec.vocab} is less than the tokenizer's {vocab} tokens", key="model.vocab", fix=f"Use at least {vocab}, or leave it out"
+                f"{spec.vocab} is less than the tokenizer's {vocab} tokens",
+                key="model.vocab",
+                fix=f"Use at least {vocab}, or leave it out",
             )
         return spec
 
@@ -402,7 +425,9 @@ def _located(values: dict[str, Any], base: Path) -> dict[str, Any]:
         if isinstance(table, dict) and key in table:
             value = cast("dict[str, Any]", table)[key]
             many = isinstance(value, (list, tuple))
-            result[section] = table | {key: [locate(text) for text in cast("Sequence[Any]", value)] if many else locate(value)}
+            result[section] = table | {
+                key: [locate(text) for text in cast("Sequence[Any]", value)] if many else locate(value)
+            }
     return result
 
 

@@ -115,7 +115,12 @@ class Mesh:
     def group_of(self, rank: int, axis: MeshAxis) -> tuple[int, ...]:
         """The group along ``axis`` that holds ``rank``; ``replicas``: dp and sp together."""
         at = rank - self.first
-        strides = {"tp": (1, self.tp), "sp": (self.tp, self.sp), "dp": (self.sp * self.tp, self.dp), "replicas": (self.tp, self.replicas)}
+        strides = {
+            "tp": (1, self.tp),
+            "sp": (self.tp, self.sp),
+            "dp": (self.sp * self.tp, self.dp),
+            "replicas": (self.tp, self.replicas),
+        }
         stride, size = strides[axis]
         start = rank - at // stride % size * stride
         return tuple(range(start, start + size * stride, stride))

@@ -55,17 +55,25 @@ class ModelSpec:
     dropout: float = 0.0  # after the embedding and on every sublayer's output
     attention_dropout: float = 0.0  # on the attention weights; forgoes the fused attention kernels
     levels: int = 0  # utransformer: how often the down path halves the sequence
-    parallel_block: bool = False  # attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)
+    parallel_block: bool = (
+        False  # attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)
+    )
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
-            raise JobError(f"'{self.family}' is no model family", key="model.family", fix=f"Use one of {', '.join(get_args(Family))}")
+            raise JobError(
+                f"'{self.family}' is no model family",
+                key="model.family",
+                fix=f"Use one of {', '.join(get_args(Family))}",
+            )
         for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
             if getattr(self, name) < 1:
                 raise JobError(f"{getattr(self, name)} is not a positive number", key=f"model.{name}")
         for name in ("num_kv_heads", "ffn_hidden", "head_size", "levels"):
             if getattr(self, name) < 0:
-                raise JobError(f"{getattr(self, name)} is negative", key=f"model.{name}", fix="Leave it out for the default")
+                raise JobError(
+                    f"{getattr(self, name)} is negative", key=f"model.{name}", fix="Leave it out for the default"
+                )
         set_ = object.__setattr__
         if not self.head_size and self.hidden % self.num_heads:
             raise JobError(f"{self.num_heads} heads do not divide hidden = {self.hidden}", key="model.num_heads",
@@ -73,17 +81,24 @@ class ModelSpec:
         set_(self, "head_size", self.head_size or self.hidden // self.num_heads)
         set_(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
         if self.num_heads % self.num_kv_heads:
-            raise JobError(f"{self.num_kv_heads} key/value heads do not divide num_heads = {self.num_heads}", key="model.num_kv_heads")
+            raise JobError(
+                f"{self.num_kv_heads} key/value heads do not divide num_heads = {self.num_heads}",
+                key="model.num_kv_heads",
+            )
         if not self.ffn_hidden and self.family == "llama":
             raise JobError(
-                "a llama model needs its feed-forward size", key="model.ffn_hidden", fix="Set ffn_hidden (often near 8/3 * hidden)"
+                "a llama model needs its feed-forward size",
+                key="model.ffn_hidden",
+                fix="Set ffn_hidden (often near 8/3 * hidden)",
             )
         set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         if self.tied_embeddings is None:
             set_(self, "tied_embeddings", self.has_bias)
         if self.has_bias and self.num_kv_heads != self.num_heads:
             raise JobError(
-                f"the {self.family} family has no grouped-query heads", key="model.num_kv_heads", fix='Use family = "llama" or leave it out'
+                f"the {self.family} family has no grouped-query heads",
+                key="model.num_kv_heads",
+                fix='Use family = "llama" or leave it out',
             )
         if (self.family == "utransformer") != (self.levels > 0):
             raise JobError(f"{self.levels} levels in the {self.family} family", key="model.levels",
@@ -186,7 +201,9 @@ class ModelSpec:
     def step_flops(self, sequence: int, batch: int) -> int:
         """Forward and backward FLOPs of one step: the backward costs twice the forward."""
         lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
-        forward = sum(self.attention_flops(length) + self.mlp_flops(length) for length in lengths) + self.head_flops(sequence)
+        forward = sum(self.attention_flops(length) + self.mlp_flops(length) for length in lengths) + self.head_flops(
+            sequence
+        )
         forward += sum(6 * (sequence >> level + 1) * self.hidden * self.hidden for level in range(self.levels))
         return 3 * forward * batch
 
@@ -202,7 +219,11 @@ class ModelSpec:
         known = {f.name for f in fields(ModelSpec)}
         for key in values:
             if key not in known:
-                raise JobError(f"unknown key{nearest(key, known)}", key=f"model.{key}", fix=f"Known keys: {', '.join(sorted(known))}")
+                raise JobError(
+                    f"unknown key{nearest(key, known)}",
+                    key=f"model.{key}",
+                    fix=f"Known keys: {', '.join(sorted(known))}",
+                )
         required = ("family", "num_layers", "hidden", "num_heads", "vocab", "max_sequence")
         for key in required:
             if key not in values:
@@ -243,7 +264,11 @@ class ModelSpec:
         file = folder / f"{name}.toml"
         if not file.is_file():
             known = sorted(p.stem for p in folder.glob("*.toml"))
-            raise JobError(f"no model preset '{name}'{nearest(name, known)}", key="model.preset", fix=f"Known presets: {', '.join(known)}")
+            raise JobError(
+                f"no model preset '{name}'{nearest(name, known)}",
+                key="model.preset",
+                fix=f"Known presets: {', '.join(known)}",
+            )
         return tomllib.loads(file.read_text())
 
 
@@ -271,7 +296,9 @@ def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
 def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
     if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise JobError(
-            f"activation '{config['activation_function']}' is not supported", key="activation_function", fix="Supported: gelu_new"
+            f"activation '{config['activation_function']}' is not supported",
+            key="activation_function",
+            fix="Supported: gelu_new",
         )
     if config.get("resid_pdrop", 0.1) != config.get("embd_pdrop", 0.1):
         raise JobError("differs from embd_pdrop, and one probability serves both sites", key="resid_pdrop")
@@ -294,7 +321,9 @@ def _from_llama(config: dict[str, Any]) -> ModelSpec:
         raise JobError(f"rope type '{kind}' is not supported", key="rope_scaling", fix="Supported: default, llama3")
     scaling = None
     if kind == "llama3":
-        scaling = RopeScaling(rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"])
+        scaling = RopeScaling(
+            rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+        )
     return ModelSpec(
         family="llama", num_layers=config["num_hidden_layers"], hidden=config["hidden_size"],
         num_heads=config["num_attention_heads"], num_kv_heads=config.get("num_key_value_heads") or 0,

@@ -40,7 +40,12 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
 
 def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[Action]:
     """The best of a few list-scheduling policies, improved, by simulated time with collectives as measured and late; the first if equal."""
-    policies = [_Policy(ahead, fill, patience) for ahead in (True, False) for fill in (True, False) for patience in (0.0, 0.3, 0.7)]
+    policies = [
+        _Policy(ahead, fill, patience)
+        for ahead in (True, False)
+        for fill in (True, False)
+        for patience in (0.0, 0.3, 0.7)
+    ]
     held_back = (HELD_BACK if graph.recompute == "none" else HELD_BACK_AGAIN) * graph.p1
     schedulers = [_ListScheduler(graph, costs.late(factor), batch, held_back) for factor in ASSUMED]
     candidates = {tuple(scheduler.order(policy)): None for scheduler in schedulers for policy in policies}
@@ -95,7 +100,9 @@ class _ListScheduler:
         until = list(self.seconds)
         for i in reversed(range(len(self.ops))):
             if not self.travels[i]:
-                following = [until[j] for j in self.feeds[i] if not self.weight[j] and self.ops[j].slice == self.ops[i].slice]
+                following = [
+                    until[j] for j in self.feeds[i] if not self.weight[j] and self.ops[j].slice == self.ops[i].slice
+                ]
                 until[i] += max(following, default=0.0)
         return until
 
@@ -117,14 +124,18 @@ class _ListScheduler:
             for fed in self.feeds[i]:
                 missing[fed] -= 1
                 if not missing[fed]:
-                    self.at[fed] = max(self.arrived[j] if collective else self.done[j] for j, collective in self.needs[fed])
+                    self.at[fed] = max(
+                        self.arrived[j] if collective else self.done[j] for j, collective in self.needs[fed]
+                    )
                     ready.append(fed)
         assert len(order) == len(self.ops), "the segment graph has a cycle"
         return order
 
     def _choose(self, policy: _Policy, ready: list[int], now: float, link: float) -> int:
         chain = [i for i in ready if not self.weight[i]]
-        free = [i for i in chain if not (policy.patience and self._blocks(i, policy.patience, chain, now, link))] or chain
+        free = [
+            i for i in chain if not (policy.patience and self._blocks(i, policy.patience, chain, now, link))
+        ] or chain
         first = min(free, key=lambda i: (max(0.0, self.at[i] - now), self.rank[i]), default=None)
         weights = [i for i in ready if self.weight[i] and self.at[i] <= now]
         oldest = min(weights, key=lambda i: self.at[i], default=None)

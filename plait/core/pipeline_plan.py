@@ -41,7 +41,9 @@ class PipelinePlan:
     def __post_init__(self) -> None:
         if len(self.degrees) != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
             shape = f"{len(self.schedule.ranks)} places and {self.schedule.num_stages} stages"
-            raise JobError(f"a schedule of {shape} with {len(self.degrees)} meshes and {len(self.stages)} ranges of layers")
+            raise JobError(
+                f"a schedule of {shape} with {len(self.degrees)} meshes and {len(self.stages)} ranges of layers"
+            )
         for (dp, _), sharding in zip(self.degrees, self.shardings, strict=bool(self.shardings)):
             sharding.check(dp * self.sequence.sp)
 
@@ -86,7 +88,8 @@ class PipelinePlan:
             "layers": [stage.num_layers for stage in self.stages],
             "names": {f"{a}>{b}": list(names) for (a, b), names in sorted(self.names.items())},
             "reshards": {
-                f"{a}>{b}": {name: plan.to_dict() for name, plan in plans.items()} for (a, b), plans in sorted(self.reshards.items())
+                f"{a}>{b}": {name: plan.to_dict() for name, plan in plans.items()}
+                for (a, b), plans in sorted(self.reshards.items())
             },
             "shardings": [asdict(sharding) for sharding in self.shardings],
             "sequence": asdict(self.sequence),
@@ -99,12 +102,21 @@ class PipelinePlan:
         stages = tuple(Stage(i, len(layers), sum(layers[:i]), size) for i, size in enumerate(layers))
         names = {_edge(key): tuple(map(str, given)) for key, given in values["names"].items()}
         reshards = {
-            _edge(key): {name: ReshardPlan.from_dict(plan) for name, plan in plans.items()} for key, plans in values["reshards"].items()
+            _edge(key): {name: ReshardPlan.from_dict(plan) for name, plan in plans.items()}
+            for key, plans in values["reshards"].items()
         }
         degrees = tuple((int(dp), int(tp)) for dp, tp in values["degrees"])
-        shardings = tuple(Sharding(**{key: int(value) for key, value in given.items()}) for given in values["shardings"])
+        shardings = tuple(
+            Sharding(**{key: int(value) for key, value in given.items()}) for given in values["shardings"]
+        )
         return PipelinePlan(
-            parse_schedule(values["schedule"]), degrees, stages, names, reshards, shardings, SequenceCut(**values["sequence"])
+            parse_schedule(values["schedule"]),
+            degrees,
+            stages,
+            names,
+            reshards,
+            shardings,
+            SequenceCut(**values["sequence"]),
         )
 
 

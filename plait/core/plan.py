@@ -46,7 +46,10 @@ class Plan:
     def write(self, path: Path) -> None:
         """Write atomically: a reader sees the old plan or the new one."""
         with replacing(path) as partial:
-            partial.write_text(json.dumps({"version": VERSION, "hash": self.hash, **self._content(), "notes": self.notes}, indent=2) + "\n")
+            partial.write_text(
+                json.dumps({"version": VERSION, "hash": self.hash, **self._content(), "notes": self.notes}, indent=2)
+                + "\n"
+            )
 
     @staticmethod
     def read(path: Path) -> Plan:

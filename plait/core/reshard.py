@@ -97,15 +97,23 @@ class TensorLayout:
     def __post_init__(self) -> None:
         used = [axis for axes in self.spec for axis in axes]
         if not 0 < len(self.mesh) <= MAX_AXES or min(self.mesh) < 1:
-            raise ReshardError(f"{self.mesh} is no mesh. Give 1 to {MAX_AXES} axes of at least one rank each, such as (2,4).")
+            raise ReshardError(
+                f"{self.mesh} is no mesh. Give 1 to {MAX_AXES} axes of at least one rank each, such as (2,4)."
+            )
         if len(self.ranks) != prod(self.mesh) or len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
-            raise ReshardError(f"The mesh {_mesh(self.mesh)} needs {prod(self.mesh)} different ranks from 0 up, got {_list(self.ranks)}.")
+            raise ReshardError(
+                f"The mesh {_mesh(self.mesh)} needs {prod(self.mesh)} different ranks from 0 up, got {_list(self.ranks)}."
+            )
         for axis in used:
             if axis >= len(self.mesh):
                 last = len(self.mesh) - 1
-                raise ReshardError(f"S{axis} names a mesh axis that {_mesh(self.mesh)} does not have. Its axes are 0 to {last}.")
+                raise ReshardError(
+                    f"S{axis} names a mesh axis that {_mesh(self.mesh)} does not have. Its axes are 0 to {last}."
+                )
             if used.count(axis) > 1:
-                raise ReshardError(f"Mesh axis {axis} is used {used.count(axis)} times. Each axis may split one dimension, once.")
+                raise ReshardError(
+                    f"Mesh axis {axis} is used {used.count(axis)} times. Each axis may split one dimension, once."
+                )
 
     @staticmethod
     def parse(text: str, first_rank: int = 0) -> TensorLayout:
@@ -121,7 +129,9 @@ class TensorLayout:
             listed = list(range(listed[0], listed[0] + prod(mesh)))
         for word in match["spec"].split():
             if not _WORD.fullmatch(word):
-                raise ReshardError(f"'{word}' in '{text}' is neither R (replicated) nor S and the mesh axes that split, such as S0 or S01.")
+                raise ReshardError(
+                    f"'{word}' in '{text}' is neither R (replicated) nor S and the mesh axes that split, such as S0 or S01."
+                )
         return TensorLayout(mesh, tuple(listed), tuple(tuple(map(int, word[1:])) for word in match["spec"].split()))
 
     def __str__(self) -> str:
@@ -178,7 +188,9 @@ def unit_tasks(source: TensorLayout, destination: TensorLayout, shape: tuple[int
     return tuple(task for task in tasks if task.receivers)
 
 
-def local_copies(source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...]) -> tuple[tuple[Box, int], ...]:
+def local_copies(
+    source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...]
+) -> tuple[tuple[Box, int], ...]:
     """(box, rank) of everything that a destination rank holds already, as a source rank."""
     met = _meetings(source, destination, shape)
     return tuple((box, rank) for box, holders, needing in met for rank in needing if rank in holders)
@@ -225,7 +237,10 @@ def _meetings(
         box = _box(ours, at)
         if not box.elements:
             continue
-        runs = (range(bisect_right(c, a) - 1, bisect_left(c, b)) for c, a, b in zip(theirs, box.start, box.stop, strict=True))
+        runs = (
+            range(bisect_right(c, a) - 1, bisect_left(c, b))
+            for c, a, b in zip(theirs, box.start, box.stop, strict=True)
+        )
         for from_ in product(*runs):
             common = box.meet(_box(theirs, from_))
             if common.elements:
@@ -233,7 +248,9 @@ def _meetings(
 
 
 def _box(cuts: list[list[int]], at: tuple[int, ...]) -> Box:
-    return Box(tuple(c[i] for c, i in zip(cuts, at, strict=True)), tuple(c[i + 1] for c, i in zip(cuts, at, strict=True)))
+    return Box(
+        tuple(c[i] for c, i in zip(cuts, at, strict=True)), tuple(c[i + 1] for c, i in zip(cuts, at, strict=True))
+    )
 
 
 def _mesh(mesh: tuple[int, ...]) -> str:

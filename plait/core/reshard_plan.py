@@ -124,7 +124,9 @@ class ReshardPlan:
                 steps=tuple(_step_from_dict(step) for step in values["steps"]),
             )
         except KeyError as missing:
-            raise ReshardError(f"A resharding plan needs the key {missing}. Write plans with ReshardPlan.to_dict.") from None
+            raise ReshardError(
+                f"A resharding plan needs the key {missing}. Write plans with ReshardPlan.to_dict."
+            ) from None
 
 
 def _step_to_dict(step: Step) -> dict[str, Any]:
@@ -157,7 +159,9 @@ def messages(plan: ReshardPlan) -> list[Message]:
     """
     timed: list[tuple[int, int, int, int, Message]] = []
     for number, step in enumerate(plan.steps):
-        for stripe, (chain, (lo, hi)) in enumerate(zip(step.chains, _ranges(0, step.task.box.elements, len(step.chains)), strict=True)):
+        for stripe, (chain, (lo, hi)) in enumerate(
+            zip(step.chains, _ranges(0, step.task.box.elements, len(step.chains)), strict=True)
+        ):
             for at, hop in enumerate(_LOWER[step.way](chain, lo, hi, step.chunks, plan.hosts)):
                 if hop.start < hop.stop:
                     when = step.start + step.duration * hop.at // hop.of
@@ -247,7 +251,12 @@ def _global_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple
                 yield _Hop(at, 2 * half, receiver, ring[(member + 1) % size], *pieces[(member - turn) % size][part])
 
 
-_LOWER = {"broadcast": _broadcast, "send_recv": _send_recv, "local_all_gather": _local_all_gather, "global_all_gather": _global_all_gather}
+_LOWER = {
+    "broadcast": _broadcast,
+    "send_recv": _send_recv,
+    "local_all_gather": _local_all_gather,
+    "global_all_gather": _global_all_gather,
+}
 
 
 def _ranges(lo: int, hi: int, parts: int) -> list[tuple[int, int]]:
@@ -270,7 +279,9 @@ def check(plan: ReshardPlan, listed: Sequence[Message], window: int = WINDOW) ->
         have = got.get((message.step, message.src))
         if message.src not in task.holders and not (have and have.covers(message.start, message.stop)):
             raise ReshardError(f"{message}: rank {message.src} sends what it has not got yet.")
-        if message.dst not in task.receivers or not got.setdefault((message.step, message.dst), _Ranges()).add(message.start, message.stop):
+        if message.dst not in task.receivers or not got.setdefault((message.step, message.dst), _Ranges()).add(
+            message.start, message.stop
+        ):
             raise ReshardError(f"{message}: rank {message.dst} needs no such elements, or has them already.")
     for number, step in enumerate(plan.steps):
         for receiver in step.task.receivers:
@@ -361,13 +372,17 @@ def _overlap(one: Message, other: Message) -> bool:
     return one.start < other.stop and other.start < one.stop
 
 
-def unfinished(listed: Sequence[Message], window: int = WINDOW, scripts: Mapping[int, Sequence[Act]] | None = None) -> list[Message]:
+def unfinished(
+    listed: Sequence[Message], window: int = WINDOW, scripts: Mapping[int, Sequence[Act]] | None = None
+) -> list[Message]:
     """The messages that never end if one ends only when both its sides are posted: none, or there is a deadlock.
 
     scripts: what ranks do, if not what `script` says.
     """
     ranks = {rank for message in listed for rank in message[:2]}
-    todo = {rank: deque(scripts[rank] if scripts and rank in scripts else script(listed, rank, window)) for rank in ranks}
+    todo = {
+        rank: deque(scripts[rank] if scripts and rank in scripts else script(listed, rank, window)) for rank in ranks
+    }
     posted = [0] * len(listed)
     active = ranks
     while active:

@@ -108,7 +108,9 @@ def parse_op(word: str) -> Op:
             peer = int(match[5]) if match[5] else stage + _NEXT[kind]
             if match[4] in (None, ">" if kind.startswith("SEND") else "<") and peer >= 0:
                 return Op(stage, kind, micro_batch, peer)
-    raise ScheduleError(f"'{word}' is no schedule op; one looks like 2F0, 2B0, 2I0, 2W0, 1SEND_F3, 2RECV_F3, 0SEND_F3>5 or 5RECV_F3<0")
+    raise ScheduleError(
+        f"'{word}' is no schedule op; one looks like 2F0, 2B0, 2I0, 2W0, 1SEND_F3, 2RECV_F3, 0SEND_F3>5 or 5RECV_F3<0"
+    )
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ class Schedule:
             object.__setattr__(self, "edges", tuple((i, i + 1) for i in range(self.num_stages - 1)))
         for producer, consumer in self.edges:
             if not 0 <= producer < consumer < self.num_stages:
-                raise ScheduleError(f"edge {producer}>{consumer} does not lead from an earlier to a later of {self.num_stages} stages")
+                raise ScheduleError(
+                    f"edge {producer}>{consumer} does not lead from an earlier to a later of {self.num_stages} stages"
+                )
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
@@ -216,7 +220,9 @@ def parse_schedule(text: str) -> Schedule:
         elif key == f"rank {len(ranks)}":
             ranks.append(tuple(parse_op(word) for word in rest.split()))
         elif line.strip():
-            raise ScheduleError(f"line {number} of the schedule is neither a comment nor 'edges: 0>1 ...' nor 'rank {len(ranks)}: 0F0 ...'")
+            raise ScheduleError(
+                f"line {number} of the schedule is neither a comment nor 'edges: 0>1 ...' nor 'rank {len(ranks)}: 0F0 ...'"
+            )
     stages = {op.stage for ops in ranks for op in ops}
     if not stages:
         raise ScheduleError("the schedule has no op")
@@ -245,7 +251,9 @@ def check(schedule: Schedule) -> None:
             if op in seen:
                 raise ScheduleError(f"{op} stands twice")
             if stage_ranks.setdefault(op.stage, rank) != rank:
-                raise ScheduleError(f"{op} stands on rank {rank}, other ops of stage {op.stage} on rank {stage_ranks[op.stage]}")
+                raise ScheduleError(
+                    f"{op} stands on rank {rank}, other ops of stage {op.stage} on rank {stage_ranks[op.stage]}"
+                )
             seen.add(op)
     _check_complete(schedule, seen)
     with_moves = any(not op.computes for op in seen)
@@ -273,7 +281,9 @@ def _check_complete(schedule: Schedule, seen: set[Op]) -> None:
             for transfer in schedule.departures(op):
                 expected |= set(ends(transfer))
         for op in sorted(expected - seen):
-            raise ScheduleError(f"{op} is missing: stages {op.transfer.source} and {op.transfer.target} lie on different ranks")
+            raise ScheduleError(
+                f"{op} is missing: stages {op.transfer.source} and {op.transfer.target} lie on different ranks"
+            )
     for op in sorted(seen - expected):
         raise ScheduleError(f"{op} has no place in this schedule: {_why_not(schedule, op)}")
 
@@ -288,14 +298,18 @@ def _needs_in_list(schedule: Schedule, op: Op, with_moves: bool) -> list[Op]:
     if op.computes:
         return schedule.local_needs(op) + [ends(transfer)[1] for transfer in schedule.arrivals(op) if with_moves]
     if op.sends:
-        return [Op(op.stage, "F", op.micro_batch) if op.kind == "SEND_F" else schedule.backward(op.stage, op.micro_batch)]
+        return [
+            Op(op.stage, "F", op.micro_batch) if op.kind == "SEND_F" else schedule.backward(op.stage, op.micro_batch)
+        ]
     return []
 
 
 def ends(transfer: Transfer) -> tuple[Op, Op]:
     """The SEND and the RECV of a transfer."""
     source, target, direction, at = transfer
-    return Op(source, cast(OpKind, f"SEND_{direction}"), at, target), Op(target, cast(OpKind, f"RECV_{direction}"), at, source)
+    return Op(source, cast(OpKind, f"SEND_{direction}"), at, target), Op(
+        target, cast(OpKind, f"RECV_{direction}"), at, source
+    )
 
 
 def with_edges(schedule: Schedule, edges: Iterable[Edge]) -> Schedule:
@@ -344,7 +358,9 @@ def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
         tuple(Op(stage, "F", at) for stage in schedule.stages_of(rank) for at in range(micro_batches))
         for rank in range(len(schedule.ranks))
     ]
-    return with_transfers(Schedule(f"{schedule.name}, forward only", schedule.num_stages, tuple(ranks), schedule.edges, trains=False))
+    return with_transfers(
+        Schedule(f"{schedule.name}, forward only", schedule.num_stages, tuple(ranks), schedule.edges, trains=False)
+    )
 
 
 def compute_only(ops: Sequence[Op]) -> list[Op]:

@@ -42,12 +42,16 @@ class Shape:
 def generate(name: str, shape: Shape) -> Schedule:
     """The named schedule, computation only. Raises ScheduleError for an unknown name or a shape that it does not fit."""
     if name not in GENERATORS:
-        raise ScheduleError(f"no schedule is called '{name}'{nearest(name, GENERATORS)}; there are {', '.join(GENERATORS)}")
+        raise ScheduleError(
+            f"no schedule is called '{name}'{nearest(name, GENERATORS)}; there are {', '.join(GENERATORS)}"
+        )
     if shape.ranks < 1 or shape.micro_batches < 1 or shape.chunks < 1:
         raise ScheduleError(f"{name} needs at least one rank, one micro-batch and one chunk")
     allowed = CHUNKS.get(name, (1,))
     if allowed and shape.chunks not in allowed:
-        raise ScheduleError(f"{name} has {allowed[0]} stage{'s' * (allowed[0] > 1)} a rank, not {shape.chunks}; chunks are for interleaved")
+        raise ScheduleError(
+            f"{name} has {allowed[0]} stage{'s' * (allowed[0] > 1)} a rank, not {shape.chunks}; chunks are for interleaved"
+        )
     if shape.slack and name != "slack-1f1b":
         raise ScheduleError(f"slack is for slack-1f1b, not for {name}")
     return Schedule(name, shape.num_stages, tuple(map(tuple, GENERATORS[name](shape))))
@@ -121,7 +125,9 @@ def _split(warm: Sequence[int], lag: Sequence[int], micro_batches: int) -> Itera
         for at in range(micro_batches):
             ops.append(Op(stage, "I", at))
             forward = first + at < micro_batches
-            if at >= behind or not forward:  # once there are no forwards left, weight gradients fill the waits between input gradients
+            if (
+                at >= behind or not forward
+            ):  # once there are no forwards left, weight gradients fill the waits between input gradients
                 ops.append(Op(stage, "W", done))
                 done += 1
             if forward:
@@ -137,7 +143,9 @@ def _interleaved(shape: Shape) -> Iterable[list[Op]]:
     groups = [range(*pair) for pair in pairwise(ends)]
     for rank in range(ranks):
         forward = [Op(chunk * ranks + rank, "F", at) for group in groups for chunk in range(chunks) for at in group]
-        backward = [Op(chunk * ranks + rank, "B", at) for group in groups for chunk in reversed(range(chunks)) for at in group]
+        backward = [
+            Op(chunk * ranks + rank, "B", at) for group in groups for chunk in reversed(range(chunks)) for at in group
+        ]
         first = min(len(forward), 2 * (ranks - rank - 1) + (chunks - 1) * len(groups[0]) + 1)
         ops = forward[:first]
         for number, op in enumerate(backward):
@@ -191,7 +199,10 @@ GENERATORS: dict[str, Callable[[Shape], Iterable[list[Op]]]] = {
     "zb-h2": _zero_bubble_h2,
     "zb-v": _zero_bubble_v,
 }
-CHUNKS: dict[str, tuple[int, ...]] = {"interleaved": (), "zb-v": (2,)}  # what chunks may be, where not 1; empty: anything
+CHUNKS: dict[str, tuple[int, ...]] = {
+    "interleaved": (),
+    "zb-v": (2,),
+}  # what chunks may be, where not 1; empty: anything
 
 
 @dataclass(frozen=True)
@@ -202,7 +213,9 @@ class Known:
     peak: tuple[int, ...]
 
 
-def closed_form(name: str, shape: Shape, forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0) -> Known | None:
+def closed_form(
+    name: str, shape: Shape, forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0
+) -> Known | None:
     """Bubble and memory of equal stages, seconds as given for one stage; None where no formula holds.
 
     Source: the schedule's paper. interleaved needs M to be a multiple of P and more than P; zb-* need M >= 2P-1, zb-v equal parts.

@@ -74,9 +74,21 @@ def segment_costs(
     head = 2 * tokens * model.hidden * strategy.padded_vocab(model) / tp
     work |= {"head.N": norm, "head.F": head, "head.C": head, "head.W": head, "head.J": norm}
     for site in LAYERS:
-        work |= {f"{site}.N": norm, f"{site}.F": first[site] + core[site], f"{site}.R": second[site], f"{site}.J": 2 * norm}
-        work |= {f"{site}.M": norm / 2, f"{site}.A": core[site] + (first[site] if strategy.recompute == "full" else norm)}
-        work |= {f"{site}.D": second[site] + 2.5 * core[site], f"{site}.C": first[site], f"{site}.W": first[site] + second[site]}
+        work |= {
+            f"{site}.N": norm,
+            f"{site}.F": first[site] + core[site],
+            f"{site}.R": second[site],
+            f"{site}.J": 2 * norm,
+        }
+        work |= {
+            f"{site}.M": norm / 2,
+            f"{site}.A": core[site] + (first[site] if strategy.recompute == "full" else norm),
+        }
+        work |= {
+            f"{site}.D": second[site] + 2.5 * core[site],
+            f"{site}.C": first[site],
+            f"{site}.W": first[site] + second[site],
+        }
     share = (tp - 1) / tp * bytes_per_number / bandwidth
     whole = numbers * share * (1 if strategy.sequence_parallel else 2)
     wire = {f"{site}.{kind}": whole for site in ("embed", *LAYERS, "head") for kind in "RCNMJ"}

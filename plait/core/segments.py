@@ -96,7 +96,9 @@ class Need(NamedTuple):
 
 _SIGNS: dict[str, str] = {"run": "", "start": ">", "wait": "<"}
 _VERBS = {sign: verb for verb, sign in _SIGNS.items()}
-_WORD = re.compile(r"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.([NFRLMADCWJ])(\d+)(?:\.(\d+))?")
+_WORD = re.compile(
+    r"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.([NFRLMADCWJ])(\d+)(?:\.(\d+))?"
+)
 
 
 def format_actions(actions: Iterable[Action]) -> str:
@@ -214,7 +216,9 @@ class SegmentGraph:
         if not self.communicates:
             return None
         if op.kind == "R" and op.site == "embed":
-            return "all_gather"  # of the distinct rows that the slice's tokens name: at most half of a reduction's bytes
+            return (
+                "all_gather"  # of the distinct rows that the slice's tokens name: at most half of a reduction's bytes
+            )
         if op.kind in ("R", "C"):
             return "reduce_scatter" if self.sequence_parallel else "all_reduce"
         if op.kind == "F" and op.site == "head":
@@ -231,7 +235,11 @@ class SegmentGraph:
 
     def _of(self, segment: tuple[Site, int], at: int, forward: bool) -> list[SegmentOp]:
         site, layer = segment
-        ops = [SegmentOp(site, layer, kind, at, part) for kind in self.kinds(site, layer) for part in range(self.parts(site, kind))]
+        ops = [
+            SegmentOp(site, layer, kind, at, part)
+            for kind in self.kinds(site, layer)
+            for part in range(self.parts(site, kind))
+        ]
         return [op for op in ops if op.forward == forward]
 
     def before(self, op: SegmentOp) -> tuple[Site, int]:
@@ -270,7 +278,9 @@ class SegmentGraph:
                     need(("down", op.layer), "N")
             case "F":
                 need(here, "N")
-                if op.site == "head" and self.embeds:  # tied weights, gathered: all slices look up before the first asks for the head
+                if (
+                    op.site == "head" and self.embeds
+                ):  # tied weights, gathered: all slices look up before the first asks for the head
                     needs.append(Need(SegmentOp("embed", 0, "R", self.p1 - 1)))
             case "R" if op.site != "embed":
                 need(here, "F")
@@ -382,7 +392,9 @@ def async_order(graph: SegmentGraph) -> list[Action]:
     return insert_waits(graph, graph.ops(), late=lambda op: op.kind == "C")
 
 
-def insert_waits(graph: SegmentGraph, order: Iterable[SegmentOp], late: Callable[[SegmentOp], bool] = lambda _: True) -> list[Action]:
+def insert_waits(
+    graph: SegmentGraph, order: Iterable[SegmentOp], late: Callable[[SegmentOp], bool] = lambda _: True
+) -> list[Action]:
     """Actions for a run order: a collective starts right after its op, and is awaited just before its first reader.
 
     late: where it says no, the collective is awaited at once.

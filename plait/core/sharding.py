@@ -51,7 +51,13 @@ class Sharding:
     @staticmethod
     def named(point: str, ranks: int) -> Sharding:
         """A named point for R = ``ranks``. Raises JobError for an unknown name."""
-        factors = {"ddp": (1, 1, 1), "zero1": (1, 1, ranks), "zero2": (1, ranks, ranks), "zero3": (ranks,) * 3, "fsdp": (ranks,) * 3}
+        factors = {
+            "ddp": (1, 1, 1),
+            "zero1": (1, 1, ranks),
+            "zero2": (1, ranks, ranks),
+            "zero3": (ranks,) * 3,
+            "fsdp": (ranks,) * 3,
+        }
         if point not in factors:
             raise JobError(f"'{point}' is no named sharding", key="strategy.shard",
                            fix=f"Use one of {', '.join(factors)}, or {{ params =, grads =, optim = }}")  # fmt: skip
@@ -67,7 +73,10 @@ class Sharding:
                 raise JobError(f"{factor} does not divide {what}", key=f"strategy.shard.{name}",
                                fix="Each factor divides the next: params, grads, optim, dp x sp")  # fmt: skip
         if self.secondary and (self.secondary < 2 or self.secondary >= self.params or self.params % self.secondary):
-            raise JobError(f"{self.secondary} is no proper divisor above 1 of shard.params = {self.params}", key="strategy.shard.secondary")
+            raise JobError(
+                f"{self.secondary} is no proper divisor above 1 of shard.params = {self.params}",
+                key="strategy.shard.secondary",
+            )
 
     def factors(self, ranks: int) -> tuple[int, int, int, int]:
         """params, grads, optim and R: each level's groups lead from the factor before (1 at first) to its own."""
@@ -212,7 +221,9 @@ def _head(units: set[Unit]) -> Unit:
     return ("head", 0) if ("head", 0) in units else ("embedding", 0)
 
 
-def with_units(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit], strategy: Strategy) -> list[Action | UnitAction]:
+def with_units(
+    graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit], strategy: Strategy
+) -> list[Action | UnitAction]:
     """The list of one phase with what must happen to units in between.
 
     A unit is gathered when the group of windows before its own begins (where the strategy hides that; otherwise when its own does) and

@@ -73,5 +73,6 @@ def split_layers(num_layers: int, num_stages: int, given: Sequence[int] = ()) ->
         raise JobError(f"{num_layers} layers leave one of {num_stages} stages without a layer", key=key if given else "strategy.pp",
                        fix=fix if given else "Use fewer stages")  # fmt: skip
     return tuple(
-        Stage(i, num_stages, first, size) for i, (first, size) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False))
+        Stage(i, num_stages, first, size)
+        for i, (first, size) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False))
     )

@@ -49,13 +49,23 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if self.overlap not in get_args(Overlap):
-            raise JobError(f"'{self.overlap}' is no overlap mode", key="strategy.overlap", fix=f"Use one of {', '.join(get_args(Overlap))}")
+            raise JobError(
+                f"'{self.overlap}' is no overlap mode",
+                key="strategy.overlap",
+                fix=f"Use one of {', '.join(get_args(Overlap))}",
+            )
         if self.recompute not in get_args(Recompute):
             known = ", ".join(get_args(Recompute))
-            raise JobError(f"'{self.recompute}' is no way to recompute", key="strategy.recompute", fix=f"Use one of {known}")
+            raise JobError(
+                f"'{self.recompute}' is no way to recompute", key="strategy.recompute", fix=f"Use one of {known}"
+            )
         if self.shard_overlap not in get_args(ShardOverlap):
             known = ", ".join(get_args(ShardOverlap))
-            raise JobError(f"'{self.shard_overlap}' is no overlap of sharding", key="strategy.overlap.shard", fix=f"Use one of {known}")
+            raise JobError(
+                f"'{self.shard_overlap}' is no overlap of sharding",
+                key="strategy.overlap.shard",
+                fix=f"Use one of {known}",
+            )
         if self.recompute_layers is not None and self.recompute_layers < 0:
             raise JobError(f"{self.recompute_layers} is negative", key="strategy.recompute.layers")
         for name in ("tp", "p1", "p2", "sp", "ring"):
@@ -69,7 +79,9 @@ class Strategy:
             raise JobError(f"tp = {tp} does not divide num_heads = {model.num_heads}", key="strategy.tp",
                            fix=f"Allowed here: {_divisors(model.num_heads)}")  # fmt: skip
         if model.num_kv_heads % tp and tp % model.num_kv_heads:
-            raise JobError(f"tp = {tp} and num_kv_heads = {model.num_kv_heads}: neither divides the other", key="strategy.tp")
+            raise JobError(
+                f"tp = {tp} and num_kv_heads = {model.num_kv_heads}: neither divides the other", key="strategy.tp"
+            )
         if model.ffn_hidden % tp:
             raise JobError(f"tp = {tp} does not divide ffn_hidden = {model.ffn_hidden}", key="strategy.tp")
         if self.p1 > batch:
@@ -97,9 +109,15 @@ class Strategy:
             return
         if model.levels:
             raise JobError(
-                "a utransformer merges neighbouring tokens, which sp would put on different ranks", key="strategy.sp", fix="Use 1"
+                "a utransformer merges neighbouring tokens, which sp would put on different ranks",
+                key="strategy.sp",
+                fix="Use 1",
             )
-        heads, kv_heads, ulysses = model.num_heads // self.tp, max(1, model.num_kv_heads // self.tp), self.sp // self.ring
+        heads, kv_heads, ulysses = (
+            model.num_heads // self.tp,
+            max(1, model.num_kv_heads // self.tp),
+            self.sp // self.ring,
+        )
         if heads % ulysses or (kv_heads % ulysses and ulysses % kv_heads):
             raise JobError(f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) of a tensor-parallel rank",
                            key="strategy.sp", fix="Use a divisor, or sp_kind = \"ring\", which shares no heads")  # fmt: skip
@@ -133,7 +151,11 @@ class Strategy:
         known = {f.name for f in fields(Strategy)}
         for key in values:
             if key not in known:
-                raise JobError(f"unknown key{nearest(key, known)}", key=f"strategy.{key}", fix=f"Known keys: {', '.join(sorted(known))}")
+                raise JobError(
+                    f"unknown key{nearest(key, known)}",
+                    key=f"strategy.{key}",
+                    fix=f"Known keys: {', '.join(sorted(known))}",
+                )
         return Strategy(**values)
 
 

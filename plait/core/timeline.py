@@ -87,12 +87,17 @@ class Timeline:
         """One array per field of ``Span``, for arithmetic over many spans."""
         import numpy as np
 
-        return {name: np.array([getattr(span, name) for span in self.spans], dtype=_NUMPY[kind]) for name, kind in _COLUMNS.items()}
+        return {
+            name: np.array([getattr(span, name) for span in self.spans], dtype=_NUMPY[kind])
+            for name, kind in _COLUMNS.items()
+        }
 
     def write_parquet(self, path: Path) -> None:
         """Columns as in ``Span``; schema version and plan hash in the file's metadata. Appears whole or not at all."""
         arrow, parquet = _arrow()
-        schema = arrow.schema([(name, getattr(arrow, kind)()) for name, kind in _COLUMNS.items()], metadata=self._metadata())
+        schema = arrow.schema(
+            [(name, getattr(arrow, kind)()) for name, kind in _COLUMNS.items()], metadata=self._metadata()
+        )
         table = arrow.table({name: [getattr(span, name) for span in self.spans] for name in _COLUMNS}, schema=schema)
         with replacing(path) as partial:
             parquet.write_table(table, partial)
@@ -116,7 +121,9 @@ class Timeline:
         missing = [name for name in _COLUMNS if name not in table.column_names]
         if version != SCHEMA_VERSION or missing:
             lacks = f", without {', '.join(missing)}" if missing else ""
-            raise DataError(f"{path} is a timeline of version {version}{lacks}; this Plait reads version {SCHEMA_VERSION}")
+            raise DataError(
+                f"{path} is a timeline of version {version}{lacks}; this Plait reads version {SCHEMA_VERSION}"
+            )
         rows = zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True)
         return Timeline(tuple(Span(*row) for row in rows), metadata.get("plait.plan", ""))
 
@@ -149,13 +156,24 @@ def _trace_events(spans: Sequence[Span]) -> Iterable[dict[str, Any]]:
         yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
         for track, name in enumerate(LANES):
             yield {"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
-    flows = {key._replace(kind="wait"): number for number, key in enumerate(span.key for span in spans if span.kind == "comm")}
+    flows = {
+        key._replace(kind="wait"): number
+        for number, key in enumerate(span.key for span in spans if span.kind == "comm")
+    }
     for span in spans:
         track, at = LANES.index(span.lane), (span.start - origin) * 1e6
         name = f"{span.kind} {span.name}" if span.kind in ("wait", "idle") else span.name
         args: dict[str, Any] = {"step": span.step, "slice": span.slice, "layer": span.layer, "bytes": span.bytes}
         where = {"pid": span.rank, "tid": track}
-        yield {"ph": "X", **where, "name": name, "cat": f"{span.kind},{span.direction}", "ts": at, "dur": span.seconds * 1e6, "args": args}
+        yield {
+            "ph": "X",
+            **where,
+            "name": name,
+            "cat": f"{span.kind},{span.direction}",
+            "ts": at,
+            "dur": span.seconds * 1e6,
+            "args": args,
+        }
         flow = flows.get(span.key._replace(kind="wait"))
         if flow is not None and span.kind != "compute":
             ends = {"ph": "f", "bp": "e"} if span.kind == "wait" else {"ph": "s"}
@@ -178,7 +196,9 @@ def hidden(spans: Iterable[Span]) -> Hidden:
     """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting; ranks and steps added up."""
     groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in spans:
-        groups[span.step, span.rank].append(span)  # apart, because ranks, and runs that were resumed, have clocks of their own
+        groups[span.step, span.rank].append(
+            span
+        )  # apart, because ranks, and runs that were resumed, have clocks of their own
     parts = [_hidden(group) for group in groups.values()]
     return Hidden(sum(part.total for part in parts), sum(part.exposed for part in parts))
 

@@ -21,16 +21,22 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_bytes().decode())
     except FileNotFoundError:
-        raise JobError("no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples") from None
+        raise JobError(
+            "no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples"
+        ) from None
     except OSError as error:
         raise JobError(f"cannot be read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError as error:
         raise JobError(f"byte {error.start} is not UTF-8, so this is no TOML file", file=str(path)) from None
     except tomllib.TOMLDecodeError as error:
-        raise JobError(f"not valid TOML: {error}", file=str(path), fix='Text needs quotes, as in name = "value"') from None
+        raise JobError(
+            f"not valid TOML: {error}", file=str(path), fix='Text needs quotes, as in name = "value"'
+        ) from None
 
 
-def override(values: Mapping[str, Any], settings: Iterable[str], is_text: Callable[[str], bool]) -> tuple[dict[str, Any], set[str]]:
+def override(
+    values: Mapping[str, Any], settings: Iterable[str], is_text: Callable[[str], bool]
+) -> tuple[dict[str, Any], set[str]]:
     """``values`` with every ``key.sub=value`` setting applied, and the keys that were set.
 
     A value is TOML; what is no TOML is taken as text, and so is everything for a key that ``is_text``.
@@ -45,7 +51,9 @@ def override(values: Mapping[str, Any], settings: Iterable[str], is_text: Callab
     for setting in settings:
         match = _OVERRIDE.fullmatch(setting)
         if not match:
-            raise JobError(f"'{setting}' is not a setting", file=COMMAND_LINE, fix="Write section.key=value, as in train.steps=100")
+            raise JobError(
+                f"'{setting}' is not a setting", file=COMMAND_LINE, fix="Write section.key=value, as in train.steps=100"
+            )
         key, text = match[1], match[2].strip()
         value = _value(text)
         *sections, last = key.split(".")
@@ -79,7 +87,11 @@ def to_toml(values: Mapping[str, Any]) -> str:
     name = "a"
     """
     blocks = [_block({key: value for key, value in values.items() if not isinstance(value, dict)})]
-    blocks += [f"[{_key(key)}]\n" + _block(cast("dict[str, Any]", value)) for key, value in values.items() if isinstance(value, dict)]
+    blocks += [
+        f"[{_key(key)}]\n" + _block(cast("dict[str, Any]", value))
+        for key, value in values.items()
+        if isinstance(value, dict)
+    ]
     return "\n".join(block for block in blocks if block)
 
 

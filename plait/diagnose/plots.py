@@ -40,10 +40,20 @@ def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") 
         )
     for bar in bars:
         if bar.label and (bar.end - bar.start) * 150 > span * len(bar.label):
-            axes.text((bar.start + bar.end) / 2, rows.index(bar.row), bar.label, ha="center", va="center", fontsize=7, color="white")
+            axes.text(
+                (bar.start + bar.end) / 2,
+                rows.index(bar.row),
+                bar.label,
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white",
+            )
     axes.set(yticks=range(len(rows)), yticklabels=rows, xlabel=f"time ({unit})", title=title)
     axes.invert_yaxis()
     if kinds:
-        axes.legend(ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.02 - 0.6 / (1 + len(rows))), frameon=False)
+        axes.legend(
+            ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.02 - 0.6 / (1 + len(rows))), frameon=False
+        )
     with replacing(path) as partial:
         figure.savefig(partial, format=kind_of_file, dpi=120)

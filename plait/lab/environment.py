@@ -32,9 +32,15 @@ def rank_environment(spec: LabSpec, name: str, rank: int) -> dict[str, str]:
 def runtime_dir() -> Path:
     """The folder where this user's running labs are noted, made if absent; nobody else may write there."""
     base = inherited().get("XDG_RUNTIME_DIR")
-    folder = Path(base, "plait-lab") if base and os.path.isdir(base) else Path(tempfile.gettempdir(), f"plait-lab-{os.geteuid()}")
+    folder = (
+        Path(base, "plait-lab")
+        if base and os.path.isdir(base)
+        else Path(tempfile.gettempdir(), f"plait-lab-{os.geteuid()}")
+    )
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
-        raise LaunchError(f"{folder} belongs to somebody else. Remove it, or set XDG_RUNTIME_DIR to a folder of your own.")
+        raise LaunchError(
+            f"{folder} belongs to somebody else. Remove it, or set XDG_RUNTIME_DIR to a folder of your own."
+        )
     return folder

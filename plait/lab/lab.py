@@ -39,7 +39,9 @@ class Lab:
 
     def __enter__(self) -> Self:
         if not sys.platform.startswith("linux"):
-            raise LaunchError(f"the lab needs Linux network namespaces, and this is {sys.platform}. Use a Linux machine.")
+            raise LaunchError(
+                f"the lab needs Linux network namespaces, and this is {sys.platform}. Use a Linux machine."
+            )
         for program in ("ip", "tc", "nsenter"):
             tool(program)
         try:
@@ -51,14 +53,18 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _start_keeper(self) -> Network:
         read_end, self._lifeline = os.pipe()
         try:
             argv = [sys.executable, "-I", "-S", str(_KEEPER), str(self.spec.hosts), str(os.getpid())]
-            self._keeper = subprocess.Popen(argv, stdin=read_end, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True)
+            self._keeper = subprocess.Popen(
+                argv, stdin=read_end, stdout=subprocess.PIPE, text=True, cwd="/", start_new_session=True
+            )
         finally:
             os.close(read_end)
         assert self._keeper.stdout is not None

@@ -119,7 +119,9 @@ class Network:
             self._batch(host, "tc", [f"qdisc replace dev {IFNAME} {_QUEUE}", *shaper(IFNAME, spec.rate, spec.mtu)])
         if spec.segment > SEGMENT:
             for host, devices in [(None, ["sw0", *ports]), *((host, [IFNAME]) for host in range(spec.hosts))]:
-                self._call(self.enter(host, [sys.executable, "-I", "-S", _SEGMENT_SCRIPT, str(spec.segment), *devices]), "")
+                self._call(
+                    self.enter(host, [sys.executable, "-I", "-S", _SEGMENT_SCRIPT, str(spec.segment), *devices]), ""
+                )
 
     def cut(self, host: int) -> None:
         """Pull the host's cable: its packets go nowhere, and none reach it."""
@@ -153,8 +155,12 @@ class Network:
         return self._call(self.enter(host, [tool(program), "-batch", "-"]), "\n".join(lines))
 
     def _call(self, argv: list[str], text: str) -> str:
-        done = subprocess.run(argv, check=False, input=text, capture_output=True, text=True, env={"LC_ALL": "C", "PATH": os.defpath})
+        done = subprocess.run(
+            argv, check=False, input=text, capture_output=True, text=True, env={"LC_ALL": "C", "PATH": os.defpath}
+        )
         if done.returncode != 0:
             cause = " ".join((done.stderr or done.stdout).split())
-            raise LaunchError(f"the lab could not set its network up: {cause or f'{argv[0]} exited with status {done.returncode}'}.")
+            raise LaunchError(
+                f"the lab could not set its network up: {cause or f'{argv[0]} exited with status {done.returncode}'}."
+            )
         return done.stdout

@@ -54,7 +54,13 @@ class Entry:
     def report(self) -> dict[str, Any]:
         """What ``plait lab list --json`` shows: the lab, and each host's link as it is now."""
         hosts = [asdict(state) for state in self.network.state()]
-        return {"name": self.name, "pid": self.pid, "spec": asdict(self.spec), "command": list(self.command), "hosts": hosts}
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "spec": asdict(self.spec),
+            "command": list(self.command),
+            "hosts": hosts,
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Entry:
@@ -62,7 +68,15 @@ class Entry:
         net = values["network"]
         spec = LabSpec.parse(values["spec"])
         network = Network(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu)
-        return cls(values["name"], values["pid"], values["started"], spec, network, values["keeper_started"], tuple(values["command"]))
+        return cls(
+            values["name"],
+            values["pid"],
+            values["started"],
+            spec,
+            network,
+            values["keeper_started"],
+            tuple(values["command"]),
+        )
 
 
 def start_time(pid: int) -> int | None:
@@ -78,7 +92,9 @@ def start_time(pid: int) -> int | None:
 def note(name: str | None, spec: LabSpec, network: Network, command: Sequence[str]) -> Entry:
     """Enter a lab of this process in the list, under ``name`` or the first free of lab1, lab2, ..."""
     if name is not None and not _NAME.fullmatch(name):
-        raise JobError(f"{name!r} cannot name a lab", fix="Use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        raise JobError(
+            f"{name!r} cannot name a lab", fix="Use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
     pid, keeper = os.getpid(), network.keeper
     with _locked() as folder:
         taken = {entry.name for entry in _read(folder)}

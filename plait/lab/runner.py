@@ -25,7 +25,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(
-    spec: LabSpec, argv: Sequence[str], *, name: str | None = None, only_rank: int | None = None, raw: bool = False, grace: float = GRACE
+    spec: LabSpec,
+    argv: Sequence[str],
+    *,
+    name: str | None = None,
+    only_rank: int | None = None,
+    raw: bool = False,
+    grace: float = GRACE,
 ) -> int:
     """Run ``argv`` as every rank of a new lab; 0 if all ranks return 0, else the status of the first that did not.
 
@@ -34,7 +40,10 @@ def run(
     the ranks this process's own output.
     """
     if not argv:
-        raise JobError("there is nothing to run", fix="Give the command of a rank after --, such as: plait lab run -- python train.py")
+        raise JobError(
+            "there is nothing to run",
+            fix="Give the command of a rank after --, such as: plait lab run -- python train.py",
+        )
     if shutil.which(argv[0]) is None:
         raise JobError(f"the command {argv[0]!r} is not an executable file", fix="Check its name, or give its path")
     if only_rank is not None:
@@ -180,7 +189,9 @@ class Supervisor:
 
         self.selector.register(read_end, selectors.EVENT_READ, lambda: self._signalled(os.read(read_end, 1)[0]))
         # A signal that is ignored already stays so: that is how nohup works.
-        before = {number: signal.signal(number, handle) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+        before = {
+            number: signal.signal(number, handle) for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+        }
         try:
             yield
         finally:

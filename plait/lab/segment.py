@@ -17,7 +17,9 @@ IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE = 63, 64
 
 def message(device: str, size: int) -> bytes:
     """The request to let ``device`` send and merge segments of up to ``size`` bytes."""
-    attributes = b"".join(struct.pack("=HHI", 8, kind, size) for kind in (IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE))
+    attributes = b"".join(
+        struct.pack("=HHI", 8, kind, size) for kind in (IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE)
+    )
     body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(device), 0, 0) + attributes
     return struct.pack("=IHHII", 16 + len(body), RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, 1, 0) + body
 

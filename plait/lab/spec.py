@@ -12,7 +12,10 @@ MAX_HOSTS = 1000  # a Linux bridge takes 1024 ports
 MIN_RATE, MAX_RATE = 10**6, 8 * 10**11  # bits per second
 NO_LIMIT = 10**12  # bits per second, far more than one machine moves: how a link without a limit is told to the kernel
 MIN_MTU, MAX_MTU = 576, 65535
-SEGMENT, MAX_SEGMENT = 65536, 524280  # bytes; what any kernel's TCP hands a link at once, and the most that Linux allows
+SEGMENT, MAX_SEGMENT = (
+    65536,
+    524280,
+)  # bytes; what any kernel's TCP hands a link at once, and the most that Linux allows
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]*)")
 _SPEC = re.compile(r"([0-9]{1,9})x([0-9]{1,9})(?:@([^,]*))?(?:,mtu=([0-9]{1,9}))?(?:,segment=([0-9]{1,9}))?")
@@ -26,7 +29,9 @@ def parse_rate(text: str) -> int | None:
     """
     rate = None if text.strip().lower() == UNLIMITED else to_bits(text)
     if rate is not None and not MIN_RATE <= rate <= MAX_RATE:
-        raise JobError(f"the link rate {text!r} is out of range", fix="Choose a rate from 1mbit to 800gbit, or unlimited")
+        raise JobError(
+            f"the link rate {text!r} is out of range", fix="Choose a rate from 1mbit to 800gbit, or unlimited"
+        )
     return rate
 
 
@@ -49,7 +54,11 @@ def format_rate(rate: int | None) -> str:
     for unit in ("gbit", "mbit", "kbit"):
         for digits in range(4):
             number = f"{rate / _UNITS[unit]:.{digits}f}"
-            if float(number) and round(float(number) * _UNITS[unit]) == rate and (rate >= _UNITS[unit] or unit == "kbit"):
+            if (
+                float(number)
+                and round(float(number) * _UNITS[unit]) == rate
+                and (rate >= _UNITS[unit] or unit == "kbit")
+            ):
                 return f"{number}{unit}"
     return f"{rate}bit"
 
@@ -76,9 +85,13 @@ class LabSpec:
             if not 1 <= value <= limit:
                 raise JobError(f"a lab cannot have {key} = {value}", fix=f"Choose {key} from 1 to {limit}")
         if not MIN_MTU <= self.mtu <= MAX_MTU:
-            raise JobError(f"a link cannot have mtu = {self.mtu}", fix=f"Choose one from {MIN_MTU} to {MAX_MTU}, such as 9000")
+            raise JobError(
+                f"a link cannot have mtu = {self.mtu}", fix=f"Choose one from {MIN_MTU} to {MAX_MTU}, such as 9000"
+            )
         if not SEGMENT <= self.segment <= MAX_SEGMENT:
-            raise JobError(f"a link cannot have segment = {self.segment}", fix=f"Choose one from {SEGMENT} to {MAX_SEGMENT} bytes")
+            raise JobError(
+                f"a link cannot have segment = {self.segment}", fix=f"Choose one from {SEGMENT} to {MAX_SEGMENT} bytes"
+            )
         parse_rate(self.nic)
 
     @classmethod
@@ -86,9 +99,14 @@ class LabSpec:
         """Read ``HOSTSxRANKS[@NIC][,mtu=MTU][,segment=BYTES]``, such as ``2x1@1gbit`` or ``4x2@400mbit,mtu=1500``."""
         match = _SPEC.fullmatch(text.strip().lower())
         if not match:
-            raise JobError(f"{text!r} does not describe a lab", fix="Write HOSTSxRANKS@RATE, such as 2x1@1gbit or 4x2@400mbit,mtu=1500")
+            raise JobError(
+                f"{text!r} does not describe a lab",
+                fix="Write HOSTSxRANKS@RATE, such as 2x1@1gbit or 4x2@400mbit,mtu=1500",
+            )
         hosts, ranks, nic, mtu, segment = match.groups()
-        return cls(int(hosts), int(ranks), cls.nic if nic is None else nic, int(mtu or cls.mtu), int(segment or cls.segment))
+        return cls(
+            int(hosts), int(ranks), cls.nic if nic is None else nic, int(mtu or cls.mtu), int(segment or cls.segment)
+        )
 
     def __str__(self) -> str:
         segment = "" if self.segment == SEGMENT else f",segment={self.segment}"

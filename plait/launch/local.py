@@ -37,9 +37,16 @@ def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> 
 
     def start(rank: int, out: IO[bytes] | None, err: IO[bytes]) -> subprocess.Popen[Any]:
         variables = rank_variables(
-            rank=rank, world_size=world, local_rank=rank, local_world_size=world, master_addr="127.0.0.1", master_port=chosen
+            rank=rank,
+            world_size=world,
+            local_rank=rank,
+            local_world_size=world,
+            master_addr="127.0.0.1",
+            master_port=chosen,
         )
-        return subprocess.Popen(list(argv), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+        return subprocess.Popen(
+            list(argv), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
 
     return start
 
@@ -77,7 +84,9 @@ class _Watch:
         """Name the rank that began it: one killed from outside, else one with a message for the user; of several, the first seen."""
         seen = [rank.poll() is not None for rank in self.ranks]
         time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
-        ended = sorted(((number, rank.poll()) for number, rank in enumerate(self.ranks)), key=lambda each: not seen[each[0]])
+        ended = sorted(
+            ((number, rank.poll()) for number, rank in enumerate(self.ranks)), key=lambda each: not seen[each[0]]
+        )
         _kill(self.ranks)  # at once: checkpoints are atomic, and ranks that wait for a dead one cannot end in order
         killed = [(n, code) for n, code in ended if code is not None and code < 0]
         spoke = [(n, code) for n, code in ended if code and code > 0 and self._message(n)]
@@ -90,7 +99,9 @@ class _Watch:
             error.exit_status = code
             raise error
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        raise RankFailure(f"rank {number} {how}; the other ranks were ended. Its log: {self.logs / f'rank-{number}.log'}")
+        raise RankFailure(
+            f"rank {number} {how}; the other ranks were ended. Its log: {self.logs / f'rank-{number}.log'}"
+        )
 
     def _message(self, rank: int) -> str:
         text = (self.logs / f"rank-{rank}.log").read_text(errors="replace")

@@ -63,7 +63,9 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
     for unit, numel in units.items():
         whole = unit[0] in WHOLE
         params, grads = (1, 1) if whole else (sharding.params, sharding.grads)
-        parameters += numel // params * itemsize + (numel // sharding.secondary * itemsize if sharding.secondary and not whole else 0)
+        parameters += numel // params * itemsize + (
+            numel // sharding.secondary * itemsize if sharding.secondary and not whole else 0
+        )
         gradients += numel // grads * master
         moments = 2 + (master != itemsize)  # and masters, where the model's own numbers are smaller
         optimizer += moments * (numel // sharding.optim) * master
@@ -71,7 +73,9 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
             gathered[numel * itemsize] += 1
         if grads > 1:
             opened[numel * master] += 1
-    buffers = sum(size * min(2, count) for sizes in (gathered, opened) for size, count in sizes.items())  # two of a size
+    buffers = sum(
+        size * min(2, count) for sizes in (gathered, opened) for size, count in sizes.items()
+    )  # two of a size
     return States(parameters, gradients, optimizer, buffers)
 
 
@@ -109,7 +113,14 @@ class _Sizes:
     """Bytes of the tensors of one slice. Rows: tokens of this rank; streams are sharded where tensor parallelism shards the sequence."""
 
     def __init__(
-        self, spec: ModelSpec, strategy: Strategy, graph: SegmentGraph, batch: int, sequence: int, itemsize: int, fused: bool
+        self,
+        spec: ModelSpec,
+        strategy: Strategy,
+        graph: SegmentGraph,
+        batch: int,
+        sequence: int,
+        itemsize: int,
+        fused: bool,
     ) -> None:
         self.spec, self.strategy, self.graph, self.itemsize, self.fused = spec, strategy, graph, itemsize, fused
         self.shares = slice_sizes(batch, strategy.p1)
@@ -171,7 +182,9 @@ def _attention(sizes: _Sizes, row: int, op: SegmentOp) -> _Core:
     if spec.family == "llama":  # rotated queries and keys
         forward, backward = 2 * q, backward + 2 * q
         saved += q + (0 if grouped and strategy.ring == 1 else kv) if ulysses == 1 else 0
-        saved += 2 * sizes.tokens * spec.head_size * sizes.itemsize if strategy.sp > 1 else 0  # the tables of scattered positions
+        saved += (
+            2 * sizes.tokens * spec.head_size * sizes.itemsize if strategy.sp > 1 else 0
+        )  # the tables of scattered positions
     if ulysses > 1:  # what came from the others, and attention's output before it went back
         together = q + 2 * max(kv, q * ulysses // heads if kv_heads < ulysses else 0)
         saved, forward = saved + together + q, forward + together
@@ -194,7 +207,9 @@ class _Walk:
         self._live: dict[tuple[str, int, int, str], tuple[int, set[str]]] = {}
         self.now = self.peak = 0
         tokens = sizes.tokens * sum(sizes.shares)
-        self._hold(SegmentOp("embed", 0, "R", 0), "tokens", 32 * tokens)  # numbers, targets, where their rows arrive: four of 8 bytes
+        self._hold(
+            SegmentOp("embed", 0, "R", 0), "tokens", 32 * tokens
+        )  # numbers, targets, where their rows arrive: four of 8 bytes
 
     def run(self, actions: Sequence[Action]) -> None:
         """One phase."""

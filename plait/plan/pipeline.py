@@ -37,7 +37,9 @@ def plan_pipeline(
     Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot run.
     """
     if len(schedule.ranks) != len(degrees):
-        raise JobError(f"{schedule.name} is for {len(schedule.ranks)} places, the job has {len(degrees)}", key="strategy.schedule")
+        raise JobError(
+            f"{schedule.name} is for {len(schedule.ranks)} places, the job has {len(degrees)}", key="strategy.schedule"
+        )
     if schedule.num_micro_batches != num_micro_batches:
         raise JobError(
             f"{schedule.name} is for {schedule.num_micro_batches} micro-batches, a step has {num_micro_batches}",
@@ -46,7 +48,11 @@ def plan_pipeline(
         )
     for dp, _ in degrees:
         if dp > micro_batch:
-            raise JobError(f"dp = {dp} shares a micro-batch of {micro_batch} sequences", key="strategy.dp", fix=f"Use dp <= {micro_batch}")
+            raise JobError(
+                f"dp = {dp} shares a micro-batch of {micro_batch} sequences",
+                key="strategy.dp",
+                fix=f"Use dp <= {micro_batch}",
+            )
     stages = split_layers(model.num_layers, schedule.num_stages, stage_layers)
     tensors = crossings(model, stages)
     if all(op.computes for ops in schedule.ranks for op in ops):
@@ -64,7 +70,9 @@ def plan_pipeline(
             for name, level in tensors[min(source, target), max(source, target)]:
                 key = lying[source], lying[target], level
                 if key not in known:
-                    known[key] = make_plan(lying[source], lying[target], (sequence >> level, micro_batch, model.hidden), itemsize, fabric)
+                    known[key] = make_plan(
+                        lying[source], lying[target], (sequence >> level, micro_batch, model.hidden), itemsize, fabric
+                    )
                 reshards.setdefault((source, target), {})[name] = known[key]
     names = {edge: tuple(name for name, _ in found) for edge, found in tensors.items()}
     return PipelinePlan(schedule, tuple(degrees), stages, names, reshards, tuple(shardings), sequence_cut)
@@ -75,4 +83,6 @@ def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:
 
     Which tokens stand where in S is the same at every place, so a boundary need not know it.
     """
-    return TensorLayout((mesh.dp, mesh.sp, mesh.tp), tuple(mesh.ranks), ((1, 2) if sequence_parallel else (1,), (0,), ()))
+    return TensorLayout(
+        (mesh.dp, mesh.sp, mesh.tp), tuple(mesh.ranks), ((1, 2) if sequence_parallel else (1,), (0,), ())
+    )

@@ -125,7 +125,11 @@ def search(jobs: Sequence[Job], order: Order) -> tuple[Slot, ...]:
 
 
 def unicast(
-    tasks: Sequence[UnitTask], sizes: Sequence[int], fabric: Fabric, *, way: Literal["send_recv", "local_all_gather", "alpa"]
+    tasks: Sequence[UnitTask],
+    sizes: Sequence[int],
+    fabric: Fabric,
+    *,
+    way: Literal["send_recv", "local_all_gather", "alpa"],
 ) -> int:
     """Nanoseconds of what is published as the baseline: messages to one receiver each, in task order, from the least loaded host.
 

@@ -120,14 +120,19 @@ def _option(task: UnitTask, nbytes: int, fabric: Fabric, home: int, senders: lis
     remote = {host: group for host, group in groups.items() if host != home}
     rails = min(len({fabric.nic(r) for r in ranks}) for ranks in (senders, *remote.values()))
     chains = tuple(
-        Chain(_on_rail(senders, rail, fabric)[0], tuple(r for group in groups.values() for r in _on_rail(group, rail, fabric)))
+        Chain(
+            _on_rail(senders, rail, fabric)[0],
+            tuple(r for group in groups.values() for r in _on_rail(group, rail, fabric)),
+        )
         for rail in range(rails)
     )
     near = len(groups.get(home, ()))
     reach = _Reach(len(remote), sum(map(len, remote.values())), near, max(map(len, groups.values())))
     share = -(-nbytes // rails)
     tried: tuple[Way, ...] = WAYS if way is None else (way,)
-    costs = {each: ceil(seconds(each, share, reach, fabric) * NANOSECONDS) for each in tried}  # never below what the bound counts
+    costs = {
+        each: ceil(seconds(each, share, reach, fabric) * NANOSECONDS) for each in tried
+    }  # never below what the bound counts
     best = min(tried, key=lambda each: (costs[each], -WAYS.index(each)))  # equal: the later in the list
     uses = [nics_used(best, chain, fabric) for chain in chains]
     return Option(
@@ -168,7 +173,9 @@ def seconds(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> float:
     if way == "send_recv":
         return remote * (count * a + t) + local * (count * a + near)
     if way == "local_all_gather":
-        parts = -(-count // widest)  # of each share; the exchange of all but the last is hidden behind what still arrives
+        parts = -(
+            -count // widest
+        )  # of each share; the exchange of all but the last is hidden behind what still arrives
         return hosts * (parts * widest * a + t) + (widest - 1) / widest * near / parts
     if way == "global_all_gather":
         parts, ring = -(-count // everyone), t if hosts + (local > 0) > 1 else near

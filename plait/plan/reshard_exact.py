@@ -43,7 +43,9 @@ def exact(jobs: Sequence[Job], work: float = WORK) -> Exact:
         present = [model.new_bool_var(f"job{number}by{at}") for at in range(len(job))]
         model.add_exactly_one(present)
         for at, choice in enumerate(job):
-            interval = model.new_optional_fixed_size_interval_var(begin, choice.duration, present[at], f"run{number}by{at}")
+            interval = model.new_optional_fixed_size_interval_var(
+                begin, choice.duration, present[at], f"run{number}by{at}"
+            )
             model.add(begin + choice.duration <= end).only_enforce_if(present[at])
             model.add_hint(present[at], hints[number].choice == at)
             for bit in range(choice.uses.bit_length()):
@@ -66,11 +68,19 @@ def exact(jobs: Sequence[Job], work: float = WORK) -> Exact:
     solver.parameters.max_deterministic_time = work
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # it has an order to start from
-        raise InfeasiblePlan(f"CP-SAT found no order in its limit of work ({work}): {solver.status_name(status)}. Raise the limit.")
+        raise InfeasiblePlan(
+            f"CP-SAT found no order in its limit of work ({work}): {solver.status_name(status)}. Raise the limit."
+        )
     slots = [
-        Slot(number, next(at for at, present in enumerate(taken[number]) if solver.boolean_value(present)), solver.value(begin))
+        Slot(
+            number,
+            next(at for at, present in enumerate(taken[number]) if solver.boolean_value(present)),
+            solver.value(begin),
+        )
         for number, begin in enumerate(begins)
     ]
     return Exact(
-        tuple(sorted(slots, key=lambda slot: (slot.start, slot.job))), int(solver.best_objective_bound), status == cp_model.OPTIMAL
+        tuple(sorted(slots, key=lambda slot: (slot.start, slot.job))),
+        int(solver.best_objective_bound),
+        status == cp_model.OPTIMAL,
     )

@@ -137,7 +137,9 @@ def greedy(jobs: Sequence[Job]) -> tuple[Slot, ...]:
     return in_order(jobs, picks)
 
 
-def _random_set(jobs: Sequence[Job], left: list[int], load: dict[int, int], chance: random.Random) -> list[tuple[int, int]]:
+def _random_set(
+    jobs: Sequence[Job], left: list[int], load: dict[int, int], chance: random.Random
+) -> list[tuple[int, int]]:
     busy, found = 0, list[tuple[int, int]]()
     most = max(load.values(), default=0)
     for job in chance.sample(left, len(left)):
@@ -249,7 +251,9 @@ def _listed(jobs: Sequence[Job], chance: random.Random, noise: float) -> tuple[S
 
     Jobs with the same NICs and duration are interchangeable and wait in one queue, so that the effort grows with what differs.
     """
-    order = sorted(range(len(jobs)), key=lambda job: (len(jobs[job]), -_noisy(jobs[job][0].duration, chance, noise), job))
+    order = sorted(
+        range(len(jobs)), key=lambda job: (len(jobs[job]), -_noisy(jobs[job][0].duration, chance, noise), job)
+    )
     chosen = _lightest(jobs, order)
     queues: dict[tuple[int, int], list[int]] = {}
     left: dict[int, int] = {}
@@ -271,7 +275,12 @@ def _listed(jobs: Sequence[Job], chance: random.Random, noise: float) -> tuple[S
             running = [(end, uses) for end, uses in running if end > now]
             continue
         kind = max(
-            ready, key=lambda kind: (_noisy(max((left[b] for b in names[kind][0]), default=0), chance, noise), kind[1], -names[kind][1])
+            ready,
+            key=lambda kind: (
+                _noisy(max((left[b] for b in names[kind][0]), default=0), chance, noise),
+                kind[1],
+                -names[kind][1],
+            ),
         )
         uses, duration = kind
         job = queues[kind].pop(0)

@@ -13,7 +13,10 @@ from plait.core.strategy import Strategy
 def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sharding) -> dict[Unit, int]:
     """Numbers in every unit of one rank's share of a stage, padding included."""
     tp, hidden = strategy.tp, model.hidden
-    query, kv = model.num_heads * model.head_size // tp, model.num_kv_heads * model.head_size * strategy.kv_replicas(model) // tp
+    query, kv = (
+        model.num_heads * model.head_size // tp,
+        model.num_kv_heads * model.head_size * strategy.kv_replicas(model) // tp,
+    )
     inner, biased = model.ffn_hidden // tp, model.has_bias
     norm, block = hidden * (1 + biased), model.parallel_block
     sizes: dict[Unit, int] = {}

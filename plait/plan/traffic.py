@@ -14,7 +14,14 @@ STATISTICS = 3
 
 
 def micro_batch_bytes(
-    model: ModelSpec, strategy: Strategy, stage: Stage, *, batch: int, sequence: int, itemsize: int, loss_itemsize: int = 4
+    model: ModelSpec,
+    strategy: Strategy,
+    stage: Stage,
+    *,
+    batch: int,
+    sequence: int,
+    itemsize: int,
+    loss_itemsize: int = 4,
 ) -> dict[str, int]:
     """Bytes that one rank of a stage sends for a micro-batch of ``batch`` x ``sequence``, by axis, as rings would.
 
@@ -31,7 +38,9 @@ def micro_batch_bytes(
             if op.site == "embed":
                 sent["rows"] += whole * (strategy.tp - 1)
                 continue
-            numbers = strategy.tp * STATISTICS * tokens * loss_itemsize if op.site == "head" and op.kind == "F" else whole
+            numbers = (
+                strategy.tp * STATISTICS * tokens * loss_itemsize if op.site == "head" and op.kind == "F" else whole
+            )
             if op.kind == "C":  # row blocks
                 rows = slice_sizes(tokens, graph.parts(op.site, "C"))[op.part]
                 numbers = rows * model.hidden * itemsize
@@ -40,7 +49,9 @@ def micro_batch_bytes(
             sent["tp"] += numbers * (strategy.tp - 1) // strategy.tp * (2 if kind == "all_reduce" else 1)
         if op.site in LAYERS and op.kind == "F" and op.site != "mlp":
             again = graph.again(op.site, op.layer)
-            sent.update(_attention(model, strategy, tokens * itemsize, repeats="A" in again and graph.recompute == "full"))
+            sent.update(
+                _attention(model, strategy, tokens * itemsize, repeats="A" in again and graph.recompute == "full")
+            )
     return dict(sent)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from plait.core.files import replacing
 from plait.core.plan import Plan
 from plait.core.strategy import Strategy
-from plait.train.tune import Candidate
+from plait.train.tune.slices import Candidate
 
 
 class Reporter:
@@ -67,7 +67,9 @@ class Reporter:
         else:
             self.say(f"trained {done} steps in {seconds:.0f} s; the run is in {self.folder}")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.bar:
             self.bar.stop()
         if self.speaks:

@@ -18,26 +18,26 @@ from plait.core.pipeline_plan import PipelinePlan
 from plait.core.plan import Plan
 from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
-from plait.train.assembly import assemble
-from plait.train.checkpoint import Checkpoints
-from plait.train.corpus import prepare
-from plait.train.data import Batches, Corpus
-from plait.train.device import Device
-from plait.train.executor import SegmentExecutor
-from plait.train.gradients import Gradients
-from plait.train.groups import one_place
-from plait.train.huggingface import load as load_huggingface
-from plait.train.inflight import MicroBatch
-from plait.train.journal import Journal
-from plait.train.model import Share, Transformer
-from plait.train.optimizer import LearningRate, Optimizer
-from plait.train.recorder import Recorder
+from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint.huggingface import load as load_huggingface
+from plait.train.comm.wire import Wire
+from plait.train.data.corpus import Batches, Corpus
+from plait.train.data.prepare import prepare
+from plait.train.data.tokenizer import load_tokenizer
+from plait.train.engine.assembly import assemble
+from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.groups import one_place
+from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.optimizer import LearningRate, Optimizer
+from plait.train.engine.steps import Run, evaluate, make_executor, micro_batches, train_step, whole
+from plait.train.machine.device import Device
+from plait.train.model.transformer import Share, Transformer
+from plait.train.record.journal import Journal
+from plait.train.record.recorder import Recorder
 from plait.train.report import Reporter
-from plait.train.steps import Run, evaluate, make_executor, micro_batches, train_step, whole
-from plait.train.tokenizer import load_tokenizer
-from plait.train.tune import Candidate, agree, choose_slices, matrix_rate
-from plait.train.tune_pipeline import choose_pipeline_slices, choose_shard_overlap, choose_slack
-from plait.train.wire import Wire
+from plait.train.tune.pipeline import choose_pipeline_slices, choose_shard_overlap, choose_slack
+from plait.train.tune.slices import Candidate, agree, choose_slices, matrix_rate
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 STOPPED = 130  # the shell's status for Ctrl-C
@@ -56,7 +56,9 @@ class Session:
         self.folder, self.rank = folder, rank
         self.job = Job.read(folder / "job.toml")
         if self.job.world_size != rank.world_size:
-            raise JobError(f"the job needs {self.job.world_size} ranks, and {rank.world_size} were started", key="strategy")
+            raise JobError(
+                f"the job needs {self.job.world_size} ranks, and {rank.world_size} were started", key="strategy"
+            )
         self.pipeline = PipelinePlan.read(folder / "pipeline.json") if self.job.pipelined else None
 
     def train(self, device: Device, wire: Wire, stop: Flag) -> int:
@@ -101,7 +103,9 @@ class Session:
             self.share: Share = self.part.models
             self.gradients, self.groups = self.part.gradients, self.part.groups
         else:
-            self.model = Transformer(spec, job.base_strategy, tp_rank=self.rank.rank, seed=seed, dtype=dtype, device=device)
+            self.model = Transformer(
+                spec, job.base_strategy, tp_rank=self.rank.rank, seed=seed, dtype=dtype, device=device
+            )
             self.share, self.groups = self.model, one_place(self.wire)
             self.gradients = Gradients(self.model)
         if job.train.init_from:
@@ -115,7 +119,13 @@ class Session:
         data, out = self.job.data, self.folder / "corpus"
         if self.rank.rank == 0:
             self.report.say(f"preparing {', '.join(data.sources)}")
-            prepare(data.sources, load_tokenizer(data.tokenizer), out, pattern=data.pattern, eval_fraction=data.eval_fraction)
+            prepare(
+                data.sources,
+                load_tokenizer(data.tokenizer),
+                out,
+                pattern=data.pattern,
+                eval_fraction=data.eval_fraction,
+            )
         if dist.is_initialized():
             dist.barrier()
         return Corpus.open(out)
@@ -175,7 +185,12 @@ class Session:
         slices = None if asked.slices == "auto" else (self.job.base_strategy.p1, self.job.base_strategy.p2)
         batch = self._micro_batches(0)[0]
         return choose_slices(
-            self._executor, self.job.base_strategy, batch, sequence_parallel=sequence_parallel, slices=slices, recorder=self.recorder
+            self._executor,
+            self.job.base_strategy,
+            batch,
+            sequence_parallel=sequence_parallel,
+            slices=slices,
+            recorder=self.recorder,
         )
 
     def _forget(self) -> None:
@@ -194,19 +209,25 @@ class Session:
             self._forget()
             self.part = self.part.changed(strategy, costs, schedule)
             alive = ", ".join(str(peak) for peak in peak_activations(schedule).values())
-            self.report.say(f"slack from measured times: at most {alive} micro-batches alive on the stages, one after the other")
+            self.report.say(
+                f"slack from measured times: at most {alive} micro-batches alive on the stages, one after the other"
+            )
 
     def _resume(self) -> int:
         """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
         group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         assert not isinstance(group, int)
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", self.optimizer.held, keep=self.job.train.keep_checkpoints, group=group)
+        self.checkpoints = Checkpoints(
+            self.folder / "checkpoints", self.optimizer.held, keep=self.job.train.keep_checkpoints, group=group
+        )
         step = self.checkpoints.latest()
         if step is None:
             return 0
         state = self.checkpoints.load(step, self.optimizer.state())
         if state["data"] != self.batches.identity:
-            raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {', '.join(self.job.data.sources)}")
+            raise CheckpointError(
+                f"{self.folder / 'checkpoints'} belongs to other data than {', '.join(self.job.data.sources)}"
+            )
         self.optimizer.loaded(step)
         if self.part and self.part.shards:
             self.part.shards.publish()
@@ -214,7 +235,12 @@ class Session:
         return step
 
     def _executor(
-        self, strategy: Strategy, *, costs: SegmentCosts | None = None, recorder: Recorder | None = None, train: bool = True
+        self,
+        strategy: Strategy,
+        *,
+        costs: SegmentCosts | None = None,
+        recorder: Recorder | None = None,
+        train: bool = True,
     ) -> SegmentExecutor:
         return make_executor(
             self.model,
@@ -231,7 +257,9 @@ class Session:
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
         tokens, targets = self.batches.batch_at(step)
-        return self._own(micro_batches(tokens, targets, torch.from_numpy(self.batches.sample_ids(step)), self.job.micro_batch, step))
+        return self._own(
+            micro_batches(tokens, targets, torch.from_numpy(self.batches.sample_ids(step)), self.job.micro_batch, step)
+        )
 
     def _own(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         return self.part.own(batches) if self.part else batches
@@ -252,11 +280,15 @@ class Session:
     def _steps(self, start: int, stop: Flag) -> int:
         job, plan = self.job.train, self.plan
         run, self._evaluator = self._runs()
-        rate = LearningRate(peak=job.learning_rate, floor=job.min_learning_rate, warmup=job.warmup_steps, steps=job.steps)
+        rate = LearningRate(
+            peak=job.learning_rate, floor=job.min_learning_rate, warmup=job.warmup_steps, steps=job.steps
+        )
         tokens = job.batch * self.job.data.sequence
         peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.dtype])
         work = self.share.spec.step_flops(self.job.data.sequence, job.batch) / self.rank.world_size
-        journal = Journal(self.folder / "timeline", rank=self.rank.rank, plan_hash=plan.hash, keep_steps=self.job.run.timeline_steps)
+        journal = Journal(
+            self.folder / "timeline", rank=self.rank.rank, plan_hash=plan.hash, keep_steps=self.job.run.timeline_steps
+        )
         asked, began = False, time.perf_counter()
         self.report.begin(start)
         for step in range(start, job.steps):
@@ -302,7 +334,11 @@ class Session:
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
         journal.close()
         self.report.end(
-            done, stopped=asked and done < job.steps, seconds=time.perf_counter() - began, tokens=(done - start) * tokens, plan=plan
+            done,
+            stopped=asked and done < job.steps,
+            seconds=time.perf_counter() - began,
+            tokens=(done - start) * tokens,
+            plan=plan,
         )
         return STOPPED if asked and done < job.steps else 0
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from plait.core.env import RankEnv
 from plait.core.errors import ERROR_MARK, LaunchError, PlaitError
-from plait.train.device import Device, open_device
-from plait.train.rank_process import die_with_parent, run_and_end
+from plait.train.comm.wire import NullWire, Wire, open_wire
+from plait.train.machine.device import Device, open_device
+from plait.train.machine.rank_process import die_with_parent, run_and_end
+from plait.train.machine.threads import take_cores
 from plait.train.session import Session
-from plait.train.threads import take_cores
-from plait.train.wire import NullWire, Wire, open_wire
 
 
 def main() -> int:

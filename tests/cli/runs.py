@@ -45,7 +45,9 @@ def write_job(folder: Path, *, steps: int = 12, every: int = 4, family: str = "g
     text = folder / "text"
     text.mkdir(exist_ok=True)
     for number in range(12):
-        (text / f"{number}.txt").write_text("".join(f"line {i} of file {number} says {i * number % 97}\n" for i in range(120)))
+        (text / f"{number}.txt").write_text(
+            "".join(f"line {i} of file {number} says {i * number % 97}\n" for i in range(120))
+        )
     job = folder / "job.toml"
     job.write_text(JOB.format(steps=steps, every=every, family=family, more=more))
     return job
@@ -55,16 +57,25 @@ def command(job: Path, *settings: str) -> list[str]:
     return [sys.executable, "-m", "plait.cli.main", "train", str(job), f"run.folder={job.parent / 'runs'}", *settings]
 
 
-def train(job: Path, *settings: str, environ: dict[str, str] | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def train(
+    job: Path, *settings: str, environ: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
     """Train to the end."""
     return subprocess.run(
-        command(job, *settings), capture_output=True, text=True, timeout=timeout, env={**os.environ, **(environ or {})}, check=False
+        command(job, *settings),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **(environ or {})},
+        check=False,
     )
 
 
 def start(job: Path, *settings: str) -> subprocess.Popen[str]:
     """Begin training, in a session of its own."""
-    return subprocess.Popen(command(job, *settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command(job, *settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def metrics(job: Path, name: str = "job") -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ def test_help_needs_no_torch_and_starts_at_once() -> None:
 
 @pytest.mark.parametrize("verb", ["train", "export", "timeline", "reshard", "lab"])
 def test_every_verb_explains_itself(verb: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "plait.cli.main", verb, "--help"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "plait.cli.main", verb, "--help"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0
     assert "Usage" in done.stdout

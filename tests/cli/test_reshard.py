@@ -12,7 +12,18 @@ import pytest
 from plait.core.reshard_plan import ReshardPlan
 
 PLAIT = [sys.executable, "-m", "plait.cli.main", "reshard", "explain"]
-CASE_3 = ["--from", "(2,4) R S0 R", "--to", "(2,4) S0 R R", "--shape", "1024,1024,512", "--dtype", "int32", "--latency", "0s"]
+CASE_3 = [
+    "--from",
+    "(2,4) R S0 R",
+    "--to",
+    "(2,4) S0 R R",
+    "--shape",
+    "1024,1024,512",
+    "--dtype",
+    "int32",
+    "--latency",
+    "0s",
+]
 
 
 def explain(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -61,7 +61,9 @@ def test_a_run_leaves_everything_it_promises(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("kills", [[(1, 9)], pytest.param([(1, 6), (0, 9)], marks=pytest.mark.contract)], ids=len)
-def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(finished: Path, tmp_path: Path, kills: list[tuple[int, int]]) -> None:
+def test_kill_any_rank_at_any_moment_and_the_curve_continues_exactly(
+    finished: Path, tmp_path: Path, kills: list[tuple[int, int]]
+) -> None:
     job = write_job(tmp_path)
     for rank, step in kills:
         start_and_kill(job, rank, step)
@@ -150,7 +152,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         pytest.skip("needs root to mount a small file system")
     small = tmp_path / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(small)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(small)], capture_output=True, text=True, check=False
+    )
     if mounted.returncode:
         pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
     try:

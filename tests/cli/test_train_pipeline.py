@@ -94,7 +94,13 @@ def test_what_a_pipelined_run_leaves(finished: Path) -> None:
 
 def test_what_of_sharding_is_hidden_is_measured_once(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=3, more="parallel_block = true")
-    shape = ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "strategy.overlap.shard=auto", "strategy.recompute=selective")
+    shape = (
+        "strategy.tp=1",
+        "strategy.dp=2",
+        "strategy.shard=fsdp",
+        "strategy.overlap.shard=auto",
+        "strategy.recompute=selective",
+    )
     done = train(job, *shape)
     assert done.returncode == 0, done.stderr
     assert "sharding hides" in done.stdout
@@ -110,7 +116,13 @@ def test_what_of_sharding_is_hidden_is_measured_once(tmp_path: Path) -> None:
 
 def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=3)
-    shape = ("strategy.pp=2", "strategy.tp=[1,2]", "strategy.schedule=slack-1f1b", "strategy.slices=auto", "train.micro_batch=2")
+    shape = (
+        "strategy.pp=2",
+        "strategy.tp=[1,2]",
+        "strategy.schedule=slack-1f1b",
+        "strategy.slices=auto",
+        "train.micro_batch=2",
+    )
     done = train(job, *shape)
     assert done.returncode == 0, done.stderr
     assert "Measured before training" in done.stdout

@@ -23,7 +23,11 @@ graphs = st.builds(
 def costs(ratio: float) -> SegmentCosts:
     """What a layer of a GPT computes, in proportion, and collectives of ``ratio`` times all that."""
     mlp, attention = {"F": 4, "R": 4, "D": 4, "C": 4, "W": 8}, {"F": 4, "R": 1, "D": 3, "C": 3, "W": 4}
-    compute = {f"{site}.{kind}": float(each) for site, kinds in (("mlp", mlp), ("attn", attention)) for kind, each in kinds.items()}
+    compute = {
+        f"{site}.{kind}": float(each)
+        for site, kinds in (("mlp", mlp), ("attn", attention))
+        for kind, each in kinds.items()
+    }
     each = ratio * sum(compute.values()) / 4
     return SegmentCosts(compute, {f"{site}.{kind}": each for site in ("attn", "mlp") for kind in "RC"})
 
@@ -45,13 +49,19 @@ def held_back(graph: SegmentGraph, order: list[int]) -> int:
     for i in order:
         done.add(ops[i])
         waiting = [op for op in ops if op.kind == "W" and op not in done]
-        ready = [op for op in waiting if (sources := [n.op for n in table[op] if n.op.kind != "W"]) and all(s in done for s in sources)]
+        ready = [
+            op
+            for op in waiting
+            if (sources := [n.op for n in table[op] if n.op.kind != "W"]) and all(s in done for s in sources)
+        ]
         most = max(most, len(ready))
     return most
 
 
 @given(graphs, st.floats(0.2, 2), st.randoms(use_true_random=False))
-def test_moves_keep_an_order_legal_and_make_it_no_longer(graph: SegmentGraph, ratio: float, chance: random.Random) -> None:
+def test_moves_keep_an_order_legal_and_make_it_no_longer(
+    graph: SegmentGraph, ratio: float, chance: random.Random
+) -> None:
     cost, start = costs(ratio), any_order(graph, chance)
     climber = Climber(graph, [cost], 6, held_back=2)
     moved = climber.improve(start)

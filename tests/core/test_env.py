@@ -20,7 +20,9 @@ def test_what_torchrun_sets_is_understood() -> None:
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "MASTER_ADDR": "host0",
         "MASTER_PORT": "1234",
     }  # fmt: skip
-    expected = RankEnv(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, master_addr="host0", master_port=1234)
+    expected = RankEnv(
+        rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, master_addr="host0", master_port=1234
+    )
     assert RankEnv.read(env) == expected
     assert RankEnv.read(expected.variables()) == expected
 
@@ -33,7 +35,9 @@ def test_what_is_left_out_follows_from_the_rest() -> None:
 def test_a_rank_is_started_with_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOMETHING", "else")
     monkeypatch.setenv("RANK", "9")
-    started = rank_variables(rank=1, world_size=2, local_rank=1, local_world_size=2, master_addr="127.0.0.1", master_port=5)
+    started = rank_variables(
+        rank=1, world_size=2, local_rank=1, local_world_size=2, master_addr="127.0.0.1", master_port=5
+    )
     assert (started["SOMETHING"], started["RANK"], started["MASTER_PORT"]) == ("else", "1", "5")
     assert "OMP_NUM_THREADS" in started
 
@@ -87,6 +91,8 @@ def test_an_installed_wheel_finds_its_specs(tmp_path: Path) -> None:
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path / "site")
     code = "from plait.core.env import specs_folder; print(specs_folder() / 'models' / 'llama2-7b.toml')"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == str(tmp_path / "site" / "plait" / "specs" / "models" / "llama2-7b.toml")
     assert Path(found.stdout.strip()).is_file()

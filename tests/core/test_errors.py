@@ -11,8 +11,14 @@ from plait.core.errors import JobError, PlaitError, RankFailure, nearest
     [
         (JobError("is missing"), "is missing."),
         (JobError("3 is odd", key="train.steps"), "train.steps: 3 is odd."),
-        (JobError("3 is odd.", file="a.toml", key="train.steps", fix="Use 4."), "a.toml: train.steps: 3 is odd. Use 4."),
-        (JobError("3 is odd", key="train.steps", fix="Use 4").in_file("a.toml"), "a.toml: train.steps: 3 is odd. Use 4."),
+        (
+            JobError("3 is odd.", file="a.toml", key="train.steps", fix="Use 4."),
+            "a.toml: train.steps: 3 is odd. Use 4.",
+        ),
+        (
+            JobError("3 is odd", key="train.steps", fix="Use 4").in_file("a.toml"),
+            "a.toml: train.steps: 3 is odd. Use 4.",
+        ),
     ],
 )
 def test_a_job_error_reads_as_sentences(error: JobError, text: str) -> None:

@@ -17,7 +17,9 @@ def test_every_row_has_its_width_whatever_the_bars(bars: list[tuple[str, list[in
 
 
 def test_a_label_is_cut_to_its_number_before_it_is_left_out() -> None:
-    assert text_gantt([Bar("r", 0, 3, "F12", "F"), Bar("r", 3, 5, "F13", "F"), Bar("r", 5, 6, "F14", "F")], width=6) == ["r |F1213▪|"]
+    assert text_gantt(
+        [Bar("r", 0, 3, "F12", "F"), Bar("r", 3, 5, "F13", "F"), Bar("r", 5, 6, "F14", "F")], width=6
+    ) == ["r |F1213▪|"]
 
 
 def test_pieces_of_one_kind_are_joined() -> None:

@@ -137,7 +137,11 @@ def test_automatic_choices_are_marked() -> None:
         ("[strategy]\nslices = { p1 = 0 }", "strategy.slices.p1", "0 is not allowed"),
         ("[strategy]\nslices = { p1 = 2 }\np2 = 2", "strategy.p2", "stands beside strategy.slices"),
         ('[strategy]\nsequence_parallel = "yes"', "strategy.sequence_parallel", 'true or false or "auto"'),
-        ('[strategy]\noverlap = { shard = "some" }', "strategy.overlap.shard", '"none" or "forward" or "backward" or "both" or "auto"'),
+        (
+            '[strategy]\noverlap = { shard = "some" }',
+            "strategy.overlap.shard",
+            '"none" or "forward" or "backward" or "both" or "auto"',
+        ),
         ('[strategy]\nrecompute = "some"', "strategy.recompute", '"none" or "selective" or "full" or { kind'),
         ('[strategy]\nrecompute = { kind = "full", layers = -1 }', "strategy.recompute.layers", "-1 is not allowed"),
         ('[run]\nname = "a/b"', "run.name", "is no name for a folder"),
@@ -244,5 +248,9 @@ def test_the_hash_follows_the_content_and_the_fingerprint_only_what_is_computed(
 
 
 def test_reading_a_job_loads_nothing_heavy() -> None:
-    code = "import sys, plait.core.job; print(sorted({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, plait.core.job; print(sorted({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

@@ -13,7 +13,15 @@ from plait.core.errors import JobError
 from plait.core.model import ModelSpec, RopeScaling
 
 PRESETS = specs_folder() / "models"
-TINY: dict[str, Any] = {"family": "llama", "num_layers": 1, "hidden": 32, "num_heads": 4, "ffn_hidden": 64, "vocab": 50, "max_sequence": 16}
+TINY: dict[str, Any] = {
+    "family": "llama",
+    "num_layers": 1,
+    "hidden": 32,
+    "num_heads": 4,
+    "ffn_hidden": 64,
+    "vocab": 50,
+    "max_sequence": 16,
+}
 
 PUBLISHED = {  # counted from the released weights
     "llama2-7b": 6_738_415_616,
@@ -23,7 +31,16 @@ PUBLISHED = {  # counted from the released weights
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
 }
-NOMINAL = {"125m": 125e6, "350m": 350e6, "760m": 760e6, "1.3b": 1.3e9, "2.7b": 2.7e9, "6.7b": 6.7e9, "13b": 13e9, "175b": 175e9}
+NOMINAL = {
+    "125m": 125e6,
+    "350m": 350e6,
+    "760m": 760e6,
+    "1.3b": 1.3e9,
+    "2.7b": 2.7e9,
+    "6.7b": 6.7e9,
+    "13b": 13e9,
+    "175b": 175e9,
+}
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
@@ -39,7 +56,7 @@ def test_gpt3_presets_have_the_size_of_their_name(name: str, count: float) -> No
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_parallel_block_has_one_norm_and_one_bias(family: str) -> None:
     from plait.core.strategy import Strategy
-    from plait.train.parameters import pieces
+    from plait.train.model.pieces import pieces
 
     spec = ModelSpec.from_dict(TINY | {"family": family, "parallel_block": True, "num_layers": 2})
     assert spec.num_parameters == sum(math.prod(piece.shape) for piece in pieces(spec, Strategy(), 0))
@@ -52,7 +69,11 @@ def _reference_count(spec: ModelSpec) -> int:
 
     if spec.family == "gpt":
         config: Any = transformers.GPT2Config(
-            vocab_size=spec.vocab, n_positions=spec.max_sequence, n_embd=spec.hidden, n_layer=spec.num_layers, n_head=spec.num_heads
+            vocab_size=spec.vocab,
+            n_positions=spec.max_sequence,
+            n_embd=spec.hidden,
+            n_layer=spec.num_layers,
+            n_head=spec.num_heads,
         )
         build: Callable[[Any], torch.nn.Module] = transformers.GPT2LMHeadModel
     else:
@@ -75,12 +96,16 @@ def test_presets_count_as_transformers_does(name: str) -> None:
 
 def test_a_u_counts_as_its_parameters_do() -> None:
     from plait.core.strategy import Strategy
-    from plait.train.parameters import pieces
+    from plait.train.model.pieces import pieces
 
     for levels, layers in ((1, 3), (2, 10)):
-        spec = ModelSpec(family="utransformer", num_layers=layers, levels=levels, hidden=16, num_heads=4, vocab=33, max_sequence=8)
+        spec = ModelSpec(
+            family="utransformer", num_layers=layers, levels=levels, hidden=16, num_heads=4, vocab=33, max_sequence=8
+        )
         assert spec.num_parameters == sum(math.prod(piece.shape) for piece in pieces(spec, Strategy(), 0))
-        assert [spec.level(layer) for layer in range(layers)] == ([0, 1, 0] if levels == 1 else [0, 0, 1, 1, 2, 2, 1, 1, 0, 0])
+        assert [spec.level(layer) for layer in range(layers)] == (
+            [0, 1, 0] if levels == 1 else [0, 0, 1, 1, 2, 2, 1, 1, 0, 0]
+        )
 
 
 def test_every_preset_says_where_its_shapes_come_from() -> None:
@@ -121,7 +146,14 @@ def test_a_gpt2_config_written_by_transformers_reads_back(tmp_path: Path) -> Non
     transformers = pytest.importorskip("transformers")
     transformers.GPT2Config(vocab_size=99, n_positions=20, n_embd=32, n_layer=2, n_head=4).save_pretrained(tmp_path)
     assert ModelSpec.from_huggingface(tmp_path) == ModelSpec(
-        family="gpt", num_layers=2, hidden=32, num_heads=4, vocab=99, max_sequence=20, dropout=0.1, attention_dropout=0.1
+        family="gpt",
+        num_layers=2,
+        hidden=32,
+        num_heads=4,
+        vocab=99,
+        max_sequence=20,
+        dropout=0.1,
+        attention_dropout=0.1,
     )
 
 
@@ -132,7 +164,13 @@ OLD_LLAMA: dict[str, Any] = {
 
 
 def test_older_llama_configs_split_the_rotary_settings(tmp_path: Path) -> None:
-    scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    scaling = {
+        "type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     spec = ModelSpec.from_huggingface(_config(tmp_path, **OLD_LLAMA, rope_theta=5e5, rope_scaling=scaling))
     assert spec.rope_theta == 5e5
     assert spec.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)

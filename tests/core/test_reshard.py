@@ -30,7 +30,17 @@ shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
 
 @pytest.mark.parametrize(
-    "text", ["(2,4) S0 R R", "(2,4) S01 R", "(2,4)@8 S10 R", "(3) R", "(2,2)@0,1,4,5 S0 S1", "(2,2,2) S02 S1", "(1)@5 S0", "(4)"]
+    "text",
+    [
+        "(2,4) S0 R R",
+        "(2,4) S01 R",
+        "(2,4)@8 S10 R",
+        "(3) R",
+        "(2,2)@0,1,4,5 S0 S1",
+        "(2,2,2) S02 S1",
+        "(1)@5 S0",
+        "(4)",
+    ],
 )
 def test_the_text_form_is_read_back(text: str) -> None:
     assert str(TensorLayout.parse(text)) == text
@@ -68,7 +78,9 @@ def test_dimensions_must_agree() -> None:
 
 def test_slices_are_as_equal_as_can_be_and_the_first_axis_is_the_slowest() -> None:
     layout = TensorLayout.parse("(2,2) S01")
-    assert [layout.tile(rank, (7,)) for rank in range(4)] == [Box((a,), (b,)) for a, b in ((0, 2), (2, 4), (4, 6), (6, 7))]
+    assert [layout.tile(rank, (7,)) for rank in range(4)] == [
+        Box((a,), (b,)) for a, b in ((0, 2), (2, 4), (4, 6), (6, 7))
+    ]
     swapped = TensorLayout.parse("(2,2) S10")
     assert [swapped.tile(rank, (7,)).start for rank in range(4)] == [(0,), (4,), (2,), (6,)]
 

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from plait.core.dry_run import dry_run
 from plait.core.errors import ScheduleError
-from plait.core.schedule import Op, Schedule, check, compute_only, ends, parse_op, parse_schedule, with_edges, with_transfers
+from plait.core.schedule import (
+    Op,
+    Schedule,
+    check,
+    compute_only,
+    ends,
+    parse_op,
+    parse_schedule,
+    with_edges,
+    with_transfers,
+)
 from plait.core.schedules import GENERATORS, Shape, generate
 
 EVERY = [(name, ranks, count) for name in GENERATORS for ranks in (1, 2, 3, 4) for count in (1, 2, 4, 5, 9)]
@@ -108,7 +118,10 @@ def by_hand(*ranks: str) -> str:
         (by_hand("0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1RECV_F0 1B0 1SEND_B0"), "1F0 before 1RECV_F0"),
         (by_hand("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"), "1SEND_B0 is missing"),
         (by_hand("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1SEND_B0 1F0 1B0"), "1SEND_B0 before 1B0"),
-        (by_hand("0F0 0SEND_F0>2 0B0", "1F0 1B0", "2F0 2B0"), "0RECV_B0 is missing: stages 1 and 0 lie on different ranks"),
+        (
+            by_hand("0F0 0SEND_F0>2 0B0", "1F0 1B0", "2F0 2B0"),
+            "0RECV_B0 is missing: stages 1 and 0 lie on different ranks",
+        ),
     ],
 )
 def test_a_wrong_schedule_is_refused_by_op(text: str, says: str) -> None:
@@ -119,7 +132,8 @@ def test_a_wrong_schedule_is_refused_by_op(text: str, says: str) -> None:
 def test_a_deadlock_names_the_circle() -> None:
     schedule = parse_schedule(by_hand("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"))
     with pytest.raises(
-        ScheduleError, match=r"deadlock: rank 0 waits at 0B0 for 1SEND_B0 of rank 1; rank 1 waits at 1F1 for 0SEND_F1 of rank 0"
+        ScheduleError,
+        match=r"deadlock: rank 0 waits at 0B0 for 1SEND_B0 of rank 1; rank 1 waits at 1F1 for 0SEND_F1 of rank 0",
     ):
         dry_run(schedule)
 

@@ -13,7 +13,9 @@ from plait.core.errors import ScheduleError
 from plait.core.schedule import Op
 from plait.core.schedules import GENERATORS, Shape, closed_form, enough_slack, generate, steady_period
 
-SHAPES = [(ranks, count, chunks) for ranks in (1, 2, 3, 4, 8) for count in (1, 2, 3, 5, 8, 9, 16) for chunks in (1, 2, 3)]
+SHAPES = [
+    (ranks, count, chunks) for ranks in (1, 2, 3, 4, 8) for count in (1, 2, 3, 5, 8, 9, 16) for chunks in (1, 2, 3)
+]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -23,7 +25,10 @@ def test_bubble_and_memory_are_those_of_the_closed_form(name: str, seconds: tupl
     for ranks, count, chunks in SHAPES:
         if chunks == {"interleaved": chunks, "zb-v": 2}.get(name, 1):
             shape = Shape(
-                ranks=ranks, micro_batches=count, chunks=chunks, slack=(1, 3, 2, 1, 1, 2, 2)[: ranks - 1] * (name == "slack-1f1b")
+                ranks=ranks,
+                micro_batches=count,
+                chunks=chunks,
+                slack=(1, 3, 2, 1, 1, 2, 2)[: ranks - 1] * (name == "slack-1f1b"),
             )
             known = closed_form(name, shape, *seconds)
             schedule = generate(name, shape)
@@ -36,7 +41,13 @@ def test_bubble_and_memory_are_those_of_the_closed_form(name: str, seconds: tupl
 
 
 # Makespans of 4 stages, 16 micro-batches, F = I = W = 1, by one-way transfer time: gpipe, 1f1b, eager-1f1b, slack-1f1b.
-MAKESPANS = {0.0: (57, 57, 57, 57), 0.5: (60, 71, 60, 60), 1.0: (63, 85, 63, 63), 1.5: (73.5, 99, 66, 66), 2.0: (84, 113, 75, 69)}
+MAKESPANS = {
+    0.0: (57, 57, 57, 57),
+    0.5: (60, 71, 60, 60),
+    1.0: (63, 85, 63, 63),
+    1.5: (73.5, 99, 66, 66),
+    2.0: (84, 113, 75, 69),
+}
 
 
 @pytest.mark.parametrize("transfer", MAKESPANS)
@@ -72,9 +83,17 @@ def test_period_is_that_of_the_theorem(stages: int, data: st.DataObject) -> None
     backward = data.draw(st.lists(seconds, min_size=stages, max_size=stages))
     transfers = data.draw(st.lists(seconds, min_size=stages - 1, max_size=stages - 1))
     slack = tuple(data.draw(st.lists(st.integers(1, 3), min_size=stages - 1, max_size=stages - 1)))
-    costs = PipelineCosts(tuple(forward), tuple(backward), (0.0,) * stages, {(i, i + 1): c for i, c in enumerate(transfers)})
-    first, second = 120, 360  # a common multiple of every circuit's micro-batches apart, so that the difference is exact
-    spans = [dry_run(generate("slack-1f1b", Shape(ranks=stages, micro_batches=m, slack=slack)), costs).makespan for m in (first, second)]
+    costs = PipelineCosts(
+        tuple(forward), tuple(backward), (0.0,) * stages, {(i, i + 1): c for i, c in enumerate(transfers)}
+    )
+    first, second = (
+        120,
+        360,
+    )  # a common multiple of every circuit's micro-batches apart, so that the difference is exact
+    spans = [
+        dry_run(generate("slack-1f1b", Shape(ranks=stages, micro_batches=m, slack=slack)), costs).makespan
+        for m in (first, second)
+    ]
     compute = [f + b for f, b in zip(forward, backward, strict=True)]
     assert (spans[1] - spans[0]) / (second - first) == pytest.approx(steady_period(compute, transfers, slack), rel=2e-3)
 

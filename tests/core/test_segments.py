@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from plait.core.errors import ScheduleError
 from plait.core.overlap import domino_order, segment_order
 from plait.core.segment_costs import SegmentCosts, makespan, simulate
-from plait.core.segments import Action, SegmentGraph, async_order, check, format_actions, insert_waits, needs_table, parse, sync_order
+from plait.core.segments import (
+    Action,
+    SegmentGraph,
+    async_order,
+    check,
+    format_actions,
+    insert_waits,
+    needs_table,
+    parse,
+    sync_order,
+)
 
 graphs = st.builds(
     SegmentGraph, num_layers=st.integers(1, 3), p1=st.integers(1, 3), p2=st.integers(1, 3), sequence_parallel=st.booleans(),
@@ -65,9 +75,14 @@ def test_the_simulator_never_overlaps_one_resource_with_itself(graph: SegmentGra
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation_repeats_no_reduction(recompute: str) -> None:
     for sequence_parallel in (False, True):
-        kept, again = (SegmentGraph(num_layers=3, sequence_parallel=sequence_parallel, recompute=kind) for kind in ("none", recompute))  # type: ignore[arg-type]
+        kept, again = (
+            SegmentGraph(num_layers=3, sequence_parallel=sequence_parallel, recompute=kind)
+            for kind in ("none", recompute)
+        )  # type: ignore[arg-type]
         sent = [[graph.collective(op) for op in graph.ops() if graph.collective(op)] for graph in (kept, again)]
-        regathered = 6 if sequence_parallel and recompute == "full" else 0  # the normalised input of every attention and MLP
+        regathered = (
+            6 if sequence_parallel and recompute == "full" else 0
+        )  # the normalised input of every attention and MLP
         assert sent[1].count("all_gather") == sent[0].count("all_gather") + regathered
         assert [kind for kind in sent[1] if kind != "all_gather"] == [kind for kind in sent[0] if kind != "all_gather"]
 

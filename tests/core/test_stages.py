@@ -13,7 +13,9 @@ from plait.core.stages import Crossing, crossings, split_layers
 
 def u(levels: int, each: int) -> ModelSpec:
     layers = (2 * levels + 1) * each
-    return ModelSpec(family="utransformer", num_layers=layers, levels=levels, hidden=8, num_heads=1, vocab=9, max_sequence=64)
+    return ModelSpec(
+        family="utransformer", num_layers=layers, levels=levels, hidden=8, num_heads=1, vocab=9, max_sequence=64
+    )
 
 
 @given(st.integers(1, 40), st.data())
@@ -30,7 +32,9 @@ def test_a_chain_hands_on_the_residual_stream_alone() -> None:
 
 
 def test_skips_cross_wherever_their_ends_lie_apart() -> None:
-    assert crossings(u(2, 1), split_layers(5, 2, (3, 2))) == {(0, 1): (Crossing("h", 2), Crossing("skip0", 0), Crossing("skip1", 1))}
+    assert crossings(u(2, 1), split_layers(5, 2, (3, 2))) == {
+        (0, 1): (Crossing("h", 2), Crossing("skip0", 0), Crossing("skip1", 1))
+    }
     assert crossings(u(2, 1), split_layers(5, 5)) == {
         (0, 1): (Crossing("h", 0),),
         (1, 2): (Crossing("h", 1),),

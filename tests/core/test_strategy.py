@@ -11,7 +11,9 @@ from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy, slice_sizes
 
 GPT = ModelSpec(family="gpt", num_layers=2, hidden=24, num_heads=6, vocab=31, max_sequence=16)
-LLAMA = ModelSpec(family="llama", num_layers=2, hidden=32, num_heads=8, num_kv_heads=2, ffn_hidden=48, vocab=32, max_sequence=16)
+LLAMA = ModelSpec(
+    family="llama", num_layers=2, hidden=32, num_heads=8, num_kv_heads=2, ffn_hidden=48, vocab=32, max_sequence=16
+)
 
 
 @given(st.integers(0, 1000), st.integers(1, 50))

@@ -11,12 +11,20 @@ from plait.core.errors import DataError
 from plait.core.timeline import Span, SpanKind, Timeline, hidden, hidden_by_step, join
 
 
-def span(kind: SpanKind, start: float, end: float, *, name: str = "attn0.R0", step: int = 0, rank: int = 0, seq: int = 0) -> Span:
+def span(
+    kind: SpanKind, start: float, end: float, *, name: str = "attn0.R0", step: int = 0, rank: int = 0, seq: int = 0
+) -> Span:
     return Span(step, rank, kind, name, seq, "attn", 0, 0, "forward", start, end, 64 if kind == "comm" else 0)
 
 
 TIMELINE = Timeline(
-    (span("compute", 0.0, 1.0), span("comm", 1.0, 3.0), span("compute", 1.0, 2.5, name="mlp0.F0"), span("wait", 2.5, 3.0)), "feed"
+    (
+        span("compute", 0.0, 1.0),
+        span("comm", 1.0, 3.0),
+        span("compute", 1.0, 2.5, name="mlp0.F0"),
+        span("wait", 2.5, 3.0),
+    ),
+    "feed",
 )
 times = st.floats(0, 1e6)
 spans = st.builds(
@@ -72,7 +80,10 @@ def test_columns_are_arrays() -> None:
 def test_predicted_and_measured_join_on_the_key() -> None:
     predicted = Timeline((span("compute", 0, 1), span("compute", 1, 2, seq=1), span("wait", 2, 3)))
     measured = Timeline((span("wait", 5, 6), span("compute", 0, 9, seq=1), span("compute", 0, 9, step=1)))
-    assert join(predicted, measured) == [(predicted.spans[2], measured.spans[0]), (predicted.spans[1], measured.spans[1])]
+    assert join(predicted, measured) == [
+        (predicted.spans[2], measured.spans[0]),
+        (predicted.spans[1], measured.spans[1]),
+    ]
 
 
 # ---- hidden communication ----

@@ -20,13 +20,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
-from plait.train import checkpoint
-from plait.train.checkpoint import Checkpoints
-from plait.train.model import Transformer
-from plait.train.units import held_of
+from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.model.transformer import Transformer
+from plait.train.model.units import held_of
 
-LLAMA = ModelSpec(family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8)
-GPT = ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=4, vocab=5, max_sequence=4)  # at tp = 4 the last rank holds no word
+LLAMA = ModelSpec(
+    family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8
+)
+GPT = ModelSpec(
+    family="gpt", num_layers=1, hidden=8, num_heads=4, vocab=5, max_sequence=4
+)  # at tp = 4 the last rank holds no word
 KINDS = {"weights": torch.bfloat16, "master": torch.float32, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 
 _groups: dict[int, Any] = {}
@@ -43,14 +46,18 @@ def tensors_of(model: Transformer, salt: int) -> dict[str, dict[str, Tensor]]:
     """Random numbers by kind and piece, the same logical tensors at every degree; NaN where no piece lies."""
     result: dict[str, dict[str, Tensor]] = {}
     for kind, dtype in KINDS.items():
-        by_name = result[kind] = {name: torch.full(p.shape, float("nan"), dtype=dtype) for name, p in model.named.items()}
+        by_name = result[kind] = {
+            name: torch.full(p.shape, float("nan"), dtype=dtype) for name, p in model.named.items()
+        }
         for piece in model.pieces:
             generator = torch.Generator().manual_seed(zlib.crc32(f"{salt}/{kind}/{piece.name}".encode()))
             piece.view(by_name[piece.parameter]).copy_(piece.cut(torch.randn(piece.shape, generator=generator)))
     return result
 
 
-def differences(model: Transformer, found: dict[str, dict[str, Tensor]], expected: dict[str, dict[str, Tensor]]) -> list[str]:
+def differences(
+    model: Transformer, found: dict[str, dict[str, Tensor]], expected: dict[str, dict[str, Tensor]]
+) -> list[str]:
     """Names of the pieces whose bits differ."""
     return [
         f"{kind}/{piece.name}"
@@ -61,7 +68,9 @@ def differences(model: Transformer, found: dict[str, dict[str, Tensor]], expecte
 
 
 def zeros_like(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    return {kind: {name: torch.zeros_like(tensor) for name, tensor in by_name.items()} for kind, by_name in tensors.items()}
+    return {
+        kind: {name: torch.zeros_like(tensor) for name, tensor in by_name.items()} for kind, by_name in tensors.items()
+    }
 
 
 def build(spec: ModelSpec, tp: int = 1, rank: int = 0) -> Transformer:
@@ -77,7 +86,9 @@ def save(rank: int, folder: Path, spec: ModelSpec, tp: int, world: int, step: in
         checkpoints.save(step, tensors_of(model, step), {"step": step, "rank": rank}, wait=True)
 
 
-def load(rank: int, folder: Path, spec: ModelSpec, tp: int, step: int) -> tuple[int | None, dict[str, Any], list[str]] | None:
+def load(
+    rank: int, folder: Path, spec: ModelSpec, tp: int, step: int
+) -> tuple[int | None, dict[str, Any], list[str]] | None:
     """(latest, state, names of pieces that differ from what was saved)."""
     group = group_of(tp) if tp > 1 else None
     if rank >= tp:
@@ -97,7 +108,9 @@ def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]
     model = build(GPT, 4, rank)
     checkpoints = Checkpoints(folder, held_of(model.pieces), group=group_of(4))
     checkpoints.save(1, tensors_of(model, 1), {}, wait=True)
-    full = mock.patch.object(FileSystemWriter, "write_data", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    full = mock.patch.object(
+        FileSystemWriter, "write_data", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    )
     message = "nothing was raised"
     with full if rank == 1 else contextlib.nullcontext():
         checkpoints.save(2, tensors_of(model, 2), {})
@@ -134,7 +147,7 @@ def killed_at(stage: str, folder: Path) -> None:
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
     owner, name, deadly = {
         "write": (FileSystemWriter, "write_data", _half_a_file),
-        "measure": (checkpoint, "measure", die),
+        "measure": (module, "measure", die),
         "rename": (Path, "rename", _last_rename),
         "delete": (shutil, "rmtree", _half_a_deletion),
     }[stage]

@@ -15,15 +15,15 @@ from torch import Tensor
 from plait.core.model import ModelSpec
 from plait.core.segments import Collective
 from plait.core.strategy import Strategy
-from plait.train.device import Device
-from plait.train.dropout import DropoutKey
-from plait.train.executor import SegmentExecutor
-from plait.train.gradients import Gradients
-from plait.train.groups import one_place
-from plait.train.model import Transformer
-from plait.train.optimizer import Optimizer
-from plait.train.steps import make_executor, micro_batches, train_step, whole
-from plait.train.wire import NullWire, Wire, open_wire
+from plait.train.comm.wire import NullWire, Wire, open_wire
+from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.groups import one_place
+from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.steps import make_executor, micro_batches, train_step, whole
+from plait.train.machine.device import Device
+from plait.train.model.dropout import DropoutKey
+from plait.train.model.transformer import Transformer
 from tests.reference import Reference
 
 BATCH, SEQUENCE, STEPS, SEED = 4, 8, 3, 7
@@ -131,11 +131,15 @@ def build(
             piece.view(model.named[piece.parameter]).copy_(piece.cut(start[piece.name]))
     gradients = Gradients(model)
     optimizer = Optimizer(model, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    executor = make_executor(model, strategy, over, gradients=gradients, device=DEVICE, batch=micro, sequence=SEQUENCE, seed=SEED)
+    executor = make_executor(
+        model, strategy, over, gradients=gradients, device=DEVICE, batch=micro, sequence=SEQUENCE, seed=SEED
+    )
     return executor, optimizer
 
 
-def worst_error(rank: int, spec: ModelSpec, strategy: Strategy, micro: int = BATCH, delay: int | None = None) -> tuple[float, str]:
+def worst_error(
+    rank: int, spec: ModelSpec, strategy: Strategy, micro: int = BATCH, delay: int | None = None
+) -> tuple[float, str]:
     """The largest relative error of anything against the reference, and what it was."""
     want = expected(spec)
     over = wire() if delay is None else DelayedWire(wire(), delay)
@@ -163,7 +167,9 @@ def worst_error(rank: int, spec: ModelSpec, strategy: Strategy, micro: int = BAT
             clip=CLIP,
         )
     for piece in model.pieces:
-        errors[f"weight {piece.name}"] = relative_error(piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name]))
+        errors[f"weight {piece.name}"] = relative_error(
+            piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name])
+        )
     name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
     return errors[name], name
 
@@ -180,7 +186,9 @@ def bits(rank: int, spec: ModelSpec, strategy: Strategy, delay: int | None = Non
 def peers_differ(rank: int, spec: ModelSpec, strategy: Strategy) -> bool:
     """Whether the shards of rank 0 and 1 are different numbers (equal ones would train, and be wrong)."""
     model = Transformer(spec, strategy, tp_rank=rank)
-    mine = torch.cat([p.detach().flatten() for name, p in model.named.items() if name.endswith(("column.weight", "row.weight"))])
+    mine = torch.cat(
+        [p.detach().flatten() for name, p in model.named.items() if name.endswith(("column.weight", "row.weight"))]
+    )
     both = [torch.empty_like(mine) for _ in range(strategy.tp)]
     dist.all_gather(both, mine)
     return not any(torch.equal(both[0], other) for other in both[1:])

@@ -18,9 +18,9 @@ from torch.distributed.pipelining import (
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
-from plait.train import huggingface
-from plait.train.assembly import assemble
-from plait.train.steps import micro_batches
+from plait.train.checkpoint import huggingface
+from plait.train.engine.assembly import assemble
+from plait.train.engine.steps import micro_batches
 from tests.dist.equality import DEVICE, SEED, SEQUENCE, relative_error
 from tests.dist.pipelining import BATCH, CHUNKS, MICRO, plan
 
@@ -94,14 +94,22 @@ def _peer(rank: int, whole: Any, spec: ModelSpec, name: str, places: int, tokens
     """A step of torch's schedule on this rank's stages of ``whole``; the mean loss where the head is, else 0."""
     chunks = CHUNKS.get(name, 1)
     count = places * chunks
-    held = {"zb-v": [rank, count - 1 - rank], "interleaved": [rank + places * chunk for chunk in range(chunks)]}.get(name, [rank])
+    held = {"zb-v": [rank, count - 1 - rank], "interleaved": [rank + places * chunk for chunk in range(chunks)]}.get(
+        name, [rank]
+    )
     between = torch.zeros(MICRO, SEQUENCE, spec.hidden, dtype=torch.float64, requires_grad=True)
     stages = []
     for index in held:
         module = Stage(whole, spec.family, index, count)
         entering = tokens[:MICRO] if index == 0 else between
-        leaving = torch.zeros(MICRO, SEQUENCE, spec.vocab, dtype=torch.float64, requires_grad=True) if index == count - 1 else between
-        stages.append(PipelineStage(module, index, count, torch.device("cpu"), input_args=(entering,), output_args=(leaving,)))
+        leaving = (
+            torch.zeros(MICRO, SEQUENCE, spec.vocab, dtype=torch.float64, requires_grad=True)
+            if index == count - 1
+            else between
+        )
+        stages.append(
+            PipelineStage(module, index, count, torch.device("cpu"), input_args=(entering,), output_args=(leaving,))
+        )
 
     def mean(logits: Tensor, wanted: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())

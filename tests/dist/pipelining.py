@@ -28,16 +28,27 @@ from plait.plan.pipeline import plan_pipeline
 from plait.plan.reshard_cost import Fabric
 from plait.plan.sharding import step_bytes
 from plait.plan.traffic import micro_batch_bytes
-from plait.train.assembly import Part, assemble
-from plait.train.context import SequenceGroup
-from plait.train.courier import LaneCourier
-from plait.train.optimizer import Optimizer
-from plait.train.pipeline import Courier, Delivery
-from plait.train.recorder import Recorder
-from plait.train.steps import micro_batches, train_step
-from plait.train.tune_pipeline import choose_slack
-from plait.train.wire import Wire, wire_bytes
-from tests.dist.equality import CLIP, DEVICE, RATE, SEED, SEQUENCE, STEPS, DelayedWire, batch_of, expected, relative_error
+from plait.train.comm.wire import Wire, wire_bytes
+from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.courier import LaneCourier
+from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.pipeline import Courier, Delivery
+from plait.train.engine.steps import micro_batches, train_step
+from plait.train.model.sequence import SequenceGroup
+from plait.train.record.recorder import Recorder
+from plait.train.tune.pipeline import choose_slack
+from tests.dist.equality import (
+    CLIP,
+    DEVICE,
+    RATE,
+    SEED,
+    SEQUENCE,
+    STEPS,
+    DelayedWire,
+    batch_of,
+    expected,
+    relative_error,
+)
 
 BATCH, MICRO = 16, 4
 CHUNKS = {"interleaved": 2, "zb-v": 2}
@@ -111,7 +122,9 @@ def worst_error(
     want = expected(spec, BATCH)
     strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring, **more)
     planned = plan(spec, degrees, name, sequence_parallel, layers, shardings, cut)
-    alone = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
+    alone = assemble(
+        spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED
+    )
     part, wires = counted(alone)
     try:
         if delay is not None:
@@ -147,7 +160,9 @@ def _errors(spec: ModelSpec, part: Part, wires: dict[str, CountedWire], want: di
                 errors[f"gradient of {name} {one.box}"] = relative_error(found, whole[one.box.slices], whole)
             predicted = peak_activations(part.plan.schedule)
             for stage, peak in part.pipeline.peak.items():
-                errors[f"{peak} micro-batches alive on stage {stage}"] = 0.0 if peak == predicted[stage] else float("inf")
+                errors[f"{peak} micro-batches alive on stage {stage}"] = (
+                    0.0 if peak == predicted[stage] else float("inf")
+                )
             optimizer.step(RATE, norm=square**0.5, clip=CLIP)
             if part.shards:
                 part.shards.publish()
@@ -175,7 +190,9 @@ def _errors(spec: ModelSpec, part: Part, wires: dict[str, CountedWire], want: di
     for store in held.units.values():
         for one in store.held("params"):
             whole = want["weights"][one.piece.name]
-            errors[f"weight {one.piece.name} {one.box}"] = relative_error(one.of(store.kept), whole[one.box.slices], whole)
+            errors[f"weight {one.piece.name} {one.box}"] = relative_error(
+                one.of(store.kept), whole[one.box.slices], whole
+            )
     name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
     return errors[name], name
 
@@ -194,7 +211,11 @@ class CountedWire:
 def counted(part: Part) -> tuple[Part, dict[str, CountedWire]]:
     """The same part with counters on the wires of tensor and sequence parallelism."""
     sequence = part.groups.sequence
-    wires = {"tp": CountedWire(part.groups.tp), "ulysses": CountedWire(sequence.ulysses), "ring": CountedWire(sequence.ring)}
+    wires = {
+        "tp": CountedWire(part.groups.tp),
+        "ulysses": CountedWire(sequence.ulysses),
+        "ring": CountedWire(sequence.ring),
+    }
     for stage in part.models.stages:
         for attention in stage.attn.values():
             attention.sequence = SequenceGroup(wires["ulysses"], wires["ring"])  # type: ignore[assignment]
@@ -212,7 +233,9 @@ def _traffic(spec: ModelSpec, part: Part, wires: dict[str, CountedWire]) -> dict
         count = BATCH // MICRO * want[axis]
         rows = BATCH // MICRO * want["rows"] if axis == "tp" else 0  # they depend on the tokens
         fits = count <= wire.sent <= count + rows if rows else wire.sent == count
-        errors[f"{axis}: {wire.sent} bytes sent, {count} by the formula and at most {rows} of rows"] = 0.0 if fits else float("inf")
+        errors[f"{axis}: {wire.sent} bytes sent, {count} by the formula and at most {rows} of rows"] = (
+            0.0 if fits else float("inf")
+        )
     return errors
 
 
@@ -235,7 +258,17 @@ def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[i
     """Micro-batches alive by stage under the schedule that is chosen where one boundary takes far longer than all computation."""
     recorder = Recorder(DEVICE)
     planned = plan(spec, [(1, 1)] * places, "slack-1f1b", False, ())
-    part = assemble(spec, Strategy(), planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, recorder=recorder)
+    part = assemble(
+        spec,
+        Strategy(),
+        planned,
+        rank,
+        DEVICE,
+        micro_batch=MICRO,
+        sequence=SEQUENCE,
+        dtype=torch.float64,
+        recorder=recorder,
+    )
     try:
         part = replace(part, courier=cast("LaneCourier", SlowBoundary(part.courier, slow, 0.1)))
         tokens, targets, samples = batch_of(spec, 0, BATCH)

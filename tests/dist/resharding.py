@@ -14,10 +14,23 @@ from plait.core.errors import ReshardError
 from plait.core.reshard import TensorLayout
 from plait.core.reshard_plan import WAYS, Message, ReshardPlan
 from plait.plan.reshard import Fabric, even_hosts, make_plan
-from plait.train.device import Device
-from plait.train.reshard import Handle, Lane
+from plait.train.comm.lanes import Handle, Lane
+from plait.train.machine.device import Device
 
-DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64", "float8_e4m3fn")
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "float8_e4m3fn",
+)
 Started = tuple[Handle, Tensor | None, Tensor | None]
 DEVICE = Device(torch.device("cpu"))
 _lanes: dict[str, Lane] = {}
@@ -67,11 +80,15 @@ def _random_move(chance: random.Random, ranks: int) -> Move:
                     nics_per_host=chance.choice((1, 2)), min_chunk=least, max_chunk=4 * least)  # fmt: skip
     way = chance.choice((None, *WAYS))
     order = chance.choice(("list", "naive", "load_balance"))
-    return Move(make_plan(source, destination, shape, itemsize, fabric, order=order, way=way), dtype, chance.random() < 0.5)
+    return Move(
+        make_plan(source, destination, shape, itemsize, fabric, order=order, way=way), dtype, chance.random() < 0.5
+    )
 
 
 def _random_layout(chance: random.Random, dims: int, ranks: list[int]) -> TensorLayout:
-    mesh = chance.choice([mesh for mesh in ((1,), (2,), (4,), (2, 2), (1, 4), (3,), (1, 3), (2, 4)) if prod(mesh) <= len(ranks)])
+    mesh = chance.choice(
+        [mesh for mesh in ((1,), (2,), (4,), (2, 2), (1, 4), (3,), (1, 3), (2, 4)) if prod(mesh) <= len(ranks)]
+    )
     spec: list[list[int]] = [[] for _ in range(dims)]
     for axis in chance.sample(range(len(mesh)), len(mesh)):
         if dims and chance.random() < 0.7:
@@ -106,9 +123,7 @@ def wrong(move: Move, rank: int, destination: Tensor | None, around: Tensor | No
         return ""
     want = whole(move, salt)[move.plan.destination.tile(rank, move.plan.shape).slices]
     if not torch.equal(destination.to(torch.complex128), want.to(torch.complex128)):
-        return (
-            f"rank {rank}: {move.plan.source} -> {move.plan.destination} {move.plan.shape} {move.dtype} {[s.way for s in move.plan.steps]}"
-        )
+        return f"rank {rank}: {move.plan.source} -> {move.plan.destination} {move.plan.shape} {move.dtype} {[s.way for s in move.plan.steps]}"
     destination.fill_(1)
     return "" if bool((around.to(torch.complex128) == 1).all()) else f"rank {rank}: wrote beside its tile"
 
@@ -145,7 +160,9 @@ def both_ways(rank: int, seed: int, count: int) -> list[str]:
         for move, on in pair if rank % 2 else pair[::-1]:
             started.append((salt, move, begin(move, rank, on, salt)))
     return [
-        problem for salt, move, (handle, tile, around) in started if (problem := (handle.wait(), wrong(move, rank, tile, around, salt))[1])
+        problem
+        for salt, move, (handle, tile, around) in started
+        if (problem := (handle.wait(), wrong(move, rank, tile, around, salt))[1])
     ]
 
 
@@ -164,7 +181,9 @@ def large(rank: int, way: str) -> list[str]:
 
 def refusals(rank: int) -> list[str]:
     """What ranks are told that start something else than the plan says."""
-    plan = make_plan(TensorLayout.parse("(2) S0"), TensorLayout.parse("(2)@2 R"), (8,), 4, Fabric(hosts=even_hosts(4, 2), rate=1.0))
+    plan = make_plan(
+        TensorLayout.parse("(2) S0"), TensorLayout.parse("(2)@2 R"), (8,), 4, Fabric(hosts=even_hosts(4, 2), rate=1.0)
+    )
     right, large, wide = torch.zeros(4), torch.zeros(8), torch.zeros(4, dtype=torch.float64)
     tries: dict[int, list[tuple[Tensor | None, Tensor | None]]] = {
         0: [(None, None), (large, None), (wide, None), (right, large)],

@@ -10,9 +10,9 @@ import torch
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
-from plait.train.assembly import assemble
-from plait.train.optimizer import Optimizer
-from plait.train.steps import micro_batches, train_step
+from plait.train.engine.assembly import assemble
+from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.steps import micro_batches, train_step
 from tests.dist import pipelining
 from tests.dist.equality import DEVICE, SEED, SEQUENCE, batch_of
 from tests.dist.pipelining import BATCH, MICRO
@@ -24,7 +24,9 @@ def many_steps(
     """Of steps 4, one in the middle and the last: bytes that were allocated and not freed, the most at once, buffers of the sharding
     engine, resident bytes afterwards."""
     planned = pipelining.plan(spec, degrees, "1f1b", strategy.sequence_parallel, (), [sharding] * len(degrees))
-    part = assemble(spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED)
+    part = assemble(
+        spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED
+    )
     optimizer = Optimizer(part.models, part.gradients)
     found: dict[str, list[int]] = {"left": [], "peak": [], "pool": [], "resident": []}
     try:

@@ -17,10 +17,10 @@ import torch
 
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
-from plait.train import checkpoint
-from plait.train.checkpoint import Checkpoints
-from plait.train.checkpoint_folder import CheckpointFolder
-from plait.train.units import held_of
+from plait.train.checkpoint import checkpoints as module
+from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint.folder import CheckpointFolder
+from plait.train.model.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, build, differences, tensors_of, zeros_like
 from tests.ranks import CONTEXT, Ranks
@@ -57,7 +57,10 @@ def one(tmp_path: Path) -> One:
 
 @pytest.mark.parametrize("spec", [LLAMA, GPT], ids=["llama", "gpt"])
 def test_loads_bit_for_bit_at_every_degree(four: Ranks, tmp_path: Path, spec: ModelSpec) -> None:
-    for step, saved in ((2, 2), (4, 4)):  # at tp = 4 LLAMA's key/value heads are held twice, and GPT's last rank has no word
+    for step, saved in (
+        (2, 2),
+        (4, 4),
+    ):  # at tp = 4 LLAMA's key/value heads are held twice, and GPT's last rank has no word
         four.run(checkpointing.save, tmp_path, spec, saved, saved, step)
         for tp in (1, 2, 4):
             for answer in four.run(checkpointing.load, tmp_path, spec, tp, step)[:tp]:
@@ -67,20 +70,22 @@ def test_loads_bit_for_bit_at_every_degree(four: Ranks, tmp_path: Path, spec: Mo
 def test_data_parallel_copies_are_written_once(four: Ranks, tmp_path: Path) -> None:
     four.run(checkpointing.save, tmp_path / "once", LLAMA, 2, 2, 1)
     four.run(checkpointing.save, tmp_path / "copied", LLAMA, 2, 4, 1)
-    once, copied = (sum(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in ("once", "copied"))
+    once, copied = (
+        sum(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in ("once", "copied")
+    )
     assert copied == pytest.approx(once, rel=0.02)
     assert len(list((tmp_path / "copied").rglob("*.distcp"))) == 4, "all ranks share the writing"
     assert four.run(checkpointing.load, tmp_path / "copied", LLAMA, 1, 1)[0][2] == []
 
 
 def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed, real = threading.Event(), checkpoint.save_distributed
+    changed, real = threading.Event(), module.save_distributed
 
     def late(*args: Any, **kwargs: Any) -> Any:
         assert changed.wait(30)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(checkpoint, "save_distributed", late)
+    monkeypatch.setattr(module, "save_distributed", late)
     tensors, state = tensors_of(one.model, 3), {"list": [1]}
     one.checkpoints.save(3, tensors, state)
     assert one.checkpoints.saving
@@ -96,13 +101,13 @@ def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_save_waits_for_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint.save_distributed
+    real = module.save_distributed
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         threading.Event().wait(0.2)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(checkpoint, "save_distributed", slow)
+    monkeypatch.setattr(module, "save_distributed", slow)
     one.save(3, wait=False)
     assert "step-00000003" not in one.names()
     one.save(4, wait=False)
@@ -141,7 +146,9 @@ def test_going_back_counts_as_newest(tmp_path: Path) -> None:
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "a" / "b", held_of(build(GPT).pieces))
     assert checkpoints.latest() is None
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint there\. No other checkpoint in this folder can be used"):
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint there\. No other checkpoint in this folder can be used"
+    ):
         checkpoints.load(5, {})
 
 
@@ -166,7 +173,10 @@ def test_killed_while_saving(tmp_path: Path, stage: str, usable: int) -> None:
 
 def test_one_rank_killed_while_saving(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    processes = [CONTEXT.Process(target=checkpointing.one_of_two_killed, args=(rank, tmp_path / "store", folder)) for rank in range(2)]
+    processes = [
+        CONTEXT.Process(target=checkpointing.one_of_two_killed, args=(rank, tmp_path / "store", folder))
+        for rank in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -188,7 +198,9 @@ def test_truncated_or_missing_file(one: One, name: str) -> None:
         damage()
         assert one.checkpoints.latest() == 1
         tensors = zeros_like(tensors_of(one.model, 2))
-        with pytest.raises(CheckpointError, match=r"step-00000002.*step 1 is whole: remove step-00000002 to resume from it"):
+        with pytest.raises(
+            CheckpointError, match=r"step-00000002.*step 1 is whole: remove step-00000002 to resume from it"
+        ):
             one.checkpoints.load(2, tensors)
         assert not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
 
@@ -222,7 +234,9 @@ def test_a_damaged_file_is_an_error_on_every_rank(four: Ranks, tmp_path: Path) -
 def test_another_model_is_refused(one: One) -> None:
     bigger = build(ModelSpec(**{**GPT.to_dict(), "vocab": 6}))
     tensors = tensors_of(bigger, 2)
-    with pytest.raises(CheckpointError, match=r"'weights/embedding.weight' is \[5, 8\] of torch.bfloat16, expected \[6, 8\]"):
+    with pytest.raises(
+        CheckpointError, match=r"'weights/embedding.weight' is \[5, 8\] of torch.bfloat16, expected \[6, 8\]"
+    ):
         Checkpoints(one.folder, held_of(bigger.pieces)).load(2, tensors)
     as_double = {"exp_avg": {name: tensor.double() for name, tensor in tensors_of(one.model, 2)["exp_avg"].items()}}
     with pytest.raises(CheckpointError, match=r"of torch.float32, expected .* of torch.float64"):
@@ -257,7 +271,9 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
         if not announced:
             monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 40))
         one.save(3, wait=False)
-        with pytest.raises(CheckpointError, match=r"no room for the checkpoint of step 3: it needs \d+ bytes.*step 2 is untouched"):
+        with pytest.raises(
+            CheckpointError, match=r"no room for the checkpoint of step 3: it needs \d+ bytes.*step 2 is untouched"
+        ):
             one.checkpoints.finish()
         assert one.names() == ["step-00000002"]
         (tmp_path / "ballast").unlink()
@@ -270,7 +286,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
 def fail(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of step 3 that breaks in the background."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "measure", mock.Mock(side_effect=OSError(5, "Input/output error")))
+        patch.setattr(module, "measure", mock.Mock(side_effect=OSError(5, "Input/output error")))
         one.save(3, wait=False)
         while one.checkpoints.saving:
             time.sleep(0.01)
@@ -300,7 +316,7 @@ def test_reading_leaves_a_running_job_alone(one: One) -> None:
 
 
 def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "measure", None)
+    monkeypatch.setattr(module, "measure", None)
     one.save(3, wait=False)
     with pytest.raises(TypeError):
         one.checkpoints.finish()
@@ -309,7 +325,9 @@ def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.begin(1, 0)
-    with pytest.raises(CheckpointError, match=r"__7_0.distcp: not what its rank wrote, seen from rank 0. .* all nodes share"):
+    with pytest.raises(
+        CheckpointError, match=r"__7_0.distcp: not what its rank wrote, seen from rank 0. .* all nodes share"
+    ):
         folder.commit(1, {"__7_0.distcp": (10, 0)}, {}, keep=1)
 
 

@@ -18,9 +18,19 @@ from tests.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 
-GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2)
+GPT = ModelSpec(
+    family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2
+)
 LLAMA = ModelSpec(
-    family="llama", num_layers=2, hidden=16, num_heads=8, num_kv_heads=4, ffn_hidden=24, vocab=37, max_sequence=8, dropout=0.1
+    family="llama",
+    num_layers=2,
+    hidden=16,
+    num_heads=8,
+    num_kv_heads=4,
+    ffn_hidden=24,
+    vocab=37,
+    max_sequence=8,
+    dropout=0.1,
 )
 FEW_KV = ModelSpec(
     family="llama",
@@ -38,7 +48,15 @@ FEW_KV = ModelSpec(
 )
 UNTIED = ModelSpec(family="gpt", num_layers=1, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False)
 U = ModelSpec(
-    family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2
+    family="utransformer",
+    num_layers=5,
+    levels=2,
+    hidden=16,
+    num_heads=4,
+    vocab=37,
+    max_sequence=8,
+    dropout=0.1,
+    attention_dropout=0.2,
 )
 MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
 MODELS |= {f"{name}_block": replace(MODELS[name], parallel_block=True) for name in ("gpt", "llama")}
@@ -65,7 +83,9 @@ def grids() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "tp", "kind", "grid"), list(grids()))
-def test_every_slicing_equals_the_reference(pool: Pool, name: str, tp: int, kind: str, grid: list[tuple[int, int]]) -> None:
+def test_every_slicing_equals_the_reference(
+    pool: Pool, name: str, tp: int, kind: str, grid: list[tuple[int, int]]
+) -> None:
     sequence_parallel = kind == "sequence_parallel"
     for p1, p2 in grid:
         assert_equal(pool, MODELS[name], Strategy(tp=tp, p1=p1, p2=p2, sequence_parallel=sequence_parallel))
@@ -75,7 +95,9 @@ def test_every_slicing_equals_the_reference(pool: Pool, name: str, tp: int, kind
 @pytest.mark.parametrize("overlap", ["sync", "async"])
 def test_the_other_modes_equal_the_reference(pool: Pool, name: str, overlap: str) -> None:
     for p1, p2, sequence_parallel in ((1, 1, False), (2, 2, False), (1, 1, True), (3, 1, True)):
-        assert_equal(pool, MODELS[name], Strategy(tp=2, overlap=overlap, p1=p1, p2=p2, sequence_parallel=sequence_parallel))  # type: ignore[arg-type]
+        assert_equal(
+            pool, MODELS[name], Strategy(tp=2, overlap=overlap, p1=p1, p2=p2, sequence_parallel=sequence_parallel)
+        )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
@@ -88,7 +110,9 @@ def test_gradient_accumulation_equals_one_large_batch(pool: Pool, name: str) -> 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.contract) for seed in (1, 2))])
 def test_random_delays_in_every_collective_change_nothing(pool: Pool, name: str, seed: int) -> None:
     for p1, p2, sequence_parallel in ((2, 1, False), (4, 2, False), (1, 2, False), (3, 2, True)):
-        assert_equal(pool, MODELS[name], Strategy(tp=2, p1=p1, p2=p2, sequence_parallel=sequence_parallel), equality.BATCH, seed)
+        assert_equal(
+            pool, MODELS[name], Strategy(tp=2, p1=p1, p2=p2, sequence_parallel=sequence_parallel), equality.BATCH, seed
+        )
 
 
 SLICINGS = [(1, 1, False), (2, 1, False), (3, 2, False), (1, 2, False), (2, 1, True), (4, 2, True)]
@@ -98,7 +122,14 @@ SLICINGS = [(1, 1, False), (2, 1, False), (3, 2, False), (1, 2, False), (2, 1, T
 def test_the_order_changes_no_bit(pool: Pool, name: str, slicing: tuple[int, int, bool]) -> None:
     """Same slicing, other overlap, fp32: bitwise, also under delays."""
     (p1, p2, sequence_parallel), want = slicing, None
-    for overlap, delay in (("sync", None), ("async", None), ("domino", None), ("async", 1), ("domino", 1), ("domino", 2)):
+    for overlap, delay in (
+        ("sync", None),
+        ("async", None),
+        ("domino", None),
+        ("async", 1),
+        ("domino", 1),
+        ("domino", 2),
+    ):
         strategy = Strategy(tp=2, overlap=overlap, p1=p1, p2=p2, sequence_parallel=sequence_parallel)  # type: ignore[arg-type]
         found = pool(2).run(equality.bits, MODELS[name], strategy, delay)
         want = want or found
@@ -107,7 +138,9 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, slicing: tuple[int, int
             assert torch.equal(gradients, gradients_wanted), f"{overlap} with delay {delay} gives other bits"
 
 
-@pytest.mark.parametrize(("recompute", "name"), list(each_other(["selective", "full"], ["gpt", "few_kv", "llama_block"])))
+@pytest.mark.parametrize(
+    ("recompute", "name"), list(each_other(["selective", "full"], ["gpt", "few_kv", "llama_block"]))
+)
 def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute: str) -> None:
     """Equal to the reference, also for the first layers only, and in fp32 bitwise what keeping everything gives, also under delays."""
     shapes = ((1, 1, "sync", False), (2, 1, "domino", False), (1, 2, "async", False), (3, 1, "domino", True))

@@ -11,12 +11,25 @@ from tests.dist import peer_pipeline
 from tests.ranks import Ranks
 
 MODELS = {
-    "gpt": ModelSpec(family="gpt", num_layers=4, hidden=16, num_heads=4, vocab=37, max_sequence=8, tied_embeddings=False),
+    "gpt": ModelSpec(
+        family="gpt", num_layers=4, hidden=16, num_heads=4, vocab=37, max_sequence=8, tied_embeddings=False
+    ),
     "llama": ModelSpec(
-        family="llama", num_layers=4, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8, tied_embeddings=False
+        family="llama",
+        num_layers=4,
+        hidden=16,
+        num_heads=4,
+        num_kv_heads=2,
+        ffn_hidden=24,
+        vocab=37,
+        max_sequence=8,
+        tied_embeddings=False,
     ),
 }
-TOLERANCE = {"gpt": 1e-10, "llama": 1e-6}  # transformers computes Llama's norms and rotations in fp32 whatever the dtype
+TOLERANCE = {
+    "gpt": 1e-10,
+    "llama": 1e-6,
+}  # transformers computes Llama's norms and rotations in fp32 whatever the dtype
 
 
 @pytest.mark.parametrize("name", peer_pipeline.SCHEDULES)

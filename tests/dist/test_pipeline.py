@@ -17,11 +17,23 @@ from tests.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 
-GPT = ModelSpec(family="gpt", num_layers=6, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2)
-LLAMA = ModelSpec(
-    family="llama", num_layers=6, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8, dropout=0.1
+GPT = ModelSpec(
+    family="gpt", num_layers=6, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2
 )
-U = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1)
+LLAMA = ModelSpec(
+    family="llama",
+    num_layers=6,
+    hidden=16,
+    num_heads=4,
+    num_kv_heads=2,
+    ffn_hidden=24,
+    vocab=37,
+    max_sequence=8,
+    dropout=0.1,
+)
+U = ModelSpec(
+    family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1
+)
 MODELS = {"gpt": GPT, "llama": LLAMA, "utransformer": U}
 TOLERANCE = 1e-10
 
@@ -38,7 +50,11 @@ def contract() -> Iterator[Any]:
     shapes = [(2, 1), (2, 2), (3, 1), (4, 1), (3, 2), (4, 2)]
     for turn, ((pp, tp), name) in enumerate(product(shapes, GENERATORS)):
         for number, (model, p1) in enumerate(product(MODELS, (1, 2))):
-            chosen = p1 == 1 + turn % 2 if (pp, tp) == (2, 1) else pp * tp <= 4 and number == turn % (2 * len(MODELS)) and turn % 2 == 0
+            chosen = (
+                p1 == 1 + turn % 2
+                if (pp, tp) == (2, 1)
+                else pp * tp <= 4 and number == turn % (2 * len(MODELS)) and turn % 2 == 0
+            )
             marks = () if chosen else pytest.mark.contract
             yield pytest.param(model, name, pp, tp, p1, id=f"{model}-{name}-pp{pp}-tp{tp}-p{p1}", marks=marks)
 
@@ -76,7 +92,9 @@ def test_random_delays_in_transfers_change_nothing(pool: Pool, seed: int) -> Non
 
 
 def test_unequal_layers_and_untied_embeddings(pool: Pool) -> None:
-    untied = ModelSpec(family="gpt", num_layers=5, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False)
+    untied = ModelSpec(
+        family="gpt", num_layers=5, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False
+    )
     assert_equal(pool, untied, [(1, 1)] * 3, "1f1b", 2, False, None, (1, 3, 1))
 
 

@@ -47,4 +47,6 @@ def test_what_is_not_the_plan_is_refused(pool: Pool) -> None:
 
 
 def test_ranks_with_different_plans_are_told(pool: Pool) -> None:
-    assert set(pool(4).run(resharding.disagree)) == {"Ranks [1] have another resharding plan than rank 0. Make it from equal arguments."}
+    assert set(pool(4).run(resharding.disagree)) == {
+        "Ranks [1] have another resharding plan than rank 0. Make it from equal arguments."
+    }

@@ -14,8 +14,8 @@ from plait.core.layout import SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from plait.core.strategy import Recompute
-from plait.train.context import ring_attention, to_heads, to_tokens
-from plait.train.wire import open_wire
+from plait.train.comm.wire import open_wire
+from plait.train.model.sequence import ring_attention, to_heads, to_tokens
 from tests.dist import pipelining
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
 from tests.ranks import Ranks
@@ -31,7 +31,10 @@ def attention_error(_rank: int, cut: SequenceCut, kv_heads: int) -> float:
     """Largest difference, output and gradients, between shared attention and plain attention over the whole sequence."""
     generator = torch.Generator().manual_seed(0)
     tokens, heads = 16, 4
-    q, k, v, g = (torch.randn(tokens, 2, n, 8, generator=generator, dtype=torch.float64) for n in (heads, kv_heads, kv_heads, heads))
+    q, k, v, g = (
+        torch.randn(tokens, 2, n, 8, generator=generator, dtype=torch.float64)
+        for n in (heads, kv_heads, kv_heads, heads)
+    )
     for tensor in (q, k, v):
         tensor.requires_grad_()
     wire = open_wire("gloo")
@@ -88,7 +91,13 @@ def test_every_kind_equals_the_reference(pool: Pool, spec: ModelSpec, cut: Seque
 
 
 def test_sequences_shared_by_more_ranks_than_there_are_heads(pool: Pool) -> None:
-    assert_equal(pool, replace(SMALL_LLAMA, num_heads=2, num_kv_heads=1, head_size=8), [(1, 1)], "gpipe", SequenceCut(sp=4, ring=4))
+    assert_equal(
+        pool,
+        replace(SMALL_LLAMA, num_heads=2, num_kv_heads=1, head_size=8),
+        [(1, 1)],
+        "gpipe",
+        SequenceCut(sp=4, ring=4),
+    )
 
 
 @pytest.mark.parametrize(("degrees", "cut", "shardings"), [
@@ -98,6 +107,8 @@ def test_sequences_shared_by_more_ranks_than_there_are_heads(pool: Pool) -> None
     ([(1, 1), (1, 1)], SequenceCut(sp=2), []),
     pytest.param([(1, 2), (1, 1)], SequenceCut(sp=2, ring=2), [Sharding(), Sharding(grads=2, optim=2)], marks=pytest.mark.contract),
 ], ids=str)  # fmt: skip
-def test_it_goes_with_everything_else(pool: Pool, degrees: list[tuple[int, int]], cut: SequenceCut, shardings: list[Sharding]) -> None:
+def test_it_goes_with_everything_else(
+    pool: Pool, degrees: list[tuple[int, int]], cut: SequenceCut, shardings: list[Sharding]
+) -> None:
     assert_equal(pool, SMALL_LLAMA, degrees, "1f1b", cut, p1=2, shardings=shardings)
     assert_equal(pool, NO_CORE_DROPOUT, degrees, "1f1b", cut, sequence_parallel=True, shardings=shardings)

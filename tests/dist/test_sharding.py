@@ -36,7 +36,9 @@ def assert_equal(
     sequence_parallel: bool = False, delay: int | None = None,
 ) -> None:  # fmt: skip
     size = sum(dp * tp for dp, tp in degrees)
-    for error, what in pool(size).run(pipelining.worst_error, spec, degrees, name, p1, sequence_parallel, delay, (), shardings):
+    for error, what in pool(size).run(
+        pipelining.worst_error, spec, degrees, name, p1, sequence_parallel, delay, (), shardings
+    ):
         assert error < TOLERANCE, f"{name} on {degrees} with {shardings}: {what} is off by {error:.1e}"
 
 

@@ -24,7 +24,12 @@ GROWTH = 8 << 20
     (LLAMA, Strategy(), [(1, 1), (1, 1)], Sharding()),
 ], ids=["fsdp", "pipeline"])  # fmt: skip
 def test_memory_is_constant(
-    pool: Callable[[int], Ranks], spec: ModelSpec, strategy: Strategy, degrees: list[tuple[int, int]], sharding: Sharding, steps: int
+    pool: Callable[[int], Ranks],
+    spec: ModelSpec,
+    strategy: Strategy,
+    degrees: list[tuple[int, int]],
+    sharding: Sharding,
+    steps: int,
 ) -> None:
     spec = replace(spec, num_layers=2, dropout=0.0, attention_dropout=0.0)
     for found in pool(2).run(steady.many_steps, spec, strategy, degrees, sharding, steps, timeout=600.0):

@@ -44,7 +44,9 @@ class Drawn:
     def check(self) -> None:
         """Raise JobError where the planner's rules refuse it."""
         for (dp, tp), sharding in zip(self.degrees, self.shardings, strict=True):
-            strategy = Strategy(tp=tp, p1=self.p1, sequence_parallel=self.sequence_parallel, sp=self.cut.sp, ring=self.cut.ring)
+            strategy = Strategy(
+                tp=tp, p1=self.p1, sequence_parallel=self.sequence_parallel, sp=self.cut.sp, ring=self.cut.ring
+            )
             strategy.check(self.spec, batch=pipelining.MICRO // dp, sequence=SEQUENCE)
             sharding.check(dp * self.cut.sp)
 
@@ -62,7 +64,11 @@ def draw(chance: random.Random) -> Drawn:
     for dp, _ in degrees:
         params, grads, optim = sorted(chance.choice((1, 2, 4, 8)) for _ in range(3))
         optim = min(optim, dp * sp)
-        shardings.append(Sharding(params=min(params, optim), grads=min(grads, optim), optim=optim, secondary=chance.choice((0, 0, 2))))
+        shardings.append(
+            Sharding(
+                params=min(params, optim), grads=min(grads, optim), optim=optim, secondary=chance.choice((0, 0, 2))
+            )
+        )
     stages = pp * pipelining.CHUNKS.get(name, 1)
     spec = replace(chance.choice((GPT, LLAMA)), num_layers=lcm(stages, 2), tied_embeddings=chance.random() < 0.5)
     spec = replace(spec, attention_dropout=0.0) if cut.ring > 1 else spec
@@ -92,11 +98,24 @@ def cases() -> Iterator[Any]:
     small = 0
     for number, one in enumerate(sample()):
         small += one.world <= 4
-        yield pytest.param(one, id=str(number), marks=() if one.world <= 4 and small <= IN_SUITE else pytest.mark.contract)
+        yield pytest.param(
+            one, id=str(number), marks=() if one.world <= 4 and small <= IN_SUITE else pytest.mark.contract
+        )
 
 
 @pytest.mark.parametrize("one", list(cases()))
 def test_a_strategy_of_the_space_equals_the_reference(pool: Callable[[int], Ranks], one: Drawn) -> None:
-    args = (one.spec, one.degrees, one.schedule, one.p1, one.sequence_parallel, None, (), one.shardings, one.cut, one.more)
+    args = (
+        one.spec,
+        one.degrees,
+        one.schedule,
+        one.p1,
+        one.sequence_parallel,
+        None,
+        (),
+        one.shardings,
+        one.cut,
+        one.more,
+    )
     for error, what in pool(one.world).run(pipelining.worst_error, *args):
         assert error < TOLERANCE, f"{one}: {what} is off by {error:.1e}"

@@ -7,16 +7,26 @@ import torch
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
-from plait.train.device import open_device
-from plait.train.gradients import Gradients
-from plait.train.model import Transformer
-from plait.train.recorder import Recorder
-from plait.train.steps import make_executor, micro_batches
-from plait.train.wire import NullWire
+from plait.train.comm.wire import NullWire
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.steps import make_executor, micro_batches
+from plait.train.machine.device import open_device
+from plait.train.model.transformer import Transformer
+from plait.train.record.recorder import Recorder
 from tests.dist.equality import batch_of, expected
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-SPEC = ModelSpec(family="llama", num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, ffn_hidden=96, vocab=37, max_sequence=8, dropout=0.1)
+SPEC = ModelSpec(
+    family="llama",
+    num_layers=2,
+    hidden=64,
+    num_heads=4,
+    num_kv_heads=2,
+    ffn_hidden=96,
+    vocab=37,
+    max_sequence=8,
+    dropout=0.1,
+)
 
 
 @pytest.mark.parametrize("p1", [1, 2, 4])
@@ -28,12 +38,22 @@ def test_one_gpu_equals_the_reference(p1: int) -> None:
             piece.view(model.named[piece.parameter]).copy_(want["start"][piece.name])
     gradients, recorder = Gradients(model), Recorder(device)
     executor = make_executor(
-        model, Strategy(p1=p1), NullWire(), gradients=gradients, device=device, batch=4, sequence=8, recorder=recorder, seed=7
+        model,
+        Strategy(p1=p1),
+        NullWire(),
+        gradients=gradients,
+        device=device,
+        batch=4,
+        sequence=8,
+        recorder=recorder,
+        seed=7,
     )
     loss = sum(executor.run(batch).item() for batch in micro_batches(*batch_of(SPEC, 0), 4, 0))
     assert abs(loss / want["loss"] - 1) < 1e-10
     for piece in model.pieces:
-        torch.testing.assert_close(piece.view(gradients.named[piece.parameter]).cpu(), want["gradients"][piece.name], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            piece.view(gradients.named[piece.parameter]).cpu(), want["gradients"][piece.name], rtol=1e-9, atol=1e-12
+        )
     spans = recorder.take()
     assert spans
     assert all(span.end >= span.start for span in spans)

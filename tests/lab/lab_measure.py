@@ -127,7 +127,14 @@ def one(spec: Any, size: int, mode: str) -> dict[str, Any]:
         after, wall = cpu_seconds(), time.perf_counter() - start
         cpu = {key: round((after[key] - before[key]) / (size * len(rates) / 1e9), 2) for key in before}
         share = [round(rate / spec.rate, 3) if spec.rate else f"{rate / 1e9:.1f}gbit" for rate in rates]
-        return {"spec": str(spec), "mode": mode, "share": share, "cpu_s_per_GB": cpu, "drops": drops(lab), "wall": round(wall, 2)}
+        return {
+            "spec": str(spec),
+            "mode": mode,
+            "share": share,
+            "cpu_s_per_GB": cpu,
+            "drops": drops(lab),
+            "wall": round(wall, 2),
+        }
 
 
 def main() -> None:
@@ -142,7 +149,12 @@ def main() -> None:
     for segment in (64 << 10, 256 << 10):
         for size in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20):
             spec = LabSpec(2, 1, "1gbit", segment=segment)
-            print(json.dumps({"message_after_pause": one(spec, size, "message")["share"], "size": size, "segment": segment}), flush=True)
+            print(
+                json.dumps(
+                    {"message_after_pause": one(spec, size, "message")["share"], "size": size, "segment": segment}
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -66,13 +66,17 @@ class PlaitLab:
 
     def __call__(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end and check the exit status."""
-        done = subprocess.run([sys.executable, "-c", CLI, *words], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", CLI, *words], capture_output=True, text=True, timeout=30, check=False
+        )
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start, and go on."""
-        return subprocess.Popen([sys.executable, "-c", CLI, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", CLI, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
 
 def as_nobody(python: str) -> list[str]:

@@ -60,7 +60,9 @@ def test_lines_carry_their_rank(plait_lab: PlaitLab) -> None:
 
 def test_only_one_rank_is_shown_but_errors_are_not_hidden(plait_lab: PlaitLab) -> None:
     assert plait_lab("run", "--only-rank", "1", "sh", "-c", "echo I am $RANK").stdout == "I am 1\n"
-    done = plait_lab("run", "--only-rank", "1", "sh", "-c", "test $RANK = 1 || { echo cause >&2; exit 3; }; sleep 60", status=3)
+    done = plait_lab(
+        "run", "--only-rank", "1", "sh", "-c", "test $RANK = 1 || { echo cause >&2; exit 3; }; sleep 60", status=3
+    )
     assert "[0] cause\n" in done.stderr
 
 
@@ -100,7 +102,9 @@ def test_a_signal_ends_everything(running_lab: subprocess.Popen[str], own_list: 
 
 
 def test_a_second_signal_kills(plait_lab: PlaitLab, own_list: Path) -> None:
-    process = plait_lab.start("run", "--grace", "60", "sh", "-c", f"trap '' TERM; touch {own_list}/rank$RANK; while true; do sleep 1; done")
+    process = plait_lab.start(
+        "run", "--grace", "60", "sh", "-c", f"trap '' TERM; touch {own_list}/rank$RANK; while true; do sleep 1; done"
+    )
     wait_until(lambda: (own_list / "rank0").exists() and (own_list / "rank1").exists(), "the ranks did not start")
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
@@ -207,7 +211,12 @@ def test_no_root_is_needed(nobody_python: str, own_list: Path) -> None:
             folder.chmod(folder.stat().st_mode | 0o011)
     own_list.chmod(0o777)
     done = subprocess.run(
-        [*as_nobody(nobody_python), "-c", UNPRIVILEGED], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
+        [*as_nobody(nobody_python), "-c", UNPRIVILEGED],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     if "user namespaces" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])

@@ -13,7 +13,12 @@ from plait.lab import LabSpec, format_rate, parse_rate
 
 rates = st.one_of(st.none(), st.integers(10**6, 8 * 10**11))
 specs = st.builds(
-    LabSpec, st.integers(1, 1000), st.integers(1, 1024), rates.map(format_rate), st.integers(576, 65535), st.integers(65536, 524280)
+    LabSpec,
+    st.integers(1, 1000),
+    st.integers(1, 1024),
+    rates.map(format_rate),
+    st.integers(576, 65535),
+    st.integers(65536, 524280),
 )
 
 
@@ -53,7 +58,9 @@ def test_examples(text: str, spec: LabSpec) -> None:
     assert LabSpec.parse(text) == spec
 
 
-@pytest.mark.parametrize("rate", ["", "fast", "1", "1gbps", "1gb", "-1gbit", "0mbit", "0.1mbit", "900gbit", "1e3mbit", "١gbit"])
+@pytest.mark.parametrize(
+    "rate", ["", "fast", "1", "1gbps", "1gb", "-1gbit", "0mbit", "0.1mbit", "900gbit", "1e3mbit", "١gbit"]
+)
 def test_a_bad_rate_is_one_clear_paragraph(rate: str) -> None:
     with pytest.raises(JobError, match="rate") as caught:
         LabSpec(nic=rate)
@@ -62,7 +69,16 @@ def test_a_bad_rate_is_one_clear_paragraph(rate: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"hosts": 0}, {"hosts": -1}, {"ranks_per_host": 0}, {"hosts": 5000}, {"mtu": 100}, {"mtu": 70000}, {"segment": 1500}]
+    "values",
+    [
+        {"hosts": 0},
+        {"hosts": -1},
+        {"ranks_per_host": 0},
+        {"hosts": 5000},
+        {"mtu": 100},
+        {"mtu": 70000},
+        {"segment": 1500},
+    ],
 )
 def test_a_bad_number_is_named(values: dict[str, int]) -> None:
     with pytest.raises(JobError) as caught:

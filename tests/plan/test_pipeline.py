@@ -36,7 +36,13 @@ def test_every_tensor_is_planned_both_ways_with_its_own_shape() -> None:
     assert shapes[(2, 0), "skip0"] == (16, 4, 8)
     assert shapes[(1, 2), "skip1"] == (8, 4, 8)
     assert [list(mesh.ranks) for mesh in plan.meshes] == [[0, 1], [2, 3], [4]]
-    assert [plan.rows_of(rank, 4) for rank in range(5)] == [slice(0, 2), slice(2, 4), slice(0, 4), slice(0, 4), slice(0, 4)]
+    assert [plan.rows_of(rank, 4) for rank in range(5)] == [
+        slice(0, 2),
+        slice(2, 4),
+        slice(0, 4),
+        slice(0, 4),
+        slice(0, 4),
+    ]
 
 
 def test_the_file_reads_back_equal(tmp_path: Path) -> None:

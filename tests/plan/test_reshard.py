@@ -81,7 +81,9 @@ def test_the_papers_many_to_many_cases(number: int) -> None:
         ("(4,2)", 6.87, 6.87, 1.61, 0.885),
     ],
 )
-def test_the_papers_one_to_many_cases(destination: str, send_recv: float, alpa: float, global_all_gather: float, broadcast: float) -> None:
+def test_the_papers_one_to_many_cases(
+    destination: str, send_recv: float, alpa: float, global_all_gather: float, broadcast: float
+) -> None:
     """1 GiB from one device; K = 100 as in the paper."""
     source, to = layout_pair("(1,1) R", f"{destination} R")
     per_host, size = to.mesh[1], 1 << 28
@@ -110,7 +112,9 @@ SPECS = [
 ]  # fmt: skip
 
 
-def all_pairs(from_: str, to: str, shape: tuple[int, ...], per_host: int) -> list[tuple[TensorLayout, TensorLayout, Fabric]]:
+def all_pairs(
+    from_: str, to: str, shape: tuple[int, ...], per_host: int
+) -> list[tuple[TensorLayout, TensorLayout, Fabric]]:
     found: list[tuple[TensorLayout, TensorLayout, Fabric]] = []
     for a, b in product(SPECS, repeat=2):
         source, destination = layout_pair(f"{from_} {' '.join(a)}", f"{to} {' '.join(b)}")
@@ -193,7 +197,9 @@ def test_a_broadcast_enters_each_host_once(move) -> None:  # type: ignore[no-unt
             entered[message.step, b] = entered.get((message.step, b), 0) + message.stop - message.start
     for number, step in enumerate(plan.steps):
         remote = {fabric.host(r) for r in step.task.receivers} - {fabric.host(step.chains[0].sender)}
-        assert {host: count for (at, host), count in entered.items() if at == number} == dict.fromkeys(remote, step.task.box.elements)
+        assert {host: count for (at, host), count in entered.items() if at == number} == dict.fromkeys(
+            remote, step.task.box.elements
+        )
 
 
 @given(moves(), st.sampled_from(ORDERS))
@@ -254,7 +260,9 @@ def test_the_simulation_finds_a_deadlock() -> None:
     """Ranks that send, and wait for that, before they post their receives; by the script they do not."""
     crossed = [Message(0, 1, 0, 0, 1), Message(1, 0, 0, 0, 1)]
     assert unfinished(crossed, window=1) == []
-    sends_first = {rank: [Act("send", rank), Act("wait", rank), Act("receive", 1 - rank), Act("wait", 1 - rank)] for rank in (0, 1)}
+    sends_first = {
+        rank: [Act("send", rank), Act("wait", rank), Act("receive", 1 - rank), Act("wait", 1 - rank)] for rank in (0, 1)
+    }
     assert unfinished(crossed, scripts=sends_first) == crossed
 
 
@@ -274,7 +282,9 @@ def test_local_copies_use_no_network() -> None:
 
 def test_a_box_is_striped_over_the_nics_of_a_host() -> None:
     source, destination = layout_pair("(1,4) R", "(2,4) R")
-    plan = make_plan(source, destination, (1 << 20,), 4, Fabric(hosts=even_hosts(12, 4), rate=1e9, latency=1e-6, nics_per_host=4))
+    plan = make_plan(
+        source, destination, (1 << 20,), 4, Fabric(hosts=even_hosts(12, 4), rate=1e9, latency=1e-6, nics_per_host=4)
+    )
     (step,) = plan.steps
     assert [chain.sender for chain in step.chains] == [0, 1, 2, 3]
     assert [chain.receivers[0] for chain in step.chains] == [4, 5, 6, 7]

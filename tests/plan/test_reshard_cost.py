@@ -30,7 +30,11 @@ def simulated(way: Way, hosts: int, per_host: int, fabric: Fabric, nbytes: int) 
     there: dict[tuple[int, int], float] = {}
     for message in messages(plan):
         a, b = fabric.host(message.src), fabric.host(message.dst)
-        start = max((there[message.src, at] for at in range(message.start, message.stop)), default=0.0) if message.src else 0.0
+        start = (
+            max((there[message.src, at] for at in range(message.start, message.stop)), default=0.0)
+            if message.src
+            else 0.0
+        )
         end = start
         if a != b:
             start = max(start, sending[a], receiving[b])
@@ -58,7 +62,11 @@ def test_an_all_gather_over_hosts_takes_about_twice_the_bound(hosts: int, per_ho
     fabric = Fabric(hosts=on, rate=1e6)
     devices, t = hosts * per_host, 1440 / 1e6
     # the sender's NIC is done after t; the ring crosses into each host once a round
-    assert t * (1 + (devices - 2) / devices) <= simulated("global_all_gather", hosts, per_host, fabric, 1440) <= t * (2 + 1 / devices)
+    assert (
+        t * (1 + (devices - 2) / devices)
+        <= simulated("global_all_gather", hosts, per_host, fabric, 1440)
+        <= t * (2 + 1 / devices)
+    )
 
 
 @given(st.integers(2, 6), st.sampled_from([1e-6, 1e-5, 1e-4, 1e-3]), st.integers(1 << 12, 1 << 16))

@@ -14,17 +14,19 @@ from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.plan.memory import activations, states
 from plait.plan.sharding import unit_sizes
-from plait.train.context import SequenceGroup
-from plait.train.device import Device
-from plait.train.gradients import Gradients
-from plait.train.inflight import MicroBatch
-from plait.train.model import Transformer
-from plait.train.optimizer import Optimizer
-from plait.train.steps import make_executor
-from plait.train.wire import NullWire
+from plait.train.comm.wire import NullWire
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.steps import make_executor
+from plait.train.machine.device import Device
+from plait.train.model.sequence import SequenceGroup
+from plait.train.model.transformer import Transformer
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=128, num_heads=8, vocab=96, max_sequence=1024)
-LLAMA = ModelSpec(family="llama", num_layers=3, hidden=128, num_heads=8, num_kv_heads=4, ffn_hidden=352, vocab=96, max_sequence=1024)
+LLAMA = ModelSpec(
+    family="llama", num_layers=3, hidden=128, num_heads=8, num_kv_heads=4, ffn_hidden=352, vocab=96, max_sequence=1024
+)
 MODELS = {"gpt": GPT, "llama": LLAMA, "mha": replace(LLAMA, num_kv_heads=8), "block": replace(GPT, parallel_block=True)}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -65,7 +67,9 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
         executor.phase("B", state)
 
     step()  # position tables are made once
-    want = activations(spec, strategy, Stage(0, 1, 0, spec.num_layers), batch=batch, sequence=sequence, itemsize=4).peak()
+    want = activations(
+        spec, strategy, Stage(0, 1, 0, spec.num_layers), batch=batch, sequence=sequence, itemsize=4
+    ).peak()
     assert DEVICE.allocated(step).peak == pytest.approx(want, rel=TOLERANCE)
 
 
@@ -74,7 +78,9 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
 def test_states_are_what_is_allocated(model: str, tp: int) -> None:
     u = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
     spec, strategy = (MODELS | {"u": u})[model], Strategy(tp=tp)
-    for index, stage in enumerate([Stage(0, 1, 0, spec.num_layers), Stage(0, 2, 0, 1), Stage(1, 2, 1, spec.num_layers - 1)]):
+    for index, stage in enumerate(
+        [Stage(0, 1, 0, spec.num_layers), Stage(0, 2, 0, 1), Stage(1, 2, 1, spec.num_layers - 1)]
+    ):
         sharding = [Sharding(), Sharding(grads=2, optim=4), Sharding(params=2, grads=2, optim=2)][index]
         transformer = Transformer(spec, strategy, stage=stage, sharding=sharding)
         sizes = unit_sizes(spec, strategy, stage, sharding)

@@ -1,0 +1,1 @@
+"""Checkpoints, and what other programs read and write."""

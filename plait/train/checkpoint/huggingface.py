@@ -1,0 +1,308 @@
+"""Weights from and to Hugging Face folders (``config.json`` and safetensors), GPT-2 and Llama, piece by piece.
+
+Reading, a rank takes only its own ranges out of the files. Writing, rank 0 puts one tensor after the other into the
+file while the other ranks hand it their ranges, so that nobody ever holds more than one whole tensor. GPT-2 keeps
+its linear weights transposed and query, key and value fused; Llama's rotary halves are laid out as ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from plait.core.errors import CheckpointError
+from plait.core.model import Family, ModelSpec
+from plait.core.strategy import Strategy
+from plait.train.checkpoint.safetensors_folder import DTYPES, INDEX, SINGLE, FolderWriter
+from plait.train.comm.wire import Wire, empty_like_gathered
+from plait.train.model.pieces import Piece, pieces
+from plait.train.model.transformer import Share, Transformer
+
+SHARD_BYTES = 5_000_000_000
+
+_PREFIX: dict[Family, str] = {"gpt": "transformer.", "llama": "model."}
+_LAYER: dict[Family, str] = {"gpt": "h", "llama": "layers"}
+_NAMES: dict[Family, dict[str, str]] = {
+    "gpt": {
+        "embedding": "wte", "positions": "wpe", "norm": "ln_f", "head": "lm_head",
+        "attn.norm": "ln_1", "attn.q": "attn.c_attn", "attn.k": "attn.c_attn", "attn.v": "attn.c_attn", "attn.o": "attn.c_proj",
+        "mlp.norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+    },
+    "llama": {
+        "embedding": "embed_tokens", "norm": "norm", "head": "lm_head", "attn.norm": "input_layernorm",
+        "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
+        "mlp.norm": "post_attention_layernorm", "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    },
+}  # fmt: skip
+_FUSED = ("attn.q", "attn.k", "attn.v")  # in the order in which GPT-2's c_attn holds them
+_IGNORED = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".rotary_emb.inv_freq",
+)  # constants that older files keep among the weights
+_SAME = ("family", "num_layers", "hidden", "num_heads", "num_kv_heads", "head_size", "ffn_hidden", "vocab", "tied_embeddings",
+         "norm_eps", "rope_theta", "rope_scaling")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a whole piece lies in a file: tensor name (without the family's prefix) and shape; first row of the piece there.
+
+    transposed: the file's dims are the piece's dims the other way round; ``first`` counts along the piece's dim 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    transposed: bool
+    first: int
+
+    def ranges(self, piece: Piece) -> tuple[slice, ...]:
+        """The part of the file's tensor that is ``piece``'s local range."""
+        bounds = [(0, size) for size in piece.shape]
+        if piece.dim is not None:
+            bounds[piece.dim] = (piece.start, piece.stop)
+        bounds[0] = (bounds[0][0] + self.first, bounds[0][1] + self.first)
+        return tuple(slice(*b) for b in (reversed(bounds) if self.transposed else bounds))
+
+
+def place(spec: ModelSpec, piece: Piece) -> Place:
+    """Where Hugging Face keeps ``piece``."""
+    head, _, tail = piece.name.rpartition(".")
+    layer, rest = None, head
+    if head.startswith("layers."):
+        _, layer, rest = head.split(".", 2)
+    name = _NAMES[spec.family][rest] + "." + tail
+    fused = spec.family == "gpt" and rest in _FUSED
+    shape = (len(_FUSED) * piece.shape[0], *piece.shape[1:]) if fused else piece.shape
+    transposed = spec.family == "gpt" and layer is not None and len(shape) == 2
+    return Place(
+        name if layer is None else f"{_LAYER[spec.family]}.{layer}.{name}",
+        tuple(reversed(shape)) if transposed else shape,
+        transposed,
+        _FUSED.index(rest) * piece.shape[0] if fused else 0,
+    )
+
+
+# ---- reading ----
+
+
+def load(model: Share, folder: Path) -> None:
+    """Fill this rank's weights from a Hugging Face folder; numbers are converted to the model's dtype.
+
+    Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing, superfluous,
+    damaged or of another shape, or if ``config.json`` describes another model.
+    """
+    _check_family(model.spec)
+    _check_config(model.spec, folder)
+    with _opened(folder, model.spec) as tensors:
+        for piece in model.pieces:
+            _check(tensors, place(model.spec, piece), folder)
+        everything = pieces(model.spec, Strategy(), 0)  # this rank may hold a pipeline stage only
+        _check_nothing_else(model.spec, tensors, {place(model.spec, piece).name for piece in everything}, folder)
+
+        def value(piece: Piece) -> Tensor:
+            at = place(model.spec, piece)
+            if not math.prod(piece.local_shape):
+                return torch.empty(piece.local_shape)
+            found = tensors[at.name][at.ranges(piece)]
+            return found.t() if at.transposed else found
+
+        for store in model.units.values():
+            store.fill(value)
+
+
+def _check_family(spec: ModelSpec) -> None:
+    """Raise CheckpointError for a model that is neither a GPT-2 nor a Llama."""
+    if spec.levels or spec.parallel_block:
+        kind = "U-Transformer" if spec.levels else f"{spec.family} model with parallel blocks"
+        raise CheckpointError(
+            f"Hugging Face has no {kind}, so its weights come from and go to checkpoints of runs only"
+        )
+
+
+def _check_config(spec: ModelSpec, folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        return
+    theirs = ModelSpec.from_huggingface(folder)
+    for field in _SAME:
+        ours, found = getattr(spec, field), getattr(theirs, field)
+        if ours != found:
+            raise CheckpointError(
+                f"{folder / 'config.json'}: describes another model: {field} is {found} there and {ours} in the job"
+            )
+
+
+@contextmanager
+def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, Any]]:
+    """Lazy slices of every tensor in the folder, by name without the family's prefix."""
+    tensors: dict[str, Any] = {}
+    for file in _files(folder):
+        try:
+            handle = safe_open(file, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            problem = "missing" if isinstance(error, FileNotFoundError) else f"damaged or cut short: {error}"
+            raise CheckpointError(f"{file}: {problem}") from None
+        for name in handle.keys():  # noqa: SIM118  (not a mapping)
+            tensors[name.removeprefix(_PREFIX[spec.family])] = handle.get_slice(name)
+    yield tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        return [folder / name for name in sorted(set(index["weight_map"].values()))]
+    except FileNotFoundError:
+        fix = "Other formats can be converted with save_pretrained of transformers"
+        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX}. {fix}") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{folder / INDEX}: cannot be read: {error}") from None
+
+
+def _check(tensors: Mapping[str, Any], at: Place, folder: Path) -> None:
+    if at.name not in tensors:
+        fix = ". A model without a head of its own needs tied_embeddings = true" if at.name == "lm_head.weight" else ""
+        raise CheckpointError(f"{folder}: tensor '{at.name}' is missing{fix}")
+    shape, dtype = tuple(tensors[at.name].get_shape()), tensors[at.name].get_dtype()
+    if shape != at.shape:
+        raise CheckpointError(f"{folder}: tensor '{at.name}' has shape {list(shape)}, expected {list(at.shape)}")
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"{folder}: tensor '{at.name}' holds {dtype}, expected one of {', '.join(DTYPES)} (not quantised)"
+        )
+
+
+def _check_nothing_else(spec: ModelSpec, tensors: Mapping[str, Any], known: set[str], folder: Path) -> None:
+    """A tensor without a place (a bias, one more layer) would be left out in silence, and the numbers be wrong."""
+    ignored = (*_IGNORED, "lm_head.weight") if spec.tied_embeddings else _IGNORED
+    for name in tensors:
+        if name not in known and not name.endswith(ignored):
+            raise CheckpointError(
+                f"{folder}: tensor '{name}' has no place in this model ({spec.family}, {spec.num_layers} layers)"
+            )
+
+
+# ---- writing ----
+
+
+def save(
+    model: Transformer,
+    wire: Wire,
+    folder: Path,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write the model as ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, in the model's dtype.
+
+    Called by every rank of the tensor-parallel group behind ``wire``. extra: further keys of ``config.json`` (token
+    numbers). shard_bytes: size from which on the weights are spread over several files. Raises CheckpointError on
+    every rank if rank 0 cannot write, or finds a model in ``folder`` already.
+    """
+    spec, dtype = model.spec, next(iter(model.named.values())).dtype
+    assert wire.size == model.strategy.tp, f"a group of {wire.size} ranks for tp = {model.strategy.tp}"
+    contents, writer = _contents(spec), None
+    if wire.rank == 0:
+        writer = FolderWriter(
+            folder, {name: members[0][1].shape for name, members in contents.items()}, dtype, shard_bytes
+        )
+        writer.begin(lambda: {**huggingface_config(spec, dtype), **(extra or {})})
+    _agree(model, wire, writer)
+    holders = [{piece.name: piece for piece in pieces(spec, model.strategy, rank)} for rank in range(wire.size)]
+    for name, members in contents.items():
+        value: Tensor | None = None
+        for piece, at in members:
+            whole = _gather(model, wire, [held[piece.name] for held in holders])
+            if whole is not None:  # rank 0
+                value = whole.new_empty(at.shape) if value is None else value
+                value[at.ranges(piece)] = whole.t() if at.transposed else whole
+        if writer is not None and value is not None:
+            writer.add(name, value)
+    if writer is not None:
+        writer.finish()
+    _agree(model, wire, writer)
+
+
+def _contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, Place]]]:
+    """The file's tensors in order, each with the whole pieces it is made of."""
+    _check_family(spec)
+    contents: dict[str, list[tuple[Piece, Place]]] = {}
+    for piece in pieces(spec, Strategy(), 0):
+        at = place(spec, piece)
+        name = at.name if at.name.startswith("lm_head.") else _PREFIX[spec.family] + at.name
+        contents.setdefault(name, []).append((piece, at))
+    return contents
+
+
+def _gather(model: Transformer, wire: Wire, held: list[Piece]) -> Tensor | None:
+    """The whole tensor, in host memory on rank 0, None elsewhere. held: its piece on every rank.
+
+    Ranges may differ in size (the last of the vocabulary) while a gather's parts may not: they travel padded.
+    """
+    mine = held[wire.rank]
+    local = mine.view(model.named[mine.parameter].detach())
+    if mine.dim is None:
+        return local.cpu() if wire.rank == 0 else None
+    sent = local.new_zeros((1, max(math.prod(piece.local_shape) for piece in held)))
+    sent[0, : local.numel()] = local.reshape(-1)
+    received = empty_like_gathered(sent, wire.size)
+    wire.start("all_gather", received, sent).wait()
+    if wire.rank:
+        return None
+    whole = torch.empty(mine.shape, dtype=local.dtype)
+    for piece, part in zip(held, received.cpu(), strict=True):
+        piece.cut(whole).copy_(part[: math.prod(piece.local_shape)].view(piece.local_shape))
+    return whole
+
+
+def _agree(model: Transformer, wire: Wire, writer: FolderWriter | None) -> None:
+    """Raise on every rank if rank 0 has failed."""
+    flag = torch.tensor(
+        [float(writer is not None and writer.failure is not None)], device=next(iter(model.named.values())).device
+    )
+    flags = empty_like_gathered(flag, wire.size)
+    wire.start("all_gather", flags, flag).wait()
+    if writer is not None and writer.failure is not None:
+        raise writer.failure
+    if flags.any():
+        raise CheckpointError("the model was not exported: rank 0 could not write it")
+
+
+def huggingface_config(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
+    """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. Raises CheckpointError where there is none."""
+    common = {
+        "vocab_size": spec.vocab, "tie_word_embeddings": spec.tied_embeddings, "torch_dtype": str(dtype).removeprefix("torch."),
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    if spec.family == "gpt":
+        if spec.head_size * spec.num_heads != spec.hidden:
+            problem = f"{spec.num_heads} heads of size {spec.head_size} with hidden = {spec.hidden}"
+            raise CheckpointError(f"Hugging Face has no GPT-2 of {problem}: there the heads share out the hidden size")
+        return {
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **common,
+            "n_layer": spec.num_layers, "n_embd": spec.hidden, "n_head": spec.num_heads, "n_positions": spec.max_sequence,
+            "n_inner": spec.ffn_hidden, "activation_function": "gelu_new", "layer_norm_epsilon": spec.norm_eps,
+            "resid_pdrop": spec.dropout, "embd_pdrop": spec.dropout, "attn_pdrop": spec.attention_dropout,
+        }  # fmt: skip
+    scaling = spec.rope_scaling
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", **common,
+        "num_hidden_layers": spec.num_layers, "hidden_size": spec.hidden, "intermediate_size": spec.ffn_hidden,
+        "num_attention_heads": spec.num_heads, "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_size,
+        "max_position_embeddings": spec.max_sequence, "rms_norm_eps": spec.norm_eps, "hidden_act": "silu",
+        "attention_bias": False, "mlp_bias": False, "attention_dropout": spec.attention_dropout, "rope_theta": spec.rope_theta,
+        "rope_scaling": None if scaling is None else {
+            "rope_type": "llama3", "factor": scaling.factor, "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor, "original_max_position_embeddings": scaling.original_max_positions,
+        },
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Collectives, transfers and the threads they run on."""

@@ -1,0 +1,81 @@
+"""One thread that communicates while computation goes on: jobs one after the other, in the order in which they were handed over.
+
+Ranks that hand over equal jobs in equal order communicate in equal order, whatever their timing; that is the whole trick.
+On a GPU what a job submits runs on a stream of the thread's own, beside computation; waiting makes the waiting stream wait, not the host.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from plait.train.machine.device import Device
+
+
+class Handle:
+    """A job under way. Until ``wait`` returns nobody may touch what it reads or writes."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._mark: Any = None
+        self._device: Device | None = None
+        self.span = (0.0, 0.0)
+        """When it was under way, by the host's clock."""
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        """Return when it has ended. Raises what went wrong in the background."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        if self._device is not None:
+            self._device.join(self._mark)
+
+    def finish(self, error: BaseException | None, device: Device | None = None, mark: Any = None) -> None:
+        """The thread's last word."""
+        self._error, self._device, self._mark = error, device, mark
+        self._done.set()
+
+
+class Background:
+    """The thread; ``name`` is its name."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self.device = device
+        self._jobs: queue.SimpleQueue[tuple[Handle, Callable[[], object], Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, job: Callable[[], object]) -> Handle:
+        """Run ``job`` after the jobs before it, and after what this thread has submitted to the device so far."""
+        handle = Handle()
+        self._jobs.put((handle, job, self.device.fork()))
+        return handle
+
+    def close(self) -> None:
+        """End when everything started is done."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            handle, job, fork = entry
+            start = time.perf_counter()
+            try:
+                with torch.no_grad(), self.device.aside(fork):
+                    job()
+                    mark = self.device.fork()
+            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+                handle.finish(error)
+            else:
+                handle.span = (start, time.perf_counter())
+                handle.finish(None, self.device, mark)

@@ -1,0 +1,268 @@
+"""Carrying out a reshard plan: every rank works through its own messages, in the background, while computation goes on.
+
+A `Lane` is one background thread and the process groups it sends on. Reshards of one lane happen one after the other, in
+the order in which they start, which must be the same on every rank; reshards of two lanes are independent, so that the
+activations of a pipeline go down one lane while gradients come up the other. A lane serves any number of plans.
+
+The thread does what `plait.core.reshard_plan.script` says, which cannot deadlock. Whatever is not contiguous in memory is packed
+chunk by chunk, so that staging needs a few chunks and not a copy of the tensor; a chunk that is passed on is sent from where it
+arrived.
+
+gloo: one group; a message that nobody receives yet waits at its sender. NCCL (and RCCL): all point-to-point messages of two ranks
+share one communicator and one stream whatever their tags, so there are two groups, towards higher ranks and towards lower ones, on each
+of which both ends see the same order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.core.errors import ReshardError
+from plait.core.reshard import Box, boxes_of_range, local_copies
+from plait.core.reshard_plan import Act, Message, ReshardPlan, messages, script
+from plait.train.comm.background import Background, Handle
+from plait.train.machine.device import Device
+
+TIMEOUT = timedelta(minutes=10)
+
+
+class Lane:
+    """One background thread that reshards, and its process groups.
+
+    Every rank of the job opens a lane at the same point, also those that will take no part in it (torch.distributed creates
+    groups like this). ranks: who takes part, by default everybody.
+    """
+
+    def __init__(self, device: Device, ranks: Sequence[int] | None = None, *, timeout: timedelta = TIMEOUT) -> None:
+        self.device, self.rank = device, dist.get_rank()
+        self.ranks = sorted(ranks if ranks is not None else range(dist.get_world_size()))
+        self._up: Any = dist.new_group(self.ranks, backend=device.backend, timeout=timeout)
+        self._down: Any = (
+            self._up
+            if device.backend == "gloo"
+            else dist.new_group(self.ranks, backend=device.backend, timeout=timeout)
+        )
+        self._pool: list[Tensor] = []
+        self._background = Background(device, "reshard")
+
+    def prepare(self, plan: ReshardPlan) -> None:
+        """Once for each plan, by all ranks of the lane together: make sure that they agree on it, and connect those that will talk.
+
+        Raises ReshardError naming the ranks that have another plan.
+        """
+        keys: list[str] = [""] * len(self.ranks)
+        dist.all_gather_object(keys, plan.key, group=self._up)
+        differ = [rank for rank, key in zip(self.ranks, keys, strict=True) if key != keys[0]]
+        if differ:
+            raise ReshardError(
+                f"Ranks {differ} have another resharding plan than rank {self.ranks[0]}. Make it from equal arguments."
+            )
+        if (
+            self.device.backend != "gloo"
+        ):  # a first message is a rendezvous: all pairs in one order, or two ranks wait for each other
+            token = torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)
+            for src, dst in sorted({(message.src, message.dst) for message in messages(plan)}):
+                if self.rank in (src, dst):
+                    self._post(Message(src, dst, 0, 0, 1), token).wait()
+            self.device.synchronize()
+
+    def start(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> Handle:
+        """Begin to move this rank's tile ``source`` and to fill its tile ``destination``; None where it has none.
+
+        Either may have any strides (a part of a larger tensor). Raises ReshardError unless they are what the plan moves.
+        """
+        _check(plan, self.rank, source, "source")
+        _check(plan, self.rank, destination, "destination")
+        if source is not None and destination is not None and source.dtype != destination.dtype:
+            raise ReshardError(
+                f"Rank {self.rank} would reshard {source.dtype} into {destination.dtype}. Convert before or after."
+            )
+        return self._background.start(lambda: self._carry(plan, source, destination))
+
+    def close(self) -> None:
+        """End the thread when it is done with what was started, and leave the groups. Every rank of the lane calls it."""
+        self._background.close()
+        for group in {self._up, self._down}:
+            if isinstance(group, dist.ProcessGroup):
+                dist.destroy_process_group(group)
+
+    def _carry(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> None:
+        """This rank's part of the plan."""
+        tiles = _Tiles(plan, self.rank, source, destination)
+        tiles.copy_local()
+        part = _part(plan, self.rank)
+        receiving: dict[int, _Posted] = {}
+        sending: dict[int, _Posted] = {}
+        held: dict[_Key, Tensor] = {}  # staging buffers of received chunks that will be passed on
+        left = Counter(part.forwards)
+        for verb, number in part.acts:
+            message = part.listed[number]
+            key = _Key(*message[2:])
+            if verb == "receive":
+                receiving[number] = self._begin(message, *self._buffer(tiles, message, receiving=True))
+            elif verb == "send" and key in held:
+                stage = held[key]
+                sending[number] = self._begin(message, stage[: (message.stop - message.start) * plan.itemsize], stage)
+            elif verb == "send":
+                sending[number] = self._begin(message, *self._buffer(tiles, message, receiving=False))
+            elif number in receiving:
+                work, buffer, stage = receiving.pop(number)
+                self.device.settle(work)
+                if stage is not None:
+                    tiles.unpack(message, buffer)
+                    if left[key]:
+                        held[key] = stage
+                    else:
+                        self._pool.append(stage)
+            else:
+                work, _, stage = sending.pop(number)
+                self.device.settle(work)
+                left[key] -= 1
+                if stage is not None and not (
+                    key in held and left[key] > 0
+                ):  # else another rank is to get it from there
+                    held.pop(key, None)
+                    self._pool.append(stage)
+
+    def _begin(self, message: Message, buffer: Tensor, stage: Tensor | None) -> _Posted:
+        return _Posted(self._post(message, buffer), buffer, stage)
+
+    def _buffer(self, tiles: _Tiles, message: Message, *, receiving: bool) -> tuple[Tensor, Tensor | None]:
+        """The bytes to send from or receive into, and the staging buffer that they lie in if they do not lie in the tile itself."""
+        direct = tiles.direct(message, receiving)
+        if direct is not None:
+            return direct, None
+        nbytes = (message.stop - message.start) * tiles.plan.itemsize
+        stage = self._stage(nbytes)
+        if not receiving:
+            tiles.pack(message, stage[:nbytes])
+        return stage[:nbytes], stage
+
+    def _stage(self, nbytes: int) -> Tensor:
+        while self._pool:
+            stage = self._pool.pop()
+            if stage.numel() >= nbytes:
+                return stage
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device.torch_device)
+
+    def _post(self, message: Message, buffer: Tensor) -> Any:
+        group = self._up if message.src < message.dst else self._down
+        if message.src == self.rank:
+            return dist.isend(buffer, message.dst, group=group, tag=message.step)
+        return dist.irecv(buffer, message.src, group=group, tag=message.step)
+
+
+class _Key(NamedTuple):
+    """A chunk."""
+
+    step: int
+    start: int
+    stop: int
+
+
+class _Posted(NamedTuple):
+    """A message under way; keeps its memory alive. stage: the staging buffer that ``buffer`` is a part of, if it is one."""
+
+    work: Any
+    buffer: Tensor
+    stage: Tensor | None
+
+
+class _Part(NamedTuple):
+    """What one rank does: its script, and how often it sends each chunk that it has received."""
+
+    listed: list[Message]
+    acts: list[Act]
+    forwards: dict[_Key, int]
+
+
+@lru_cache(maxsize=64)
+def _part(plan: ReshardPlan, rank: int) -> _Part:
+    listed = [message for message in messages(plan) if rank in message[:2]]
+    arriving = {_Key(*message[2:]) for message in listed if message.dst == rank}
+    forwards = Counter(key for message in listed if message.src == rank and (key := _Key(*message[2:])) in arriving)
+    return _Part(listed, script(listed, rank), forwards)
+
+
+def _check(plan: ReshardPlan, rank: int, tile: Tensor | None, side: str) -> None:
+    layout = plan.source if side == "source" else plan.destination
+    if (rank in layout.ranks) != (tile is not None):
+        has = "has one" if tile is not None else "has none"
+        raise ReshardError(
+            f"Rank {rank} {has}, but a {side} tile belongs to ranks {layout.ranks} of '{layout}'. Pass None on all others."
+        )
+    if tile is None:
+        return
+    wanted = layout.tile(rank, plan.shape).shape
+    if tuple(tile.shape) != wanted:
+        raise ReshardError(
+            f"The {side} tile of rank {rank} has shape {tuple(tile.shape)}, by the layout '{layout}' it must have {wanted}."
+        )
+    if tile.element_size() != plan.itemsize:
+        raise ReshardError(
+            f"The {side} tile of rank {rank} is {tile.dtype}, {tile.element_size()} bytes an element; the plan is for {plan.itemsize}."
+        )
+
+
+class _Tiles:
+    """The two tiles of a rank, and the boxes of tasks in them."""
+
+    def __init__(self, plan: ReshardPlan, rank: int, source: Tensor | None, destination: Tensor | None) -> None:
+        self.plan, self.rank = plan, rank
+        self._source = None if source is None else (source.detach(), plan.source.tile(rank, plan.shape))
+        self._destination = (
+            None if destination is None else (destination.detach(), plan.destination.tile(rank, plan.shape))
+        )
+        self._seen: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
+
+    def copy_local(self) -> None:
+        """What this rank needs and has."""
+        for box, rank in local_copies(self.plan.source, self.plan.destination, self.plan.shape):
+            if rank == self.rank:
+                _cut(self._destination, box).copy_(_cut(self._source, box))
+
+    def direct(self, message: Message, receiving: bool) -> Tensor | None:
+        """The message's bytes in the tile itself, if the box is contiguous there."""
+        flat = self._box(message, receiving)[1]
+        return None if flat is None else flat[message.start * self.plan.itemsize : message.stop * self.plan.itemsize]
+
+    def pack(self, message: Message, buffer: Tensor) -> None:
+        """Copy the message's elements from the tile."""
+        for part, view in self._parts(message, buffer, receiving=False):
+            part.copy_(view)
+
+    def unpack(self, message: Message, buffer: Tensor) -> None:
+        """Copy the message's elements into the tile."""
+        for part, view in self._parts(message, buffer, receiving=True):
+            view.copy_(part)
+
+    def _parts(self, message: Message, buffer: Tensor, *, receiving: bool) -> list[tuple[Tensor, Tensor]]:
+        view, _ = self._box(message, receiving)
+        packed, at, found = buffer.view(view.dtype), 0, list[tuple[Tensor, Tensor]]()
+        for box in boxes_of_range(tuple(view.shape), message.start, message.stop):
+            found.append((packed[at : at + box.elements].view(box.shape), view[box.slices]))
+            at += box.elements
+        return found
+
+    def _box(self, message: Message, receiving: bool) -> tuple[Tensor, Tensor | None]:
+        """The task's box in the tile that it comes from or goes to, and the bytes of it if they are contiguous."""
+        task = self.plan.steps[message.step].task
+        from_source = not receiving and self.rank in task.holders
+        key = (message.step, from_source)
+        if key not in self._seen:
+            view = _cut(self._source if from_source else self._destination, task.box)
+            self._seen[key] = (view, view.reshape(-1).view(torch.uint8) if view.is_contiguous() else None)
+        return self._seen[key]
+
+
+def _cut(tile: tuple[Tensor, Box] | None, box: Box) -> Tensor:
+    assert tile is not None, "the plan has this rank hold a tile, and start() checked that it does"
+    return tile[0][box.within(tile[1]).slices]

@@ -1,0 +1,185 @@
+"""Collectives of one group behind one small contract, so that they can be plugged, delayed, recorded or left out.
+
+A wire starts a collective and returns a handle; whoever needs the result waits on the handle. Between the two
+nobody may read, write or free the buffers. One total order per group on every rank (the segment list's): gloo gives
+wrong sums without a word, and NCCL hangs, when ranks disagree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.core.env import gloo_interface
+from plait.core.segments import Collective
+from plait.train.machine.threads import running, serve_first
+
+
+class Handle(Protocol):
+    """A collective in flight."""
+
+    def wait(self) -> object:
+        """Return when the result may be used by work submitted from now on (the host itself may run ahead on a GPU)."""
+        ...
+
+
+class Wire(Protocol):
+    """What the executor needs of a group of ranks. ``source`` and ``result`` are one buffer for an all-reduce."""
+
+    size: int
+    rank: int
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+        """Start a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter or an all-to-all along dim 0; a rotation, by which
+        every rank gets the ``source`` of the one before it."""
+        ...
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing is in flight."""
+
+
+class NullWire:
+    """No network at all: the shapes of the collectives without their values. Speed of light for measurements, and tp = 1."""
+
+    def __init__(self, size: int = 1, rank: int = 0) -> None:
+        self.size, self.rank = size, rank
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> _Done:
+        """Fill ``result`` from this rank's own data."""
+        if kind == "all_gather":
+            result.view(self.size, *source.shape).copy_(source.expand(self.size, *source.shape))
+        elif kind == "reduce_scatter":
+            result.copy_(source.view(self.size, *result.shape)[self.rank])
+        elif kind in ("all_to_all", "rotate"):
+            result.copy_(source)
+        return _Done()
+
+
+class GroupWire:
+    """A torch.distributed process group: NCCL, RCCL, or any other backend."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+        """Start the collective asynchronously."""
+        if kind == "all_reduce":
+            return dist.all_reduce(result, group=self.group, async_op=True)
+        if kind in ("all_to_all", "rotate"):
+            out, into = _splits(kind, source, self.rank, self.size)
+            return dist.all_to_all_single(result.view(-1), source.view(-1), into, out, group=self.group, async_op=True)
+        call = dist.all_gather_single if kind == "all_gather" else dist.reduce_scatter_single
+        return call(result, source, group=self.group, async_op=True)
+
+
+class GlooWire:
+    """gloo over some or all ranks, with what its torch.distributed wrapper does not offer.
+
+    One worker thread: collectives use the link one after the other in the order in which they start, so that the first is there as early
+    as can be; the wrapper's two would halve each other's bandwidth. A reduce-scatter that sends each rank its share only: gloo's own is an
+    all-reduce that throws most of its result away.
+    """
+
+    _opened: ClassVar[Counter[tuple[int, ...]]] = (
+        Counter()
+    )  # every wire has its own keys in the store; its ranks open them in one order
+
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        ranks = tuple(ranks or range(dist.get_world_size()))
+        self.size, self.rank = len(ranks), ranks.index(dist.get_rank())
+        self._opened[ranks] += 1
+        before = running()
+        gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
+        interface = gloo_interface()
+        options = gloo._Options()
+        options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+        options._threads = 1
+        name = f"plait/wire/{'-'.join(map(str, ranks))}/{self._opened[ranks]}/"
+        store = c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        self._gloo = gloo(store, self.rank, self.size, options)
+        self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
+        serve_first(running() - before)
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+        """Start the collective asynchronously."""
+        if kind == "all_reduce":
+            return self._gloo.allreduce([result], c10d.AllreduceOptions())  # a sum
+        if kind == "all_gather":
+            return self._gloo._allgather_base(result, source, c10d.AllgatherOptions())
+        if kind in ("all_to_all", "rotate"):
+            out, into = _splits(kind, source, self.rank, self.size)
+            return self._gloo.alltoall_base(result.view(-1), source.view(-1), into, out, c10d.AllToAllOptions())
+        spare = self._spare[source.numel(), source.dtype]
+        received = spare.pop() if spare else torch.empty(source.numel(), dtype=source.dtype, device=source.device)
+        parts = received.view(self.size, *result.shape)
+        return _ScatteredSum(
+            self._gloo.alltoall_base(parts, source, [], [], c10d.AllToAllOptions()), parts, result, spare
+        )
+
+
+def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
+    """How many numbers go to every rank, and how many come."""
+    if kind == "all_to_all":
+        return [source.numel() // size] * size, [source.numel() // size] * size
+    to, of = (rank + 1) % size, (rank - 1) % size
+    return [source.numel() * (at == to) for at in range(size)], [source.numel() * (at == of) for at in range(size)]
+
+
+class _ScatteredSum:
+    """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits; its memory is used again."""
+
+    def __init__(self, work: Any, received: Tensor, result: Tensor, spare: list[Tensor]) -> None:
+        self.work, self.received, self.result, self.spare = work, received, result, spare
+
+    def wait(self) -> None:
+        self.work.wait()
+        torch.sum(self.received, dim=0, out=self.result)
+        self.spare.append(self.received.view(-1))
+
+    def get_future(self) -> Any:
+        """Of the transfer, for the recorder."""
+        return self.work.get_future()
+
+
+def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
+    """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``).
+
+    Every rank of the job calls this with the same ranks at the same point: torch makes groups like that. Who is not among them gets
+    a wire of its own that goes nowhere.
+    """
+    if ranks is not None and len(ranks) == 1:
+        return NullWire()
+    member = ranks is None or dist.get_rank() in ranks
+    if backend == "gloo":
+        return GlooWire(ranks) if member else NullWire()
+    group = dist.new_group(None if ranks is None else list(ranks), backend=backend)
+    return GroupWire(group) if isinstance(group, dist.ProcessGroup) else NullWire()
+
+
+def wire_bytes(kind: Collective, result: Tensor, source: Tensor, size: int) -> int:
+    """Bytes each rank sends for a bandwidth-optimal (ring) collective over ``size`` ranks."""
+    whole = max(result.numel(), source.numel()) * source.element_size()
+    if kind == "rotate":
+        return whole
+    return whole * (size - 1) // size * (2 if kind == "all_reduce" else 1)
+
+
+def sum_over(wire: Wire, value: Tensor) -> Tensor:
+    """``value`` summed over the group, blocking; for the few small reductions outside the segment list."""
+    if wire.size > 1 and not isinstance(wire, NullWire):
+        wire.start("all_reduce", value, value).wait()
+    return value
+
+
+def empty_like_gathered(source: Tensor, size: int) -> Tensor:
+    """An uninitialised buffer for the all-gather of ``source`` along dim 0."""
+    return source.new_empty((source.shape[0] * size, *source.shape[1:]))

@@ -1,0 +1,98 @@
+"""The source files of a corpus: which files a user's files, folders and ``python-stdlib`` mean."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from plait.core.errors import DataError
+
+STDLIB = "python-stdlib"
+STDLIB_BYTES = (
+    20 << 20
+)  # the library is 14 MB without its tests (3.11); the cap keeps preparation to seconds if it grows
+STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A file to prepare; ``name`` is its path below its source, so that moving a data folder changes nothing."""
+
+    path: Path
+    name: str
+    bytes: int
+    mtime_ns: int
+
+
+def find_files(sources: Sequence[str | Path], pattern: str, *, leave_out: Path | None = None) -> list[SourceFile]:
+    """The files of all sources, source by source, each source sorted by path; a file met twice counts once."""
+    listed = [sources] if isinstance(sources, str | Path) else list(sources)
+    seen: set[tuple[int, int]] = set()
+    found: list[SourceFile] = []
+    for source in listed:
+        budget = STDLIB_BYTES if source == STDLIB else None
+        for path, name in _matches(source, pattern, leave_out):
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise DataError(
+                    f"{path}: cannot read this source file: {error.strerror}; repair or remove it"
+                ) from error
+            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
+                continue
+            if budget is not None and (budget := budget - status.st_size) < 0:
+                break
+            seen.add((status.st_dev, status.st_ino))
+            found.append(SourceFile(path=path, name=name, bytes=status.st_size, mtime_ns=status.st_mtime_ns))
+    if not any(file.bytes for file in found):
+        raise DataError(
+            f"{', '.join(map(str, listed)) or 'no source'}: the corpus is empty; name a file or folder that has text"
+        )
+    return found
+
+
+def _matches(source: str | Path, pattern: str, leave_out: Path | None) -> list[tuple[Path, str]]:
+    """The files of one source that match, each with its path below the source, sorted by that path."""
+    if source == STDLIB:
+        root, pattern = Path(sysconfig.get_path("stdlib")), "*.py"
+    else:
+        root = Path(source).expanduser()
+    if root.is_file():
+        return [(root, root.name)]
+    if not root.is_dir():
+        raise DataError(
+            f"{source}: no such file or folder; correct the path, or use {STDLIB!r} for text that is always there"
+        )
+    skipped = STDLIB_SKIPPED if source == STDLIB else set[str]()
+    files = [(path, path.relative_to(root).as_posix()) for path in _walk(root, skipped, leave_out)]
+    matching = sorted(((path, name) for path, name in files if fnmatchcase(name, pattern)), key=lambda item: item[1])
+    if not matching:
+        endings = ", ".join(sorted({path.suffix or path.name for path, _ in files})[:8]) or "none"
+        raise DataError(
+            f"{source}: no file in it matches the pattern {pattern!r}, its files end in {endings}; change the pattern"
+        )
+    return matching
+
+
+def _walk(root: Path, skipped: set[str], leave_out: Path | None) -> Iterator[Path]:
+    """Files below ``root``, without hidden ones; links to folders are followed, each folder once."""
+
+    def fail(error: OSError) -> None:
+        raise DataError(
+            f"{error.filename}: cannot list this source folder: {error.strerror}; check its permissions"
+        ) from error
+
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen or (folder != str(root) and real == str(leave_out)):
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in skipped)
+        yield from (Path(folder, name) for name in names if not name.startswith("."))

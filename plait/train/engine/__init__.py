@@ -1,0 +1,1 @@
+"""One rank of a step: models, segment lists, pipelines, sharding, the optimizer."""

@@ -1,0 +1,104 @@
+"""Gradient accumulators: flat, allocated once, in fp32 or better; weight gradients are added in place, slice after slice.
+
+A unit whose gradient is cut over ranks has no accumulator for the whole of it: it is *opened* on a buffer before the first op that
+adds, and what it has become is reduced and added to this rank's shard (``plait.train.engine.shards``).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from plait.train.comm.wire import Wire, sum_over
+from plait.train.model.transformer import Share
+from plait.train.model.units import Held, UnitStore
+
+
+class Gradients:
+    """fp32 (fp64 for fp64 models) accumulators of this rank's shards, and views for the parameters that can be added to.
+
+    shards: by unit, what is accumulated; final: by unit, the part of it that this rank's optimizer uses. named: views for the
+    parameters of units that are whole here.
+    """
+
+    def __init__(self, model: Share) -> None:
+        first = next(iter(model.units.values())).kept
+        self.dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+        self.model = model
+        sizes = [store.numel // store.grads for store in model.units.values()]
+        self.flat = torch.zeros(sum(sizes), dtype=self.dtype, device=first.device)
+        self.shards = dict(zip(model.units, self.flat.split(sizes), strict=True))
+        self.final = {unit: self.shards[unit][store.part("optim", "grads")] for unit, store in model.units.items()}
+        self.named: dict[str, Tensor] = {}
+        self._of: dict[nn.Parameter, Tensor] = {}
+        for unit, store in model.units.items():
+            if store.grads == 1:
+                self.open(store, self.shards[unit])
+
+    def open(self, store: UnitStore, whole: Tensor) -> None:
+        """From now on additions to a unit's parameters go to ``whole``."""
+        for name, parameter in store.parameters.items():
+            self.named[name] = self._of[parameter] = store.view(name, whole)
+
+    def zero(self) -> None:
+        """Forget everything, before the first micro-batch of a step."""
+        self.flat.zero_()
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Add a gradient of the parameter's own shape."""
+        self._of[parameter].add_(gradient)
+
+    def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
+        """Add ``gradient`` [M, H] into rows [M] of the parameter (an embedding's gradient)."""
+        self._of[parameter].index_add_(0, rows, gradient.to(self.dtype))
+
+    def add_product(self, parameter: nn.Parameter, output_gradient: Tensor, inputs: Tensor) -> None:
+        """Add output_gradient^T @ inputs, [M, out] and [M, in], in one pass over the accumulator where the dtype allows."""
+        accumulator = self._of[parameter]
+        if inputs.dtype == self.dtype:
+            accumulator.addmm_(output_gradient.t(), inputs)
+        else:
+            accumulator.add_(output_gradient.t() @ inputs)
+
+    def finish(self, wire: Wire, *, sequence_parallel: bool) -> None:
+        """Complete what several tensor-parallel ranks hold: sum over the group what each rank has seen only a part of.
+
+        Key/value heads held by several ranks: each copy has seen its own rank's query heads only. Sequence-parallel: replicated parameters
+        have seen their own shard of the sequence only. All ranks of the group have the same shards, so one all-reduce serves all,
+        in which every set of replicas has a row of its own; none if nothing is partial.
+        """
+        shared = [(held.piece, view) for held, view in self.held if held.piece.replicas > 1]
+        partial = [(piece, view) for piece, view in shared if sequence_parallel or piece.dim is not None]
+        if not partial or wire.size == 1:
+            return
+        rows = [view.new_zeros((wire.size // piece.replicas, view.numel())) for piece, view in partial]
+        for row, (piece, view) in zip(rows, partial, strict=True):
+            row[wire.rank // piece.replicas] = view.reshape(-1)
+        packed = sum_over(wire, torch.cat([row.view(-1) for row in rows]))
+        for row, found, (piece, view) in zip(rows, packed.split([row.numel() for row in rows]), partial, strict=True):
+            view.copy_(found.view(row.shape)[wire.rank // piece.replicas].view(view.shape))
+
+    @cached_property
+    def held(self) -> list[tuple[Held, Tensor]]:
+        """What this rank's optimizer uses: ranges of logical tensors, and their gradients."""
+        return [
+            (held, held.of(self.final[unit]))
+            for unit, store in self.model.units.items()
+            for held in store.held("optim")
+        ]
+
+    def norm_square(self) -> Tensor:
+        """This rank's share of the squared Euclidean norm, every logical number counted once over the tensor-parallel groups of all stages
+        and the shards of their optimizers; fp64, 0-d."""
+        square = torch.zeros((), dtype=torch.float64, device=self.flat.device)
+        for held, view in self.held:
+            if not held.piece.copy:
+                # A blocked sum is exact enough for clipping in fp32, and does not copy the gradients to fp64.
+                square += torch.linalg.vector_norm(view, dtype=view.dtype).double().square() / held.piece.replicas
+        return square
+
+    def norm(self, wire: Wire) -> Tensor:
+        """Euclidean norm over the whole model; equal on all ranks."""
+        return sum_over(wire, self.norm_square()).sqrt()

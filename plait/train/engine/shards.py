@@ -1,0 +1,237 @@
+"""The engine of sharded data parallelism: gathers units before they are read, reduces their gradients, publishes what optimizers changed.
+
+What happens when stands in the segment lists (``plait.core.sharding.with_units``), so it is the same on every rank by construction. All
+communication is jobs of one background thread, in the order of those lists. Gathered units and open gradients live in buffers that are
+allocated once, before any activation: two of a size, where one is filled while the other is used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from plait.core.segments import Collective
+from plait.core.sharding import Level, Unit, UnitOp
+from plait.train.comm.background import Background, Handle
+from plait.train.comm.wire import Wire, wire_bytes
+from plait.train.engine.gradients import Gradients
+from plait.train.machine.device import Device
+from plait.train.model.transformer import Share
+from plait.train.model.units import UnitStore
+from plait.train.record.recorder import Recorder
+
+Axis = Level | Literal["secondary"]
+
+
+class Shards:
+    """One rank's part. wires: of every level's group.
+
+    sent: bytes that this rank has sent so far, by axis, as a ring would.
+    """
+
+    def __init__(
+        self, model: Share, gradients: Gradients, wires: Mapping[Axis, Wire], device: Device, recorder: Recorder | None
+    ) -> None:  # fmt: skip
+        self.units, self.gradients, self.recorder = model.units, gradients, recorder
+        self.device = device
+        self.wires: dict[Axis, Wire] = dict(wires)
+        self.sent: Counter[str] = Counter()
+        self.last = False
+        """Whether gradients closed from now on are complete: the step's last micro-batch."""
+        self.then: Callable[[], None] | None = None
+        """Gathers what the next list reads first."""
+        self.pool = 0
+        """Bytes of buffers, all of them allocated in the first step at the latest."""
+        self._background = Background(device, "shards")
+        self._gathered: dict[Unit, tuple[Tensor, Handle]] = {}
+        self._published: dict[Unit, Handle] = {}
+        self._open: dict[Unit, Tensor] = {}
+        self._reducing: deque[tuple[Handle, Tensor | None]] = deque()
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
+        self._reserve()
+        self.act: dict[str, Callable[[UnitOp], None]] = {
+            "gather": self.gather, "need": self.need, "drop": self.drop, "open": self.open, "close": self.close, "settle": self._settle,
+            "next": self._next,
+        }  # fmt: skip
+
+    def _reserve(self) -> None:
+        """Two buffers for every size of unit, one where there is one such unit only."""
+        sizes = Counter(store.numel for store in self.units.values() if store.params > 1)
+        whole = Counter(store.numel for store in self.units.values() if store.grads > 1)
+        model = next(iter(self.units.values())).kept.dtype
+        for found, dtype in ((sizes, model), (whole, self.gradients.dtype)):
+            for numel, count in found.items():
+                self._free[numel, dtype] += [self._new(numel, dtype) for _ in range(min(2, count))]
+
+    # ---- parameters ----
+
+    def gather(self, op: UnitOp) -> None:
+        """Start to gather a unit, unless it is here or on its way."""
+        store = self.units[op.unit]
+        if store.params == 1 or op.unit in self._gathered:
+            return
+        slot = self._take(store.numel, store.kept.dtype)
+        self._gathered[op.unit] = (
+            slot,
+            self._start(UnitOp("gather", op.unit, op.forward), lambda: self._gather(store, slot, op.forward)),
+        )
+
+    def need(self, op: UnitOp) -> None:
+        """Wait until a unit can be read."""
+        store = self.units[op.unit]
+        if op.unit in self._published:
+            self._wait(op, self._published.pop(op.unit))
+        if store.params > 1:
+            self.gather(op)
+            slot, handle = self._gathered[op.unit]
+            self._wait(op, handle)
+            store.point(slot)
+
+    def drop(self, op: UnitOp) -> None:
+        """Nobody reads the unit any more."""
+        if op.unit in self._gathered:
+            slot, _ = self._gathered.pop(op.unit)
+            self.units[op.unit].point(None)
+            self._give(slot)
+
+    def _next(self, _op: UnitOp) -> None:
+        if self.then:
+            self.then()
+
+    def _gather(self, store: UnitStore, slot: Tensor, forward: bool) -> None:
+        if store.second is None:
+            self._run("params", "all_gather", slot, store.kept)
+        elif forward:
+            self._run("params", "all_gather", slot, store.kept)
+            k = store.sharding.secondary
+            store.second.copy_(slot.view(k, -1)[store.rank % k])
+        else:
+            self._run("secondary", "all_gather", slot, store.second)
+
+    # ---- gradients ----
+
+    def open(self, op: UnitOp) -> None:
+        """Make place for a unit's gradient, where this rank accumulates only a part of it."""
+        store = self.units[op.unit]
+        if store.grads > 1 and op.unit not in self._open:
+            whole = self._open[op.unit] = self._take(store.numel, self.gradients.dtype)
+            whole.zero_()
+            self.gradients.open(store, whole)
+
+    def close(self, op: UnitOp) -> None:
+        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and after the last micro-batch to the step's."""
+        whole = self._open.pop(op.unit, None)
+        if whole is not None or self.last:
+            self._begin_reduce(self.units[op.unit], whole, last=self.last)
+
+    def complete(self) -> None:
+        """Reduce the gradients of vectors and the like, and wait until every gradient is this rank's optimizer's."""
+        for store in self.units.values():
+            if store.whole:
+                self._begin_reduce(store, None, last=True)
+        self._settle()
+
+    def _settle(self, _op: UnitOp | None = None) -> None:
+        """Wait for every reduction."""
+        while self._reducing:
+            self._retire()
+
+    def _begin_reduce(self, store: UnitStore, whole: Tensor | None, *, last: bool) -> None:
+        handle = self._start(UnitOp("reduce", store.unit, False), lambda: self._reduce(store, whole, last))
+        self._reducing.append((handle, whole))
+
+    def _retire(self) -> None:
+        """Wait for the oldest reduction."""
+        handle, whole = self._reducing.popleft()
+        handle.wait()
+        if whole is not None:
+            self._give(whole)
+
+    def _reduce(self, store: UnitStore, whole: Tensor | None, last: bool) -> None:
+        shard = self.gradients.shards[store.unit]
+        full = shard if store.whole else whole
+        if full is not None:
+            own, mine = full[store.part("params")], full[store.part("grads")]
+            self._run("params", "reduce_scatter", own, full)
+            self._run("grads", "reduce_scatter", mine, own)
+            shard = mine if store.whole else shard.add_(mine)
+        if last:
+            final = self.gradients.final[store.unit]
+            self._run("optim", "reduce_scatter", final, shard)
+            self._run("replicas", "all_reduce", final, final)
+
+    # ---- after the optimizer ----
+
+    def publish(self) -> None:
+        """Start to give everybody what this rank's optimizer has made of its part, in the order in which units will be read."""
+        for unit, store in self.units.items():
+            if store.sharding.optim > store.params:
+                self._published[unit] = self._start(
+                    UnitOp("publish", unit, True), lambda store=store: self._publish(store)
+                )
+
+    def begin(self) -> None:
+        """Before a step's or an evaluation's first list: what every list reads must be there."""
+        for unit in [unit for unit in self._published if self.units[unit].whole]:
+            self._wait(UnitOp("need", unit, True), self._published.pop(unit))
+
+    def settle(self) -> None:
+        """Wait for everything that was published."""
+        while self._published:
+            self._published.popitem()[1].wait()
+
+    def _publish(self, store: UnitStore) -> None:
+        kept = store.kept
+        own, held = kept[store.part("params", "params")], kept[store.part("grads", "params")]
+        self._run("optim", "all_gather", held, kept[store.part("optim", "params")])
+        self._run("grads", "all_gather", own, held)
+        if store.whole:
+            self._run("params", "all_gather", kept, own)
+
+    # ---- the background ----
+
+    def _start(self, op: UnitOp, job: Callable[[], object]) -> Handle:
+        def recorded() -> None:
+            before, start = sum(self.sent.values()), self.device.mark()
+            job()
+            if self.recorder:
+                self.recorder.spent(op, "comm", start, self.device.mark(), sum(self.sent.values()) - before)
+
+        return self._background.start(recorded)
+
+    def _wait(self, op: UnitOp, handle: Handle) -> None:
+        start = self.device.mark()
+        handle.wait()
+        if self.recorder:
+            self.recorder.spent(op, "wait", start, self.device.mark())
+
+    def _run(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
+        """One collective, in the background thread; where the group is one rank, result and source are the same memory."""
+        wire = self.wires[axis]
+        if wire.size > 1:
+            self.sent[axis] += wire_bytes(kind, result, source, wire.size)
+            wire.start(kind, result, source).wait()
+
+    def _take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A free buffer; if there is none, the oldest reduction's, or a new one."""
+        free = self._free[numel, dtype]
+        while not free and any(
+            whole is not None and (whole.numel(), whole.dtype) == (numel, dtype) for _, whole in self._reducing
+        ):
+            self._retire()
+        return free.pop() if free else self._new(numel, dtype)
+
+    def _new(self, numel: int, dtype: torch.dtype) -> Tensor:
+        self.pool += numel * dtype.itemsize
+        return torch.empty(numel, dtype=dtype, device=self.device.torch_device)
+
+    def _give(self, buffer: Tensor) -> None:
+        self._free[buffer.numel(), buffer.dtype].append(buffer)
+
+    def stop(self) -> None:
+        """End the thread, when what was started is done."""
+        self._background.close()

@@ -1,0 +1,1 @@
+"""The device, the cores and the process of one rank."""

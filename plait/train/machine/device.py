@@ -1,0 +1,160 @@
+"""One small interface to the accelerator: CPU, CUDA and ROCm behind the same few calls.
+
+Nothing outside this file names ``torch.cuda``. The CPU form is trivial: a mark is a clock reading. On a GPU a mark is
+an event on the current stream, read only after the step, so that recording never makes the host wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from plait.core.env import expand_segments
+from plait.core.errors import JobError
+
+
+class Allocated(NamedTuple):
+    """Bytes of tensors beyond those that were there before: afterwards, and at most."""
+
+    left: int
+    peak: int
+
+
+class Device:
+    """Where tensors live, which collective backend serves them, and how moments on it are marked."""
+
+    backend = "gloo"
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+
+    @property
+    def description(self) -> str:
+        """What a report should call the device."""
+        return "cpu"
+
+    def mark(self) -> Any:
+        """A moment in the device's order of work; ``seconds`` reads it later."""
+        return time.perf_counter()
+
+    def seconds(self, mark: Any) -> float:
+        """Seconds of a mark on this process's clock; on a GPU only after ``synchronize``."""
+        return mark
+
+    def mark_when_done(self, work: Any, callback: Any) -> None:
+        """Call ``callback(mark)`` with the moment at which an asynchronous collective ended."""
+        work.get_future().then(lambda _: callback(time.perf_counter()))
+
+    def fork(self) -> Any:
+        """The current end of the calling thread's work, for ``aside`` and ``join``."""
+
+    def aside(self, after: Any) -> AbstractContextManager[object]:
+        """What a background thread submits in here runs beside other work, after the work that ``fork`` marked."""
+        return nullcontext()
+
+    def join(self, after: Any) -> None:
+        """What the calling thread submits from now on runs after the work that ``fork`` marked."""
+
+    def settle(self, work: Any) -> None:
+        """Wait, with the host, for a message."""
+        work.wait()
+
+    def synchronize(self) -> None:
+        """Wait until everything submitted has finished."""
+
+    def allocated(self, call: Callable[[], object]) -> Allocated:
+        """What torch's allocator gave out while ``call`` ran; on a CPU by the calling thread, and at the price of a profile."""
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            call()
+        events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+        live = peak = 0
+        for event in sorted(events, key=lambda each: each.start_ns()):
+            live += event.nbytes()  # type: ignore[attr-defined]
+            peak = max(peak, live)
+        return Allocated(live, peak)
+
+
+class CudaDevice(Device):
+    """NVIDIA through NCCL, AMD through RCCL (PyTorch's ROCm build answers to the same names)."""
+
+    backend = "nccl"
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        torch.cuda.set_device(torch_device)
+        self._side = torch.cuda.Stream(torch_device)
+        self._background = threading.local()
+        self._base = torch.cuda.Event(enable_timing=True)
+        self._base.record()
+        self._base.synchronize()
+        self._base_seconds = time.perf_counter()
+
+    @property
+    def description(self) -> str:
+        return torch.cuda.get_device_name(self.torch_device)
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, mark: Any) -> float:
+        return self._base_seconds + self._base.elapsed_time(mark) / 1e3
+
+    def mark_when_done(self, work: Any, callback: Any) -> None:
+        with torch.cuda.stream(self._side):
+            work.wait()  # makes the side stream wait, not the host
+            callback(self.mark())
+
+    def fork(self) -> Any:
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    @contextmanager
+    def aside(self, after: Any) -> Iterator[None]:
+        if not hasattr(
+            self._background, "stream"
+        ):  # one for each thread: a thread waiting for its own must not wait for another's
+            self._background.stream = torch.cuda.Stream(self.torch_device)
+        stream: torch.cuda.Stream = self._background.stream
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            yield
+
+    def join(self, after: Any) -> None:
+        torch.cuda.current_stream(self.torch_device).wait_event(after)
+
+    def settle(self, work: Any) -> None:
+        work.wait()  # makes the stream wait, not the host
+        torch.cuda.current_stream(self.torch_device).synchronize()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def allocated(self, call: Callable[[], object]) -> Allocated:
+        before = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        call()
+        self.synchronize()
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        return Allocated(torch.cuda.memory_allocated(self.torch_device) - before, peak - before)
+
+
+def open_device(kind: str, local_rank: int) -> Device:
+    """The device of one rank: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one for every local rank."""
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and local_rank >= available:
+        raise JobError(f"local rank {local_rank} has no GPU of its own ({available} found)", key="run.device",
+                       fix="Start fewer ranks on this node, or use device = \"cpu\"")  # fmt: skip
+    if kind == "cuda" or (kind == "auto" and local_rank < available):
+        if torch.version.hip is None:  # ROCm builds do not have it
+            expand_segments()
+        return CudaDevice(torch.device("cuda", local_rank))
+    return Device(torch.device("cpu"))

@@ -1,0 +1,1 @@
+"""The mathematics between collectives, and where its parameters live."""

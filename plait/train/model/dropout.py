@@ -1,0 +1,68 @@
+"""Dropout by counter: a mask element depends on what it masks, never on when or where it is drawn.
+
+The key is (seed, step, layer, site, sample, position[, head]) and the element's index; so the mask is the same whatever
+the tensor-parallel degree, slicing, order, sequence sharding or recomputation. Elements are hashed with 32-bit
+integer mixing (the ``lowbias32`` finaliser of C. Wellons, public domain) in int64 arithmetic, on any device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+DropoutSite = Literal["embed", "attn", "mlp", "core"]
+_SITES: dict[str, int] = {"embed": 1, "attn": 2, "mlp": 3, "core": 4}
+_MASK = 0xFFFFFFFF
+
+
+def _mix(x: Tensor | int) -> Tensor | int:
+    """A bijection of 32-bit integers whose output bits each depend on all input bits."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+def _fold(key: Tensor | int, value: Tensor | int) -> Tensor | int:
+    """``key`` with one more component; works elementwise and on plain numbers alike."""
+    return _mix((key ^ ((value * 0x9E3779B1) & _MASK)) & _MASK)
+
+
+@dataclass(frozen=True)
+class DropoutKey:
+    """What all masks of one step of one run share."""
+
+    seed: int
+    step: int
+
+    def _site(self, layer: int, site: DropoutSite) -> int:
+        key: Tensor | int = _mix(self.seed & _MASK)
+        for part in (self.seed >> 32, self.step, layer, _SITES[site]):
+            key = _fold(key, part & _MASK)
+        assert isinstance(key, int)
+        return key
+
+    def hidden(
+        self, probability: float, layer: int, site: DropoutSite, samples: Tensor, positions: Tensor, like: Tensor
+    ) -> Tensor:
+        """Multiplier [S, B, H] for hidden states shaped so; samples [B] and positions [S] are global indices (int64)."""
+        rows = _fold(_fold(self._site(layer, site), samples[None, :]), positions[:, None])
+        assert isinstance(rows, Tensor)
+        return _keep(probability, _fold(rows[:, :, None], torch.arange(like.shape[-1], device=samples.device)), like)
+
+    def attention(self, probability: float, layer: int, samples: Tensor, heads: Tensor, like: Tensor) -> Tensor:
+        """Multiplier [B, N, S, S] for attention weights shaped so; heads [N] are global head indices."""
+        positions = torch.arange(like.shape[-1], device=samples.device)
+        rows = _fold(_fold(self._site(layer, "core"), samples[:, None]), heads[None, :])
+        assert isinstance(rows, Tensor)
+        rows = _fold(rows[:, :, None], positions)
+        assert isinstance(rows, Tensor)
+        return _keep(probability, _fold(rows[:, :, :, None], positions), like)
+
+
+def _keep(probability: float, bits: Tensor | int, like: Tensor) -> Tensor:
+    """1 / (1 - probability) where the hashed bits keep the element, else 0."""
+    assert isinstance(bits, Tensor)
+    return (bits >= int(probability * 2**32)).to(like.dtype) * (1.0 / (1.0 - probability))

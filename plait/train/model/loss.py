@@ -1,0 +1,50 @@
+"""Vocabulary-parallel cross-entropy with one small collective.
+
+Each rank reduces its share of the logits to three numbers a token: their maximum, the sum of exponentials against it, and the
+target's logit if it lies in the share. One all-gather of these replaces the two or three reductions that are usual
+(maximum, target, sum), and the exponentials are computed once and become the gradient in place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plait.train.model.transformer import Embedding
+
+IGNORED = -100
+
+
+class VocabularyLoss:
+    """Cross-entropy of one slice. logits: [M, V / tp], consumed. targets: [M] int64, ``IGNORED`` counts nothing."""
+
+    def __init__(self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int) -> None:
+        self._dtype = logits.dtype
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        beyond = min(max(vocab - embedding.first, 0), embedding.rows)
+        logits[:, beyond:] = float("-inf")  # padding of the vocabulary
+        self._valid = targets != IGNORED
+        rows, here = embedding.local(targets)
+        self._rows, self._here = rows, here & self._valid
+        maximum = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)  # a share may be all padding
+        target = logits.gather(1, rows[:, None])[:, 0].where(self._here, logits.new_zeros(()))
+        self._exponentials: Tensor | None = logits.sub_(maximum[:, None]).exp_()
+        self.statistics = torch.stack((maximum, logits.sum(dim=1), target))[None]  # [1, 3, M]
+        self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
+        self.total: Tensor
+
+    def finish(self, scale: float, *, gradient: bool) -> Tensor | None:
+        """Combine the gathered statistics: set ``total`` to scale * sum of token losses; return the logits' gradient, [M, V / tp]."""
+        maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
+        maximum = maxima.amax(dim=0)
+        normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
+        losses = (normaliser.log() + maximum - targets.sum(dim=0)) * self._valid
+        self.total = losses.double().sum() * scale
+        exponentials, self._exponentials = self._exponentials, None
+        if not gradient:
+            return None
+        assert exponentials is not None
+        weight = self._valid.to(exponentials.dtype) * scale
+        exponentials *= ((self.statistics[0, 0] - maximum).exp() / normaliser * weight)[:, None]
+        exponentials.scatter_add_(1, self._rows[:, None], -(self._here * weight)[:, None])
+        return exponentials.to(self._dtype)

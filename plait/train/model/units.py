@@ -1,0 +1,162 @@
+"""Where a rank's parameters live: one flat tensor for each unit, cut over the ranks that hold the same share of the model.
+
+A unit (``plait.core.sharding``) is the matrices of one segment. What a rank keeps of it, its shard, is allocated once; the parameters
+that the model computes with are views: of the shard where it is the whole unit, else of a buffer into which the unit is gathered.
+Everything that looks at numbers from outside (initial values, imports, checkpoints) sees ranges of logical tensors, ``Held``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from plait.core.reshard import Box, boxes_of_range
+from plait.core.sharding import WHOLE, Level, Sharding, Unit, unit_of
+from plait.train.model.pieces import Piece
+
+
+class Held(NamedTuple):
+    """``box`` of the whole tensor that ``piece`` is a range of, contiguous from element ``start`` of some local tensor."""
+
+    piece: Piece
+    box: Box
+    start: int
+
+    def of(self, local: Tensor) -> Tensor:
+        """Its view of the local tensor."""
+        return local.view(-1)[self.start : self.start + self.box.elements].view(self.box.shape)
+
+
+def held_of(pieces: Sequence[Piece]) -> dict[str, list[Held]]:
+    """What parameters hold, by parameter name: pieces one after the other along dim 0."""
+    found: dict[str, list[Held]] = {}
+    for piece in pieces:
+        found.setdefault(piece.parameter, []).append(_held(piece, 0, math.prod(piece.local_shape), _first(piece))[0])
+    return found
+
+
+def _first(piece: Piece) -> int:
+    """Where a piece begins in its parameter."""
+    return piece.offset * math.prod(piece.local_shape[1:])
+
+
+def _held(piece: Piece, first: int, last: int, start: int) -> list[Held]:
+    """Elements ``first`` to ``last`` of this rank's range of a piece, the first of which lies at ``start``."""
+    corner = [0] * len(piece.shape)
+    if piece.dim is not None:
+        corner[piece.dim] = piece.start
+    if first == 0 and last == math.prod(piece.local_shape):  # also a range that is empty
+        boxes = [Box(tuple(0 for _ in piece.shape), piece.local_shape)]
+    else:
+        boxes = list(boxes_of_range(piece.local_shape, first, last))
+    found: list[Held] = []
+    for box in boxes:
+        whole = Box(*(tuple(x + c for x, c in zip(side, corner, strict=True)) for side in box))
+        found.append(Held(piece, whole, start))
+        start += box.elements
+    return found
+
+
+class UnitStore:
+    """One unit on one rank. kept: this rank's shard of it. rank: among those that hold the same weights. whole: parameters
+    and gradients are so everywhere, and only the optimizer's part is cut."""
+
+    def __init__(
+        self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], sharding: Sharding, rank: int,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.unit, self.sharding, self.rank, self.pieces = unit, sharding, rank, list(pieces)
+        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        end = 0
+        for name, shape in shapes.items():
+            self.places[name] = end, shape
+            end += math.prod(shape)
+        self.numel = sharding.padded(end)
+        self.whole = unit[0] in WHOLE
+        self.params, self.grads = (1, 1) if self.whole else (sharding.params, sharding.grads)
+        self.kept = torch.zeros(self.numel // self.params, dtype=dtype, device=device)
+        self.second = (
+            self.kept.new_zeros(self.numel // sharding.secondary) if sharding.secondary and not self.whole else None
+        )
+        self.parameters = {name: nn.Parameter(self.kept.new_empty(0)) for name in shapes}
+        self.point(self.kept if self.params == 1 else None)
+
+    @property
+    def key(self) -> str:
+        """Its name in checkpoints' state and reports."""
+        return f"{self.unit[0]}.{self.unit[1]}"
+
+    def point(self, whole: Tensor | None) -> None:
+        """Make the parameters views of the unit gathered in ``whole``, or nothing at all."""
+        for name, parameter in self.parameters.items():
+            parameter.data = self.kept.new_empty(0) if whole is None else self.view(name, whole)
+
+    def view(self, name: str, whole: Tensor) -> Tensor:
+        """A parameter's place in a tensor that has the whole unit."""
+        start, shape = self.places[name]
+        return whole[start : start + math.prod(shape)].view(shape)
+
+    def part(self, level: Level, held: Level | None = None) -> slice:
+        """This rank's range at a level; of the whole unit, or of what it keeps at the wider level ``held``."""
+        start, stop = self.sharding.shard(self.rank, level, self.numel)
+        base = self._range(held)[0] if held else 0
+        return slice(start - base, stop - base)
+
+    def _range(self, level: Level) -> tuple[int, int]:
+        """What this rank keeps at a level."""
+        return (0, self.numel) if self.whole and level != "optim" else self.sharding.shard(self.rank, level, self.numel)
+
+    def held(self, level: Level) -> list[Held]:
+        """What this rank's shard at a level holds."""
+        start, stop = self._range(level)
+        found: list[Held] = []
+        for piece, first in self._pieces():
+            low, high = max(start, first), min(stop, first + math.prod(piece.local_shape))
+            if low < high:
+                found += _held(piece, low - first, high - first, low - start)
+        return found
+
+    def fill(self, value: Callable[[Piece], Tensor]) -> None:
+        """Set the numbers that this rank keeps; ``value`` gives this rank's range of a piece, in any dtype."""
+        start, stop = self._range("params")
+        for piece, first in self._pieces():
+            low, high = max(start, first), min(stop, first + math.prod(piece.local_shape))
+            if low < high:
+                self.kept[low - start : high - start].copy_(value(piece).reshape(-1)[low - first : high - first])
+
+    def _pieces(self) -> Iterator[tuple[Piece, int]]:
+        """Every piece, and where it begins in the unit."""
+        for piece in self.pieces:
+            yield piece, self.places[piece.parameter][0] + _first(piece)
+
+
+def make_units(
+    pieces: Sequence[Piece],
+    rows: int,
+    stage: int,
+    sharding: Sharding,
+    rank: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[Unit, UnitStore]:
+    """The units of a stage. rows: of vocabulary weights, which may have more than their pieces do (padding)."""
+    by_parameter: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_parameter.setdefault(piece.parameter, []).append(piece)
+    shapes: dict[Unit, dict[str, tuple[int, ...]]] = {}
+    for name, members in by_parameter.items():
+        last = members[-1]
+        count = rows if name in ("embedding.weight", "head.weight") else last.offset + last.local_shape[0]
+        shape = (count, *last.local_shape[1:])
+        kind, at = unit_of(name, len(shape))
+        shapes.setdefault((kind, stage) if kind == "vectors" else (kind, at), {})[name] = shape
+    return {
+        unit: UnitStore(
+            unit, named, [piece for name in named for piece in by_parameter[name]], sharding, rank, dtype, device
+        )
+        for unit, named in shapes.items()
+    }

@@ -1,0 +1,1 @@
+"""What happened when: spans of a step, and their files."""

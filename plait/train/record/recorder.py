@@ -1,0 +1,103 @@
+"""The always-on recorder: spans of every op, wait and collective of a step, bounded, read only after the step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from plait.core.schedule import Op
+from plait.core.segments import Action, Collective, SegmentOp
+from plait.core.sharding import UnitOp
+from plait.train.comm.wire import wire_bytes
+from plait.train.machine.device import Device
+
+
+class _Flight:
+    """A collective under way; ``ended`` is set by the device when it is over."""
+
+    __slots__ = ("bytes", "ended", "op", "started")
+
+    def __init__(self, op: SegmentOp, started: Any, size: int) -> None:
+        self.op, self.started, self.bytes, self.ended = op, started, size, None
+
+    def end(self, mark: Any) -> None:
+        self.ended = mark
+
+
+class RecordedSpan(NamedTuple):
+    """One resolved span, seconds on this process's clock. kind: as of a ``Span``."""
+
+    op: SegmentOp | Op | UnitOp
+    kind: str
+    start: float
+    end: float
+    bytes: int
+
+
+class Recorder:
+    """Collects marks during a step and resolves them to spans afterwards; a full recorder drops the oldest, never blocks."""
+
+    def __init__(self, device: Device, capacity: int = 200_000) -> None:
+        self.device = device
+        self._marks: deque[tuple[Action, Any, Any]] = deque(maxlen=capacity)
+        self._flights: deque[_Flight] = deque(maxlen=capacity)
+        self._spent: deque[tuple[Op | UnitOp, str, Any, Any, int]] = deque(maxlen=capacity)
+        self._moves: deque[RecordedSpan] = deque(maxlen=capacity)
+
+    def add(self, action: Action, start: Any, end: Any) -> None:
+        """An op or a wait ran between two marks."""
+        self._marks.append((action, start, end))
+
+    def watch(
+        self, op: SegmentOp, kind: Collective, result: Tensor, source: Tensor, size: int, started: Any, work: Any
+    ) -> None:
+        """A collective was started; note when it ends."""
+        flight = _Flight(op, started, wire_bytes(kind, result, source, size))
+        self._flights.append(flight)
+        self.device.mark_when_done(work, flight.end)
+
+    def stood(self, op: Op, start: Any, end: Any) -> None:
+        """A pipeline stage waited for a transfer between two marks."""
+        self.spent(op, "idle", start, end)
+
+    def spent(self, op: Op | UnitOp, kind: str, start: Any, end: Any, size: int = 0) -> None:
+        """Something else took the time between two marks, and moved ``size`` bytes."""
+        self._spent.append((op, kind, start, end, size))
+
+    def moved(self, op: Op, start: float, end: float, size: int) -> None:
+        """A transfer was under way, by the host's clock."""
+        self._moves.append(RecordedSpan(op, "transfer", start, end, size))
+
+    def take(self) -> list[RecordedSpan]:
+        """All spans since the last call, in order of their start; collectives are cut where they overlap.
+
+        A group serves one collective at a time, so one that starts while another travels begins when that ends.
+        """
+        self.device.synchronize()
+        spans = [
+            RecordedSpan(a.op, "wait" if a.verb == "wait" else "compute", self._at(s), self._at(e), 0)
+            for a, s, e in self._marks
+        ]
+        spans += [
+            RecordedSpan(op, kind, self._at(start), self._at(end), size) for op, kind, start, end, size in self._spent
+        ]
+        spans += self._collectives()
+        spans += self._moves
+        for collected in (self._marks, self._flights, self._spent, self._moves):
+            collected.clear()
+        return sorted(spans, key=lambda span: span.start)
+
+    def _collectives(self) -> Iterator[RecordedSpan]:
+        free = 0.0
+        for flight in self._flights:
+            if flight.ended is None:
+                continue
+            end = self._at(flight.ended)
+            yield RecordedSpan(flight.op, "comm", min(max(self._at(flight.started), free), end), end, flight.bytes)
+            free = max(free, end)
+
+    def _at(self, mark: Any) -> float:
+        return self.device.seconds(mark)

@@ -1,0 +1,1 @@
+"""Measuring before training: slices, what of sharding is hidden, slack."""

@@ -1,0 +1,318 @@
+"""Hugging Face folders: transformers is the reference that is not ours, both ways."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from plait.core.errors import CheckpointError
+from plait.core.model import ModelSpec
+from plait.core.segments import SegmentGraph, SegmentOp, sync_order
+from plait.core.strategy import Strategy
+from plait.train.checkpoint import huggingface, safetensors_folder
+from plait.train.comm.wire import NullWire, Wire, open_wire
+from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.inflight import MicroBatch
+from plait.train.machine.device import Device
+from plait.train.model.transformer import Transformer
+from tests.ranks import Ranks
+
+GPT = {
+    "vocab_size": 53,
+    "n_positions": 16,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 4,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LLAMA = {"vocab_size": 53, "max_position_embeddings": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}  # fmt: skip
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt2", GPT),
+    "gpt untied": ("gpt2", {**GPT, "tie_word_embeddings": False, "n_inner": 40}),
+    "llama": ("llama", LLAMA),
+    "llama tied": (
+        "llama",
+        {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 6, "rms_norm_eps": 1e-5},
+    ),
+    "llama scaled": ("llama", {**LLAMA, "rope_parameters": LLAMA3, "num_key_value_heads": 4}),
+}
+TOKENS = torch.randint(0, 53, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model of transformers with no trivial weight, and the folder it was saved to."""
+    kind, config = CASES[request.param]
+    return make(kind, config, tmp_path_factory.mktemp("theirs"))
+
+
+def make(kind: str, config: dict[str, Any], folder: Path) -> tuple[Any, Path]:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+class Spy(SegmentExecutor):
+    """Keeps this rank's share of the logits, which the loss consumes."""
+
+    def _F(self, op: SegmentOp) -> None:  # noqa: N802
+        if op.site == "head":
+            full = self._at(op).full
+            assert full is not None
+            self.logits = (full @ self.model.head.weight.t()).transpose(0, 1)  # [B, S, V / tp]
+        super()._F(op)
+
+
+def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, Gradients]:
+    """This rank's logits, the mean next-token loss and the gradients."""
+    gradients = Gradients(model)
+    graph = SegmentGraph(num_layers=model.spec.num_layers, communicates=wire.size > 1)
+    executor = Spy(
+        model,
+        graph,
+        {"step": sync_order(graph)},
+        wire,
+        model.strategy,
+        gradients=gradients,
+        device=Device(torch.device("cpu")),
+    )
+    targets = torch.cat((tokens[:, 1:], torch.full((len(tokens), 1), -100)), dim=1)
+    model.eval()
+    scale = 1 / int((targets != -100).sum())
+    loss = executor.run(MicroBatch(tokens, targets, torch.arange(len(tokens)), scale, 0))
+    return executor.logits, loss.item(), gradients
+
+
+def load(folder: Path, tp: int = 1, rank: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
+    model = Transformer(ModelSpec.from_huggingface(folder), Strategy(tp=tp), tp_rank=rank, dtype=dtype, seed=9)
+    huggingface.load(model, folder)
+    return model
+
+
+def load_and_run(rank: int, folder: Path) -> tuple[Tensor, float]:
+    return run(load(folder, 2, rank), open_wire("gloo"), TOKENS)[:2]
+
+
+def load_and_save(rank: int, folder: Path, target: Path, shard_bytes: int, dtype: torch.dtype) -> None:
+    huggingface.save(load(folder, 2, rank, dtype), open_wire("gloo"), target, shard_bytes=shard_bytes)
+
+
+def fail_to_save(rank: int, folder: Path, target: Path) -> str:
+    """Rank 0's disk is full when the weights are written: what every rank is told."""
+    full = mock.patch.object(
+        safetensors_folder, "_close", side_effect=[None, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+    )
+    with full, pytest.raises(CheckpointError) as told:
+        huggingface.save(load(folder, 2, rank), open_wire("gloo"), target)
+    return str(told.value)
+
+
+def bits(model: Transformer) -> dict[str, bytes]:
+    return {name: parameter.detach().view(torch.uint8).numpy().tobytes() for name, parameter in model.named.items()}
+
+
+# ---- equal numbers ----
+
+
+def test_logits_loss_and_gradients(theirs: tuple[Any, Path]) -> None:
+    reference, folder = theirs
+    reference.zero_grad()
+    expected = reference(TOKENS, labels=TOKENS)
+    expected.loss.backward()
+    model = load(folder)
+    logits, loss, gradients = run(model, NullWire(), TOKENS)
+    torch.testing.assert_close(logits, expected.logits, atol=1e-5, rtol=1e-5)
+    assert loss == pytest.approx(expected.loss.item(), rel=1e-5)
+    prefix = {"gpt": "transformer.", "llama": "model."}[model.spec.family]
+    named = {name.removeprefix(prefix): parameter.grad for name, parameter in reference.named_parameters()}
+    for piece in model.pieces:
+        at = huggingface.place(model.spec, piece)
+        gradient = named[at.name][at.ranges(piece)]
+        gradient = gradient.t() if at.transposed else gradient
+        found = piece.view(gradients.named[piece.parameter])
+        torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4, msg=lambda m, p=piece: f"{p.name}: {m}")
+
+
+def test_two_ranks_agree(pair: Ranks, theirs: tuple[Any, Path]) -> None:
+    reference, folder = theirs
+    with torch.no_grad():
+        expected = reference(TOKENS, labels=TOKENS)
+    shares, losses = zip(*pair.run(load_and_run, folder), strict=True)
+    torch.testing.assert_close(torch.cat(shares, dim=2)[..., :53], expected.logits, atol=1e-5, rtol=1e-5)
+    assert losses == pytest.approx([expected.loss.item()] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("shard_bytes", [huggingface.SHARD_BYTES, 5000], ids=["one file", "sharded"])
+def test_export_from_two_ranks(pair: Ranks, theirs: tuple[Any, Path], tmp_path: Path, shard_bytes: int) -> None:
+    reference, folder = theirs
+    target = tmp_path / "export"
+    pair.run(load_and_save, folder, target, shard_bytes, torch.float32)
+    assert (target / "model.safetensors").exists() == (shard_bytes > 5000)
+    assert not list(target.glob("*.partial"))
+    ours = transformers.AutoModelForCausalLM.from_pretrained(target)
+    assert ours.dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(TOKENS).logits, reference(TOKENS).logits)
+    assert ModelSpec.from_huggingface(target) == ModelSpec.from_huggingface(folder)
+    assert bits(load(target)) == bits(load(folder)), "import of export"
+
+
+def test_bfloat16_keeps_its_bits(pair: Ranks, theirs: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = theirs
+    pair.run(load_and_save, folder, tmp_path / "export", huggingface.SHARD_BYTES, torch.bfloat16)
+    assert bits(load(tmp_path / "export", dtype=torch.bfloat16)) == bits(load(folder, dtype=torch.bfloat16))
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export").dtype == torch.bfloat16
+
+
+def test_export_of_one_rank_with_token_numbers(theirs: tuple[Any, Path], tmp_path: Path) -> None:
+    _, folder = theirs
+    model = load(folder)
+    with torch.no_grad():
+        model.named["norm.weight"][0] = -0.0  # a sum over ranks would lose the sign
+    huggingface.save(model, NullWire(), tmp_path, extra={"eos_token_id": 52})
+    assert bits(load(tmp_path)) == bits(model)
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path).config.eos_token_id == 52
+
+
+@pytest.mark.parametrize("case", ["gpt", "llama"])
+def test_base_models_and_their_own_shards(tmp_path: Path, case: str) -> None:
+    kind, config = CASES[case]
+    model, folder = make(kind, {**config, "tie_word_embeddings": True}, tmp_path / "whole")
+    base = model.transformer if case == "gpt" else model.model  # saved without the prefix, and without a head
+    base.save_pretrained(tmp_path / "base", max_shard_size="4KB")
+    assert len(list((tmp_path / "base").glob("model-*.safetensors"))) > 1
+    assert bits(load(tmp_path / "base")) == bits(load(folder))
+
+
+def test_constants_of_older_files_are_skipped(tmp_path: Path) -> None:
+    _, folder = make("gpt2", GPT, tmp_path)
+    expected = bits(load(folder))
+    rewrite(
+        folder,
+        lambda tensors: tensors.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8)}),
+    )
+    assert bits(load(folder)) == expected
+
+
+# ---- what goes wrong ----
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda t: t.pop(UP), r"tensor 'layers\.1\.mlp\.up_proj\.weight' is missing"),
+        (lambda t: t.pop("lm_head.weight"), r"tensor 'lm_head\.weight' is missing\. .*tied_embeddings = true"),
+        (lambda t: t.update({UP: torch.zeros(25, 16)}), r"up_proj\.weight' has shape \[25, 16\], expected \[24, 16\]"),
+        (
+            lambda t: t.update({UP: torch.zeros(24, 16, dtype=torch.int8)}),
+            r"up_proj\.weight' holds I8, expected one of F64, F32, F16, BF16",
+        ),
+        (
+            lambda t: t.update({"model.layers.1.mlp.up_proj.bias": torch.zeros(24)}),
+            r"up_proj\.bias' has no place in this model",
+        ),
+        (
+            lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(24, 16)}),
+            r"layers\.2.* has no place in this model \(llama, 2 layers",
+        ),
+    ],
+    ids=["missing", "headless", "shape", "dtype", "bias", "layer"],
+)
+def test_wrong_tensors(tmp_path: Path, change: Any, message: str) -> None:
+    make("llama", LLAMA, tmp_path)
+    rewrite(tmp_path, change)
+    model = Transformer(ModelSpec.from_huggingface(tmp_path), Strategy())
+    before = bits(model)
+    with pytest.raises(CheckpointError, match=message):
+        huggingface.load(model, tmp_path)
+    assert bits(model) == before
+
+
+def test_wrong_files(tmp_path: Path) -> None:
+    _, folder = make("llama", LLAMA, tmp_path)
+    model, file = load(folder), folder / "model.safetensors"
+    whole = file.read_bytes()
+    for kept in (len(whole) - 1, len(whole) // 2, 100, 3, 0):
+        file.write_bytes(whole[:kept])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged or cut short"):
+            huggingface.load(model, folder)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor model\.safetensors\.index\.json"):
+        huggingface.load(model, folder)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+    )
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors: missing"):
+        huggingface.load(model, folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"index\.json: cannot be read"):
+        huggingface.load(model, folder)
+
+
+def test_a_config_of_another_model(tmp_path: Path) -> None:
+    _, folder = make("llama", LLAMA, tmp_path)
+    spec = ModelSpec.from_huggingface(folder)
+    model = Transformer(ModelSpec(**{**spec.to_dict(), "rope_theta": 5e5}), Strategy())
+    with pytest.raises(
+        CheckpointError, match=r"describes another model: rope_theta is 10000\.0 there and 500000\.0 in the job"
+    ):
+        huggingface.load(model, folder)
+
+
+def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
+    _, folder = make("llama", LLAMA, tmp_path)
+    before = (folder / "model.safetensors").read_bytes(), (folder / "config.json").read_bytes()
+    with pytest.raises(CheckpointError, match="holds a model already"):
+        huggingface.save(load(folder), NullWire(), folder)
+    assert ((folder / "model.safetensors").read_bytes(), (folder / "config.json").read_bytes()) == before
+    assert not list(folder.glob("*.partial"))
+
+
+def test_a_full_disk_ends_the_export_on_every_rank(pair: Ranks, tmp_path: Path) -> None:
+    _, folder = make("llama", LLAMA, tmp_path / "theirs")
+    told = pair.run(fail_to_save, folder, tmp_path / "export")
+    assert "No space left on device" in told[0]
+    assert "rank 0 could not write" in told[1]
+    assert list((tmp_path / "export").iterdir()) == []
+
+
+def test_a_model_hugging_face_has_not(tmp_path: Path) -> None:
+    spec = ModelSpec(family="gpt", num_layers=1, hidden=16, num_heads=2, head_size=6, vocab=5, max_sequence=4)
+    with pytest.raises(CheckpointError, match="no GPT-2 of 2 heads of size 6 with hidden = 16"):
+        huggingface.save(Transformer(spec, Strategy()), NullWire(), tmp_path)

@@ -1,0 +1,97 @@
+"""The optimizer is torch's AdamW class, bit for bit: which numbers decay, clipping, masters of a half-precision model, going on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.optimizer import LearningRate, Optimizer
+from plait.train.model.transformer import Transformer
+
+GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
+LLAMA = ModelSpec(
+    family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8
+)
+SETTINGS: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8}
+
+
+def make(spec: ModelSpec, dtype: torch.dtype) -> Optimizer:
+    torch.manual_seed(3)
+    model = Transformer(spec, Strategy(), dtype=dtype)
+    for parameter in model.named.values():
+        torch.nn.init.normal_(parameter)
+    gradients = Gradients(model)
+    return Optimizer(model, gradients, weight_decay=0.1, **SETTINGS)
+
+
+def fill(optimizer: Optimizer, seed: int) -> float:
+    """Gradients of this seed; their norm."""
+    optimizer.gradients.flat.copy_(
+        torch.randn(optimizer.gradients.flat.shape, generator=torch.Generator().manual_seed(seed))
+    )
+    return optimizer.gradients.flat.norm().item()
+
+
+def weights(optimizer: Optimizer) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in optimizer.model.named.items()}
+
+
+@pytest.mark.parametrize("spec", [GPT, LLAMA], ids=lambda spec: spec.family)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_it_is_torchs_adamw(spec: ModelSpec, dtype: torch.dtype, clip: float) -> None:
+    optimizer = make(spec, dtype)
+    master = optimizer.gradients.dtype
+    theirs = {name: parameter.to(master, copy=True) for name, parameter in weights(optimizer).items()}
+    decayed, kept = ([w for w in theirs.values() if (w.ndim > 1) is matrix] for matrix in (True, False))
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": kept, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, fused=True, **SETTINGS)
+    for step, rate in enumerate((1e-2, 5e-3, 1e-3)):
+        norm = fill(optimizer, step)
+        for name, w in theirs.items():
+            w.grad = optimizer.gradients.named[name].clone() * (clip / norm if clip else 1.0)
+        for group in adamw.param_groups:
+            group["lr"] = rate
+        optimizer.step(rate, norm=norm, clip=clip)
+        adamw.step()
+    for name, found in weights(optimizer).items():
+        assert torch.equal(found, theirs[name].to(dtype)), name
+
+
+def test_it_goes_on_where_a_checkpoint_was_made() -> None:
+    straight, first, second = make(GPT, torch.bfloat16), make(GPT, torch.bfloat16), make(GPT, torch.bfloat16)
+    for step in range(4):
+        straight.step(1e-2, norm=fill(straight, step), clip=1.0)
+    for step in range(2):
+        first.step(1e-2, norm=fill(first, step), clip=1.0)
+    kept = {kind: {key: tensor.clone() for key, tensor in tensors.items()} for kind, tensors in first.state().items()}
+    for kind, tensors in second.state().items():
+        for key, tensor in tensors.items():
+            tensor.copy_(kept[kind][key])
+    second.loaded(2)
+    assert all(torch.equal(found, weights(first)[name]) for name, found in weights(second).items())
+    for step in (2, 3):
+        second.step(1e-2, norm=fill(second, step), clip=1.0)
+    assert all(torch.equal(found, weights(straight)[name]) for name, found in weights(second).items())
+
+
+def test_gradients_below_the_limit_are_left_alone() -> None:
+    clipped, free = make(GPT, torch.float32), make(GPT, torch.float32)
+    norm = fill(clipped, 0)
+    fill(free, 0)
+    clipped.step(1e-2, norm=norm, clip=2 * norm)
+    free.step(1e-2, norm=norm, clip=0.0)
+    assert all(torch.equal(found, weights(free)[name]) for name, found in weights(clipped).items())
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.1), (9, 1.0), (10, 1.0), (60, 0.6), (110, 0.2), (500, 0.2)])
+def test_learning_rate(step: int, rate: float) -> None:
+    """Warm-up to the peak, half a cosine to the floor, the floor from there on."""
+    schedule = LearningRate(peak=1.0, floor=0.2, warmup=10, steps=110)
+    assert schedule(step) == pytest.approx(rate)
