@@ -1,14 +1,17 @@
-"""How much of tensor parallelism's communication is hidden: every variant and PyTorch's own, interleaved on one emulated link.
+"""How much of tensor parallelism's communication is hidden: every variant and PyTorch's own, interleaved on
+one emulated link.
 
     python benchmarks/domino.py [--json] [--quick] [--share 0.3 --share 0.52 | --nic 1gbit ...] [--rounds 9]
 
-Two hosts of one rank each (``plait lab``; needs Linux and root or user namespaces). A step is forward and backward of one batch
-by every variant with equal shapes, one thread a rank, every rank on a core of its own; rounds are interleaved, each begins with another
-variant, and ratios are medians of the ratios within a round, so that the machine's noise hits both sides alike.
-``none`` leaves the collectives out (wrong numbers, the speed of hiding everything); ``comm`` does nothing but the plain
-variant's collectives; the limit is the slower of the two. hidden = (sync - x) / (sync - none).
-``comm_share`` is what communication adds to the synchronous step, as a share of it. A point is given by this share, because what a rate
-means depends on how fast the machine computes today: a few steps before it find the link rate at which communication has it.
+Two hosts of one rank each (``plait lab``; needs Linux and root or user namespaces). A step is forward and
+backward of one batch by every variant with equal shapes, one thread a rank, every rank on a core of its own;
+rounds are interleaved, each begins with another variant, and ratios are medians of the ratios within a round,
+so that the machine's noise hits both sides alike.
+``none`` leaves the collectives out (wrong numbers, the speed of hiding everything); ``comm`` does nothing but
+the plain variant's collectives; the limit is the slower of the two. hidden = (sync - x) / (sync - none).
+``comm_share`` is what communication adds to the synchronous step, as a share of it. A point is given by this
+share, because what a rate means depends on how fast the machine computes today: a few steps before it find
+the link rate at which communication has it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ def run(nic: str, options: argparse.Namespace, variants: Sequence[str], rounds: 
 
 
 def rate_for(share: float, options: argparse.Namespace) -> str:
-    """The link rate at which communication is about ``share`` of the synchronous step: what it adds is inverse to the rate."""
+    """The link rate at which communication is about ``share`` of the synchronous step: what it adds is
+    inverse to the rate."""
     rate = 500.0
     for rounds in (
         3,

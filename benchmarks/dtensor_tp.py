@@ -1,7 +1,9 @@
-"""The peer: the same GPT written as plain modules and sharded by PyTorch's own ``parallelize_module`` (DTensor).
+"""The peer: the same GPT written as plain modules and sharded by PyTorch's own ``parallelize_module``
+(DTensor).
 
-Written as PyTorch's tensor-parallel tutorial and torchtitan do, in its most favourable form: one fused query/key/value weight
-(one backward all-reduce a sublayer, as in Megatron-LM), vocabulary-parallel embedding, head and loss.
+Written as PyTorch's tensor-parallel tutorial and torchtitan do, in its most favourable form: one fused
+query/key/value weight (one backward all-reduce a sublayer, as in Megatron-LM), vocabulary-parallel embedding,
+head and loss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What all benchmarks do alike: ranks on a lab, one line for programs, a file that says where and how it was measured."""
+"""What all benchmarks do alike: ranks on a lab, one line for programs, a file that says where and how it was
+measured."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ HERE = Path(__file__).resolve().parent
 def ranks_on_lab(
     spec: LabSpec, script: str, *args: str, prepare: Callable[[Lab], object] | None = None
 ) -> dict[str, Any]:
-    """Run a script of this folder on every rank of a lab; what rank 0 wrote to the file it is given first. prepare: changes to the lab.
+    """Run a script of this folder on every rank of a lab; what rank 0 wrote to the file it is given first.
+    prepare: changes to the lab.
 
     If a rank fails, what all of them wrote goes to stderr first: their logs go with the lab.
     """
@@ -83,7 +85,8 @@ def machine() -> str:
 
 
 def _processor_time() -> tuple[float, float]:
-    """Of all processors since the machine started: what its host gave to other machines instead, and all (proc(5), /proc/stat)."""
+    """Of all processors since the machine started: what its host gave to other machines instead, and all
+    (proc(5), /proc/stat)."""
     ticks = [float(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return ticks[7], sum(ticks)
 
@@ -92,13 +95,15 @@ BEGUN = _processor_time()
 
 
 def stolen() -> float:
-    """The share of the processors that other virtual machines on the same host took since this benchmark began."""
+    """The share of the processors that other virtual machines on the same host took since this benchmark
+    began."""
     taken, whole = (now - begun for now, begun in zip(_processor_time(), BEGUN, strict=True))
     return taken / max(1.0, whole)
 
 
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
-    """Write ``result`` to the file that ``--save`` names, with date, machine and command; print it as one line with ``--json``."""
+    """Write ``result`` to the file that ``--save`` names, with date, machine and command; print it as one
+    line with ``--json``."""
     share = stolen()
     if share > 0.01:
         print(

@@ -1,4 +1,5 @@
-"""Pipelines whose transfers take time: our schedules and PyTorch's, interleaved on emulated links, against transfers removed.
+"""Pipelines whose transfers take time: our schedules and PyTorch's, interleaved on emulated links, against
+transfers removed.
 
     python benchmarks/pipeline.py [--json] [--quick] [--rounds 5] [--case waits] [--save FILE]
 
@@ -10,10 +11,11 @@ Four cases, each on a lab of its own (``plait lab``; needs Linux and root or use
              cores, so every computation is a STAND-IN: a wait of fixed length. The transfers are real
     slow     as waits, with only the last boundary slow: what slack-1f1b is for
 
-Variants: 1f1b (sends awaited), 1f1b_overlap, eager, slack, torch_1f1b (Schedule1F1B), torch_runtime (the same order on torch's action
-runtime), bound (eager's order, one number sent instead of each tensor). ``of bound``: bound / time. ``filled``: the same without the
-transfers of fill and drain, which no schedule hides (twice the sum over boundaries). ``steady``: periods after the fill compared likewise.
-The theorem: ``plait.core.schedules.steady_period`` with each boundary's transfer as measured alone.
+Variants: 1f1b (sends awaited), 1f1b_overlap, eager, slack, torch_1f1b (Schedule1F1B), torch_runtime (the same
+order on torch's action runtime), bound (eager's order, one number sent instead of each tensor). ``of bound``:
+bound / time. ``filled``: the same without the transfers of fill and drain, which no schedule hides (twice the
+sum over boundaries). ``steady``: periods after the fill compared likewise. The theorem:
+``plait.core.schedules.steady_period`` with each boundary's transfer as measured alone.
 """
 
 from __future__ import annotations

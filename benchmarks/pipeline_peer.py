@@ -1,4 +1,5 @@
-"""The peer: the same pipeline through ``torch.distributed.pipelining``, its 1F1B and the 1F1B order on its action runtime."""
+"""The peer: the same pipeline through ``torch.distributed.pipelining``, its 1F1B and the 1F1B order on its
+action runtime."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class GptStage(nn.Module):
 
 
 class UStage(nn.Module):
-    """Half of the U-Transformer that our variants train, cut at the bottom: [B, S] tokens -> (bottom, one skip a level), and back up."""
+    """Half of the U-Transformer that our variants train, cut at the bottom: [B, S] tokens -> (bottom, one
+    skip a level), and back up."""
 
     def __init__(self, spec: ModelSpec, place: int, places: int) -> None:
         super().__init__()
@@ -89,7 +91,8 @@ class _Wait(torch.autograd.Function):
 
 
 class StandInStage(nn.Module):
-    """Every forward a wait, every backward one of twice that; what it passes on is as large as our variants' boundary."""
+    """Every forward a wait, every backward one of twice that; what it passes on is as large as our variants'
+    boundary."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

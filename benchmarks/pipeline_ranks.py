@@ -1,4 +1,5 @@
-"""One rank of ``pipeline.py``: builds every variant of a pipeline over the same link, times them round by round."""
+"""One rank of ``pipeline.py``: builds every variant of a pipeline over the same link, times them round by
+round."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ DEVICE = open_device("cpu", 0)
 
 @dataclass(frozen=True)
 class Setup:
-    """What ``pipeline.py`` asks for. forward: seconds that a stand-in forward takes; None: a GPT computes. boundary: [S, B, H]."""
+    """What ``pipeline.py`` asks for. forward: seconds that a stand-in forward takes; None: a GPT computes.
+    boundary: [S, B, H]."""
 
     places: int
     micro_batches: int
@@ -90,7 +92,8 @@ class Awaited:
 
 
 class Signals:
-    """Sends one number instead of the tensor: the order of things without the transfers, the upper bound of arXiv 2211.05322."""
+    """Sends one number instead of the tensor: the order of things without the transfers, the upper bound of
+    arXiv 2211.05322."""
 
     def __init__(self, courier: Courier, small: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
         self.courier, self.small, self.whole = courier, dict(small), dict(whole)

@@ -1,12 +1,15 @@
-"""Cross-mesh resharding on emulated hosts: the paper's cases, ours against every published way and order, interleaved.
+"""Cross-mesh resharding on emulated hosts: the paper's cases, ours against every published way and order,
+interleaved.
 
     python benchmarks/reshard.py [--json] [--quick] [--nic 1gbit] [--rounds 7] [--case many3] [--save FILE]
 
-Five hosts of two ranks (``plait lab``; needs Linux and root or user namespaces): as many as the paper's cluster, whose hosts have four
-ranks. One sender device on host 0 to one to four receiver hosts (section 5.1.1 of arXiv 2211.05322), and the nine many-to-many
-cases (5.1.2) with meshes (2,2) instead of (2,4), (3,2) instead of (3,4), (1,2) instead of (1,4); cases 7 and 8 are one. Sizes are such that
-the slowest NIC needs about --seconds at its rate. Every variant runs once a round; times are medians, ratios medians of the ratios
-within a round. ``of bound``: what the slowest NIC would need at its nominal rate (headers count against us), over what we need.
+Five hosts of two ranks (``plait lab``; needs Linux and root or user namespaces): as many as the paper's
+cluster, whose hosts have four ranks. One sender device on host 0 to one to four receiver hosts (section 5.1.1
+of arXiv 2211.05322), and the nine many-to-many cases (5.1.2) with meshes (2,2) instead of (2,4), (3,2)
+instead of (3,4), (1,2) instead of (1,4); cases 7 and 8 are one. Sizes are such that the slowest NIC needs
+about --seconds at its rate. Every variant runs once a round; times are medians, ratios medians of the ratios
+within a round. ``of bound``: what the slowest NIC would need at its nominal rate (headers count against us),
+over what we need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One rank of ``reshard.py``: makes every plan, checks what arrives, times all variants of a case round by round."""
+"""One rank of ``reshard.py``: makes every plan, checks what arrives, times all variants of a case round by
+round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One rank of ``sequence.py``: times steps on one long sequence, or takes one step within a limit of memory."""
+"""One rank of ``sequence.py``: times steps on one long sequence, or takes one step within a limit of
+memory."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 
 @dataclass(frozen=True)
 class Setup:
-    """What ``sequence.py`` asks for. model: fields of a ModelSpec, whose longest sequence is taken. variants: fields of a Strategy by name,
-    with "optim", the shard factor of optimizer states. limit: bytes that the only variant may take, instead of being timed; report: where a
-    rank writes that they were not enough."""
+    """What ``sequence.py`` asks for. model: fields of a ModelSpec, whose longest sequence is taken. variants:
+    fields of a Strategy by name, with "optim", the shard factor of optimizer states. limit: bytes that the
+    only variant may take, instead of being timed; report: where a rank writes that they were not enough."""
 
     ranks: int
     rounds: int
@@ -141,8 +142,8 @@ def limited(setup: Setup, rank: int) -> dict[str, Any]:
 
 
 def _guard(before: int, setup: Setup) -> None:
-    """End this rank as the kernel would as soon as it takes more than the limit. (The kernel's own limits count addresses, which threads
-    and buffers reserve without using.)"""
+    """End this rank as the kernel would as soon as it takes more than the limit. (The kernel's own limits
+    count addresses, which threads and buffers reserve without using.)"""
     while (taken := _status("VmRSS") - before) <= setup.limit:
         time.sleep(0.05)
     Path(setup.report).write_text(json.dumps({"taken": taken, "failure": "out of memory"}))
@@ -156,7 +157,8 @@ def _status(key: str) -> int:
 
 
 def main() -> None:
-    """Rank 0 writes what was measured to the file named first; a rank without memory says so in ``report`` and takes the others down."""
+    """Rank 0 writes what was measured to the file named first; a rank without memory says so in ``report``
+    and takes the others down."""
     out, text = sys.argv[1:]
     setup = Setup(**json.loads(text))
     torch.set_num_threads(1)

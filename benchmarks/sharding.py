@@ -1,15 +1,20 @@
-"""Sharded data parallelism: what of its communication is hidden, and what redundancy saves, against PyTorch's FSDP2, interleaved.
+"""Sharded data parallelism: what of its communication is hidden, and what redundancy saves, against PyTorch's
+FSDP2, interleaved.
 
-    python benchmarks/sharding.py [--json] [--quick] [--rounds 8] [--case overlap] [--share 0.35] [--save FILE]
+    python benchmarks/sharding.py [--json] [--quick] [--rounds 8] [--case overlap] [--share 0.35] [--save
+    FILE]
 
-Two cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces). A step is forward and backward of all
-micro-batches of a GPT and AdamW; one thread a rank; ratios are medians of the ratios within a round.
+Two cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces). A step is
+forward and backward of all micro-batches of a GPT and AdamW; one thread a rank; ratios are medians of the
+ratios within a round.
 
     overlap      2 hosts of one rank, a core each; the link's rate is found such that communication is ``--share`` of the step without
-                 overlap. Variants: zero3, the same waiting for every transfer (zero3_sync), FSDP2 with the same sharding; ``compute``
-                 leaves the network out (wrong numbers), ``comm`` does the transfers alone; the limit is the slower of the two
+                 overlap. Variants: zero3, the same waiting for every transfer (zero3_sync), FSDP2 with the
+                 same sharding; ``compute`` leaves the network out (wrong numbers), ``comm`` does the
+                 transfers alone; the limit is the slower of the two
     redundancy   2 hosts of 2 ranks, 1 Gbit/s between hosts, loopback inside: full sharding, node-local and partial, FSDP2 1-D and HSDP.
-                 Four ranks share two cores, in all variants alike. Bytes over a host's link as counted by the kernel, beside the formula's
+                 Four ranks share two cores, in all variants alike. Bytes over a host's link as counted by the
+                 kernel, beside the formula's
 """
 
 from __future__ import annotations
@@ -93,7 +98,8 @@ def run(name: str, nic: str, rounds: int, variants: tuple[str, ...] = ()) -> dic
 
 
 def rate_for(share: float, options: argparse.Namespace) -> str:
-    """The link rate at which communication is about ``share`` of the step without overlap: what it adds is inverse to the rate."""
+    """The link rate at which communication is about ``share`` of the step without overlap: what it adds is
+    inverse to the rate."""
     rate = 1000.0
     for rounds in (2, 4):
         times = run("overlap", f"{round(rate)}mbit", rounds, ("zero3_sync", "compute"))["seconds"]

@@ -1,4 +1,5 @@
-"""The peer: the same GPT under PyTorch's FSDP2 (``fully_shard``), every block and the rest a unit, on a 1-D or an HSDP mesh."""
+"""The peer: the same GPT under PyTorch's FSDP2 (``fully_shard``), every block and the rest a unit, on a 1-D
+or an HSDP mesh."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Gpt(nn.Module):
 def fsdp_step(
     spec: ModelSpec, mesh: tuple[int, ...], tokens: Tensor, targets: Tensor, micro_batches: int
 ) -> Callable[[], object]:
-    """A step of ``micro_batches``, AdamW included. mesh: (ranks,) for full sharding, (replicas, ranks) for HSDP."""
+    """A step of ``micro_batches``, AdamW included. mesh: (ranks,) for full sharding, (replicas, ranks) for
+    HSDP."""
     names = ("shard",) if len(mesh) == 1 else ("replicate", "shard")
     over = init_device_mesh("cpu", mesh, mesh_dim_names=names)
     model = Gpt(spec)
@@ -47,7 +49,8 @@ def fsdp_step(
         assert isinstance(model, FSDPModule)
         parts = list(zip(tokens.chunk(micro_batches), targets.chunk(micro_batches), strict=True))
         for at, (x, y) in enumerate(parts):
-            # Without full sharding of gradients the sum over replicas waits for the last micro-batch, as ours does.
+            # Without full sharding of gradients the sum over replicas waits for the last micro-batch, as ours
+            # does.
             model.set_requires_all_reduce(at == len(parts) - 1)
             F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
         optimizer.step()

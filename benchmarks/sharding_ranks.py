@@ -37,8 +37,8 @@ STEPS = 2  # in a row: what a step leaves under way belongs to the next
 
 @dataclass(frozen=True)
 class Setup:
-    """What ``sharding.py`` asks for. variants: by name, {"shard": [params, grads, optim]}, with "overlap": "none" or "only": "compute" or
-    "communication"; or {"fsdp": mesh}."""
+    """What ``sharding.py`` asks for. variants: by name, {"shard": [params, grads, optim]}, with "overlap":
+    "none" or "only": "compute" or "communication"; or {"fsdp": mesh}."""
 
     ranks: int
     rounds: int
@@ -116,8 +116,8 @@ class Bench:
         return step
 
     def over_the_link(self, part: Part, sharding: Sharding) -> int:
-        """What the formula's bytes put on one host's link: each rank of a group whose ring leaves the host counts for the ring's one way
-        out, or, in a reduce-scatter, for all it sends to ranks elsewhere."""
+        """What the formula's bytes put on one host's link: each rank of a group whose ring leaves the host
+        counts for the ring's one way out, or, in a reduce-scatter, for all it sends to ranks elsewhere."""
         setup, total = self.setup, 0
         units = {unit: store.numel for unit, store in part.models.units.items()}
         by_rank = step_bytes(units, sharding, setup.ranks, micro_batches=setup.micro_batches, itemsize=4)

@@ -10,7 +10,8 @@ import pytest
 
 
 def each_other(*lists: Sequence[Any]) -> Iterator[Any]:
-    """Every combination; every other one in the suite, so that neighbours differ in one value and each value occurs."""
+    """Every combination; every other one in the suite, so that neighbours differ in one value and each value
+    occurs."""
     for places in product(*(range(len(each)) for each in lists)):
         values = [each[at] for each, at in zip(lists, places, strict=True)]
         yield pytest.param(*values, marks=() if sum(places) % 2 == 0 else pytest.mark.contract)

@@ -1,7 +1,9 @@
-"""Persistent gloo ranks for tests: processes start once per session and run any module-level function on demand.
+"""Persistent gloo ranks for tests: processes start once per session and run any module-level function on
+demand.
 
-They are forked from one process that has imported what they need: five seconds of imports once, not in each of them. Between two functions
-they are stopped (SIGSTOP): gloo's threads poll even when nothing happens, beside other tests' measurements.
+They are forked from one process that has imported what they need: five seconds of imports once, not in each
+of them. Between two functions they are stopped (SIGSTOP): gloo's threads poll even when nothing happens,
+beside other tests' measurements.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ CONTEXT.set_forkserver_preload(["plait.train.session", "tests.dist.pipelining"])
 
 
 class Ranks:
-    """``size`` processes in one gloo world; ``run(function, *args)`` calls ``function(rank, *args)`` on each and returns all results."""
+    """``size`` processes in one gloo world; ``run(function, *args)`` calls ``function(rank, *args)`` on each
+    and returns all results."""
 
     def __init__(self, size: int) -> None:
         self.size, self.broken = size, False

@@ -1,4 +1,5 @@
-"""The unsharded answer: a plain single-process transformer in autograd, written without any of the runtime's code.
+"""The unsharded answer: a plain single-process transformer in autograd, written without any of the runtime's
+code.
 
 It shares with the runtime only the initial values and the dropout masks, which are functions of their keys.
 """

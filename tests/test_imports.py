@@ -1,4 +1,5 @@
-"""The rules of the house that a machine can check: who may import whom, where torch and the environment live, sizes, docstrings.
+"""The rules of the house that a machine can check: who may import whom, where torch and the environment live,
+sizes, docstrings.
 
 core  <-  plan, place, train, diagnose, launch, lab  <-  cli
 """
@@ -51,7 +52,8 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """The dotted name of everything imported, wherever the import stands; ``from a import b`` gives both ``a`` and ``a.b``."""
+    """The dotted name of everything imported, wherever the import stands; ``from a import b`` gives both
+    ``a`` and ``a.b``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -144,7 +146,8 @@ def _public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, bool]
 
 @pytest.mark.parametrize("file", FILES, ids=_name)
 def test_public_names_are_documented(file: Path) -> None:
-    """A method may lean on the docstring of the same method of another class in its file: the interface it implements."""
+    """A method may lean on the docstring of the same method of another class in its file: the interface it
+    implements."""
     found = list(_public(_tree(file).body))
     documented = {name.rpartition(".")[2] for name, has in found if has}
     missing = [name for name, has in found if not has and not ("." in name and name.rpartition(".")[2] in documented)]

@@ -43,7 +43,8 @@ def run_command(
 ) -> None:
     """Run a command once per rank on emulated hosts, with the variables torchrun would set.
 
-    Returns 0 if every rank does; else the status of the first rank that failed, and the others are ended. Needs root or user namespaces.
+    Returns 0 if every rank does; else the status of the first rank that failed, and the others are ended.
+    Needs root or user namespaces.
     """
     from plait.lab import LabSpec, run
 

@@ -66,9 +66,11 @@ def explain(
     draw: Draw = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show the plan for one tensor: unit tasks, senders, order, way, predicted time against the lower bound, and every NIC's use.
+    """Show the plan for one tensor: unit tasks, senders, order, way, predicted time against the lower bound,
+    and every NIC's use.
 
-    Example: plait reshard explain --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 --dtype int32
+    Example: plait reshard explain --from "(2,4) R S0 R" --to "(2,4) S0 R R" --shape 1024,1024,512 --dtype
+    int32
     """
     from plait.core.reshard import TensorLayout
     from plait.plan.reshard import make_plan

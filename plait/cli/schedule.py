@@ -52,7 +52,8 @@ def show(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Draw a schedule, with its bubble and memory, simulated and by formula. NAME may be a file with a hand-written one."""
+    """Draw a schedule, with its bubble and memory, simulated and by formula. NAME may be a file with a
+    hand-written one."""
     from plait.core.dry_run import PipelineCosts, dry_run
     from plait.core.schedules import closed_form
 

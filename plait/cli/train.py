@@ -43,7 +43,8 @@ def train(
 
 
 def _check_files(job: Job, folder: Path) -> None:
-    """Refuse at once what the ranks would refuse, seconds later: data or a tokenizer that is not there, a folder of another job's run."""
+    """Refuse at once what the ranks would refuse, seconds later: data or a tokenizer that is not there, a
+    folder of another job's run."""
     from plait.core.plan import Plan
     from plait.train.data.sources import find_files
     from plait.train.data.tokenizer import load_tokenizer
@@ -55,7 +56,8 @@ def _check_files(job: Job, folder: Path) -> None:
 
 
 def _pipeline(job: Job, on: str) -> PipelinePlan | None:
-    """The plan of the job's pipeline, if it has one: schedule, meshes, how tensors go from one to the next."""
+    """The plan of the job's pipeline, if it has one: schedule, meshes, how tensors go from one to the
+    next."""
     if not job.pipelined:
         return None
     from plait.core.schedules import Shape, find_schedule

@@ -1,8 +1,9 @@
 """Improving an order of segment ops by moving one at a time (hill climbing).
 
-A list scheduler decides from moment to moment and never looks back. Near the point where communication takes as long as computation that
-costs it 3 to 8 % (an exact solver finds orders so much shorter); a few hundred random moves win half of it back or more. The same orders
-on every rank: moves come from a fixed seed, their number from the number of ops.
+A list scheduler decides from moment to moment and never looks back. Near the point where communication takes
+as long as computation that costs it 3 to 8 % (an exact solver finds orders so much shorter); a few hundred
+random moves win half of it back or more. The same orders on every rank: moves come from a fixed seed, their
+number from the number of ops.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from plait.core.segments import SegmentGraph
 
 MOVES = 250
 VISITS = 60_000
-"""Moves times ops at most: an order of thousands of ops is hardly moved, one of hundreds as far as it goes."""
+"""Moves times ops at most: an order of thousands of ops is hardly moved, one of hundreds as far as it
+goes."""
 
 
 class Climber:
     """Judges and improves orders of a graph's ops, given as their numbers in ``graph.ops()``.
 
-    costs: an order is worth the sum of its seconds under all of these. held_back: weight gradients that may be outstanding at once, unless
-    the order that is improved already has more.
+    costs: an order is worth the sum of its seconds under all of these. held_back: weight gradients that may
+    be outstanding at once, unless the order that is improved already has more.
     """
 
     def __init__(self, graph: SegmentGraph, costs: Sequence[SegmentCosts], batch: int, held_back: int) -> None:
@@ -55,7 +57,8 @@ class Climber:
         return max(now, link)
 
     def improve(self, order: Sequence[int]) -> list[int]:
-        """The order after up to ``MOVES`` moves of one op to another legal place, those kept that do not make it longer."""
+        """The order after up to ``MOVES`` moves of one op to another legal place, those kept that do not make
+        it longer."""
         best, draw = list(order), random.Random(0)
         seconds, bound = self.seconds(best), self._bound()
         held_back = max(self.held_back, self._most_outstanding(best))

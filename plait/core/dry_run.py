@@ -1,7 +1,8 @@
-"""Run a schedule without a device: when every op would happen, what is alive meanwhile, and whether ranks wait in a circle.
+"""Run a schedule without a device: when every op would happen, what is alive meanwhile, and whether ranks
+wait in a circle.
 
-Each rank works through its list; a computation waits for its transfers; each channel (one rank to one other) carries one transfer at a
-time, in order. How a transfer starts:
+Each rank works through its list; a computation waits for its transfers; each channel (one rank to one other)
+carries one transfer at a time, in order. How a transfer starts:
 
     buffered     when it is sent: the receiver's memory is always there (gloo with a posted receive, or a mailbox)
     rendezvous   when it is sent and its receive is posted (NCCL; gloo without a posted receive)
@@ -23,7 +24,8 @@ Transfers = Literal["buffered", "rendezvous", "blocking"]
 
 @dataclass(frozen=True)
 class PipelineCosts:
-    """Seconds of one micro-batch, by stage: F, I and W; a whole backward is I + W. edges: one way over an edge, 0 where not given."""
+    """Seconds of one micro-batch, by stage: F, I and W; a whole backward is I + W. edges: one way over an
+    edge, 0 where not given."""
 
     forward: tuple[float, ...]
     input_gradient: tuple[float, ...]
@@ -121,8 +123,8 @@ _KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "wei
 def dry_run(schedule: Schedule, costs: PipelineCosts | None = None, transfers: Transfers = "buffered") -> DryRun:
     """Simulate ``schedule`` (transfers are added if it has none). costs: all zero if not given.
 
-    Raises ScheduleError if it is incomplete or out of order, if two ranks list a channel's transfers in different orders, or if ranks
-    wait for each other in a circle; the message names the ops.
+    Raises ScheduleError if it is incomplete or out of order, if two ranks list a channel's transfers in
+    different orders, or if ranks wait for each other in a circle; the message names the ops.
     """
     if all(op.computes for ops in schedule.ranks for op in ops):
         schedule = with_transfers(schedule)
@@ -236,7 +238,8 @@ class _Machine:
 
 
 def peak_activations(schedule: Schedule) -> dict[int, int]:
-    """By stage: the most micro-batches whose activations are alive at once, from F until B, or W where the backward is split."""
+    """By stage: the most micro-batches whose activations are alive at once, from F until B, or W where the
+    backward is split."""
     return {
         stage: _peak([op for ops in schedule.ranks for op in ops if op.stage == stage])
         for stage in range(schedule.num_stages)

@@ -1,4 +1,5 @@
-"""Everything Plait takes from environment variables, and where its data files lie. The only file that reads them.
+"""Everything Plait takes from environment variables, and where its data files lie. The only file that reads
+them.
 
     variable            meaning                                           when it is not set
     ------------------  ------------------------------------------------  --------------------------------------
@@ -15,7 +16,8 @@
     OMP_NUM_THREADS     threads of one rank, passed on to it              1: ranks share the machine's cores
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it      segments that grow in place
 
-The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a scheduler alike.
+The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
+scheduler alike.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ MASTER_PORT = 29500
 # What every rank gets unless the user's environment says otherwise.
 _RANK_DEFAULTS = {
     "OMP_NUM_THREADS": "1",  # ranks share the cores, and the thread that moves data needs its share too
-    # glibc gives freed memory back to the kernel and faults it in again, page by page, for every activation; kept, it is reused.
+    # glibc gives freed memory back to the kernel and faults it in again, page by page, for every activation;
+    # kept, it is reused.
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),
@@ -59,7 +62,8 @@ class RankEnv:
 
     @staticmethod
     def read(environ: Mapping[str, str] | None = None) -> RankEnv:
-        """What the environment says. Raises LaunchError naming the variable, its value and what is allowed."""
+        """What the environment says. Raises LaunchError naming the variable, its value and what is
+        allowed."""
         env = os.environ if environ is None else environ
         if "RANK" in env and "WORLD_SIZE" not in env:
             raise LaunchError(
@@ -90,7 +94,8 @@ class RankEnv:
 
     @property
     def place_among_cores(self) -> tuple[int, int]:
-        """(this process's place, processes) among those that share the machine's cores: in a lab all hosts are one machine."""
+        """(this process's place, processes) among those that share the machine's cores: in a lab all hosts
+        are one machine."""
         return (self.rank, self.world_size) if self.lab else (self.local_rank, self.local_world_size)
 
     def variables(self) -> dict[str, str]:
@@ -119,7 +124,8 @@ def rank_variables(*, rank: int, world_size: int, local_rank: int, local_world_s
 
 
 def rank_base() -> dict[str, str]:
-    """This process's environment with the settings that are good for every rank; the user's own values win."""
+    """This process's environment with the settings that are good for every rank; the user's own values
+    win."""
     return _RANK_DEFAULTS | inherited()
 
 
@@ -139,7 +145,8 @@ def inherited() -> dict[str, str]:
 
 
 def specs_folder() -> Path:
-    """The folder of data files (``models/``, ``jobs/``, ...): ``PLAIT_SPECS``, else the checkout's, else the installed one."""
+    """The folder of data files (``models/``, ``jobs/``, ...): ``PLAIT_SPECS``, else the checkout's, else the
+    installed one."""
     chosen = os.environ.get("PLAIT_SPECS")
     if chosen:
         if not Path(chosen, "models").is_dir():
@@ -149,7 +156,8 @@ def specs_folder() -> Path:
         return Path(chosen)
     package = Path(__file__).parents[1]
     checkout = package.parent / "specs"
-    # A wheel lands in site-packages, where a neighbour called specs could be anybody's; pyproject.toml tells ours apart.
+    # A wheel lands in site-packages, where a neighbour called specs could be anybody's; pyproject.toml tells
+    # ours apart.
     return checkout if (package.parent / "pyproject.toml").is_file() and checkout.is_dir() else package / "specs"
 
 
@@ -170,7 +178,8 @@ def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, 
 
 
 def expand_segments(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let a GPU's allocator grow its segments in place, so that tensors of changing sizes leave no holes, unless the user has set it up.
+    """Let a GPU's allocator grow its segments in place, so that tensors of changing sizes leave no holes,
+    unless the user has set it up.
 
     Takes effect before the first allocation.
     """

@@ -42,7 +42,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> JobError:
 def _walk(location: tuple[int | str, ...], root: type[BaseModel]) -> tuple[list[str], list[str], FieldInfo | None]:
     """The keys of a location, what is known where the last one stands, and its field.
 
-    pydantic's locations also name branches of unions and places in a list; those are no keys that a user wrote.
+    pydantic's locations also name branches of unions and places in a list; those are no keys that a user
+    wrote.
     """
     path: list[str] = []
     tables: list[type[BaseModel]] = [root]

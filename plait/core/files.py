@@ -11,7 +11,8 @@ from tempfile import mkstemp
 
 @contextmanager
 def replacing(path: str | Path) -> Generator[Path]:
-    """A new file beside ``path`` to write to; it takes ``path``'s name when the block ends, and is removed if it fails.
+    """A new file beside ``path`` to write to; it takes ``path``'s name when the block ends, and is removed if
+    it fails.
 
     A reader sees the old content or the new, never a part, also after a crash. Missing folders are made.
     """

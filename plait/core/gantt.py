@@ -1,4 +1,5 @@
-"""Bars on rows over time: the one form in which schedules, transfers and timelines are handed to whoever draws them.
+"""Bars on rows over time: the one form in which schedules, transfers and timelines are handed to whoever
+draws them.
 
 Drawn here as text; ``plait.diagnose.plots`` draws the same bars as SVG and PNG.
 """
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 
 class Bar(NamedTuple):
-    """One thing that occupies a row from ``start`` to ``end`` (seconds, or any one unit). kind: what decides its colour."""
+    """One thing that occupies a row from ``start`` to ``end`` (seconds, or any one unit). kind: what decides
+    its colour."""
 
     row: str
     start: float
@@ -28,9 +30,11 @@ class Piece(NamedTuple):
 
 
 def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[Piece]]]:
-    """Every row's name and pieces, rows in order of appearance, all ``width`` characters over the time that the bars span.
+    """Every row's name and pieces, rows in order of appearance, all ``width`` characters over the time that
+    the bars span.
 
-    A label that does not fit is cut to its number. A bar shorter than a character shares one with its neighbours: the last of them is seen.
+    A label that does not fit is cut to its number. A bar shorter than a character shares one with its
+    neighbours: the last of them is seen.
     """
     first, last = min((bar.start for bar in bars), default=0.0), max((bar.end for bar in bars), default=0.0)
     scale = width / (last - first) if last > first else 0.0

@@ -1,15 +1,16 @@
-"""Job: what the user writes, in TOML. Every mistake is one paragraph: file, key, value, what is allowed, what to change.
+"""Job: what the user writes, in TOML. Every mistake is one paragraph: file, key, value, what is allowed, what
+to change.
 
 [model]      preset or huggingface or the fields of ModelSpec; fields given beside a preset override it
 [data]       text, pattern, tokenizer, sequence, eval_fraction, seed
 [train]      steps, batch, micro_batch, learning rate and its schedule, AdamW, clipping, dtype, evaluation, checkpoints
 [strategy]   tp, overlap, slices ("auto" or { p1 =, p2 = }; also p1 and p2 alone), sequence_parallel (true, false, "auto"); for a pipeline
-             pp, schedule, interleave, slack, stage_layers; dp, sp, sp_kind, and shard over both; recompute; tp and dp may be lists, a
-             number for every place
+             pp, schedule, interleave, slack, stage_layers; dp, sp, sp_kind, and shard over both; recompute;
+             tp and dp may be lists, a number for every place
 [run]        name, folder, device, threads, peak_flops, timeline_steps
 
-A relative path in a file is meant from that file's folder, one on the command line from the current folder; ``run.folder``, where
-results go, always from the current folder.
+A relative path in a file is meant from that file's folder, one on the command line from the current folder;
+``run.folder``, where results go, always from the current folder.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ _PATHS = (("model", "huggingface"), ("data", "text"), ("data", "tokenizer"), ("t
 
 
 class Section(BaseModel):
-    """A table of the file. Values are taken as they are: no text for a number, no number for a truth value."""
+    """A table of the file. Values are taken as they are: no text for a number, no number for a truth
+    value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class DataSection(Section):
-    """What to train on. text: files, folders or ``python-stdlib``. tokenizer: ``bytes`` or a Hugging Face tokenizer file."""
+    """What to train on. text: files, folders or ``python-stdlib``. tokenizer: ``bytes`` or a Hugging Face
+    tokenizer file."""
 
     text: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = STDLIB
     pattern: str = "*"
@@ -67,7 +70,8 @@ class DataSection(Section):
 
 
 class TrainSection(Section):
-    """Sizes are in sequences; ``batch`` is one optimizer step, cut into micro-batches of ``micro_batch`` (0: not cut)."""
+    """Sizes are in sequences; ``batch`` is one optimizer step, cut into micro-batches of ``micro_batch`` (0:
+    not cut)."""
 
     steps: Count = 300
     batch: Count = 8
@@ -97,7 +101,8 @@ class Slices(Section):
 
 
 class Shard(Section):
-    """How many ranks share out parameters, gradients and optimizer states, of those that hold the same weights; see ``Sharding``."""
+    """How many ranks share out parameters, gradients and optimizer states, of those that hold the same
+    weights; see ``Sharding``."""
 
     params: Count = 1
     grads: Count = 1
@@ -106,7 +111,8 @@ class Shard(Section):
 
 
 class SequenceKind(Section):
-    """Both at once: rings of ``ring`` ranks, each of groups of ``ulysses`` that exchange heads; sp is their product."""
+    """Both at once: rings of ``ring`` ranks, each of groups of ``ulysses`` that exchange heads; sp is their
+    product."""
 
     ulysses: Count
     ring: Count
@@ -130,14 +136,16 @@ Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)
 
 
 class StrategySection(Section):
-    """How the model is split and its communication hidden; see ``Strategy``. ``auto``: candidates are timed before training.
+    """How the model is split and its communication hidden; see ``Strategy``. ``auto``: candidates are timed
+    before training.
 
-    pp: places of the pipeline. schedule: a name of ``plait schedule show``, or a file with a schedule. interleave: stages that every place
-    holds. slack: slack-1f1b's, of every boundary; measured before training if empty. stage_layers: layers of every stage, as
-    equal as can be if empty. shard: factors, or a named point such as "zero1" or "fsdp", over
-    dp x sp. sp: ranks that share every sequence. sp_kind: how attention gets all of it. recompute: what is computed again in the backward
-    instead of being kept. overlap: a word alone is tensor parallelism's; sharding then waits for everything if that is "sync", for nothing
-    otherwise.
+    pp: places of the pipeline. schedule: a name of ``plait schedule show``, or a file with a schedule.
+    interleave: stages that every place holds. slack: slack-1f1b's, of every boundary; measured before
+    training if empty. stage_layers: layers of every stage, as equal as can be if empty. shard: factors, or a
+    named point such as "zero1" or "fsdp", over
+    dp x sp. sp: ranks that share every sequence. sp_kind: how attention gets all of it. recompute: what is
+    computed again in the backward instead of being kept. overlap: a word alone is tensor parallelism's;
+    sharding then waits for everything if that is "sync", for nothing otherwise.
     """
 
     tp: Degrees = 1
@@ -171,7 +179,8 @@ class StrategySection(Section):
 
 
 class RunSection(Section):
-    """Where and on what. peak_flops: a device's peak, for MFU; otherwise the matrix rate measured at the start is used."""
+    """Where and on what. peak_flops: a device's peak, for MFU; otherwise the matrix rate measured at the
+    start is used."""
 
     name: str = ""
     folder: str = "runs"
@@ -207,7 +216,8 @@ class Job(Section):
 
     @staticmethod
     def read(path: str | Path, overrides: Sequence[str] = ()) -> Job:
-        """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file and key."""
+        """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file
+        and key."""
         values, changed = override(_located(read_toml(path), Path(path).parent), overrides, _is_text)
         try:
             return Job.from_dict(values)
@@ -278,7 +288,8 @@ class Job(Section):
 
     @property
     def degrees(self) -> tuple[tuple[int, int], ...]:
-        """(dp, tp) of every place of the pipeline. Raises JobError for a list that is not as long as the pipeline."""
+        """(dp, tp) of every place of the pipeline. Raises JobError for a list that is not as long as the
+        pipeline."""
         section, found = self.strategy, list[tuple[int, ...]]()
         for key, given in (("dp", section.dp), ("tp", section.tp)):
             each = (given,) * section.pp if isinstance(given, int) else given
@@ -305,7 +316,8 @@ class Job(Section):
 
     @property
     def layout(self) -> Layout | None:
-        """Rank order as a ``Layout``; None where the places of the pipeline differ, whose order is that of ``meshes``."""
+        """Rank order as a ``Layout``; None where the places of the pipeline differ, whose order is that of
+        ``meshes``."""
         (dp, tp), *others = self.degrees
         return (
             Layout(pp=self.strategy.pp, dp=dp, sp=self.strategy.sp, tp=tp)
@@ -360,7 +372,8 @@ class Job(Section):
         return replace(self.base_strategy, **{name: getattr(chosen, name) for name in free}) == chosen
 
     def model_spec(self, vocab: int) -> ModelSpec:
-        """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count as saying)."""
+        """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count
+        as saying)."""
         given = dict(self.model)
         preset, config = given.pop("preset", None), given.pop("huggingface", None)
         if preset is not None and config is not None:
@@ -392,12 +405,14 @@ class Job(Section):
 
     @property
     def content_hash(self) -> str:
-        """sha256 over all values, 64 hex digits; equal for equal jobs, whatever the order or layout of their files."""
+        """sha256 over all values, 64 hex digits; equal for equal jobs, whatever the order or layout of their
+        files."""
         return _digest(self.to_dict())
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides the numbers a run computes; not of names, logging or how long it runs."""
+        """A hash of everything that decides the numbers a run computes; not of names, logging or how long it
+        runs."""
         values = self.to_dict()
         for key in ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every"):
             values["train"].pop(key)
@@ -412,7 +427,8 @@ def _digest(values: Any) -> str:
 
 
 def _located(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """``values`` with relative paths made absolute from ``base``; what is no path, or of the wrong type, stays as it is."""
+    """``values`` with relative paths made absolute from ``base``; what is no path, or of the wrong type,
+    stays as it is."""
 
     def locate(text: Any) -> Any:
         if not isinstance(text, str) or text in (STDLIB, BYTES):

@@ -81,7 +81,8 @@ MeshAxis = Literal["dp", "sp", "tp", "replicas"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks of one place in a pipeline, whose degrees may differ from the next one's: ``first`` and those after it, tp innermost.
+    """The ranks of one place in a pipeline, whose degrees may differ from the next one's: ``first`` and those
+    after it, tp innermost.
 
     >>> Mesh(4, dp=2, tp=2).group_of(5, "dp")
     (5, 7)
@@ -127,7 +128,8 @@ class Mesh:
 
 
 def meshes(degrees: Iterable[tuple[int, int]], sp: int = 1) -> tuple[Mesh, ...]:
-    """The meshes of a pipeline from (dp, tp) of each of its places; equal degrees give the rank order of ``Layout``.
+    """The meshes of a pipeline from (dp, tp) of each of its places; equal degrees give the rank order of
+    ``Layout``.
 
     >>> [list(mesh.ranks) for mesh in meshes([(1, 2), (2, 1), (1, 1)])]
     [[0, 1], [2, 3], [4]]
@@ -140,7 +142,8 @@ def meshes(degrees: Iterable[tuple[int, int]], sp: int = 1) -> tuple[Mesh, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceCut:
-    """How ``sp`` ranks share a sequence: rings of ``ring`` ranks (SP-3), each made of groups of sp / ring neighbours (SP-2, Ulysses).
+    """How ``sp`` ranks share a sequence: rings of ``ring`` ranks (SP-3), each made of groups of sp / ring
+    neighbours (SP-2, Ulysses).
 
     >>> SequenceCut(sp=2, ring=2).tokens(8, 0)
     [range(0, 2), range(6, 8)]
@@ -155,8 +158,9 @@ class SequenceCut:
         return self.sp // self.ring
 
     def tokens(self, sequence: int, sp_rank: int) -> list[range]:
-        """Which positions a rank has, in order. A ring's rank has a chunk from the front and its mirror image from the end, so that causal
-        attention costs all the same; its Ulysses group shares these out in order."""
+        """Which positions a rank has, in order. A ring's rank has a chunk from the front and its mirror image
+        from the end, so that causal attention costs all the same; its Ulysses group shares these out in
+        order."""
         at, inner = divmod(sp_rank, self.ulysses)
         if self.ring == 1:
             held = [range(sequence)]

@@ -1,11 +1,13 @@
 """ModelSpec: the shapes of a decoder-only transformer, and what follows from them (parameters, FLOPs).
 
-Three families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown 2020,
+Three families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown
+2020,
 arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no biases (Touvron 2023,
-arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers in the shape of a U (Ronneberger 2015, arXiv 1505.04597;
-Petit 2021, arXiv 2103.06104), in one dimension and causal: a down path that halves the sequence ``levels`` times, a bottleneck, an up path
-that doubles it again, each of its levels adding what the down path had there. Shapes in comments: S sequence, B batch, H hidden, N heads,
-D head size, F feed-forward, V vocabulary.
+arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers in the shape of a U (Ronneberger
+2015, arXiv 1505.04597; Petit 2021, arXiv 2103.06104), in one dimension and causal: a down path that halves
+the sequence ``levels`` times, a bottleneck, an up path that doubles it again, each of its levels adding what
+the down path had there. Shapes in comments: S sequence, B batch, H hidden, N heads, D head size, F
+feed-forward, V vocabulary.
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ class ModelSpec:
 
     @property
     def resampling(self) -> tuple[tuple[int, Literal["down", "up"], int], ...]:
-        """(layer, direction, level) of every change of the sequence's length, just before that layer; level: the finer one.
+        """(layer, direction, level) of every change of the sequence's length, just before that layer; level:
+        the finer one.
 
         >>> spec = ModelSpec(family="utransformer", num_layers=5, hidden=8, num_heads=1, vocab=9, max_sequence=8, levels=2)
         >>> spec.resampling
@@ -151,7 +154,8 @@ class ModelSpec:
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one attention sublayer, its norm included. In a parallel block its output has no bias of its own."""
+        """Parameters of one attention sublayer, its norm included. In a parallel block its output has no bias
+        of its own."""
         query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         weights = self.hidden * (query + 2 * kv) + query * self.hidden
         biases = (query + 2 * kv) + (0 if self.parallel_block else self.hidden) if self.has_bias else 0
@@ -182,9 +186,11 @@ class ModelSpec:
         return self.hidden * (2 if self.has_bias else 1)
 
     def attention_flops(self, sequence: int) -> int:
-        """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not deducted.
+        """Forward FLOPs of one attention sublayer for one sequence: 2 per multiply-add, causal half not
+        deducted.
 
-        The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not counted.
+        The convention of Narayanan 2021 (arXiv 2104.04473), appendix: norms, softmax and biases are not
+        counted.
         """
         query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         linears = 2 * sequence * self.hidden * (2 * query + 2 * kv)
@@ -237,7 +243,8 @@ class ModelSpec:
 
     @staticmethod
     def from_huggingface(path: str | Path) -> ModelSpec:
-        """The spec a Hugging Face ``config.json`` (``gpt2`` or ``llama``) describes. Raises JobError for what we cannot run."""
+        """The spec a Hugging Face ``config.json`` (``gpt2`` or ``llama``) describes. Raises JobError for what
+        we cannot run."""
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         try:
             config = json.loads(file.read_text())
@@ -260,7 +267,8 @@ class ModelSpec:
 
     @staticmethod
     def preset_values(name: str, folder: Path) -> dict[str, Any]:
-        """What ``folder/NAME.toml`` says, before anything is derived from it, so that a job may still change a shape."""
+        """What ``folder/NAME.toml`` says, before anything is derived from it, so that a job may still change
+        a shape."""
         file = folder / f"{name}.toml"
         if not file.is_file():
             known = sorted(p.stem for p in folder.glob("*.toml"))
@@ -314,7 +322,8 @@ def _from_llama(config: dict[str, Any]) -> ModelSpec:
     for key, only in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
         if config.get(key, only) != only:
             raise JobError(f"{config[key]!r} is not supported", key=key, fix=f"Supported: {only!r}")
-    # Newer files hold everything rotary under rope_parameters; older ones split it over rope_theta and rope_scaling.
+    # Newer files hold everything rotary under rope_parameters; older ones split it over rope_theta and
+    # rope_scaling.
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):

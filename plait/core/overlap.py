@@ -1,10 +1,12 @@
 """Choosing the order of segment ops so that collectives hide behind computation (Domino, arXiv 2409.15241).
 
-On the model of ``segment_costs``, processor and link. ``domino_order`` is list scheduling: slices are independent
-chains, so while one slice's collective travels another slice computes, and weight gradients, which nobody waits
-for, fill what is left; then single ops are moved (``climb``). Beyond the paper's fixed interleaving: any number of slices, weight
-gradients deferred to where the processor would idle, and slices that may run ahead of each other (one slice's compute-heavy backward
-beside another's communication-heavy forward).
+On the model of ``segment_costs``, processor and link. ``domino_order`` is list scheduling: slices are
+independent
+chains, so while one slice's collective travels another slice computes, and weight gradients, which nobody
+waits
+for, fill what is left; then single ops are moved (``climb``). Beyond the paper's fixed interleaving: any
+number of slices, weight gradients deferred to where the processor would idle, and slices that may run ahead
+of each other (one slice's compute-heavy backward beside another's communication-heavy forward).
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from plait.core.strategy import Overlap
 
 # Orders are made for collectives that are so many times slower than measured ...
 ASSUMED = (1.0, 1.4, 1.75)
-# ... and judged by these: a rank that is late, or a communication thread that shares its core, slows collectives down, by a few percent
-# where costs are medians of several steps.
+# ... and judged by these: a rank that is late, or a communication thread that shares its core, slows
+# collectives down, by a few percent where costs are medians of several steps.
 JUDGED = (1.0, 1.1)
-# Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps activations alive. Fewer where
-# these are computed again, since then memory is what matters.
+# Weight gradients that may be outstanding per slice before they take precedence: what is outstanding keeps
+# activations alive. Fewer where these are computed again, since then memory is what matters.
 HELD_BACK, HELD_BACK_AGAIN = 8, 2
 # Of the lists made, so many of the best are improved.
 IMPROVED = 4
@@ -39,7 +41,8 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
 
 
 def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[Action]:
-    """The best of a few list-scheduling policies, improved, by simulated time with collectives as measured and late; the first if equal."""
+    """The best of a few list-scheduling policies, improved, by simulated time with collectives as measured
+    and late; the first if equal."""
     policies = [
         _Policy(ahead, fill, patience)
         for ahead in (True, False)
@@ -66,10 +69,11 @@ class _Policy(NamedTuple):
     """How the list scheduler chooses.
 
     ahead: the slice that is further along goes first, so that slices drift apart; otherwise the one behind.
-    fill: while the link has work for longer than a weight gradient takes, that goes first: nothing is lost by it.
-    patience: a slice holds an op back, even if the processor idles, when its collective would block the link for more than the share
-    ``1 - patience`` of its time after a slice before it wants the link. On a link that is the bottleneck this lets the first slice reach
-    its compute-heavy backward early, beside which the others' forward communication hides. 0: never.
+    fill: while the link has work for longer than a weight gradient takes, that goes first: nothing is lost by
+    it. patience: a slice holds an op back, even if the processor idles, when its collective would block the
+    link for more than the share ``1 - patience`` of its time after a slice before it wants the link. On a
+    link that is the bottleneck this lets the first slice reach its compute-heavy backward early, beside which
+    the others' forward communication hides. 0: never.
     """
 
     ahead: bool
@@ -78,7 +82,8 @@ class _Policy(NamedTuple):
 
 
 class _ListScheduler:
-    """Greedy list scheduling: at every moment run the ready op that the policy prefers, or idle until one is ready.
+    """Greedy list scheduling: at every moment run the ready op that the policy prefers, or idle until one is
+    ready.
 
     Lists are indexed by the numbers of ``NumberedOps``.
     """

@@ -1,6 +1,8 @@
-"""A planned pipeline as data: the schedule with its transfers, the meshes, the layers of every stage, a reshard plan for every boundary.
+"""A planned pipeline as data: the schedule with its transfers, the meshes, the layers of every stage, a
+reshard plan for every boundary.
 
-Planned once (``plait.plan.pipeline``), written to a file, obeyed by every rank: order and senders are never decided at run time.
+Planned once (``plait.plan.pipeline``), written to a file, obeyed by every rank: order and senders are never
+decided at run time.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ WHOLE_SEQUENCE = SequenceCut()
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. names: what crosses each edge of the schedule.
-    reshards: by (source stage, target stage), both directions, the plan of each tensor, [S, B, H] of one micro-batch; none on one place.
-    shardings: of every place, over its dp x sp; nothing is cut if empty. sequence: how every place's sp ranks share sequences."""
+    """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. names: what crosses
+    each edge of the schedule. reshards: by (source stage, target stage), both directions, the plan of each
+    tensor, [S, B, H] of one micro-batch; none on one place. shardings: of every place, over its dp x sp;
+    nothing is cut if empty. sequence: how every place's sp ranks share sequences."""
 
     schedule: Schedule
     degrees: tuple[tuple[int, int], ...]

@@ -1,6 +1,7 @@
 """Plan: everything a run obeys, complete, in one versioned JSON file with a content hash.
 
-The hash is stamped on checkpoints and timelines. The runtime never amends a plan: where it cannot do what the plan says, it stops.
+The hash is stamped on checkpoints and timelines. The runtime never amends a plan: where it cannot do what the
+plan says, it stops.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """job: as in ``Job.to_dict``. layout: None where the meshes of a pipeline differ. pipeline: as in ``PipelinePlan.to_dict``.
+    """job: as in ``Job.to_dict``. layout: None where the meshes of a pipeline differ. pipeline: as in
+    ``PipelinePlan.to_dict``.
 
     costs: what the order of segment ops is derived from, the same on every rank.
     """
@@ -75,7 +77,8 @@ class Plan:
 
     @staticmethod
     def of_job(path: Path, job_fingerprint: str) -> Plan:
-        """The plan that an earlier start of this job has left. Raises JobError as ``read`` does, and for another job's."""
+        """The plan that an earlier start of this job has left. Raises JobError as ``read`` does, and for
+        another job's."""
         plan = Plan.read(path)
         if plan.job_fingerprint != job_fingerprint:
             raise JobError(

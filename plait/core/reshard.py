@@ -1,13 +1,15 @@
 """Cross-mesh resharding: which pieces of a tensor must go from where to where when its layout changes meshes.
 
-A `TensorLayout` says how a tensor lies on a mesh of ranks. Between a source and a destination layout every distinct
-destination tile is put together from the source tiles that it intersects; each such intersection is a *unit task*: one box
-of the tensor, the ranks that hold it and the ranks that need it (Zhuang et al., "On Optimizing the Communication of Model
-Parallelism", arXiv 2211.05322, section 3). Sizes need not divide: boxes are intersected, whatever their bounds.
+A `TensorLayout` says how a tensor lies on a mesh of ranks. Between a source and a destination layout every
+distinct destination tile is put together from the source tiles that it intersects; each such intersection is
+a *unit task*: one box of the tensor, the ranks that hold it and the ranks that need it (Zhuang et al., "On
+Optimizing the Communication of Model Parallelism", arXiv 2211.05322, section 3). Sizes need not divide: boxes
+are intersected, whatever their bounds.
 
-Text form of a layout: the mesh, then one word for each dimension of the tensor, ``R`` (replicated) or ``S`` and the mesh
-axes that split it, the first the slowest: ``(2,4) S0 R S1``, ``(2,4) S01 R R``. A mesh axis that no word names holds
-replicas. The ranks are 0, 1, 2, ... unless told: ``(2,4)@8 ...`` starts at 8, ``(2,2)@0,1,4,5 ...`` lists them.
+Text form of a layout: the mesh, then one word for each dimension of the tensor, ``R`` (replicated) or ``S``
+and the mesh axes that split it, the first the slowest: ``(2,4) S0 R S1``, ``(2,4) S01 R R``. A mesh axis that
+no word names holds replicas. The ranks are 0, 1, 2, ... unless told: ``(2,4)@8 ...`` starts at 8,
+``(2,2)@0,1,4,5 ...`` lists them.
 
 >>> source, destination = TensorLayout.parse("(2,2) S0 R"), TensorLayout.parse("(2,2) R S0", first_rank=4)
 >>> for task in unit_tasks(source, destination, (4, 6)):
@@ -72,8 +74,8 @@ class Box(NamedTuple):
 class UnitTask(NamedTuple):
     """One box that must reach ``receivers``.
 
-    holders: every source rank that has it, any of which may send. receivers: the destination ranks that lack it (those
-    that hold it already copy it locally, see `local_copies`). Both ascending.
+    holders: every source rank that has it, any of which may send. receivers: the destination ranks that lack
+    it (those that hold it already copy it locally, see `local_copies`). Both ascending.
     """
 
     box: Box
@@ -85,9 +87,10 @@ class UnitTask(NamedTuple):
 class TensorLayout:
     """How a tensor lies on a mesh.
 
-    mesh: extent of every mesh axis. ranks: the global rank at every mesh position, last axis fastest. spec: for every
-    dimension of the tensor the mesh axes that split it, slowest first, none for a replicated one; an axis is used at most
-    once. Slices are contiguous and as equal as can be, larger ones first; they may be empty.
+    mesh: extent of every mesh axis. ranks: the global rank at every mesh position, last axis fastest. spec:
+    for every dimension of the tensor the mesh axes that split it, slowest first, none for a replicated one;
+    an axis is used at most once. Slices are contiguous and as equal as can be, larger ones first; they may be
+    empty.
     """
 
     mesh: tuple[int, ...]
@@ -117,7 +120,8 @@ class TensorLayout:
 
     @staticmethod
     def parse(text: str, first_rank: int = 0) -> TensorLayout:
-        """The layout of a text form; ``first_rank`` is where ranks begin if the text does not say. Raises ReshardError."""
+        """The layout of a text form; ``first_rank`` is where ranks begin if the text does not say. Raises
+        ReshardError."""
         match = _TEXT.fullmatch(text.strip())
         if not match:
             raise ReshardError(
@@ -156,7 +160,8 @@ class TensorLayout:
         return tuple(found)
 
     def cuts(self, shape: tuple[int, ...]) -> list[list[int]]:
-        """The bounds of the slices of every dimension, from 0 to its size. Raises ReshardError unless dimensions agree."""
+        """The bounds of the slices of every dimension, from 0 to its size. Raises ReshardError unless
+        dimensions agree."""
         if len(shape) != len(self.spec):
             sizes = _list(shape) or "of a scalar"
             raise ReshardError(
@@ -180,7 +185,8 @@ class TensorLayout:
 
 
 def unit_tasks(source: TensorLayout, destination: TensorLayout, shape: tuple[int, ...]) -> tuple[UnitTask, ...]:
-    """Every box that has to move, destination tile by destination tile, and in it source tile by source tile."""
+    """Every box that has to move, destination tile by destination tile, and in it source tile by source
+    tile."""
     tasks = (
         UnitTask(box, holders, tuple(r for r in needing if r not in holders))
         for box, holders, needing in _meetings(source, destination, shape)
@@ -197,7 +203,8 @@ def local_copies(
 
 
 def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """The boxes that elements ``start <= i < stop`` of a row-major array form, in order; at most two a dimension and one more.
+    """The boxes that elements ``start <= i < stop`` of a row-major array form, in order; at most two a
+    dimension and one more.
 
     >>> print(*boxes_of_range((4, 3), 2, 10))
     [0:1, 2:3] [1:3, 0:3] [3:4, 0:1]
@@ -228,8 +235,8 @@ def _meetings(
 ) -> Iterator[tuple[Box, tuple[int, ...], tuple[int, ...]]]:
     """(box, source ranks, destination ranks) of every two tiles that intersect.
 
-    A destination slice meets a run of neighbouring source slices along every dimension: found by bisection, so that the
-    effort grows with what is found and not with the product of the meshes.
+    A destination slice meets a run of neighbouring source slices along every dimension: found by bisection,
+    so that the effort grows with what is found and not with the product of the meshes.
     """
     theirs, ours = source.cuts(shape), destination.cuts(shape)
     holders = source.holders()

@@ -1,8 +1,9 @@
 """A planned reshard as data, and the point-to-point messages that it is made of.
 
-`ReshardPlan` holds the unit tasks in the order in which they start, each with its senders, the way in which it reaches its
-receivers, and the number of chunks. `messages` lowers it to one list, the same on every rank; a rank works through those
-that it sends or receives, in that order. All ways are messages, so none needs a communicator of its own
+`ReshardPlan` holds the unit tasks in the order in which they start, each with its senders, the way in which
+it reaches its receivers, and the number of chunks. `messages` lowers it to one list, the same on every rank;
+a rank works through those that it sends or receives, in that order. All ways are messages, so none needs a
+communicator of its own
 (A receiver hosts, t = bytes / bandwidth of a NIC):
 
     send_recv          a full copy to every receiver                                            A B t for B receivers a host
@@ -10,9 +11,10 @@ that it sends or receives, in that order. All ways are messages, so none needs a
     global_all_gather  all receivers get a share each, then pass shares on in a ring            about 2 t
     broadcast          K chunks from host to host and on within each, forwarded as they come    (K + A - 1) t / K
 
-The list cannot deadlock. What each rank does follows from it (`script`): every wait is for a message that is posted and that
-stands no later in the list than what the wait holds up. So the first unfinished message of the list is posted on both sides and what
-it forwards has arrived: it ends. `check` proves it for a list by running all scripts with rendezvous.
+The list cannot deadlock. What each rank does follows from it (`script`): every wait is for a message that is
+posted and that stands no later in the list than what the wait holds up. So the first unfinished message of
+the list is posted on both sides and what it forwards has arrived: it ends. `check` proves it for a list by
+running all scripts with rendezvous.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Chain(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Elements ``start <= i < stop`` of the packed (row-major) box of ``steps[step].task``, from ``src`` to ``dst``."""
+    """Elements ``start <= i < stop`` of the packed (row-major) box of ``steps[step].task``, from ``src`` to
+    ``dst``."""
 
     src: int
     dst: int
@@ -56,9 +59,10 @@ class Message(NamedTuple):
 class Step:
     """One unit task as planned.
 
-    chains: one for each rail (NIC of the hosts) that the box is striped over, with equal shares of its elements.
-    chunks: pieces that a share is cut into. start, duration: as predicted, in nanoseconds (integers, so that every rank
-    computes the same).
+    chains: one for each rail (NIC of the hosts) that the box is striped over, with equal shares of its
+    elements.
+    chunks: pieces that a share is cut into. start, duration: as predicted, in nanoseconds (integers, so that
+    every rank computes the same).
     """
 
     task: UnitTask
@@ -155,7 +159,8 @@ def _step_from_dict(values: dict[str, Any]) -> Step:
 def messages(plan: ReshardPlan) -> list[Message]:
     """Every message, in the order that all ranks follow: by the time at which the plan has it start.
 
-    Sorted by time rather than task by task, so that a rank that serves two tasks at once takes them chunk about.
+    Sorted by time rather than task by task, so that a rank that serves two tasks at once takes them chunk
+    about.
     """
     timed: list[tuple[int, int, int, int, Message]] = []
     for number, step in enumerate(plan.steps):
@@ -181,9 +186,11 @@ class _Hop(NamedTuple):
 
 
 def broadcast_hops(chain: Chain, hosts: Sequence[int]) -> list[tuple[int, int]]:
-    """Who sends to whom: the first receiver of each host to the first of the next, and within each host from one to the next.
+    """Who sends to whom: the first receiver of each host to the first of the next, and within each host from
+    one to the next.
 
-    Not one line through all receivers: a chunk reaches the last host after one hop a host, and leaves each by the NIC by which it came.
+    Not one line through all receivers: a chunk reaches the last host after one hop a host, and leaves each by
+    the NIC by which it came.
 
     >>> broadcast_hops(Chain(0, (2, 3, 4, 5)), (0, 0, 1, 1, 2, 2))
     [(0, 2), (2, 4), (2, 3), (4, 5)]
@@ -219,7 +226,8 @@ def _send_recv(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ..
 
 
 def _local_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
-    """Host after host: a share to each receiver of the host, which passes it on to the host's others as it comes."""
+    """Host after host: a share to each receiver of the host, which passes it on to the host's others as it
+    comes."""
     groups = [list(group) for _, group in groupby(chain.receivers, key=lambda rank: hosts[rank])]
     for turn, group in enumerate(groups):
         parts = -(-chunks // len(group))
@@ -236,7 +244,8 @@ def _local_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[
 
 
 def _global_all_gather(chain: Chain, lo: int, hi: int, chunks: int, hosts: tuple[int, ...]) -> Iterator[_Hop]:
-    """A share to every receiver, then a ring: in every round each hands its neighbour the share it got last."""
+    """A share to every receiver, then a ring: in every round each hands its neighbour the share it got
+    last."""
     ring, size = chain.receivers, len(chain.receivers)
     parts = -(-chunks // size)
     pieces = [_ranges(start, stop, parts) for start, stop in _ranges(lo, hi, size)]
@@ -260,15 +269,16 @@ _LOWER = {
 
 
 def _ranges(lo: int, hi: int, parts: int) -> list[tuple[int, int]]:
-    """``parts`` neighbouring ranges of lo..hi, as equal as can be, the last ones empty if there are too many."""
+    """``parts`` neighbouring ranges of lo..hi, as equal as can be, the last ones empty if there are too
+    many."""
     return list(pairwise(accumulate(slice_sizes(hi - lo, parts), initial=lo)))
 
 
 def check(plan: ReshardPlan, listed: Sequence[Message], window: int = WINDOW) -> None:
     """Raise ReshardError, naming the message, unless ``listed`` carries out ``plan``.
 
-    Every receiver gets every element of its box once; nobody sends what it has not got earlier in the list; and run with
-    rendezvous, ``window`` messages ahead, the list ends.
+    Every receiver gets every element of its box once; nobody sends what it has not got earlier in the list;
+    and run with rendezvous, ``window`` messages ahead, the list ends.
     """
     got: dict[tuple[int, int], _Ranges] = {}
     for message in listed:
@@ -317,7 +327,8 @@ class _Ranges:
 
 
 class Act(NamedTuple):
-    """What a rank does next with message ``number`` of the list: post its receive, post its send, or wait for it to end."""
+    """What a rank does next with message ``number`` of the list: post its receive, post its send, or wait for
+    it to end."""
 
     verb: Literal["receive", "send", "wait"]
     number: int
@@ -326,9 +337,10 @@ class Act(NamedTuple):
 def script(listed: Sequence[Message], rank: int, window: int = WINDOW) -> list[Act]:
     """What ``rank`` does, from first to last.
 
-    Receives are posted in list order, ``window`` of them ahead of those that have ended. Sends are posted in list order, each as soon
-    as what it forwards is there and fewer than ``window`` are under way. Otherwise the rank waits: for its next receive
-    if that is all that its next send lacks, else for whichever of its next receive and its oldest send stands earlier in the list.
+    Receives are posted in list order, ``window`` of them ahead of those that have ended. Sends are posted in
+    list order, each as soon as what it forwards is there and fewer than ``window`` are under way. Otherwise
+    the rank waits: for its next receive if that is all that its next send lacks, else for whichever of its
+    next receive and its oldest send stands earlier in the list.
     """
     receives = [number for number, message in enumerate(listed) if message.dst == rank]
     sends = [number for number, message in enumerate(listed) if message.src == rank]
@@ -354,7 +366,8 @@ def script(listed: Sequence[Message], rank: int, window: int = WINDOW) -> list[A
 
 
 def _receives_needed(listed: Sequence[Message], receives: list[int], sends: list[int]) -> list[int]:
-    """For every send, how many of the rank's receives must have ended before: all up to the last that brings a part of it."""
+    """For every send, how many of the rank's receives must have ended before: all up to the last that brings
+    a part of it."""
     brought: dict[int, list[tuple[int, int]]] = {}
     for count, number in enumerate(receives, 1):
         brought.setdefault(listed[number].step, []).append((count, number))
@@ -375,7 +388,8 @@ def _overlap(one: Message, other: Message) -> bool:
 def unfinished(
     listed: Sequence[Message], window: int = WINDOW, scripts: Mapping[int, Sequence[Act]] | None = None
 ) -> list[Message]:
-    """The messages that never end if one ends only when both its sides are posted: none, or there is a deadlock.
+    """The messages that never end if one ends only when both its sides are posted: none, or there is a
+    deadlock.
 
     scripts: what ranks do, if not what `script` says.
     """

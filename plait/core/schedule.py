@@ -8,10 +8,11 @@ An op is one action of one stage on one micro-batch. Text form, as in torch.dist
     2RECV_F3   post the receive for it; ``5RECV_F3<1`` from stage 1
     2SEND_B3   send the gradient back to where the input came from; 1RECV_B3 likewise
 
-A *stage* is a range of layers; a *rank* here is a position on the pp axis, which holds one stage, or several (interleaving, V-shapes).
-Generators (``plait.core.schedules``) give computation only; ``with_transfers`` adds the transfers. Sends and receives never block: a
-computation waits for what it needs. Transfers from one rank to another form a *channel*, and travel one after the other in the order in
-which the sender lists them; the receiver lists them in the same order, so that no backend can mix them up or wait in a circle.
+A *stage* is a range of layers; a *rank* here is a position on the pp axis, which holds one stage, or several
+(interleaving, V-shapes). Generators (``plait.core.schedules``) give computation only; ``with_transfers`` adds
+the transfers. Sends and receives never block: a computation waits for what it needs. Transfers from one rank
+to another form a *channel*, and travel one after the other in the order in which the sender lists them; the
+receiver lists them in the same order, so that no backend can mix them up or wait in a circle.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _WORD = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d
 
 
 class Transfer(NamedTuple):
-    """One tensor on its way: what stage ``source`` computed for ``micro_batch``, forward or backward, and stage ``target`` needs."""
+    """One tensor on its way: what stage ``source`` computed for ``micro_batch``, forward or backward, and
+    stage ``target`` needs."""
 
     source: int
     target: int
@@ -115,8 +117,8 @@ def parse_op(word: str) -> Op:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every rank's list of ops. edges: (producer, consumer) stages of every tensor that crosses stages; a chain if not given.
-    trains: False for forwards alone, to evaluate.
+    """Every rank's list of ops. edges: (producer, consumer) stages of every tensor that crosses stages; a
+    chain if not given. trains: False for forwards alone, to evaluate.
 
     >>> print(Schedule("by hand", 2, ((Op(0, "F", 0), Op(0, "B", 0)), (Op(1, "F", 0), Op(1, "B", 0)))))
     # by hand
@@ -239,10 +241,12 @@ def _parse_edge(word: str) -> Edge:
 
 
 def check(schedule: Schedule) -> None:
-    """Raise ScheduleError, naming the op, unless every rank's list is whole and in an order in which it could run alone.
+    """Raise ScheduleError, naming the op, unless every rank's list is whole and in an order in which it could
+    run alone.
 
-    Every computation once and on one rank; what is needed on the same rank before it; transfers, if there are any, all there: sent
-    after their op, received before their reader. Whether ranks may wait for each other in a circle: ``plait.core.dry_run``.
+    Every computation once and on one rank; what is needed on the same rank before it; transfers, if there are
+    any, all there: sent after their op, received before their reader. Whether ranks may wait for each other
+    in a circle: ``plait.core.dry_run``.
     """
     stage_ranks: dict[int, int] = {}
     seen = set[Op]()
@@ -313,16 +317,19 @@ def ends(transfer: Transfer) -> tuple[Op, Op]:
 
 
 def with_edges(schedule: Schedule, edges: Iterable[Edge]) -> Schedule:
-    """The same computations for a graph with these edges (a chain's and skip connections'); transfers must not be there yet."""
+    """The same computations for a graph with these edges (a chain's and skip connections'); transfers must
+    not be there yet."""
     return replace(schedule, edges=tuple(sorted(set(edges))))
 
 
 def with_transfers(schedule: Schedule, ahead: int = 2) -> Schedule:
-    """The schedule with every transfer written out: sent right after its op, its receive posted ``ahead`` computations before its reader.
+    """The schedule with every transfer written out: sent right after its op, its receive posted ``ahead``
+    computations before its reader.
 
-    Posting a receive earlier keeps a buffer longer and, on NCCL, a waiting kernel; later, the transfer starts late where sender and
-    receiver must meet. Two computations are one forward and one backward, a whole period of the steady state. A channel's receives stand
-    in the sender's order: one that is overtaken is posted with the one that overtook it.
+    Posting a receive earlier keeps a buffer longer and, on NCCL, a waiting kernel; later, the transfer starts
+    late where sender and receiver must meet. Two computations are one forward and one backward, a whole
+    period of the steady state. A channel's receives stand in the sender's order: one that is overtaken is
+    posted with the one that overtook it.
     """
     check(schedule)
     posts: list[dict[int, list[Op]]] = [{} for _ in schedule.ranks]
@@ -353,7 +360,8 @@ def _channels(schedule: Schedule) -> dict[tuple[int, int], list[Transfer]]:
 
 
 def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
-    """For evaluation on the same ranks: every micro-batch through one stage after the other, with transfers."""
+    """For evaluation on the same ranks: every micro-batch through one stage after the other, with
+    transfers."""
     ranks = [
         tuple(Op(stage, "F", at) for stage in schedule.stages_of(rank) for at in range(micro_batches))
         for rank in range(len(schedule.ranks))

@@ -1,4 +1,5 @@
-"""The pipeline schedules Plait knows: which computation each rank runs next. P ranks, S stages, M micro-batches.
+"""The pipeline schedules Plait knows: which computation each rank runs next. P ranks, S stages, M
+micro-batches.
 
     gpipe           all forwards, then all backwards (Huang 2019)
     1f1b            rank i runs S-i forwards, then one backward, one forward, ... (Narayanan 2019, PipeDream-Flush)
@@ -9,7 +10,8 @@
     zb-h2           eager-1f1b with its backwards split: no bubble, memory of eager-1f1b (same)
     zb-v            two stages a rank, down and up again, no bubble with the memory of 1f1b where F, I and W take equally long (same)
 
-``steady_period`` is the theorem behind eager and slack: with asynchronous links the time per micro-batch is the longest mean circuit.
+``steady_period`` is the theorem behind eager and slack: with asynchronous links the time per micro-batch is
+the longest mean circuit.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from plait.core.strategy import slice_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a generator needs. chunks: stages a rank holds (interleaved: any; zb-v: 2). slack: of every boundary, for slack-1f1b."""
+    """What a generator needs. chunks: stages a rank holds (interleaved: any; zb-v: 2). slack: of every
+    boundary, for slack-1f1b."""
 
     ranks: int
     micro_batches: int
@@ -40,7 +43,8 @@ class Shape:
 
 
 def generate(name: str, shape: Shape) -> Schedule:
-    """The named schedule, computation only. Raises ScheduleError for an unknown name or a shape that it does not fit."""
+    """The named schedule, computation only. Raises ScheduleError for an unknown name or a shape that it does
+    not fit."""
     if name not in GENERATORS:
         raise ScheduleError(
             f"no schedule is called '{name}'{nearest(name, GENERATORS)}; there are {', '.join(GENERATORS)}"
@@ -58,7 +62,8 @@ def generate(name: str, shape: Shape) -> Schedule:
 
 
 def find_schedule(name: str, shape: Shape) -> tuple[Schedule, Shape | None]:
-    """The schedule of that name, its shape with at least the chunks it needs; or the one written in the file ``name``, without a shape.
+    """The schedule of that name, its shape with at least the chunks it needs; or the one written in the file
+    ``name``, without a shape.
 
     Raises ScheduleError as ``generate`` and ``parse_schedule`` do.
     """
@@ -89,7 +94,8 @@ def _slack(shape: Shape) -> Iterable[list[Op]]:
 
 
 def warm_up(slack: Sequence[int]) -> list[int]:
-    """Forwards that each stage runs before its first backward: 1 for the last, each boundary's slack more towards the first.
+    """Forwards that each stage runs before its first backward: 1 for the last, each boundary's slack more
+    towards the first.
 
     >>> warm_up([2, 2, 2])
     [7, 5, 3, 1]
@@ -117,7 +123,8 @@ def _zero_bubble_h2(shape: Shape) -> Iterable[list[Op]]:
 
 
 def _split(warm: Sequence[int], lag: Sequence[int], micro_batches: int) -> Iterable[list[Op]]:
-    """One input gradient, one forward; weight gradients follow ``lag`` micro-batches behind, which keeps every stage's memory equal."""
+    """One input gradient, one forward; weight gradients follow ``lag`` micro-batches behind, which keeps
+    every stage's memory equal."""
     for stage, (first, behind) in enumerate(zip(warm, lag, strict=True)):
         first = min(first, micro_batches)
         ops = [Op(stage, "F", at) for at in range(first)]
@@ -137,7 +144,8 @@ def _split(warm: Sequence[int], lag: Sequence[int], micro_batches: int) -> Itera
 
 
 def _interleaved(shape: Shape) -> Iterable[list[Op]]:
-    """Micro-batches go through a rank's stages in groups of P, or a little more: with less, ranks would wait for each other in a circle."""
+    """Micro-batches go through a rank's stages in groups of P, or a little more: with less, ranks would wait
+    for each other in a circle."""
     ranks, chunks, count = shape.ranks, shape.chunks, shape.micro_batches
     ends = list(accumulate(slice_sizes(count, max(1, count // ranks)), initial=0))
     groups = [range(*pair) for pair in pairwise(ends)]
@@ -155,7 +163,8 @@ def _interleaved(shape: Shape) -> Iterable[list[Op]]:
 
 
 def _zero_bubble_v(shape: Shape) -> Iterable[list[Op]]:
-    """Rank i holds stages i and 2P-1-i. The order is made for at least as many micro-batches as fill the pipeline; the rest is left out."""
+    """Rank i holds stages i and 2P-1-i. The order is made for at least as many micro-batches as fill the
+    pipeline; the rest is left out."""
     ranks, count = shape.ranks, shape.micro_batches
     for rank in range(ranks):
         turn = _Turns(rank, 2 * ranks - 1 - rank)
@@ -172,7 +181,8 @@ def _zero_bubble_v(shape: Shape) -> Iterable[list[Op]]:
 
 
 class _Turns:
-    """The next op of each kind of two stages of one rank: F I W of the one nearer the input, f i w of the other."""
+    """The next op of each kind of two stages of one rank: F I W of the one nearer the input, f i w of the
+    other."""
 
     def __init__(self, near: int, far: int) -> None:
         self.stage = {**dict.fromkeys("FIW", near), **dict.fromkeys("fiw", far)}
@@ -207,7 +217,8 @@ CHUNKS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Known:
-    """What theory says of a schedule whose transfers take no time. bubble: as ``DryRun.bubble``; peak: by rank, as ``rank_peaks``."""
+    """What theory says of a schedule whose transfers take no time. bubble: as ``DryRun.bubble``; peak: by
+    rank, as ``rank_peaks``."""
 
     bubble: float
     peak: tuple[int, ...]
@@ -218,7 +229,8 @@ def closed_form(
 ) -> Known | None:
     """Bubble and memory of equal stages, seconds as given for one stage; None where no formula holds.
 
-    Source: the schedule's paper. interleaved needs M to be a multiple of P and more than P; zb-* need M >= 2P-1, zb-v equal parts.
+    Source: the schedule's paper. interleaved needs M to be a multiple of P and more than P; zb-* need M >=
+    2P-1, zb-v equal parts.
     """
     ranks, count, chunks = shape.ranks, shape.micro_batches, shape.chunks
     backward, steps = input_gradient + weight_gradient, ranks - 1
@@ -252,9 +264,10 @@ def closed_form(
 def steady_period(compute: Sequence[float], transfer: Sequence[float], slack: Sequence[int]) -> float:
     """Seconds per micro-batch of a 1F1B-like schedule in its steady state.
 
-    compute: forward and backward of each stage; transfer: one way over each boundary; slack: of each boundary, the difference of its two
-    stages' warm-up (1f1b: 1, eager: 2). Links are asynchronous, one a direction. Between stages i and j a micro-batch goes there and
-    back, sum(compute) + 2 sum(transfer), while 1 + sum(slack) micro-batches are in between.
+    compute: forward and backward of each stage; transfer: one way over each boundary; slack: of each
+    boundary, the difference of its two stages' warm-up (1f1b: 1, eager: 2). Links are asynchronous, one a
+    direction. Between stages i and j a micro-batch goes there and back, sum(compute) + 2 sum(transfer), while
+    1 + sum(slack) micro-batches are in between.
     """
     period = max(*compute, *transfer, 0.0)
     for i in range(len(compute)):
@@ -267,11 +280,12 @@ def steady_period(compute: Sequence[float], transfer: Sequence[float], slack: Se
 
 
 def enough_slack(compute: Sequence[float], transfer: Sequence[float], tolerance: float = 0.0) -> tuple[int, ...]:
-    """The least slack with which transfers cost no more than ``tolerance`` of the period: fewest live activations over all stages.
+    """The least slack with which transfers cost no more than ``tolerance`` of the period: fewest live
+    activations over all stages.
 
-    Every range of stages asks for a sum of slacks (``steady_period`` <= (1 + tolerance) max(compute, transfer)). Slack at a boundary is
-    paid by all stages before it, so ranges are served from the last to begin to the first, each at its first boundary: no other choice
-    needs fewer, or less far back.
+    Every range of stages asks for a sum of slacks (``steady_period`` <= (1 + tolerance) max(compute,
+    transfer)). Slack at a boundary is paid by all stages before it, so ranges are served from the last to
+    begin to the first, each at its first boundary: no other choice needs fewer, or less far back.
 
     >>> enough_slack([3.0] * 8, [0, 0, 0, 1.2, 0, 0, 0])
     (1, 1, 1, 2, 1, 1, 1)

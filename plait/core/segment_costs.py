@@ -1,7 +1,7 @@
 """What segment ops and their collectives cost, and how long a list of them takes.
 
-Two resources work side by side: the processor runs one op at a time, the link carries one collective at a time in the order in which they
-start. Costs come from shapes (``segment_costs``) or from measured steps.
+Two resources work side by side: the processor runs one op at a time, the link carries one collective at a
+time in the order in which they start. Costs come from shapes (``segment_costs``) or from measured steps.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from plait.core.model import ModelSpec
 from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp, needs_table
 from plait.core.strategy import Strategy, slice_sizes
 
-# FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only their ratio matters, and only
-# to the order of ops.
+# FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
+# their ratio matters, and only to the order of ops.
 FLOPS, BANDWIDTH = 5e10, 1.25e8
 
 
 @dataclass(frozen=True)
 class SegmentCosts:
-    """Seconds of every op and collective of one micro-batch, by ``site.kind`` for the whole batch (all slices, all parts).
+    """Seconds of every op and collective of one micro-batch, by ``site.kind`` for the whole batch (all
+    slices, all parts).
 
-    compute: e.g. ``{"attn.F": 0.02}``; what is missing costs nothing. collective: likewise, busy time of the link.
-    latency: seconds that every collective costs beyond its share of the bytes.
+    compute: e.g. ``{"attn.F": 0.02}``; what is missing costs nothing. collective: likewise, busy time of the
+    link. latency: seconds that every collective costs beyond its share of the bytes.
     """
 
     compute: dict[str, float]
@@ -37,7 +38,8 @@ class SegmentCosts:
 
 
 class Placed(NamedTuple):
-    """When the simulator puts an action: seconds from the start of the micro-batch. A wait's span is the exposed time."""
+    """When the simulator puts an action: seconds from the start of the micro-batch. A wait's span is the
+    exposed time."""
 
     action: Action
     start: float
@@ -55,9 +57,11 @@ def segment_costs(
     latency: float = 0.0,
     bytes_per_number: int = 4,
 ) -> SegmentCosts:
-    """Costs from shapes: ``flops`` per second of one rank, ``bandwidth`` of its link in bytes per second and direction.
+    """Costs from shapes: ``flops`` per second of one rank, ``bandwidth`` of its link in bytes per second and
+    direction.
 
-    Norms and joins count as memory traffic at an assumed 4 FLOPs a byte; a ring all-reduce sends 2 (tp-1)/tp of its bytes.
+    Norms and joins count as memory traffic at an assumed 4 FLOPs a byte; a ring all-reduce sends 2 (tp-1)/tp
+    of its bytes.
     """
     tp, tokens, numbers = strategy.tp, batch * sequence, batch * sequence * model.hidden
     query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size * strategy.kv_replicas(model)
@@ -118,9 +122,11 @@ class Durations:
 
 
 class NumberedOps:
-    """The ops of a graph as numbers, for algorithms that look at each many times. Lists are indexed by these numbers.
+    """The ops of a graph as numbers, for algorithms that look at each many times. Lists are indexed by these
+    numbers.
 
-    needs: (number, whether its collective must have ended) of all that an op needs. travels: whether a collective follows the op.
+    needs: (number, whether its collective must have ended) of all that an op needs. travels: whether a
+    collective follows the op.
     """
 
     def __init__(self, graph: SegmentGraph) -> None:
@@ -136,7 +142,8 @@ class NumberedOps:
 
 
 def simulate(graph: SegmentGraph, actions: Sequence[Action], costs: SegmentCosts, batch: int) -> list[Placed]:
-    """Run ``actions`` on the two-resource model; one Placed per action, the collective's own time under its start."""
+    """Run ``actions`` on the two-resource model; one Placed per action, the collective's own time under its
+    start."""
     durations, now, link = Durations(graph, costs, batch), 0.0, 0.0
     arrival: dict[SegmentOp, float] = {}
     placed: list[Placed] = []

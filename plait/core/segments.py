@@ -1,10 +1,12 @@
-"""The inside of a stage as data: which segment of which slice runs next, where a collective starts and is awaited.
+"""The inside of a stage as data: which segment of which slice runs next, where a collective starts and is
+awaited.
 
-A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``; where attention and MLP stand side by
-side (a parallel block), ``block0, block1, ...`` have both, and half the collectives. A pipeline stage is a part of the
-chain that begins with ``enter`` where the residual stream comes from another stage, and ends with ``leave`` where it goes to one. A
-U-Transformer also has ``down0, down1, ...`` and ``up1, up0`` between layers, which change the sequence's length; what enters a down
-is added in the up of its number (a skip connection). Each segment is cut by hand (detached) into ops, and an op
+A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``; where
+attention and MLP stand side by side (a parallel block), ``block0, block1, ...`` have both, and half the
+collectives. A pipeline stage is a part of the chain that begins with ``enter`` where the residual stream
+comes from another stage, and ends with ``leave`` where it goes to one. A U-Transformer also has ``down0,
+down1, ...`` and ``up1, up0`` between layers, which change the sequence's length; what enters a down is added
+in the up of its number (a skip connection). Each segment is cut by hand (detached) into ops, and an op
 exists once for every slice of the batch:
 
     N  norm       add the previous segment's output to the residual stream, normalise (or, in down and up, change its length)
@@ -18,13 +20,16 @@ exists once for every slice of the batch:
     W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only; block: 2 and 3 of the MLP's)
     J  backward of N ("join")
 
-Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention, ``>attn3.R0.1``
+Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention,
+``>attn3.R0.1``
 starts the collective of its result, ``<attn3.R0.1`` waits for it. With all-reduce tensor parallelism R and C
-carry the collectives (the embedding's R gathers rows instead); sequence-parallel, N, M and J (all-gather) do too, and R and C
-become reduce-scatters. R is never run again: what it sent over the network is kept, as the residual stream. M and A may run as soon as the
-segment behind is done with its own activations, so that they hide that segment's collective.
-A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F`` forward, ``B`` backward, or
-``I`` for the part of the backward that other stages wait for and ``W`` for the weight gradients.
+carry the collectives (the embedding's R gathers rows instead); sequence-parallel, N, M and J (all-gather) do
+too, and R and C become reduce-scatters. R is never run again: what it sent over the network is kept, as the
+residual stream. M and A may run as soon as the segment behind is done with its own activations, so that they
+hide that segment's collective.
+A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F``
+forward, ``B`` backward, or ``I`` for the part of the backward that other stages wait for and ``W`` for the
+weight gradients.
 The list is the same on every rank, hence so is the order of collectives, and any legal order adds into each
 weight's gradient slice by slice, so that results do not depend on the order chosen.
 
@@ -59,7 +64,8 @@ FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
 
 
 class SegmentOp(NamedTuple):
-    """One computation of one slice in one segment; ``layer`` counts from the model's first (down, up: is the level), 0 at the ends."""
+    """One computation of one slice in one segment; ``layer`` counts from the model's first (down, up: is the
+    level), 0 at the ends."""
 
     site: Site
     layer: int
@@ -123,10 +129,10 @@ def parse(text: str) -> list[Action]:
 class SegmentGraph:
     """All ops of one micro-batch on one stage in one phase, and what each needs.
 
-    communicates: False where tp = 1, so that no collective exists at all. backward: False to evaluate. first_layer, num_layers: the
-    stage's; embeds, heads: whether it has the model's beginning and end; resampling, parallel_block: the model's. recompute: what the first
-    ``recomputed`` layers do not keep for their backward (None: all layers). What another phase or another stage computes counts as being
-    there.
+    communicates: False where tp = 1, so that no collective exists at all. backward: False to evaluate.
+    first_layer, num_layers: the stage's; embeds, heads: whether it has the model's beginning and end;
+    resampling, parallel_block: the model's. recompute: what the first ``recomputed`` layers do not keep for
+    their backward (None: all layers). What another phase or another stage computes counts as being there.
     """
 
     num_layers: int
@@ -160,7 +166,8 @@ class SegmentGraph:
         return self.first_layer + self.num_layers - 1
 
     def level(self, model: ModelSpec, site: str, layer: int) -> int:
-        """How often the sequence has been halved where a segment works; in a down before it does so, in an up after."""
+        """How often the sequence has been halved where a segment works; in a down before it does so, in an up
+        after."""
         match site:
             case "embed" | "head":
                 return 0
@@ -194,7 +201,8 @@ class SegmentGraph:
         return 1
 
     def kinds(self, site: Site, layer: int) -> tuple[Kind, ...]:
-        """The kinds of op that a segment has in this phase, in the order in which one slice alone would run them."""
+        """The kinds of op that a segment has in this phase, in the order in which one slice alone would run
+        them."""
         forward, backward = _KINDS[site]
         every = forward + (self.again(site, layer) + backward) * self.backward
         return cast("tuple[Kind, ...]", tuple(kind for kind in every if kind in _PHASES[self.phase]))
@@ -202,7 +210,8 @@ class SegmentGraph:
     def again(self, site: Site, layer: int) -> str:
         """The kinds that are run again before a segment's backward, because it keeps their inputs only.
 
-        Selectively: what costs neither a matrix product nor a collective. Attention is never among it: its kernels keep little.
+        Selectively: what costs neither a matrix product nor a collective. Attention is never among it: its
+        kernels keep little.
         """
         exempt = self.recomputed is not None and layer - self.first_layer >= self.recomputed
         if not self.backward or site not in LAYERS or exempt:
@@ -259,7 +268,8 @@ class SegmentGraph:
         return {segment: place for place, segment in enumerate(self.segments)}
 
     def needs(self, op: SegmentOp) -> list[Need]:
-        """What must precede ``op``: the data it reads, and the slice before it where both add into one gradient."""
+        """What must precede ``op``: the data it reads, and the slice before it where both add into one
+        gradient."""
         at = op.slice
         needs: list[Need] = []
 
@@ -388,14 +398,16 @@ def sync_order(graph: SegmentGraph) -> list[Action]:
 
 
 def async_order(graph: SegmentGraph) -> list[Action]:
-    """Megatron-LM's overlap: a backward collective is hidden behind its own sublayer's weight gradients only."""
+    """Megatron-LM's overlap: a backward collective is hidden behind its own sublayer's weight gradients
+    only."""
     return insert_waits(graph, graph.ops(), late=lambda op: op.kind == "C")
 
 
 def insert_waits(
     graph: SegmentGraph, order: Iterable[SegmentOp], late: Callable[[SegmentOp], bool] = lambda _: True
 ) -> list[Action]:
-    """Actions for a run order: a collective starts right after its op, and is awaited just before its first reader.
+    """Actions for a run order: a collective starts right after its op, and is awaited just before its first
+    reader.
 
     late: where it says no, the collective is awaited at once.
     """

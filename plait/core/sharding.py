@@ -1,16 +1,18 @@
-"""Sharded data parallelism as data: factors, who shares what with whom, which unit is gathered when, what travels.
+"""Sharded data parallelism as data: factors, who shares what with whom, which unit is gathered when, what
+travels.
 
-R ranks hold the same share of a model (the data-parallel group of one place of the pipeline and one tensor-parallel rank). Parameters,
-gradients and optimizer states are each cut by a factor of their own, 1 <= params <= grads <= optim <= R, each dividing the next
-(InternEvo, arXiv 2401.09149; AMSP, arXiv 2311.00257). A factor's group is made of neighbouring ranks, and cuts are nested: what
-a rank's optimizer updates is a part of what it accumulates, which is a part of the parameters it keeps. Named points:
+R ranks hold the same share of a model (the data-parallel group of one place of the pipeline and one
+tensor-parallel rank). Parameters, gradients and optimizer states are each cut by a factor of their own, 1 <=
+params <= grads <= optim <= R, each dividing the next (InternEvo, arXiv 2401.09149; AMSP, arXiv 2311.00257). A
+factor's group is made of neighbouring ranks, and cuts are nested: what a rank's optimizer updates is a part
+of what it accumulates, which is a part of the parameters it keeps. Named points:
 
     ddp     (1, 1, 1)      zero1   (1, 1, R)      zero2   (1, R, R)      zero3, fsdp   (R, R, R)
     hsdp, mics (k, k, k)   hierarchical FSDP (k, k, R)                   hpz: (R, R, R) with ``secondary`` = k (ZeRO++, arXiv 2306.10209)
 
-A *unit* is the matrices of one segment: what is gathered, and whose gradient is reduced, at once. Vectors (norms, biases) are a unit of
-their own, whole on every rank but for the optimizer's part: they are small, and every segment needs some. So are the few matrices of a
-U-Transformer that change the sequence's length.
+A *unit* is the matrices of one segment: what is gathered, and whose gradient is reduced, at once. Vectors
+(norms, biases) are a unit of their own, whole on every rank but for the optimizer's part: they are small, and
+every segment needs some. So are the few matrices of a U-Transformer that change the sequence's length.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ WHOLE = ("vectors", "down", "up")
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Factors of parameters, gradients and optimizer states. secondary: backward gathers happen within so many neighbours, which keep
-    a second copy of the parameters cut that way since the forward (0: they do not).
+    """Factors of parameters, gradients and optimizer states. secondary: backward gathers happen within so
+    many neighbours, which keep a second copy of the parameters cut that way since the forward (0: they do
+    not).
 
     >>> Sharding(params=2, grads=2, optim=4).shard(3, "optim", 80)
     (60, 80)
@@ -79,11 +82,13 @@ class Sharding:
             )
 
     def factors(self, ranks: int) -> tuple[int, int, int, int]:
-        """params, grads, optim and R: each level's groups lead from the factor before (1 at first) to its own."""
+        """params, grads, optim and R: each level's groups lead from the factor before (1 at first) to its
+        own."""
         return self.params, self.grads, self.optim, ranks
 
     def group(self, rank: int, level: Level, ranks: int) -> tuple[int, ...]:
-        """The ranks, of 0 .. R-1, among which ``rank``'s level is cut further than the level before; alone where it is not.
+        """The ranks, of 0 .. R-1, among which ``rank``'s level is cut further than the level before; alone
+        where it is not.
 
         >>> Sharding(params=2, grads=2, optim=4).group(5, "optim", 8)
         (5, 7)
@@ -99,7 +104,8 @@ class Sharding:
         return tuple(range(rank // k * k, rank // k * k + k))
 
     def shard(self, rank: int, level: Level, numel: int) -> tuple[int, int]:
-        """(first, last + 1) of what ``rank`` holds of a unit of ``numel`` numbers, a multiple of ``optim``."""
+        """(first, last + 1) of what ``rank`` holds of a unit of ``numel`` numbers, a multiple of
+        ``optim``."""
         start, inner = 0, 1
         for at, factor in zip(LEVELS, (self.params, self.grads, self.optim), strict=False):
             start += rank % factor // inner * (numel // factor)
@@ -148,8 +154,8 @@ def _own(op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
 
 
 class UnitOp(NamedTuple):
-    """Something that happens to a unit: gathered before it is read, dropped, opened for additions to its gradient, reduced after them, and
-    settled where the reduction is awaited at once."""
+    """Something that happens to a unit: gathered before it is read, dropped, opened for additions to its
+    gradient, reduced after them, and settled where the reduction is awaited at once."""
 
     verb: UnitVerb
     unit: Unit
@@ -190,8 +196,8 @@ class Window(NamedTuple):
 def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit]) -> list[list[Window]]:
     """When the list of one phase reads the ``units`` that exist, in the order in which that begins.
 
-    Windows that are gathered together stand together: forward both halves of a layer, backward every module by itself. A unit
-    that is read at both ends of a forward (tied embeddings) has a window for each.
+    Windows that are gathered together stand together: forward both halves of a layer, backward every module
+    by itself. A unit that is read at both ends of a forward (tied embeddings) has a window for each.
     """
     exist, found = set(units), dict[tuple[Unit, bool], Window]()
     for at, (verb, op) in enumerate(actions):
@@ -226,9 +232,10 @@ def with_units(
 ) -> list[Action | UnitAction]:
     """The list of one phase with what must happen to units in between.
 
-    A unit is gathered when the group of windows before its own begins (where the strategy hides that; otherwise when its own does) and
-    needed just before its first reader; its gradient is reduced right after the last addition. ``next`` stands where the first group of
-    the list that runs after this one may be gathered.
+    A unit is gathered when the group of windows before its own begins (where the strategy hides that;
+    otherwise when its own does) and needed just before its first reader; its gradient is reduced right after
+    the last addition. ``next`` stands where the first group of the list that runs after this one may be
+    gathered.
     """
     units = list(units)
     before, after = defaultdict[int, list[UnitOp]](list), defaultdict[int, list[UnitOp]](list)

@@ -14,7 +14,8 @@ from plait.core.strategy import slice_sizes
 
 @dataclass(frozen=True)
 class Stage:
-    """``num_layers`` layers from ``first_layer``; the first stage also embeds, the last has the final norm, the head and the loss.
+    """``num_layers`` layers from ``first_layer``; the first stage also embeds, the last has the final norm,
+    the head and the loss.
 
     >>> [stage.num_layers for stage in split_layers(7, 3)]
     [3, 2, 2]
@@ -49,7 +50,8 @@ class Crossing(NamedTuple):
 
 
 def crossings(model: ModelSpec, stages: Sequence[Stage]) -> dict[tuple[int, int], tuple[Crossing, ...]]:
-    """By (producer, consumer): the residual stream ``h`` to the next stage, and skip connections (``skip0``) whose ends lie apart."""
+    """By (producer, consumer): the residual stream ``h`` to the next stage, and skip connections (``skip0``)
+    whose ends lie apart."""
     found = {(one.index, one.index + 1): [Crossing("h", model.level(one.layers[-1]))] for one in stages[:-1]}
     ends = {(direction, level): _stage_of(layer, stages) for layer, direction, level in model.resampling}
     for level in range(model.levels):
@@ -64,7 +66,8 @@ def _stage_of(layer: int, stages: Sequence[Stage]) -> int:
 
 
 def split_layers(num_layers: int, num_stages: int, given: Sequence[int] = ()) -> tuple[Stage, ...]:
-    """The stages of a model; ``given``: layers of each, otherwise as equal as can be, earlier stages with more."""
+    """The stages of a model; ``given``: layers of each, otherwise as equal as can be, earlier stages with
+    more."""
     sizes = tuple(given) or slice_sizes(num_layers, num_stages)
     key, fix = "strategy.stage_layers", f"Give {num_stages} numbers whose sum is {num_layers}"
     if len(sizes) != num_stages or sum(sizes) != num_layers:

@@ -26,14 +26,15 @@ class Strategy:
     hide each other's collectives (arXiv 2409.15241); ``none`` leaves the tensor-parallel collectives out and
     computes wrong numbers at the speed that hiding everything would reach: for measurements only.
     p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
-    sp: ranks that share every sequence and, as dp's, hold the same weights; rings of ``ring`` of them, each of groups that exchange heads
-    (``SequenceCut``). sequence_parallel: residual stream sharded over tp over the sequence, all-gather and reduce-scatter instead of
-    all-reduce (Korthikanti 2022, arXiv 2205.05198).
-    recompute: what layers do not keep for their backward: ``selective``, normalised inputs and activations, which cost neither a matrix
-    product nor a collective; ``full``, everything but the residual stream at every attention and MLP, so that nothing that tensor
-    parallelism reduced is reduced again. recompute_layers: of so many first layers of every stage (None: of all).
-    shard_overlap: what of sharded data parallelism is left under way beside computation. ``forward``: gathers of the next layer and of
-    new parameters; ``backward``: gathers of the module before and reductions of gradients.
+    sp: ranks that share every sequence and, as dp's, hold the same weights; rings of ``ring`` of them, each
+    of groups that exchange heads (``SequenceCut``). sequence_parallel: residual stream sharded over tp over
+    the sequence, all-gather and reduce-scatter instead of all-reduce (Korthikanti 2022, arXiv 2205.05198).
+    recompute: what layers do not keep for their backward: ``selective``, normalised inputs and activations,
+    which cost neither a matrix product nor a collective; ``full``, everything but the residual stream at
+    every attention and MLP, so that nothing that tensor parallelism reduced is reduced again.
+    recompute_layers: of so many first layers of every stage (None: of all). shard_overlap: what of sharded
+    data parallelism is left under way beside computation. ``forward``: gathers of the next layer and of new
+    parameters; ``backward``: gathers of the module before and reductions of gradients.
     """
 
     tp: int = 1
@@ -73,7 +74,8 @@ class Strategy:
                 raise JobError(f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}")
 
     def check(self, model: ModelSpec, *, batch: int, sequence: int) -> None:
-        """Raise JobError, naming the key, if this strategy cannot run ``model`` on micro-batches of ``batch`` x ``sequence``."""
+        """Raise JobError, naming the key, if this strategy cannot run ``model`` on micro-batches of ``batch``
+        x ``sequence``."""
         tp = self.tp
         if model.num_heads % tp:
             raise JobError(f"tp = {tp} does not divide num_heads = {model.num_heads}", key="strategy.tp",
@@ -134,11 +136,13 @@ class Strategy:
         return self.shard_overlap in ("both", "forward" if forward else "backward")
 
     def kv_replicas(self, model: ModelSpec) -> int:
-        """How many tensor-parallel ranks hold a copy of each key/value head (1 unless tp exceeds their number)."""
+        """How many tensor-parallel ranks hold a copy of each key/value head (1 unless tp exceeds their
+        number)."""
         return max(1, self.tp // model.num_kv_heads)
 
     def padded_vocab(self, model: ModelSpec) -> int:
-        """The vocabulary rounded up to a multiple of tp; padded rows never receive probability or gradient."""
+        """The vocabulary rounded up to a multiple of tp; padded rows never receive probability or
+        gradient."""
         return -(-model.vocab // self.tp) * self.tp
 
     def to_dict(self) -> dict[str, Any]:

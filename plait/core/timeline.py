@@ -1,7 +1,8 @@
-"""Timeline: timed spans in columns, the same kind of thing whether predicted by a simulator or measured by a recorder.
+"""Timeline: timed spans in columns, the same kind of thing whether predicted by a simulator or measured by a
+recorder.
 
-A span's key is (step, rank, name, seq): ``name`` is an op's text form (``attn3.F0``), ``seq`` its occurrence within the step
-(micro-batches repeat names). Predicted and measured timelines join on the key.
+A span's key is (step, rank, name, seq): ``name`` is an op's text form (``attn3.F0``), ``seq`` its occurrence
+within the step (micro-batches repeat names). Predicted and measured timelines join on the key.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class SpanKey(NamedTuple):
 class Span:
     """One timed thing. start, end: seconds. bytes: sent by this rank.
 
-    kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where layer is the stage and
-    slice the micro-batch: ``transfer`` a tensor on its way to another stage, ``idle`` a stage waiting for one (the bubble is part of it).
+    kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where
+    layer is the stage and slice the micro-batch: ``transfer`` a tensor on its way to another stage, ``idle``
+    a stage waiting for one (the bubble is part of it).
     """
 
     step: int
@@ -93,7 +95,8 @@ class Timeline:
         }
 
     def write_parquet(self, path: Path) -> None:
-        """Columns as in ``Span``; schema version and plan hash in the file's metadata. Appears whole or not at all."""
+        """Columns as in ``Span``; schema version and plan hash in the file's metadata. Appears whole or not
+        at all."""
         arrow, parquet = _arrow()
         schema = arrow.schema(
             [(name, getattr(arrow, kind)()) for name, kind in _COLUMNS.items()], metadata=self._metadata()
@@ -136,8 +139,8 @@ class Timeline:
         return Timeline(tuple(span for part in parts for span in part.spans), hashes.pop() if hashes else "")
 
     def write_perfetto(self, path: Path) -> None:
-        """A trace for ui.perfetto.dev: a process per rank, a track for computation and waiting, one for the network, and an
-        arrow from each collective to the wait that needed it."""
+        """A trace for ui.perfetto.dev: a process per rank, a track for computation and waiting, one for the
+        network, and an arrow from each collective to the wait that needed it."""
         with replacing(path) as partial:
             partial.write_text(json.dumps({"traceEvents": list(_trace_events(self.spans)), "displayTimeUnit": "ms"}))
 
@@ -181,7 +184,8 @@ def _trace_events(spans: Sequence[Span]) -> Iterable[dict[str, Any]]:
 
 
 class Hidden(NamedTuple):
-    """Communication of one step on one rank, seconds; ``fraction`` = 1 - exposed / total, None without communication."""
+    """Communication of one step on one rank, seconds; ``fraction`` = 1 - exposed / total, None without
+    communication."""
 
     total: float
     exposed: float
@@ -193,7 +197,8 @@ class Hidden(NamedTuple):
 
 
 def hidden(spans: Iterable[Span]) -> Hidden:
-    """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting; ranks and steps added up."""
+    """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting;
+    ranks and steps added up."""
     groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in spans:
         groups[span.step, span.rank].append(
@@ -204,7 +209,8 @@ def hidden(spans: Iterable[Span]) -> Hidden:
 
 
 def hidden_by_step(timeline: Timeline) -> dict[int, Hidden]:
-    """``hidden`` of every step. ``.fraction`` of an entry is the share of that step's communication that was hidden."""
+    """``hidden`` of every step. ``.fraction`` of an entry is the share of that step's communication that was
+    hidden."""
     steps: defaultdict[int, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         steps[span.step].append(span)

@@ -13,7 +13,8 @@ FORMATS = ("svg", "png", "pdf")
 
 
 def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") -> None:
-    """Bars as a picture whose format the file's ending names; a colour a kind, labels where they fit. Appears whole or not at all."""
+    """Bars as a picture whose format the file's ending names; a colour a kind, labels where they fit. Appears
+    whole or not at all."""
     kind_of_file = path.suffix.lstrip(".").lower()
     if kind_of_file not in FORMATS:
         raise DataError(f"{path}: a picture's name ends in .{', .'.join(FORMATS)}")

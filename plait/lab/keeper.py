@@ -1,9 +1,10 @@
 """The process that holds a lab's namespaces, and ends everything inside them when the lab ends.
 
-Started by ``Lab`` as ``python -I -S keeper.py HOSTS PID`` with the read end of a pipe as standard input; the lab, process PID, holds
-the other end. The lab closes the pipe or dies, by ``kill -9`` included: the keeper kills every process that lives in its namespaces,
-then exits. Nothing refers to the namespaces any more, and the kernel removes them with their links and queues. Nothing has a name, so
-nothing can be left behind. Standard library only: this file is run as a script, in a bare interpreter that starts in milliseconds.
+Started by ``Lab`` as ``python -I -S keeper.py HOSTS PID`` with the read end of a pipe as standard input; the
+lab, process PID, holds the other end. The lab closes the pipe or dies, by ``kill -9`` included: the keeper
+kills every process that lives in its namespaces, then exits. Nothing refers to the namespaces any more, and
+the kernel removes them with their links and queues. Nothing has a name, so nothing can be left behind.
+Standard library only: this file is run as a script, in a bare interpreter that starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def become_root_of_a_user_namespace() -> None:
 
 
 def make_namespaces(hosts: int) -> tuple[bool, list[int]]:
-    """One network namespace per host, held by a file descriptor each; the keeper itself moves to one more, the switch.
+    """One network namespace per host, held by a file descriptor each; the keeper itself moves to one more,
+    the switch.
 
     Returns whether a user namespace was needed, and the descriptors.
     """
@@ -59,9 +61,11 @@ def make_namespaces(hosts: int) -> tuple[bool, list[int]]:
 
 
 def kill_all_inside(namespaces: set[int]) -> None:
-    """SIGKILL every process whose network namespace is one of ours, until none is left: no group or session escapes.
+    """SIGKILL every process whose network namespace is one of ours, until none is left: no group or session
+    escapes.
 
-    Goes on looking for a while: a rank that was being started when the lab died may not have entered its namespace yet.
+    Goes on looking for a while: a rank that was being started when the lab died may not have entered its
+    namespace yet.
     """
     now = time.monotonic()
     deadline, quiet_until = now + SWEEP_PATIENCE, now + QUIET
@@ -73,7 +77,8 @@ def kill_all_inside(namespaces: set[int]) -> None:
 
 
 def kill_inside(pid: int, namespaces: set[int]) -> bool:
-    """SIGKILL one process if it lives in ``namespaces``; the descriptor makes sure the one looked at is the one killed."""
+    """SIGKILL one process if it lives in ``namespaces``; the descriptor makes sure the one looked at is the
+    one killed."""
     if pid == os.getpid():
         return False
     try:
@@ -92,7 +97,8 @@ def kill_inside(pid: int, namespaces: set[int]) -> bool:
 
 
 def wait_for_the_end(lab: int) -> None:
-    """Until the lab closes our standard input, or has died: a child it forked may hold its end of the pipe open."""
+    """Until the lab closes our standard input, or has died: a child it forked may hold its end of the pipe
+    open."""
     ends = select.poll()
     ends.register(0, select.POLLIN | select.POLLHUP)
     try:

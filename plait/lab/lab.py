@@ -117,7 +117,8 @@ class Lab:
         return self.network.enter(self.spec.host_of(rank), argv)
 
     def popen(self, rank: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start ``argv`` as a rank, in a process group of its own; ``options`` are those of ``subprocess.Popen``."""
+        """Start ``argv`` as a rank, in a process group of its own; ``options`` are those of
+        ``subprocess.Popen``."""
         base = options.pop("env", None)
         env = {**(rank_base() if base is None else base), **self.environment(rank)}
         options.setdefault("start_new_session", True)

@@ -1,7 +1,8 @@
-"""The lab's network: one link per host to a switch, each link limited in both directions, changed while it runs.
+"""The lab's network: one link per host to a switch, each link limited in both directions, changed while it
+runs.
 
-The switch is a bridge in a namespace of its own, so the machine's own network is never touched. Host i is the far end of the
-switch's port ``host<i>``, called ``eth0`` inside the host.
+The switch is a bridge in a namespace of its own, so the machine's own network is never touched. Host i is the
+far end of the switch's port ``host<i>``, called ``eth0`` inside the host.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without 
 QUEUE_SECONDS = 20e-3  # how long a packet waits at most in a full queue ...
 SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. Only many senders to one host fill a queue
 _FIRST_ADDRESS = IPv4Address("10.77.0.1")
-# Not the machine's own choice, which may pace with a timer per packet (bbr): labs behave alike everywhere, and cost less CPU.
+# Not the machine's own choice, which may pace with a timer per packet (bbr): labs behave alike everywhere,
+# and cost less CPU.
 CONGESTION_CONTROL = "cubic"
 INITIAL_WINDOW = 64  # packets, also after a pause: a cluster's transports do not feel their way up after every one
 _SEGMENT_SCRIPT = str(Path(__file__).with_name("segment.py"))
@@ -36,7 +38,8 @@ _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 
 
 def tool(name: str) -> str:
-    """Full path of a system tool; looks in the sbin folders too, which an ordinary user's PATH often lacks."""
+    """Full path of a system tool; looks in the sbin folders too, which an ordinary user's PATH often
+    lacks."""
     path = shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/sbin")
     if path is None:
         raise LaunchError(f"the lab needs the program {name!r}, which is not installed. Install {_PACKAGES[name]}.")
@@ -49,10 +52,12 @@ def address(host: int) -> str:
 
 
 def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
-    """The commands of tc that let ``rate`` bits per second out of a device; they replace an earlier rate without losing a packet.
+    """The commands of tc that let ``rate`` bits per second out of a device; they replace an earlier rate
+    without losing a packet.
 
-    One HTB class and not TBF: HTB passes a packet larger than its bucket and makes the next one wait, so that the 64 KiB segments of
-    TCP need no bucket of their size. A small bucket is what makes a message after a pause take as long as on a real link.
+    One HTB class and not TBF: HTB passes a packet larger than its bucket and makes the next one wait, so that
+    the 64 KiB segments of TCP need no bucket of their size. A small bucket is what makes a message after a
+    pause take as long as on a real link.
     """
     bits = NO_LIMIT if rate is None else rate
     bucket = max(mtu + 14, int(bits / 8 * TIMER_SLACK))

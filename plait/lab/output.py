@@ -13,7 +13,8 @@ _LONGEST_LINE = 1 << 20  # a line longer than this is passed on in pieces
 
 
 class Stream:
-    """One output of one rank, read from a pipe without blocking and written to ``sink``; without a sink, its end is remembered."""
+    """One output of one rank, read from a pipe without blocking and written to ``sink``; without a sink, its
+    end is remembered."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO | None, prefix: str) -> None:
         os.set_blocking(source.fileno(), False)

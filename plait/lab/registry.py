@@ -1,4 +1,5 @@
-"""Which labs run now: one small file per lab, so that another terminal can list them and reach their networks."""
+"""Which labs run now: one small file per lab, so that another terminal can list them and reach their
+networks."""
 
 from __future__ import annotations
 

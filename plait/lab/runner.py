@@ -33,11 +33,12 @@ def run(
     raw: bool = False,
     grace: float = GRACE,
 ) -> int:
-    """Run ``argv`` as every rank of a new lab; 0 if all ranks return 0, else the status of the first that did not.
+    """Run ``argv`` as every rank of a new lab; 0 if all ranks return 0, else the status of the first that did
+    not.
 
-    A rank that fails ends the others: SIGTERM, and SIGKILL after ``grace`` seconds. So do SIGINT and SIGTERM to this process; a
-    second one kills at once. Output is passed on with ``[rank] `` before each line; ``only_rank`` shows one rank, and ``raw`` gives
-    the ranks this process's own output.
+    A rank that fails ends the others: SIGTERM, and SIGKILL after ``grace`` seconds. So do SIGINT and SIGTERM
+    to this process; a second one kills at once. Output is passed on with ``[rank] `` before each line;
+    ``only_rank`` shows one rank, and ``raw`` gives the ranks this process's own output.
     """
     if not argv:
         raise JobError(
@@ -72,7 +73,8 @@ def say(message: str) -> None:
 
 
 class Supervisor:
-    """Watches the ranks of a lab, their output and the user's signals, in one thread that sleeps until something happens."""
+    """Watches the ranks of a lab, their output and the user's signals, in one thread that sleeps until
+    something happens."""
 
     def __init__(self, lab: Lab, grace: float) -> None:
         self.lab, self.grace = lab, grace
@@ -178,7 +180,8 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn the user's signals into events of the loop; outside the main thread they are the caller's to handle."""
+        """Turn the user's signals into events of the loop; outside the main thread they are the caller's to
+        handle."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

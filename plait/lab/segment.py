@@ -1,7 +1,9 @@
-"""Lets TCP hand a link more than 64 KiB at once ("BIG TCP", Linux 6.3): run as ``python -I -S segment.py BYTES DEVICE...`` in a namespace.
+"""Lets TCP hand a link more than 64 KiB at once ("BIG TCP", Linux 6.3): run as ``python -I -S segment.py
+BYTES DEVICE...`` in a namespace.
 
-rtnetlink by hand: iproute2 has had words for these attributes since 6.3 only, and distributions still ship older ones. A kernel that
-does not know them ignores them. Standard library only: this file is run as a script, in a bare interpreter that starts in milliseconds.
+rtnetlink by hand: iproute2 has had words for these attributes since 6.3 only, and distributions still ship
+older ones. A kernel that does not know them ignores them. Standard library only: this file is run as a
+script, in a bare interpreter that starts in milliseconds.
 """
 
 from __future__ import annotations

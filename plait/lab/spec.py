@@ -65,10 +65,12 @@ def format_rate(rate: int | None) -> str:
 
 @dataclass(frozen=True)
 class LabSpec:
-    """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind one link of rate ``nic``.
+    """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind one link of rate
+    ``nic``.
 
-    segment: the most bytes that TCP hands the link at once (Linux 6.3 and newer; elsewhere 64 KiB whatever it says). The larger, the less
-    CPU time a byte costs, but a message no larger than a segment passes an idle link at no cost: raise it for messages of megabytes only.
+    segment: the most bytes that TCP hands the link at once (Linux 6.3 and newer; elsewhere 64 KiB whatever it
+    says). The larger, the less CPU time a byte costs, but a message no larger than a segment passes an idle
+    link at no cost: raise it for messages of megabytes only.
 
     >>> LabSpec.parse("2x4@10gbit").world_size
     8
@@ -96,7 +98,8 @@ class LabSpec:
 
     @classmethod
     def parse(cls, text: str) -> LabSpec:
-        """Read ``HOSTSxRANKS[@NIC][,mtu=MTU][,segment=BYTES]``, such as ``2x1@1gbit`` or ``4x2@400mbit,mtu=1500``."""
+        """Read ``HOSTSxRANKS[@NIC][,mtu=MTU][,segment=BYTES]``, such as ``2x1@1gbit`` or
+        ``4x2@400mbit,mtu=1500``."""
         match = _SPEC.fullmatch(text.strip().lower())
         if not match:
             raise JobError(

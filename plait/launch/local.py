@@ -1,7 +1,8 @@
 """Ranks as processes of this machine, watched until the last has ended.
 
-Rank 0 shares the terminal; what the others print, and everybody's errors, go to ``logs/rank-N.log``. The first rank that fails ends the
-rest and is named. Ctrl-C is passed on once, so that ranks can save; a second one kills.
+Rank 0 shares the terminal; what the others print, and everybody's errors, go to ``logs/rank-N.log``. The
+first rank that fails ends the rest and is named. Ctrl-C is passed on once, so that ranks can save; a second
+one kills.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> 
 
 
 def run_ranks(start: Start, world: int, logs: Path) -> int:
-    """Run all ranks to their end. Returns 0, or 128 + signal after Ctrl-C; raises the error of the first rank that failed."""
+    """Run all ranks to their end. Returns 0, or 128 + signal after Ctrl-C; raises the error of the first rank
+    that failed."""
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
         log = [files.enter_context(open(logs / f"rank-{rank}.log", "wb")) for rank in range(world)]
@@ -81,7 +83,8 @@ class _Watch:
         return self._failed() if any(rank.returncode for rank in self.ranks) else 0
 
     def _failed(self) -> int:
-        """Name the rank that began it: one killed from outside, else one with a message for the user; of several, the first seen."""
+        """Name the rank that began it: one killed from outside, else one with a message for the user; of
+        several, the first seen."""
         seen = [rank.poll() is not None for rank in self.ranks]
         time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
         ended = sorted(

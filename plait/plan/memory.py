@@ -1,12 +1,12 @@
 """What one rank's memory holds, in closed form: the counterpart of what the runtime allocates.
 
-Two kinds. What lasts from the first step to the last (parameters, gradients, optimizer states, the buffers of sharded data parallelism)
-is a sum over units. What lives within a step is found by walking the very list of segment ops that the executor runs, with the tensors
-that each op makes, keeps and lets go of; so slices, recomputation, sequence parallelism and the phases of a pipeline need no formulas of
-their own.
+Two kinds. What lasts from the first step to the last (parameters, gradients, optimizer states, the buffers of
+sharded data parallelism) is a sum over units. What lives within a step is found by walking the very list of
+segment ops that the executor runs, with the tensors that each op makes, keeps and lets go of; so slices,
+recomputation, sequence parallelism and the phases of a pipeline need no formulas of their own.
 
-Activation counts follow Korthikanti 2022 (arXiv 2205.05198) with fused attention kernels; unlike there, every tensor is counted at the
-moment at which it exists, and the working set of the op that is running with it.
+Activation counts follow Korthikanti 2022 (arXiv 2205.05198) with fused attention kernels; unlike there, every
+tensor is counted at the moment at which it exists, and the working set of the op that is running with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class States:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of one micro-batch: kept between its forward and its backward, and the most at any moment of either."""
+    """Bytes of one micro-batch: kept between its forward and its backward, and the most at any moment of
+    either."""
 
     kept: int
     forward_peak: int
@@ -56,7 +57,8 @@ class Activations:
 
 
 def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> States:
-    """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number of the model's."""
+    """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number
+    of the model's."""
     master = max(MASTER, itemsize)
     parameters = gradients = optimizer = 0
     gathered, opened = Counter[int](), Counter[int]()
@@ -80,7 +82,8 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
 
 
 def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:
-    """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are scattered."""
+    """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are
+    scattered."""
     positions = spec.max_sequence if strategy.sp > 1 else sequence
     return 0 if spec.learned_positions else 2 * positions * spec.head_size * itemsize
 
@@ -92,7 +95,8 @@ def activations(
     """Of a micro-batch of ``batch`` x ``sequence`` on one rank of a stage.
 
     zero_bubble: whether weight gradients are a phase of their own, here as if it came at once.
-    fused_norm: whether RMSNorm keeps its input only (GPU kernels do; on a CPU torch also keeps the normalised numbers).
+    fused_norm: whether RMSNorm keeps its input only (GPU kernels do; on a CPU torch also keeps the normalised
+    numbers).
     """
     costs = segment_costs(spec, strategy, batch=batch, sequence=sequence)
     graph = SegmentGraph.of(spec, strategy, stage)
@@ -110,7 +114,8 @@ def activations(
 
 
 class _Sizes:
-    """Bytes of the tensors of one slice. Rows: tokens of this rank; streams are sharded where tensor parallelism shards the sequence."""
+    """Bytes of the tensors of one slice. Rows: tokens of this rank; streams are sharded where tensor
+    parallelism shards the sequence."""
 
     def __init__(
         self,
@@ -151,9 +156,9 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class _Core:
-    """Bytes. z: of the first weight's output; o: of the second's input; saved: kept by autograd besides; forward, backward: working sets
-    beyond all these and the gradients of z and o. memo: kept although the core runs again. cheap: whether selective recomputation runs it
-    again."""
+    """Bytes. z: of the first weight's output; o: of the second's input; saved: kept by autograd besides;
+    forward, backward: working sets beyond all these and the gradients of z and o. memo: kept although the
+    core runs again. cheap: whether selective recomputation runs it again."""
 
     z: int
     o: int
@@ -190,8 +195,9 @@ def _attention(sizes: _Sizes, row: int, op: SegmentOp) -> _Core:
         saved, forward = saved + together + q, forward + together
     if strategy.ring > 1:
         memo, forward = q + lse, forward + 2 * q + 4 * kv
-        # Gradient of the queries; the block here, the one that comes, and the gradients of both; what one block gives. Where query heads
-        # share keys and values, these and their gradients for every query head.
+        # Gradient of the queries; the block here, the one that comes, and the gradients of both; what one
+        # block gives. Where query heads share keys and values, these and their gradients for every query
+        # head.
         backward += q + (6 if strategy.ring == 2 else 8) * kv - 2 * kv + 4 * q * grouped
     elif grouped:
         saved, backward = saved + 2 * q, backward + 2 * q

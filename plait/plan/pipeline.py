@@ -1,4 +1,5 @@
-"""Planning a pipeline: its schedule with transfers, proven free of deadlock, and how every boundary is resharded."""
+"""Planning a pipeline: its schedule with transfers, proven free of deadlock, and how every boundary is
+resharded."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ def plan_pipeline(
     shardings: Sequence[Sharding] = (),
     sequence_cut: SequenceCut = WHOLE_SEQUENCE,
 ) -> PipelinePlan:
-    """The plan of a ``schedule``, with transfers or without, on meshes of (dp, tp) ``degrees``; micro_batch: sequences, over all dp.
+    """The plan of a ``schedule``, with transfers or without, on meshes of (dp, tp) ``degrees``; micro_batch:
+    sequences, over all dp.
 
-    Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot run.
+    Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot
+    run.
     """
     if len(schedule.ranks) != len(degrees):
         raise JobError(
@@ -79,7 +82,8 @@ def plan_pipeline(
 
 
 def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:
-    """[S, B, H] on a mesh (dp, sp, tp): B over dp, S over sp, and over tp where shards of it are what ranks hold between layers.
+    """[S, B, H] on a mesh (dp, sp, tp): B over dp, S over sp, and over tp where shards of it are what ranks
+    hold between layers.
 
     Which tokens stand where in S is the same at every place, so a boundary need not know it.
     """

@@ -37,9 +37,11 @@ def make_plan(
     order: Order = "list",
     way: Way | None = None,
 ) -> ReshardPlan:
-    """The plan that moves a tensor of ``shape`` (``itemsize`` bytes an element) from ``source`` to ``destination``.
+    """The plan that moves a tensor of ``shape`` (``itemsize`` bytes an element) from ``source`` to
+    ``destination``.
 
-    order: the search for senders and order. way: the same one for every task; by default each task's cheapest.
+    order: the search for senders and order. way: the same one for every task; by default each task's
+    cheapest.
     A function of its arguments: every rank may compute it for itself. Raises ReshardError for what cannot be.
     """
     if order not in ORDERS:
@@ -69,7 +71,8 @@ def make_plan(
 
 
 def mesh_hosts(source: TensorLayout, destination: TensorLayout) -> tuple[int, ...]:
-    """The host of every rank where each row of a mesh (its last axis) is a host; a rank of neither has a host of its own.
+    """The host of every rank where each row of a mesh (its last axis) is a host; a rank of neither has a host
+    of its own.
 
     Raises ReshardError if the meshes share ranks, for which rows say nothing.
 
@@ -131,11 +134,12 @@ def unicast(
     *,
     way: Literal["send_recv", "local_all_gather", "alpa"],
 ) -> int:
-    """Nanoseconds of what is published as the baseline: messages to one receiver each, in task order, from the least loaded host.
+    """Nanoseconds of what is published as the baseline: messages to one receiver each, in task order, from
+    the least loaded host.
 
-    send_recv: the whole box to every receiver. local_all_gather: each of a host's receivers gets its share, the exchange within
-    the host costs nothing. alpa: the latter where all receivers of every task are in one host, else the former (the rule in
-    Alpa's code, ``cross_mesh_resharding.py``).
+    send_recv: the whole box to every receiver. local_all_gather: each of a host's receivers gets its share,
+    the exchange within the host costs nothing. alpa: the latter where all receivers of every task are in one
+    host, else the former (the rule in Alpa's code, ``cross_mesh_resharding.py``).
     """
     hosts = [[fabric.host(receiver) for receiver in task.receivers] for task in tasks]
     share = way == "local_all_gather" or (way == "alpa" and all(len(set(each)) == 1 for each in hosts))

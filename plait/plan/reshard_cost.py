@@ -1,16 +1,19 @@
-"""What it costs to bring one box from a host that holds it to the ranks that need it, over NICs of a given rate and latency.
+"""What it costs to bring one box from a host that holds it to the ranks that need it, over NICs of a given
+rate and latency.
 
-Model: a NIC sends one thing and receives one thing at a time (full duplex); hosts may have several; links inside a host
-are much faster and by default cost nothing. With b bytes, t = b / rate, A receiver hosts, B receivers on each, and latency
-a for each message, the seconds of each way are (arXiv 2211.05322, section 3.1, with latency):
+Model: a NIC sends one thing and receives one thing at a time (full duplex); hosts may have several; links
+inside a host are much faster and by default cost nothing. With b bytes, t = b / rate, A receiver hosts, B
+receivers on each, and latency a for each message, the seconds of each way are (arXiv 2211.05322, section 3.1,
+with latency):
 
     send_recv          A B (a + t)
     local_all_gather   A (B a + t)
     global_all_gather  A B a + t + (A B - 1) (a + t / A B)
     broadcast          (K + A - 1) (a + t / K) in K chunks; best at K = sqrt((A - 1) t / a)
 
-A message that would exceed the largest chunk is several, each with its latency. Several NICs: the box is striped over as many
-as the sender's host and every receiver host have among those concerned, and t is a stripe's.
+A message that would exceed the largest chunk is several, each with its latency. Several NICs: the box is
+striped over as many as the sender's host and every receiver host have among those concerned, and t is a
+stripe's.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ NANOSECONDS = 10**9
 class Fabric:
     """Hosts and their NICs.
 
-    hosts: the host of every rank. rate: bytes per second of one NIC, each way. latency: seconds for each message.
-    local_rate: bytes per second between two ranks of a host. min_chunk, max_chunk: bytes of a chunk. NICs are shared out
-    among the ranks of a host in order: with 4 ranks and 2 NICs, the first two ranks use the first.
+    hosts: the host of every rank. rate: bytes per second of one NIC, each way. latency: seconds for each
+    message. local_rate: bytes per second between two ranks of a host. min_chunk, max_chunk: bytes of a chunk.
+    NICs are shared out among the ranks of a host in order: with 4 ranks and 2 NICs, the first two ranks use
+    the first.
 
     >>> fabric = Fabric(hosts=(0, 0, 1, 1), rate=1.25e9, nics_per_host=2)
     >>> [fabric.nic(rank) for rank in range(4)]
@@ -68,7 +72,8 @@ class Fabric:
         return tuple(found)
 
     def nic(self, rank: int) -> int:
-        """The number of the NIC that ``rank`` uses; host h has NICs h n to h n + n - 1, n being ``nics_per_host``."""
+        """The number of the NIC that ``rank`` uses; host h has NICs h n to h n + n - 1, n being
+        ``nics_per_host``."""
         return self._nics[rank]
 
     def host(self, rank: int) -> int:
@@ -83,8 +88,8 @@ class Fabric:
 class Option(NamedTuple):
     """One way to do a task: from one host.
 
-    chains: as in the plan. sends: NICs of the senders. out, into: all NICs that send, and that receive, while it lasts.
-    duration: nanoseconds.
+    chains: as in the plan. sends: NICs of the senders. out, into: all NICs that send, and that receive, while
+    it lasts. duration: nanoseconds.
     """
 
     way: Way
@@ -97,7 +102,8 @@ class Option(NamedTuple):
 
 
 class _Reach(NamedTuple):
-    """What the formulas need to know of a task: remote hosts and receivers, receivers in the sender's host, the fullest host."""
+    """What the formulas need to know of a task: remote hosts and receivers, receivers in the sender's host,
+    the fullest host."""
 
     remote_hosts: int
     remote: int
@@ -106,7 +112,8 @@ class _Reach(NamedTuple):
 
 
 def options(task: UnitTask, nbytes: int, fabric: Fabric, way: Way | None = None) -> tuple[Option, ...]:
-    """An option for every host that holds the box, that of the lowest rank first; the cheapest way unless ``way`` is given."""
+    """An option for every host that holds the box, that of the lowest rank first; the cheapest way unless
+    ``way`` is given."""
     by_host: dict[int, list[int]] = {}
     for holder in task.holders:
         by_host.setdefault(fabric.host(holder), []).append(holder)
@@ -147,7 +154,8 @@ def _option(task: UnitTask, nbytes: int, fabric: Fabric, home: int, senders: lis
 
 
 def _on_rail(ranks: Sequence[int], rail: int, fabric: Fabric) -> list[int]:
-    """``ranks`` of one host, rotated so that one on its ``rail``-th NIC, by which this stripe enters and leaves, comes first."""
+    """``ranks`` of one host, rotated so that one on its ``rail``-th NIC, by which this stripe enters and
+    leaves, comes first."""
     nics = sorted({fabric.nic(rank) for rank in ranks})
     at = next(i for i, rank in enumerate(ranks) if fabric.nic(rank) == nics[rail % len(nics)])
     return [*ranks[at:], *ranks[:at]]
@@ -166,7 +174,8 @@ def nics_used(way: Way, chain: Chain, fabric: Fabric) -> tuple[set[int], set[int
 
 
 def seconds(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> float:
-    """Seconds for one stripe of ``nbytes``; the formulas above, and what links inside hosts add if their rate is given."""
+    """Seconds for one stripe of ``nbytes``; the formulas above, and what links inside hosts add if their rate
+    is given."""
     t, near, a = nbytes / fabric.rate, nbytes / fabric.local_rate, fabric.latency
     hosts, remote, local, widest = reach
     everyone, count = remote + local, chunks(way, nbytes, reach, fabric)
@@ -186,7 +195,8 @@ def seconds(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> float:
 
 
 def chunks(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> int:
-    """The best number of chunks of a chain (K above), within the bounds on the size of a chunk; elsewhere as few as these allow."""
+    """The best number of chunks of a chain (K above), within the bounds on the size of a chunk; elsewhere as
+    few as these allow."""
     fewest, most = max(1, ceil(nbytes / fabric.max_chunk)), max(1, nbytes // fabric.min_chunk)
     if way != "broadcast":
         return fewest
@@ -197,11 +207,12 @@ def chunks(way: Way, nbytes: int, reach: _Reach, fabric: Fabric) -> int:
 
 
 def densest(loads: dict[frozenset[int], int]) -> tuple[int, int]:
-    """(load, size) of the set H of resources with most load per resource, counting loads that only resources of H can carry.
+    """(load, size) of the set H of resources with most load per resource, counting loads that only resources
+    of H can carry.
 
-    load / size is the least time in which resources of speed 1 can carry everything, each load spread over its own set as
-    it likes. Found by Dinkelbach's iteration; each step is one maximum closure, that is one minimum cut (Picard 1976), in
-    integers, so that it is exact and fast for any number of hosts.
+    load / size is the least time in which resources of speed 1 can carry everything, each load spread over
+    its own set as it likes. Found by Dinkelbach's iteration; each step is one maximum closure, that is one
+    minimum cut (Picard 1976), in integers, so that it is exact and fast for any number of hosts.
     """
     loads = {chosen: load for chosen, load in loads.items() if load and chosen}
     if not loads:
@@ -216,7 +227,8 @@ def densest(loads: dict[frozenset[int], int]) -> tuple[int, int]:
 
 
 def _closure(profits: dict[frozenset[int], int], cost: int) -> frozenset[int]:
-    """The resources (each for ``cost``) that earn most by completing sets of ``profits``; empty if none earns anything."""
+    """The resources (each for ``cost``) that earn most by completing sets of ``profits``; empty if none earns
+    anything."""
     sets, left = list(profits), list(profits.values())
     room = dict.fromkeys(sorted(frozenset[int]().union(*sets)), cost)
     flow: list[dict[int, int]] = [{} for _ in sets]
@@ -262,7 +274,8 @@ def _closure(profits: dict[frozenset[int], int], cost: int) -> frozenset[int]:
 
 
 def lower_bound(tasks: Sequence[tuple[UnitTask, int]], fabric: Fabric) -> int:
-    """Nanoseconds that no plan beats in which holders send and receivers forward: every box leaves a holder once, enters a host once.
+    """Nanoseconds that no plan beats in which holders send and receivers forward: every box leaves a holder
+    once, enters a host once.
 
     tasks: each with its bytes. A box may use any NIC of its holders, and in each host any of its receivers'.
     """

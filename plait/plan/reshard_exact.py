@@ -1,8 +1,9 @@
 """The optimum of an ordering problem, or a proven bound of it, by OR-Tools' CP-SAT.
 
-For tests, for `--order exact`, and to know how far a fast order is from the best. Optional intervals, one for each choice
-of a job; no two on one NIC at a time; the last end is least. The lower bound is given as a cut: without it CP-SAT finds
-the optimum of sixty tasks and cannot prove it in ten seconds, with it the proof takes a fraction of one.
+For tests, for `--order exact`, and to know how far a fast order is from the best. Optional intervals, one for
+each choice of a job; no two on one NIC at a time; the last end is least. The lower bound is given as a cut:
+without it CP-SAT finds the optimum of sixty tasks and cannot prove it in ten seconds, with it the proof takes
+a fraction of one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ WORK = 20.0  # CP-SAT's own count of effort, the same on every machine; about se
 
 
 class Exact(NamedTuple):
-    """slots: the best order found, by start. lower: nanoseconds proven to be needed; the order is optimal if it takes no longer."""
+    """slots: the best order found, by start. lower: nanoseconds proven to be needed; the order is optimal if
+    it takes no longer."""
 
     slots: tuple[Slot, ...]
     lower: int

@@ -1,7 +1,7 @@
 """Which sender each unit task takes, and in which order tasks start: six searches over one small problem.
 
-Every task occupies its NICs for its whole duration; two tasks that share one cannot overlap (arXiv 2211.05322, section 3.2:
-an open shop with tasks on several machines and alternatives, NP-hard). The searches:
+Every task occupies its NICs for its whole duration; two tasks that share one cannot overlap (arXiv
+2211.05322, section 3.2: an open shop with tasks on several machines and alternatives, NP-hard). The searches:
 
     naive         the first holder sends, tasks in the order of the destination's tiles
     load_balance  the least loaded holder sends, same order
@@ -10,8 +10,8 @@ an open shop with tasks on several machines and alternatives, NP-hard). The sear
     list          largest remaining load first, tried with noise, tasks one by one and merged; ends at the lower bound
     exact         CP-SAT (see reshard_exact.py)
 
-All are functions of their arguments alone: fixed seeds, budgets counted in nodes and rounds instead of seconds, integers
-where numbers are compared. So every rank finds the same plan by itself.
+All are functions of their arguments alone: fixed seeds, budgets counted in nodes and rounds instead of
+seconds, integers where numbers are compared. So every rank finds the same plan by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ RESTARTS, NOISE = 30, 0.3
 
 
 class Choice(NamedTuple):
-    """One way to do a job. sends: the NICs of its senders. uses: every NIC side it occupies. Both are bit sets. duration: ns."""
+    """One way to do a job. sends: the NICs of its senders. uses: every NIC side it occupies. Both are bit
+    sets. duration: ns."""
 
     sends: int
     uses: int
@@ -69,7 +70,8 @@ def in_order(jobs: Sequence[Job], picks: Iterable[tuple[int, int]]) -> tuple[Slo
 def bound(jobs: Sequence[Job]) -> int:
     """Nanoseconds that no order of ``jobs`` can beat.
 
-    What must pass through one NIC passes in sequence; what only the NICs of a set can send takes its sum over their number.
+    What must pass through one NIC passes in sequence; what only the NICs of a set can send takes its sum over
+    their number.
     """
     forced: dict[int, int] = {}
     sent: dict[frozenset[int], int] = {}
@@ -113,7 +115,8 @@ def _load(load: dict[int, int], choice: Choice) -> int:
 
 
 def greedy(jobs: Sequence[Job]) -> tuple[Slot, ...]:
-    """Sets of jobs that use nothing twice, as many jobs in each as some random tries find (Alpa's default)."""
+    """Sets of jobs that use nothing twice, as many jobs in each as some random tries find (Alpa's
+    default)."""
     rounds = GREEDY_ROUNDS[len(jobs) > 64]
     chance = random.Random(SEED)
     left, load, picks = list(range(len(jobs))), dict[int, int](), list[tuple[int, int]]()
@@ -155,8 +158,8 @@ def _random_set(
 def dfs(jobs: Sequence[Job], nodes: int = DFS_NODES) -> tuple[tuple[Slot, ...], bool]:
     """The best order that ``nodes`` steps of a depth-first search find, and whether it is proven optimal.
 
-    A branch is cut when what is left could not end before the best so far even if nothing ever waited: an admissible bound.
-    Equal jobs are tried once, and so are equal states.
+    A branch is cut when what is left could not end before the best so far even if nothing ever waited: an
+    admissible bound. Equal jobs are tried once, and so are equal states.
     """
     best = min((load_balance(jobs), naive(jobs)), key=lambda slots: ends(jobs, slots))
     search = _Search(jobs, best, nodes if len(jobs) <= DFS_JOBS else 0)
@@ -208,10 +211,11 @@ class _Search:
 
 
 def list_order(jobs: Sequence[Job], restarts: int = RESTARTS, noise: float = NOISE) -> tuple[Slot, ...]:
-    """List scheduling, without noise first, then ``restarts`` times with; jobs one by one, and those with equal choices merged.
+    """List scheduling, without noise first, then ``restarts`` times with; jobs one by one, and those with
+    equal choices merged.
 
-    Merging keeps together what can follow each other without a gap; single jobs can fill gaps: sometimes one is better, sometimes the
-    other. Ends as soon as the lower bound is reached.
+    Merging keeps together what can follow each other without a gap; single jobs can fill gaps: sometimes one
+    is better, sometimes the other. Ends as soon as the lower bound is reached.
     """
     target, chance = bound(jobs), random.Random(SEED)
     bundles = _bundles(jobs)
@@ -247,9 +251,11 @@ def _unbundled(jobs: Sequence[Job], bundles: list[list[int]], slots: Iterable[Sl
 
 
 def _listed(jobs: Sequence[Job], chance: random.Random, noise: float) -> tuple[Slot, ...]:
-    """Fix senders, fewest choices first; then, whenever something is free, start the job whose NICs have most left to do.
+    """Fix senders, fewest choices first; then, whenever something is free, start the job whose NICs have most
+    left to do.
 
-    Jobs with the same NICs and duration are interchangeable and wait in one queue, so that the effort grows with what differs.
+    Jobs with the same NICs and duration are interchangeable and wait in one queue, so that the effort grows
+    with what differs.
     """
     order = sorted(
         range(len(jobs)), key=lambda job: (len(jobs[job]), -_noisy(jobs[job][0].duration, chance, noise), job)

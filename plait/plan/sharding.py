@@ -42,11 +42,13 @@ def step_bytes(
     units: Mapping[Unit, int], sharding: Sharding, ranks: int, *, micro_batches: int, itemsize: int, gradient_itemsize: int = 4,
     tied: bool = False,
 ) -> dict[str, int]:  # fmt: skip
-    """Bytes that one rank sends in a step, by axis, as rings would (over s ranks (s-1)/s of the whole, an all-reduce twice that).
+    """Bytes that one rank sends in a step, by axis, as rings would (over s ranks (s-1)/s of the whole, an
+    all-reduce twice that).
 
-    units: numbers in each, padding included, on one rank's share of the model. tied: the embedding is also the head of the same stage.
-    For every micro-batch a unit is gathered forward and backward and its gradient reduced to the accumulated part; after the last one the
-    sum is reduced to what an optimizer owns and summed over replicas, and the new parameters go the same way back.
+    units: numbers in each, padding included, on one rank's share of the model. tied: the embedding is also
+    the head of the same stage. For every micro-batch a unit is gathered forward and backward and its gradient
+    reduced to the accumulated part; after the last one the sum is reduced to what an optimizer owns and
+    summed over replicas, and the new parameters go the same way back.
     """
     sent: dict[str, int] = dict.fromkeys(("params", "grads", "optim", "replicas", "secondary"), 0)
     for unit, numel in units.items():

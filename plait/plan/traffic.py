@@ -1,4 +1,5 @@
-"""What tensor and sequence parallelism send, in closed form: the counterpart of what the runtime's wires carry."""
+"""What tensor and sequence parallelism send, in closed form: the counterpart of what the runtime's wires
+carry."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ def micro_batch_bytes(
     itemsize: int,
     loss_itemsize: int = 4,
 ) -> dict[str, int]:
-    """Bytes that one rank of a stage sends for a micro-batch of ``batch`` x ``sequence``, by axis, as rings would.
+    """Bytes that one rank of a stage sends for a micro-batch of ``batch`` x ``sequence``, by axis, as rings
+    would.
 
-    tp: the collectives of the segment list but for ``rows``, the exchange of embedding rows, which depends on the tokens: at most that.
-    ulysses, ring: of attention. loss_itemsize: of the loss's statistics (8 for fp64 models).
+    tp: the collectives of the segment list but for ``rows``, the exchange of embedding rows, which depends on
+    the tokens: at most that. ulysses, ring: of attention. loss_itemsize: of the loss's statistics (8 for fp64
+    models).
     """
     sent: Counter[str] = Counter(dict.fromkeys(("tp", "rows", "ulysses", "ring"), 0))
     graph = SegmentGraph.of(model, strategy, stage)
@@ -62,6 +65,7 @@ def _attention(model: ModelSpec, strategy: Strategy, row: int, *, repeats: bool)
     kv_each = max(1, kv_heads // ulysses)
     there = row * model.head_size * (heads + 2 * kv_each * ulysses) * (ulysses - 1) // ulysses
     back = row * model.head_size * heads * (ulysses - 1) // ulysses
-    # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has; keys and values, then also gradients.
+    # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has; keys
+    # and values, then also gradients.
     block = 2 * row * model.head_size * kv_each * ulysses
     return {"ulysses": (there + back) * (3 if repeats else 2), "ring": block * (ring - 1) * 3}

@@ -33,7 +33,8 @@ class Reporter:
         return self
 
     def begin(self, start: int) -> None:
-        """Training begins after ``start`` steps: metrics of steps beyond, from a run that was cut off, are forgotten."""
+        """Training begins after ``start`` steps: metrics of steps beyond, from a run that was cut off, are
+        forgotten."""
         if not self.speaks:
             return
         path = self.folder / "metrics.jsonl"

@@ -354,7 +354,8 @@ class Session:
         return found
 
     def _save(self, done: int) -> None:
-        """Start a checkpoint; if the one before could not be written (a full disk), that costs the checkpoint, not the run."""
+        """Start a checkpoint; if the one before could not be written (a full disk), that costs the
+        checkpoint, not the run."""
         try:
             self.checkpoints.save(done, self.optimizer.state(), self._state())
         except CheckpointError as error:

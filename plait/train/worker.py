@@ -1,4 +1,5 @@
-"""What one rank runs: ``python -m plait.train.worker RUN_FOLDER``. Started by a launcher, under torchrun's variables."""
+"""What one rank runs: ``python -m plait.train.worker RUN_FOLDER``. Started by a launcher, under torchrun's
+variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A whole run: it trains, survives being stopped and killed, resumes exactly, and explains itself when it cannot."""
+"""A whole run: it trains, survives being stopped and killed, resumes exactly, and explains itself when it
+cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run through a pipeline, as a user sees it: it resumes, also in another shape, and says what does not fit."""
+"""A run through a pipeline, as a user sees it: it resumes, also in another shape, and says what does not
+fit."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def test_a_killed_pipeline_continues_exactly(finished: Path, tmp_path: Path) -> 
 
 
 def test_a_run_goes_on_in_another_shape(finished: Path, tmp_path: Path) -> None:
-    """What a pipeline has begun, ring attention with sharded optimizer states ends, on the pipeline's curve but for rounding."""
+    """What a pipeline has begun, ring attention with sharded optimizer states ends, on the pipeline's curve
+    but for rounding."""
     job = write_job(tmp_path)
     process = start(job, *SHAPE)
     wait_for_step(process, job, 3)

@@ -40,7 +40,8 @@ def test_bubble_and_memory_are_those_of_the_closed_form(name: str, seconds: tupl
     assert compared >= 5 or (name, seconds) == ("zb-v", (1.0, 1.5, 0.5))
 
 
-# Makespans of 4 stages, 16 micro-batches, F = I = W = 1, by one-way transfer time: gpipe, 1f1b, eager-1f1b, slack-1f1b.
+# Makespans of 4 stages, 16 micro-batches, F = I = W = 1, by one-way transfer time: gpipe, 1f1b, eager-1f1b,
+# slack-1f1b.
 MAKESPANS = {
     0.0: (57, 57, 57, 57),
     0.5: (60, 71, 60, 60),
@@ -62,7 +63,8 @@ def test_makespans_of_the_published_comparison(transfer: float, mode: str) -> No
 
 
 def test_slack_only_where_a_boundary_is_slow() -> None:
-    """8 stages, T = 3, only the middle boundary slow: as fast as eager with 40 live activations instead of 64."""
+    """8 stages, T = 3, only the middle boundary slow: as fast as eager with 40 live activations instead of
+    64."""
     transfers = [0.0, 0, 0, 1.2, 0, 0, 0]
     slack = enough_slack([3.0] * 8, transfers)
     costs = PipelineCosts((1.0,) * 8, (1.0,) * 8, (1.0,) * 8, {(3, 4): 1.2})

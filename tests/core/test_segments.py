@@ -91,7 +91,8 @@ def test_recomputation_hides_the_collective_of_the_segment_behind() -> None:
     graph = SegmentGraph(num_layers=4, recompute="full")
     costs = SegmentCosts(EVEN.compute | {"attn.A": 1.0, "mlp.A": 1.0}, EVEN.collective)
     sync, hidden = (simulate(graph, order, costs, 8) for order in (sync_order(graph), domino_order(graph, costs, 8)))
-    # Of the 16 collectives of one slice, the eight of the backward have the segment before them to compute again meanwhile.
+    # Of the 16 collectives of one slice, the eight of the backward have the segment before them to compute
+    # again meanwhile.
     assert makespan(hidden) <= makespan(sync) - 7
 
 

@@ -1,4 +1,5 @@
-"""What the ranks of the checkpoint tests do: tensors that are functions of their logical names, saved and loaded at any degree."""
+"""What the ranks of the checkpoint tests do: tensors that are functions of their logical names, saved and
+loaded at any degree."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def load(
 
 
 def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]]:
-    """Save, fail on rank 1's full disk, train on and save again: (message, names in the folder after the failure, at the end)."""
+    """Save, fail on rank 1's full disk, train on and save again: (message, names in the folder after the
+    failure, at the end)."""
     model = build(GPT, 4, rank)
     checkpoints = Checkpoints(folder, held_of(model.pieces), group=group_of(4))
     checkpoints.save(1, tensors_of(model, 1), {}, wait=True)

@@ -1,4 +1,5 @@
-"""What each rank runs in ``test_equality``: one strategy on this rank's share, everything compared with the unsharded reference."""
+"""What each rank runs in ``test_equality``: one strategy on this rank's share, everything compared with the
+unsharded reference."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ DEVICE = Device(torch.device("cpu"))
 
 
 class DelayedWire:
-    """A wire whose collectives start late by a random time, differently on every rank, and whose result is poison until then.
+    """A wire whose collectives start late by a random time, differently on every rank, and whose result is
+    poison until then.
 
     Whoever reads a result before waiting for it computes NaN; whoever relies on timing meets another timing.
     """
@@ -105,7 +107,8 @@ def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
 
 @torch.no_grad()
 def adamw(weight: Tensor, gradient: Tensor, averages: tuple[Tensor, Tensor], update: int) -> None:
-    """AdamW as its paper has it (arXiv 1711.05101, algorithm 2), with this suite's settings; norms and biases do not decay."""
+    """AdamW as its paper has it (arXiv 1711.05101, algorithm 2), with this suite's settings; norms and biases
+    do not decay."""
     first, second = averages
     first.lerp_(gradient, 1 - 0.9)
     second.lerp_(gradient.square(), 1 - 0.95)
@@ -195,7 +198,7 @@ def peers_differ(rank: int, spec: ModelSpec, strategy: Strategy) -> bool:
 
 
 def relative_error(ours: Tensor, theirs: Tensor, whole: Tensor | None = None) -> float:
-    """Relative to the largest entry of the tensor (of ``whole``, if ``theirs`` is a part of it); entries that are zero but for rounding (a
-    key bias's gradient) absolutely."""
+    """Relative to the largest entry of the tensor (of ``whole``, if ``theirs`` is a part of it); entries that
+    are zero but for rounding (a key bias's gradient) absolutely."""
     scale = max((theirs if whole is None else whole).abs().max().item(), 1e-6) if theirs.numel() else 1.0
     return (ours - theirs).abs().max().item() / scale if theirs.numel() else 0.0

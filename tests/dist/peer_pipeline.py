@@ -1,4 +1,5 @@
-"""What each rank runs in ``test_peer_pipeline``: transformers' blocks under torch.distributed.pipelining, and the same through ours."""
+"""What each rank runs in ``test_peer_pipeline``: transformers' blocks under torch.distributed.pipelining, and
+the same through ours."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ PREFIX = {"gpt": "transformer.", "llama": "model."}
 
 
 class Stage(nn.Module):
-    """A range of a transformers model's layers, the embedding in front of the first and the head behind the last."""
+    """A range of a transformers model's layers, the embedding in front of the first and the head behind the
+    last."""
 
     def __init__(self, whole: Any, family: str, index: int, stages: int) -> None:
         super().__init__()
@@ -60,7 +62,8 @@ class Stage(nn.Module):
 
 
 def worst_error(rank: int, spec: ModelSpec, name: str, places: int) -> tuple[float, str]:
-    """The largest relative difference between our gradients (and loss) and the peer's, of what this rank holds."""
+    """The largest relative difference between our gradients (and loss) and the peer's, of what this rank
+    holds."""
     torch.manual_seed(SEED)
     config = transformers.AutoConfig.for_model(**_without_names(huggingface.huggingface_config(spec, torch.float64)))
     whole = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().train()
@@ -91,7 +94,8 @@ def worst_error(rank: int, spec: ModelSpec, name: str, places: int) -> tuple[flo
 
 
 def _peer(rank: int, whole: Any, spec: ModelSpec, name: str, places: int, tokens: Tensor, targets: Tensor) -> float:
-    """A step of torch's schedule on this rank's stages of ``whole``; the mean loss where the head is, else 0."""
+    """A step of torch's schedule on this rank's stages of ``whole``; the mean loss where the head is, else
+    0."""
     chunks = CHUNKS.get(name, 1)
     count = places * chunks
     held = {"zb-v": [rank, count - 1 - rank], "interleaved": [rank + places * chunk for chunk in range(chunks)]}.get(

@@ -1,4 +1,5 @@
-"""What each rank runs in ``test_pipeline``: a planned pipeline on this rank, everything compared with the unsharded reference."""
+"""What each rank runs in ``test_pipeline``: a planned pipeline on this rank, everything compared with the
+unsharded reference."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ CHUNKS = {"interleaved": 2, "zb-v": 2}
 
 
 class LateCourier:
-    """A courier whose transfers start late by a random time, differently on every rank; what has not arrived is poison."""
+    """A courier whose transfers start late by a random time, differently on every rank; what has not arrived
+    is poison."""
 
     def __init__(self, courier: Courier, seed: int) -> None:
         self.courier, self._chance = courier, random.Random(seed)
@@ -115,7 +117,8 @@ def worst_error(
     cut: SequenceCut = WHOLE_SEQUENCE,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[float, str]:
-    """The largest relative error of anything against the reference, and what it was; infinite if memory or bytes are not as predicted.
+    """The largest relative error of anything against the reference, and what it was; infinite if memory or
+    bytes are not as predicted.
 
     more: other fields of the strategy.
     """
@@ -255,7 +258,8 @@ class SlowBoundary:
 
 
 def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[int]:
-    """Micro-batches alive by stage under the schedule that is chosen where one boundary takes far longer than all computation."""
+    """Micro-batches alive by stage under the schedule that is chosen where one boundary takes far longer than
+    all computation."""
     recorder = Recorder(DEVICE)
     planned = plan(spec, [(1, 1)] * places, "slack-1f1b", False, ())
     part = assemble(

@@ -1,4 +1,5 @@
-"""What each rank runs in ``test_reshard``: moves between random layouts, every tile compared with its part of the whole tensor."""
+"""What each rank runs in ``test_reshard``: moves between random layouts, every tile compared with its part of
+the whole tensor."""
 
 from __future__ import annotations
 

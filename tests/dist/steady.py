@@ -1,4 +1,5 @@
-"""What each rank runs in ``test_steady``: many steps, with an eye on what torch's allocator and the kernel say."""
+"""What each rank runs in ``test_steady``: many steps, with an eye on what torch's allocator and the kernel
+say."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from tests.dist.pipelining import BATCH, MICRO
 def many_steps(
     rank: int, spec: ModelSpec, strategy: Strategy, degrees: list[tuple[int, int]], sharding: Sharding, steps: int
 ) -> dict[str, list[int]]:
-    """Of steps 4, one in the middle and the last: bytes that were allocated and not freed, the most at once, buffers of the sharding
-    engine, resident bytes afterwards."""
+    """Of steps 4, one in the middle and the last: bytes that were allocated and not freed, the most at once,
+    buffers of the sharding engine, resident bytes afterwards."""
     planned = pipelining.plan(spec, degrees, "1f1b", strategy.sequence_parallel, (), [sharding] * len(degrees))
     part = assemble(
         spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED

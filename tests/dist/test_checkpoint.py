@@ -1,4 +1,5 @@
-"""Checkpoints: the same logical tensors under every degree, and a usable one left whatever happens while writing."""
+"""Checkpoints: the same logical tensors under every degree, and a usable one left whatever happens while
+writing."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ def assert_equal(pool: Pool, spec: ModelSpec, strategy: Strategy, *args: object)
 
 
 def grids() -> Iterator[Any]:
-    """Slicings of every model, on 1, 2 and 4 ranks: all of them, or some of a small model's; on 4 ranks the suite has some of all."""
+    """Slicings of every model, on 1, 2 and 4 ranks: all of them, or some of a small model's; on 4 ranks the
+    suite has some of all."""
     every, some = list(product((1, 2, 3, 4), (1, 2, 4))), [(1, 1), (3, 2)]
     for name, tp, kind in product(MODELS, (1, 2, 4), ("all_reduce", "sequence_parallel")):
         large = name in ("gpt", "llama")
@@ -142,7 +143,8 @@ def test_the_order_changes_no_bit(pool: Pool, name: str, slicing: tuple[int, int
     ("recompute", "name"), list(each_other(["selective", "full"], ["gpt", "few_kv", "llama_block"]))
 )
 def test_what_is_computed_again_changes_no_bit(pool: Pool, name: str, recompute: str) -> None:
-    """Equal to the reference, also for the first layers only, and in fp32 bitwise what keeping everything gives, also under delays."""
+    """Equal to the reference, also for the first layers only, and in fp32 bitwise what keeping everything
+    gives, also under delays."""
     shapes = ((1, 1, "sync", False), (2, 1, "domino", False), (1, 2, "async", False), (3, 1, "domino", True))
     for p1, p2, overlap, sequence_parallel in shapes:
         kept = Strategy(tp=2, p1=p1, p2=p2, overlap=overlap, sequence_parallel=sequence_parallel)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""A reference that shares nothing with Plait: transformers' models under torch.distributed.pipelining's own schedules."""
+"""A reference that shares nothing with Plait: transformers' models under torch.distributed.pipelining's own
+schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A pipeline, whatever its schedule, meshes, slices or delays, is the unsharded computation; its memory is what the schedule predicts."""
+"""A pipeline, whatever its schedule, meshes, slices or delays, is the unsharded computation; its memory is
+what the schedule predicts."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def assert_equal(pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]]
 
 
 def contract() -> Iterator[Any]:
-    """Every schedule, pp, tp, p1 and model; the suite has each schedule with each model on two places and a few shapes of three and four
-    ranks, the mark ``contract`` the others."""
+    """Every schedule, pp, tp, p1 and model; the suite has each schedule with each model on two places and a
+    few shapes of three and four ranks, the mark ``contract`` the others."""
     shapes = [(2, 1), (2, 2), (3, 1), (4, 1), (3, 2), (4, 2)]
     for turn, ((pp, tp), name) in enumerate(product(shapes, GENERATORS)):
         for number, (model, p1) in enumerate(product(MODELS, (1, 2))):

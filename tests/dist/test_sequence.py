@@ -28,7 +28,8 @@ NO_CORE_DROPOUT = replace(SMALL_GPT, attention_dropout=0.0)
 
 
 def attention_error(_rank: int, cut: SequenceCut, kv_heads: int) -> float:
-    """Largest difference, output and gradients, between shared attention and plain attention over the whole sequence."""
+    """Largest difference, output and gradients, between shared attention and plain attention over the whole
+    sequence."""
     generator = torch.Generator().manual_seed(0)
     tokens, heads = 16, 4
     q, k, v, g = (

@@ -1,4 +1,5 @@
-"""A thousand steps in the memory of the fourth: nothing is allocated and kept, the peak is the same, the process does not grow."""
+"""A thousand steps in the memory of the fourth: nothing is allocated and kept, the peak is the same, the
+process does not grow."""
 
 from __future__ import annotations
 

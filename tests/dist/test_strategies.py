@@ -1,4 +1,5 @@
-"""A hundred strategies drawn from the whole space are the unsharded computation; what the rules refuse is not drawn."""
+"""A hundred strategies drawn from the whole space are the unsharded computation; what the rules refuse is not
+drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every lab test needs: a machine that can run a lab, a list of running labs of its own, and proof that nothing is left."""
+"""What every lab test needs: a machine that can run a lab, a list of running labs of its own, and proof that
+nothing is left."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def needs_lab() -> None:
 
 @pytest.fixture(autouse=True)
 def own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A list of running labs that no other test and no user's lab is in; every process of the test can be told by it."""
+    """A list of running labs that no other test and no user's lab is in; every process of the test can be
+    told by it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     return tmp_path
@@ -68,7 +70,8 @@ def nobody_python() -> str:
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv (util-linux) to become an ordinary user")
     for candidate in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
-        # setpriv may still start what the user could not, so a child of the first Python is the one that counts.
+        # setpriv may still start what the user could not, so a child of the first Python is the one that
+        # counts.
         probe = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import plait.core.env, typing; typing.Self']))"
         if (
             candidate

@@ -1,4 +1,5 @@
-"""How true a lab's links are, and what they cost: ``python tests/lab/lab_measure.py`` prints what docs/adr/0003-lab.md cites.
+"""How true a lab's links are, and what they cost: ``python tests/lab/lab_measure.py`` prints what
+docs/adr/0003-lab.md cites.
 
 The same file is the rank: it sends a plain TCP stream from the first ranks to the last, or both ways at once.
 """
@@ -51,7 +52,8 @@ def connect(rank: int, address: str, port: int) -> socket.socket:
 
 
 def message_main(size: int) -> None:
-    """As a rank: rank 1 sends one message after each pause and waits for the answer of one byte; it prints the median seconds."""
+    """As a rank: rank 1 sends one message after each pause and waits for the answer of one byte; it prints
+    the median seconds."""
     rank, seconds = int(os.environ["RANK"]), []
     connection = connect(rank, os.environ["MASTER_ADDR"], 5000)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -71,7 +73,8 @@ def message_main(size: int) -> None:
 
 
 def rank_main(size: int, mode: str) -> None:
-    """As a rank: send (rank 1), receive (rank 0), or both at once; receivers print goodput in bits per second."""
+    """As a rank: send (rank 1), receive (rank 0), or both at once; receivers print goodput in bits per
+    second."""
     rank = int(os.environ["RANK"])
     connection = connect(rank, os.environ["MASTER_ADDR"], 5000)
     connection.settimeout(None)
@@ -91,7 +94,8 @@ def rank_main(size: int, mode: str) -> None:
 
 
 def goodputs(lab: Any, size: int, mode: str, ranks: tuple[int, int] = (0, 1)) -> list[float]:
-    """Bits per second that arrive at the receiving rank, or at both when ``mode`` is ``both``, or for messages apart."""
+    """Bits per second that arrive at the receiving rank, or at both when ``mode`` is ``both``, or for
+    messages apart."""
     argv = [sys.executable, str(Path(__file__).resolve()), "rank", str(size), mode]
     processes = []
     for number, rank in enumerate(ranks):

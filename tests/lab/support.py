@@ -40,7 +40,8 @@ def why_no_lab() -> str | None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes, but this one, whose environment names ``folder``: keepers, ranks and what ranks have started."""
+    """Living processes, but this one, whose environment names ``folder``: keepers, ranks and what ranks have
+    started."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -38,7 +38,8 @@ def near(rate: float, wanted: float) -> bool:
 
 
 def undisturbed(lab: Lab, size: int, mode: str, wanted: float) -> list[float]:
-    """Goodputs of the first transfer that nothing held up, or of the last try: other machines on the host may take the processors."""
+    """Goodputs of the first transfer that nothing held up, or of the last try: other machines on the host may
+    take the processors."""
     for _ in range(20):
         rates = goodputs(lab, size, mode)
         if all(near(rate, wanted) for rate in rates):

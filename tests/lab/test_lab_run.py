@@ -121,7 +121,8 @@ def test_kill_9_of_the_lab_leaves_nothing(running_lab: subprocess.Popen[str], ow
     running_lab.kill()
     running_lab.wait()
     wait_until(lambda: not processes_of(own_list), "ranks outlived their lab")
-    # The switch and the links lived in namespaces that only these processes held; the machine itself never had any.
+    # The switch and the links lived in namespaces that only these processes held; the machine itself never
+    # had any.
     assert not any(name.startswith(("host", "sw0")) for name in os.listdir("/sys/class/net"))
     assert (own_list / "plait-lab" / f"{entry.name}.json").exists()
     assert running() == []

@@ -1,4 +1,5 @@
-"""Plans: the published cases, optimality against CP-SAT, and that the messages of any plan do what they should."""
+"""Plans: the published cases, optimality against CP-SAT, and that the messages of any plan do what they
+should."""
 
 from __future__ import annotations
 
@@ -22,8 +23,7 @@ from tests.core.test_reshard import layouts
 TEN_GBIT = 1.25e9
 CUBE = (1024, 1024, 512)
 
-# Zhuang et al. 2022, section 5.1.2: int32, 10 Gbit/s, one NIC a host. Seconds of our model, worked out independently of this code.
-#   source, destination, shape, bound, naive, load balance, greedy, best, send/recv, local all-gather
+# Zhuang et al. 2022, section 5.1.2: int32, 10 Gbit/s, one NIC a host. Seconds of our model, worked out independently of this code.   source, destination, shape, bound, naive, load balance, greedy, best, send/recv, local all-gather
 CASES = {
     1: ("(2,4) S0 R R", "(2,4) S0 R R", CUBE, 0.859, 0.859, 0.859, 0.859, 0.859, 3.44, 0.859),
     2: ("(2,4) R R R", "(2,4) S0 R R", CUBE, 0.859, 1.718, 0.859, 0.859, 0.859, 6.01, 1.503),
@@ -155,7 +155,8 @@ def moves(draw: st.DrawFn) -> tuple[TensorLayout, TensorLayout, tuple[int, ...],
 
 
 def carried_out(plan: ReshardPlan, listed: list[Message], whole: np.ndarray) -> dict[int, np.ndarray]:
-    """What every destination rank has after the messages, each of which copies only what its sender has by then."""
+    """What every destination rank has after the messages, each of which copies only what its sender has by
+    then."""
     have = {rank: np.full(whole.shape, -1) for rank in (*plan.source.ranks, *plan.destination.ranks)}
     for rank in plan.source.ranks:
         box = plan.source.tile(rank, plan.shape)

@@ -23,7 +23,8 @@ def one_sender(hosts: int, per_host: int) -> tuple[TensorLayout, TensorLayout, t
 
 
 def simulated(way: Way, hosts: int, per_host: int, fabric: Fabric, nbytes: int) -> float:
-    """Seconds by running the messages: a NIC sends one and receives one at a time, and each takes latency and its bytes."""
+    """Seconds by running the messages: a NIC sends one and receives one at a time, and each takes latency and
+    its bytes."""
     source, destination, _ = one_sender(hosts, per_host)
     plan = make_plan(source, destination, (nbytes,), 1, fabric, way=way)
     sending, receiving = [0.0] * (hosts + 1), [0.0] * (hosts + 1)

@@ -1,4 +1,5 @@
-"""The memory model against torch's own allocator: what a step of the real executor allocates at most is what the formulas say."""
+"""The memory model against torch's own allocator: what a step of the real executor allocates at most is what
+the formulas say."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ DEVICE = Device(torch.device("cpu"))
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
-    """Ranks that are not there fill their part with this rank's numbers: shapes are the same, and so is what is allocated."""
+    """Ranks that are not there fill their part with this rank's numbers: shapes are the same, and so is what
+    is allocated."""
     spec, strategy, batch, sequence = MODELS[model], Strategy(**STRATEGIES[name]), 2, 512
     group = SequenceGroup(NullWire(strategy.sp // strategy.ring), NullWire(strategy.ring))
     transformer = Transformer(spec, strategy, sequence=group)

@@ -1,8 +1,11 @@
 """Checkpoints from which a run resumes exactly, under the same tensor-parallel degree or another.
 
-Tensors are stored by logical piece (``weights/layers.0.attn.q.weight``) through torch.distributed.checkpoint: a
-rank says which range of which whole tensor it holds, ranges held by several ranks are written once, and a rank that
-loads reads the ranges it needs, whoever wrote them. ``save`` copies to host memory and returns; a thread writes, over
+Tensors are stored by logical piece (``weights/layers.0.attn.q.weight``) through torch.distributed.checkpoint:
+a
+rank says which range of which whole tensor it holds, ranges held by several ranks are written once, and a
+rank that
+loads reads the ranges it needs, whoever wrote them. ``save`` copies to host memory and returns; a thread
+writes, over
 a process group of its own so that its collectives never mix with training's.
 """
 
@@ -41,7 +44,8 @@ from plait.train.checkpoint.folder import CheckpointFolder, measure
 from plait.train.model.units import Held
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
-"""What is saved and loaded: kind (``weights``, ``exp_avg``, ...) -> name -> tensor that holds what is said of that name."""
+"""What is saved and loaded: kind (``weights``, ``exp_avg``, ...) -> name -> tensor that holds what is said of
+that name."""
 Ranges = dict[tuple[str, tuple[int, ...]], tuple[Held, Tensor]]
 
 _CONTAINER = (
@@ -52,12 +56,14 @@ _Result = TypeVar("_Result")
 
 
 class Checkpoints:
-    """The checkpoints of one run, written in the background. Every method is called by all ranks of ``group``.
+    """The checkpoints of one run, written in the background. Every method is called by all ranks of
+    ``group``.
 
-    held: what the tensors to save hold, by their names: ``Optimizer.held``, or ``held_of`` of a model's pieces. keep: how many complete
-    checkpoints stay on disk. group: a gloo group of all ranks, used for nothing else; None for a single process. read_only: leave the
-    folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here and now. Raises
-    CheckpointError if the folder cannot be used.
+    held: what the tensors to save hold, by their names: ``Optimizer.held``, or ``held_of`` of a model's
+    pieces. keep: how many complete checkpoints stay on disk. group: a gloo group of all ranks, used for
+    nothing else; None for a single process. read_only: leave the folder as it is, so that a running job can
+    be looked at; otherwise what a crash left in it is removed here and now. Raises CheckpointError if the
+    folder cannot be used.
 
         checkpoints = Checkpoints(folder, held_of(model.pieces))
         checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})
@@ -84,10 +90,13 @@ class Checkpoints:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, wait: bool = False) -> None:
-        """Copy ``tensors`` to host memory and start writing them, with ``state`` (rank 0's, plain JSON values).
+        """Copy ``tensors`` to host memory and start writing them, with ``state`` (rank 0's, plain JSON
+        values).
 
-        The tensors may be changed as soon as this returns. wait: finish before returning. Raises CheckpointError on
-        every rank if this checkpoint could not be completed (wait), or the one before it (otherwise); in that case
+        The tensors may be changed as soon as this returns. wait: finish before returning. Raises
+        CheckpointError on
+        every rank if this checkpoint could not be completed (wait), or the one before it (otherwise); in that
+        case
         this one is being written all the same.
         """
         assert not self._read_only, "opened to read only"
@@ -106,9 +115,11 @@ class Checkpoints:
             raise before
 
     def finish(self) -> None:
-        """Wait for the checkpoint being written. Raises CheckpointError, on every rank, if it could not be completed.
+        """Wait for the checkpoint being written. Raises CheckpointError, on every rank, if it could not be
+        completed.
 
-        Training may go on after that: the checkpoints before it are untouched and the next ``save`` tries anew.
+        Training may go on after that: the checkpoints before it are untouched and the next ``save`` tries
+        anew.
         """
         failure = self._join()
         if failure is not None:
@@ -123,8 +134,10 @@ class Checkpoints:
     def load(self, step: int, tensors: Tensors) -> dict[str, Any]:
         """Fill ``tensors`` in place from the checkpoint of ``step``, and return its state.
 
-        Raises CheckpointError, on every rank and with ``tensors`` untouched, for a missing or damaged file (checksums
-        are compared first) and for a tensor that is missing or of another shape or dtype. Kinds that the checkpoint
+        Raises CheckpointError, on every rank and with ``tensors`` untouched, for a missing or damaged file
+        (checksums
+        are compared first) and for a tensor that is missing or of another shape or dtype. Kinds that the
+        checkpoint
         has and ``tensors`` has not are left alone.
         """
         self.finish()
@@ -154,7 +167,8 @@ class Checkpoints:
         return failure
 
     def _stage(self, tensors: Tensors) -> list[tuple[str, str, Tensor]]:
-        """A host buffer for every tensor, kept from one checkpoint to the next: fresh (or pinned) memory is slow to get."""
+        """A host buffer for every tensor, kept from one checkpoint to the next: fresh (or pinned) memory is
+        slow to get."""
         held: list[tuple[str, str, Tensor]] = []
         for kind, by_name in tensors.items():
             for name, tensor in by_name.items():
@@ -166,7 +180,8 @@ class Checkpoints:
         return held
 
     def _ranges(self, held: list[tuple[str, str, Tensor]]) -> Ranges:
-        """``kind/piece name`` and corner -> what is held there, in the host buffer; what another stage saves has a name that says so."""
+        """``kind/piece name`` and corner -> what is held there, in the host buffer; what another stage saves
+        has a name that says so."""
         return {
             (f"{kind}/{one.piece.name}{_COPY * one.piece.copy}", one.box.start): (one, one.of(staged))
             for kind, name, staged in held
@@ -174,7 +189,8 @@ class Checkpoints:
         }
 
     def _write(self, step: int, ranges: Ranges, state: dict[str, Any]) -> None:
-        """The background thread: all ranks write, each vouches for its files, rank 0 gives the folder its final name."""
+        """The background thread: all ranks write, each vouches for its files, rank 0 gives the folder its
+        final name."""
         whole = {
             key: math.prod(one.piece.shape) * tensor.element_size() + _CONTAINER
             for (key, _), (one, tensor) in ranges.items()
@@ -229,7 +245,8 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Asks for the ranges this rank holds; torch.distributed.checkpoint finds out which stored ranges they overlap."""
+    """Asks for the ranges this rank holds; torch.distributed.checkpoint finds out which stored ranges they
+    overlap."""
 
     def __init__(self, path: Path, ranges: Ranges) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -266,7 +283,8 @@ def _chunk(one: Held) -> ChunkStorageMetadata:
 
 
 class _Peers:
-    """The ranks that write one checkpoint together: they succeed together, or every one of them gets the error."""
+    """The ranks that write one checkpoint together: they succeed together, or every one of them gets the
+    error."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
@@ -302,7 +320,8 @@ class _Peers:
 
 @contextmanager
 def _explained(what: str, disk_full: Callable[[], CheckpointError] | None = None) -> Iterator[None]:
-    """Turn what the file system, a lost peer or torch.distributed.checkpoint raises into a CheckpointError; bugs pass through."""
+    """Turn what the file system, a lost peer or torch.distributed.checkpoint raises into a CheckpointError;
+    bugs pass through."""
     try:
         yield
     except (OSError, RuntimeError, CheckpointException) as error:

@@ -1,4 +1,5 @@
-"""A run's newest checkpoint as a Hugging Face folder, assembled in one process whatever the run's degree was."""
+"""A run's newest checkpoint as a Hugging Face folder, assembled in one process whatever the run's degree
+was."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ _BLOCK = 1 << 24
 class Manifest:
     """What a complete checkpoint consists of. files: name -> (bytes, CRC-32).
 
-    serial grows with every checkpoint completed in the folder: a run that went back to an older step continues
+    serial grows with every checkpoint completed in the folder: a run that went back to an older step
+    continues
     from what it wrote last, not from the highest step.
     """
 
@@ -59,7 +60,8 @@ class Manifest:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run. One process writes (``open``, ``begin``, ``commit``, ``abandon``); any may read."""
+    """The checkpoints of one run. One process writes (``open``, ``begin``, ``commit``, ``abandon``); any may
+    read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -82,7 +84,8 @@ class CheckpointFolder:
                 shutil.rmtree(entry)
 
     def begin(self, step: int, needed: int) -> None:
-        """An empty partial folder. Raises CheckpointError if ``needed`` bytes cannot fit, before any is written."""
+        """An empty partial folder. Raises CheckpointError if ``needed`` bytes cannot fit, before any is
+        written."""
         self.abandon(step)
         if shutil.disk_usage(self.root).free < needed:
             raise self.full(step, needed)
@@ -98,7 +101,8 @@ class CheckpointFolder:
         return CheckpointError(f"{self.root}: {problem}. {left[0]}")
 
     def commit(self, step: int, files: dict[str, tuple[int, int]], state: dict[str, Any], keep: int) -> None:
-        """Turn the partial folder into the newest complete checkpoint, then delete all but the ``keep`` newest.
+        """Turn the partial folder into the newest complete checkpoint, then delete all but the ``keep``
+        newest.
 
         files: every file with its size and checksum, already on disk. Raises CheckpointError or OSError.
         """
@@ -160,14 +164,16 @@ class CheckpointFolder:
         return manifest
 
     def verify(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Read ``names`` and compare sizes and checksums. Raises CheckpointError naming the file and a checkpoint that is whole."""
+        """Read ``names`` and compare sizes and checksums. Raises CheckpointError naming the file and a
+        checkpoint that is whole."""
         for name in names:
             file = self.path(manifest.step) / name
             if problem := _problem(file, *manifest.files[name]):
                 raise CheckpointError(f"{file}: {problem}. {self._instead(manifest.step)}")
 
     def _instead(self, step: int) -> str:
-        """What can be used instead of ``step``: the newest other checkpoint that passes every check, contents included."""
+        """What can be used instead of ``step``: the newest other checkpoint that passes every check, contents
+        included."""
         for manifest in self.complete():
             path = self.path(manifest.step)
             if manifest.step != step and not any(

@@ -1,7 +1,10 @@
-"""Weights from and to Hugging Face folders (``config.json`` and safetensors), GPT-2 and Llama, piece by piece.
+"""Weights from and to Hugging Face folders (``config.json`` and safetensors), GPT-2 and Llama, piece by
+piece.
 
-Reading, a rank takes only its own ranges out of the files. Writing, rank 0 puts one tensor after the other into the
-file while the other ranks hand it their ranges, so that nobody ever holds more than one whole tensor. GPT-2 keeps
+Reading, a rank takes only its own ranges out of the files. Writing, rank 0 puts one tensor after the other
+into the
+file while the other ranks hand it their ranges, so that nobody ever holds more than one whole tensor. GPT-2
+keeps
 its linear weights transposed and query, key and value fused; Llama's rotary halves are laid out as ours.
 """
 
@@ -55,9 +58,11 @@ _SAME = ("family", "num_layers", "hidden", "num_heads", "num_kv_heads", "head_si
 
 @dataclass(frozen=True)
 class Place:
-    """Where a whole piece lies in a file: tensor name (without the family's prefix) and shape; first row of the piece there.
+    """Where a whole piece lies in a file: tensor name (without the family's prefix) and shape; first row of
+    the piece there.
 
-    transposed: the file's dims are the piece's dims the other way round; ``first`` counts along the piece's dim 0.
+    transposed: the file's dims are the piece's dims the other way round; ``first`` counts along the piece's
+    dim 0.
     """
 
     name: str
@@ -98,8 +103,8 @@ def place(spec: ModelSpec, piece: Piece) -> Place:
 def load(model: Share, folder: Path) -> None:
     """Fill this rank's weights from a Hugging Face folder; numbers are converted to the model's dtype.
 
-    Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing, superfluous,
-    damaged or of another shape, or if ``config.json`` describes another model.
+    Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing,
+    superfluous, damaged or of another shape, or if ``config.json`` describes another model.
     """
     _check_family(model.spec)
     _check_config(model.spec, folder)
@@ -183,7 +188,8 @@ def _check(tensors: Mapping[str, Any], at: Place, folder: Path) -> None:
 
 
 def _check_nothing_else(spec: ModelSpec, tensors: Mapping[str, Any], known: set[str], folder: Path) -> None:
-    """A tensor without a place (a bias, one more layer) would be left out in silence, and the numbers be wrong."""
+    """A tensor without a place (a bias, one more layer) would be left out in silence, and the numbers be
+    wrong."""
     ignored = (*_IGNORED, "lm_head.weight") if spec.tied_embeddings else _IGNORED
     for name in tensors:
         if name not in known and not name.endswith(ignored):
@@ -205,8 +211,9 @@ def save(
 ) -> None:
     """Write the model as ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, in the model's dtype.
 
-    Called by every rank of the tensor-parallel group behind ``wire``. extra: further keys of ``config.json`` (token
-    numbers). shard_bytes: size from which on the weights are spread over several files. Raises CheckpointError on
+    Called by every rank of the tensor-parallel group behind ``wire``. extra: further keys of ``config.json``
+    (token numbers). shard_bytes: size from which on the weights are spread over several files. Raises
+    CheckpointError on
     every rank if rank 0 cannot write, or finds a model in ``folder`` already.
     """
     spec, dtype = model.spec, next(iter(model.named.values())).dtype
@@ -279,7 +286,8 @@ def _agree(model: Transformer, wire: Wire, writer: FolderWriter | None) -> None:
 
 
 def huggingface_config(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
-    """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. Raises CheckpointError where there is none."""
+    """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. Raises
+    CheckpointError where there is none."""
     common = {
         "vocab_size": spec.vocab, "tie_word_embeddings": spec.tied_embeddings, "torch_dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": None, "eos_token_id": None,

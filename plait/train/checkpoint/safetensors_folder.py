@@ -1,6 +1,8 @@
-"""A folder of safetensors files written one tensor at a time, so that nobody needs the memory of a whole model.
+"""A folder of safetensors files written one tensor at a time, so that nobody needs the memory of a whole
+model.
 
-The format (https://huggingface.co/docs/safetensors): 8 bytes of header length, a JSON header that says where every
+The format (https://huggingface.co/docs/safetensors): 8 bytes of header length, a JSON header that says where
+every
 tensor lies, the tensors. Shapes are known before any value, so the header can be written first.
 """
 
@@ -25,8 +27,8 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class FolderWriter:
     """``config.json``, the weights in one file or several, their index. Files get their names at the end.
 
-    shapes: tensor name -> shape, in the order of the later ``add`` calls. An error is kept in ``failure`` and makes
-    everything after it a no-op, so that a rank that writes can go on taking part in what the others do.
+    shapes: tensor name -> shape, in the order of the later ``add`` calls. An error is kept in ``failure`` and
+    makes everything after it a no-op, so that a rank that writes can go on taking part in what the others do.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class FolderWriter:
         self._made: list[str] = []
 
     def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
-        """Make the folder, ``config.json`` and, for several files, the index. Fails if the folder holds a model already."""
+        """Make the folder, ``config.json`` and, for several files, the index. Fails if the folder holds a
+        model already."""
         self._attempt(lambda: self._begin(config()))
 
     def add(self, name: str, value: Tensor) -> None:

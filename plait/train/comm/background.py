@@ -1,7 +1,9 @@
-"""One thread that communicates while computation goes on: jobs one after the other, in the order in which they were handed over.
+"""One thread that communicates while computation goes on: jobs one after the other, in the order in which
+they were handed over.
 
-Ranks that hand over equal jobs in equal order communicate in equal order, whatever their timing; that is the whole trick.
-On a GPU what a job submits runs on a stream of the thread's own, beside computation; waiting makes the waiting stream wait, not the host.
+Ranks that hand over equal jobs in equal order communicate in equal order, whatever their timing; that is the
+whole trick. On a GPU what a job submits runs on a stream of the thread's own, beside computation; waiting
+makes the waiting stream wait, not the host.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Background:
         self._thread.start()
 
     def start(self, job: Callable[[], object]) -> Handle:
-        """Run ``job`` after the jobs before it, and after what this thread has submitted to the device so far."""
+        """Run ``job`` after the jobs before it, and after what this thread has submitted to the device so
+        far."""
         handle = Handle()
         self._jobs.put((handle, job, self.device.fork()))
         return handle

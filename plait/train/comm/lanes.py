@@ -1,16 +1,18 @@
-"""Carrying out a reshard plan: every rank works through its own messages, in the background, while computation goes on.
+"""Carrying out a reshard plan: every rank works through its own messages, in the background, while
+computation goes on.
 
-A `Lane` is one background thread and the process groups it sends on. Reshards of one lane happen one after the other, in
-the order in which they start, which must be the same on every rank; reshards of two lanes are independent, so that the
-activations of a pipeline go down one lane while gradients come up the other. A lane serves any number of plans.
+A `Lane` is one background thread and the process groups it sends on. Reshards of one lane happen one after
+the other, in the order in which they start, which must be the same on every rank; reshards of two lanes are
+independent, so that the activations of a pipeline go down one lane while gradients come up the other. A lane
+serves any number of plans.
 
-The thread does what `plait.core.reshard_plan.script` says, which cannot deadlock. Whatever is not contiguous in memory is packed
-chunk by chunk, so that staging needs a few chunks and not a copy of the tensor; a chunk that is passed on is sent from where it
-arrived.
+The thread does what `plait.core.reshard_plan.script` says, which cannot deadlock. Whatever is not contiguous
+in memory is packed chunk by chunk, so that staging needs a few chunks and not a copy of the tensor; a chunk
+that is passed on is sent from where it arrived.
 
-gloo: one group; a message that nobody receives yet waits at its sender. NCCL (and RCCL): all point-to-point messages of two ranks
-share one communicator and one stream whatever their tags, so there are two groups, towards higher ranks and towards lower ones, on each
-of which both ends see the same order.
+gloo: one group; a message that nobody receives yet waits at its sender. NCCL (and RCCL): all point-to-point
+messages of two ranks share one communicator and one stream whatever their tags, so there are two groups,
+towards higher ranks and towards lower ones, on each of which both ends see the same order.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ TIMEOUT = timedelta(minutes=10)
 class Lane:
     """One background thread that reshards, and its process groups.
 
-    Every rank of the job opens a lane at the same point, also those that will take no part in it (torch.distributed creates
-    groups like this). ranks: who takes part, by default everybody.
+    Every rank of the job opens a lane at the same point, also those that will take no part in it
+    (torch.distributed creates groups like this). ranks: who takes part, by default everybody.
     """
 
     def __init__(self, device: Device, ranks: Sequence[int] | None = None, *, timeout: timedelta = TIMEOUT) -> None:
@@ -54,7 +56,8 @@ class Lane:
         self._background = Background(device, "reshard")
 
     def prepare(self, plan: ReshardPlan) -> None:
-        """Once for each plan, by all ranks of the lane together: make sure that they agree on it, and connect those that will talk.
+        """Once for each plan, by all ranks of the lane together: make sure that they agree on it, and connect
+        those that will talk.
 
         Raises ReshardError naming the ranks that have another plan.
         """
@@ -75,9 +78,11 @@ class Lane:
             self.device.synchronize()
 
     def start(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> Handle:
-        """Begin to move this rank's tile ``source`` and to fill its tile ``destination``; None where it has none.
+        """Begin to move this rank's tile ``source`` and to fill its tile ``destination``; None where it has
+        none.
 
-        Either may have any strides (a part of a larger tensor). Raises ReshardError unless they are what the plan moves.
+        Either may have any strides (a part of a larger tensor). Raises ReshardError unless they are what the
+        plan moves.
         """
         _check(plan, self.rank, source, "source")
         _check(plan, self.rank, destination, "destination")
@@ -88,7 +93,8 @@ class Lane:
         return self._background.start(lambda: self._carry(plan, source, destination))
 
     def close(self) -> None:
-        """End the thread when it is done with what was started, and leave the groups. Every rank of the lane calls it."""
+        """End the thread when it is done with what was started, and leave the groups. Every rank of the lane
+        calls it."""
         self._background.close()
         for group in {self._up, self._down}:
             if isinstance(group, dist.ProcessGroup):
@@ -136,7 +142,8 @@ class Lane:
         return _Posted(self._post(message, buffer), buffer, stage)
 
     def _buffer(self, tiles: _Tiles, message: Message, *, receiving: bool) -> tuple[Tensor, Tensor | None]:
-        """The bytes to send from or receive into, and the staging buffer that they lie in if they do not lie in the tile itself."""
+        """The bytes to send from or receive into, and the staging buffer that they lie in if they do not lie
+        in the tile itself."""
         direct = tiles.direct(message, receiving)
         if direct is not None:
             return direct, None
@@ -169,7 +176,8 @@ class _Key(NamedTuple):
 
 
 class _Posted(NamedTuple):
-    """A message under way; keeps its memory alive. stage: the staging buffer that ``buffer`` is a part of, if it is one."""
+    """A message under way; keeps its memory alive. stage: the staging buffer that ``buffer`` is a part of, if
+    it is one."""
 
     work: Any
     buffer: Tensor
@@ -253,7 +261,8 @@ class _Tiles:
         return found
 
     def _box(self, message: Message, receiving: bool) -> tuple[Tensor, Tensor | None]:
-        """The task's box in the tile that it comes from or goes to, and the bytes of it if they are contiguous."""
+        """The task's box in the tile that it comes from or goes to, and the bytes of it if they are
+        contiguous."""
         task = self.plan.steps[message.step].task
         from_source = not receiving and self.rank in task.holders
         key = (message.step, from_source)

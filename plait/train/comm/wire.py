@@ -1,7 +1,9 @@
-"""Collectives of one group behind one small contract, so that they can be plugged, delayed, recorded or left out.
+"""Collectives of one group behind one small contract, so that they can be plugged, delayed, recorded or left
+out.
 
 A wire starts a collective and returns a handle; whoever needs the result waits on the handle. Between the two
-nobody may read, write or free the buffers. One total order per group on every rank (the segment list's): gloo gives
+nobody may read, write or free the buffers. One total order per group on every rank (the segment list's): gloo
+gives
 wrong sums without a word, and NCCL hangs, when ranks disagree.
 """
 
@@ -25,19 +27,21 @@ class Handle(Protocol):
     """A collective in flight."""
 
     def wait(self) -> object:
-        """Return when the result may be used by work submitted from now on (the host itself may run ahead on a GPU)."""
+        """Return when the result may be used by work submitted from now on (the host itself may run ahead on
+        a GPU)."""
         ...
 
 
 class Wire(Protocol):
-    """What the executor needs of a group of ranks. ``source`` and ``result`` are one buffer for an all-reduce."""
+    """What the executor needs of a group of ranks. ``source`` and ``result`` are one buffer for an
+    all-reduce."""
 
     size: int
     rank: int
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
-        """Start a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter or an all-to-all along dim 0; a rotation, by which
-        every rank gets the ``source`` of the one before it."""
+        """Start a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter or an all-to-all along
+        dim 0; a rotation, by which every rank gets the ``source`` of the one before it."""
         ...
 
 
@@ -47,7 +51,8 @@ class _Done:
 
 
 class NullWire:
-    """No network at all: the shapes of the collectives without their values. Speed of light for measurements, and tp = 1."""
+    """No network at all: the shapes of the collectives without their values. Speed of light for measurements,
+    and tp = 1."""
 
     def __init__(self, size: int = 1, rank: int = 0) -> None:
         self.size, self.rank = size, rank
@@ -84,9 +89,10 @@ class GroupWire:
 class GlooWire:
     """gloo over some or all ranks, with what its torch.distributed wrapper does not offer.
 
-    One worker thread: collectives use the link one after the other in the order in which they start, so that the first is there as early
-    as can be; the wrapper's two would halve each other's bandwidth. A reduce-scatter that sends each rank its share only: gloo's own is an
-    all-reduce that throws most of its result away.
+    One worker thread: collectives use the link one after the other in the order in which they start, so that
+    the first is there as early as can be; the wrapper's two would halve each other's bandwidth. A
+    reduce-scatter that sends each rank its share only: gloo's own is an all-reduce that throws most of its
+    result away.
     """
 
     _opened: ClassVar[Counter[tuple[int, ...]]] = (
@@ -135,7 +141,8 @@ def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[lis
 
 
 class _ScatteredSum:
-    """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits; its memory is used again."""
+    """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits;
+    its memory is used again."""
 
     def __init__(self, work: Any, received: Tensor, result: Tensor, spare: list[Tensor]) -> None:
         self.work, self.received, self.result, self.spare = work, received, result, spare
@@ -153,8 +160,8 @@ class _ScatteredSum:
 def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
     """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``).
 
-    Every rank of the job calls this with the same ranks at the same point: torch makes groups like that. Who is not among them gets
-    a wire of its own that goes nowhere.
+    Every rank of the job calls this with the same ranks at the same point: torch makes groups like that. Who
+    is not among them gets a wire of its own that goes nowhere.
     """
     if ranks is not None and len(ranks) == 1:
         return NullWire()

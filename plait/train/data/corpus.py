@@ -1,14 +1,19 @@
 """Prepared corpora and the batches read from them.
 
-A corpus folder holds ``index.json`` and, for each split, shards ``train-00000.bin``: one unbroken little-endian stream
-of token ids (uint16 or uint32) cut into files at any place. ``plait.train.data.prepare.prepare`` writes such folders.
+A corpus folder holds ``index.json`` and, for each split, shards ``train-00000.bin``: one unbroken
+little-endian stream
+of token ids (uint16 or uint32) cut into files at any place. ``plait.train.data.prepare.prepare`` writes such
+folders.
 
-A stream of training sequences has no state. The split is cut into *windows* of ``sequence + 1`` tokens at a stride of
-``sequence`` (the last token of a window is only a target, and is the first input of the next). An epoch is one
-pseudo-random order of all windows, and sequence number g of the stream is window ``order(g // windows)[g % windows]``.
-So a resume position is one integer, the number of sequences consumed, and stays exact when the batch size or the
-number of ranks changes. Windows cross document boundaries: end-of-text is a token like any other, and attention is not
-cut at it. At most ``sequence`` tokens at the very end of a split fill no window and are never read.
+A stream of training sequences has no state. The split is cut into *windows* of ``sequence + 1`` tokens at a
+stride of ``sequence`` (the last token of a window is only a target, and is the first input of the next). An
+epoch is one pseudo-random order of all windows, and sequence number g of the stream is window ``order(g //
+windows)[g % windows]``.
+So a resume position is one integer, the number of sequences consumed, and stays exact when the batch size or
+the
+number of ranks changes. Windows cross document boundaries: end-of-text is a token like any other, and
+attention is not cut at it. At most ``sequence`` tokens at the very end of a split fill no window and are
+never read.
 """
 
 from __future__ import annotations
@@ -49,7 +54,8 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The shards of one split, in order; ``digest`` is a hash of the token stream, however it is cut into shards."""
+    """The shards of one split, in order; ``digest`` is a hash of the token stream, however it is cut into
+    shards."""
 
     documents: int
     digest: str
@@ -63,7 +69,8 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The content of ``index.json``: ``tokenizer`` and ``source`` are fingerprints of what the corpus was made from."""
+    """The content of ``index.json``: ``tokenizer`` and ``source`` are fingerprints of what the corpus was
+    made from."""
 
     dtype: str
     vocab: int
@@ -98,7 +105,8 @@ class Index:
 
 
 class Corpus:
-    """A prepared corpus, memory-mapped; make one with ``Corpus.open`` or ``plait.train.data.prepare.prepare``."""
+    """A prepared corpus, memory-mapped; make one with ``Corpus.open`` or
+    ``plait.train.data.prepare.prepare``."""
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder, self.index = folder, index
@@ -113,7 +121,8 @@ class Corpus:
     def open(cls, folder: str | Path) -> Corpus:
         """Map the shards of ``folder`` after checking that each is there with the size the index gives.
 
-        Contents are not read (see ``verify``). Raises ``DataError`` naming the file, what is wrong and what to do.
+        Contents are not read (see ``verify``). Raises ``DataError`` naming the file, what is wrong and what
+        to do.
         """
         folder = Path(folder)
         return cls(folder, Index.read(folder / INDEX_FILE))
@@ -153,11 +162,12 @@ class Corpus:
 class Batches:
     """An endless stream of shuffled training sequences that is a pure function of the position.
 
-    The same corpus, split, ``sequence`` (tokens) and ``seed`` give the same stream on any machine, whatever the batch
-    size, the number of ranks and the shard size; ``identity`` names that stream, to be kept beside a position.
+    The same corpus, split, ``sequence`` (tokens) and ``seed`` give the same stream on any machine, whatever
+    the batch size, the number of ranks and the shard size; ``identity`` names that stream, to be kept beside
+    a position.
 
-    ``batch`` is the global batch, in sequences. Raises ``JobError`` for a wrong setting and ``DataError`` when the split
-    is empty or shorter than one sequence.
+    ``batch`` is the global batch, in sequences. Raises ``JobError`` for a wrong setting and ``DataError``
+    when the split is empty or shorter than one sequence.
     """
 
     def __init__(self, corpus: Corpus, split: SplitName, *, sequence: int, batch: int, seed: int = 0) -> None:
@@ -192,7 +202,8 @@ class Batches:
         return consumed / self.windows
 
     def window_ids(self, start: int, count: int) -> np.ndarray:
-        """The window that each of the sequences ``start .. start + count`` of the stream shows: int64 [count]."""
+        """The window that each of the sequences ``start .. start + count`` of the stream shows: int64
+        [count]."""
         assert start >= 0, f"the stream begins at 0, not at {start}"
         epochs, places = np.divmod(np.arange(start, start + count, dtype=np.int64), self.windows)
         result = np.empty(count, np.int64)
@@ -206,16 +217,19 @@ class Batches:
         return self._gather(self.window_ids(start, count))
 
     def batch_after(self, consumed: int, *, rank: int = 0, world: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """The part of data-parallel ``rank`` of ``world`` in the batch that follows ``consumed`` sequences: [B / world, S]."""
+        """The part of data-parallel ``rank`` of ``world`` in the batch that follows ``consumed`` sequences:
+        [B / world, S]."""
         first, count = self._share(rank, world)
         return self.take(consumed + first, count)
 
     def batch_at(self, step: int, *, rank: int = 0, world: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """``batch_after(step * batch)``: the batch of a run that has had this batch size from its first step."""
+        """``batch_after(step * batch)``: the batch of a run that has had this batch size from its first
+        step."""
         return self.batch_after(step * self.batch, rank=rank, world=world)
 
     def sample_ids_after(self, consumed: int, *, rank: int = 0, world: int = 1) -> np.ndarray:
-        """The number in the stream of each sequence of ``batch_after``: int64 [B / world]; never repeats within a run."""
+        """The number in the stream of each sequence of ``batch_after``: int64 [B / world]; never repeats
+        within a run."""
         first, count = self._share(rank, world)
         return np.arange(count, dtype=np.int64) + (consumed + first)
 
@@ -226,7 +240,8 @@ class Batches:
     def eval_batches(self, n: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The first ``n`` batches of this split in its own order; every batch is full.
 
-        Stops early rather than show a window twice; a split of less than one batch gives one batch that repeats windows.
+        Stops early rather than show a window twice; a split of less than one batch gives one batch that
+        repeats windows.
         """
         first, count = self._share(rank, world)
         for number in range(min(n, max(1, self.windows // self.batch))):
@@ -257,8 +272,9 @@ class Batches:
 def _permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
     """Where the permutation of ``range(size)`` named by ``key`` sends ``places``: int64, same shape [n].
 
-    A Feistel network on the smallest even number of bits that holds ``size``, walked until the value falls back inside
-    (fewer than four walks on average). It needs no memory for any size, and unlike ``numpy.random`` its result is ours
+    A Feistel network on the smallest even number of bits that holds ``size``, walked until the value falls
+    back inside (fewer than four walks on average). It needs no memory for any size, and unlike
+    ``numpy.random`` its result is ours
     to keep: an upgrade of a library cannot change where a resumed run continues.
     """
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))

@@ -1,8 +1,9 @@
 """Text files to a prepared corpus: find, cut into documents, split, encode, write shards, publish atomically.
 
-A file up to ``WHOLE`` bytes is one document. A longer file is cut at line ends into documents of up to ``PIECE`` bytes,
-so that one long file also has an eval split. Whether a document is for training or evaluation follows from its content
-alone: adding files never moves others, and equal documents never land on both sides. End-of-text is written where a
+A file up to ``WHOLE`` bytes is one document. A longer file is cut at line ends into documents of up to
+``PIECE`` bytes, so that one long file also has an eval split. Whether a document is for training or
+evaluation follows from its content alone: adding files never moves others, and equal documents never land on
+both sides. End-of-text is written where a
 file ends, and inside a file where its next document went to the other split.
 """
 
@@ -62,13 +63,14 @@ def prepare(
 ) -> Corpus:
     """The corpus of ``sources`` in the folder ``out``; at once when it is already there and nothing changed.
 
-    A source is a file, a folder (all files below it whose path there matches ``pattern``, hidden ones left out; ``*``
-    crosses folders) or ``"python-stdlib"``, the sources of the running Python. "Changed" means the names, sizes or
-    modification times of the files, the tokenizer, ``eval_fraction`` (of documents; 0 for no eval split) or
-    ``shard_tokens``. ``progress(done, total)`` is called in bytes of text.
+    A source is a file, a folder (all files below it whose path there matches ``pattern``, hidden ones left
+    out; ``*`` crosses folders) or ``"python-stdlib"``, the sources of the running Python. "Changed" means the
+    names, sizes or modification times of the files, the tokenizer, ``eval_fraction`` (of documents; 0 for no
+    eval split) or ``shard_tokens``. ``progress(done, total)`` is called in bytes of text.
 
-    ``out`` appears complete or not at all, also when two processes prepare it at once. Raises ``DataError`` when a source
-    cannot be read, the text is empty, a split would be empty, the disk is full or ``out`` holds something else.
+    ``out`` appears complete or not at all, also when two processes prepare it at once. Raises ``DataError``
+    when a source cannot be read, the text is empty, a split would be empty, the disk is full or ``out`` holds
+    something else.
     """
     if not 0 <= eval_fraction < 1:
         raise JobError(f"must be at least 0 and below 1, got {eval_fraction}", key="eval_fraction")
@@ -111,7 +113,8 @@ def _fingerprint(files: list[SourceFile], eval_fraction: float, shard_tokens: in
 
 
 def _prepared(out: Path, tokenizer: str, source: str) -> Corpus | None:
-    """The corpus in ``out`` when it is whole and made from the same things; anything else is prepared anew."""
+    """The corpus in ``out`` when it is whole and made from the same things; anything else is prepared
+    anew."""
     try:
         corpus = Corpus.open(out)
     except DataError:
@@ -121,8 +124,10 @@ def _prepared(out: Path, tokenizer: str, source: str) -> Corpus | None:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[bool]:
-    """Hold the lock of ``out``; yields False where the file system has no locks, and then the first rename wins."""
-    # The lock file stays behind: removing it would let a third process lock a new file beside a waiting second one.
+    """Hold the lock of ``out``; yields False where the file system has no locks, and then the first rename
+    wins."""
+    # The lock file stays behind: removing it would let a third process lock a new file beside a waiting
+    # second one.
     with open(out.with_name(f".{out.name}.lock"), "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -151,7 +156,8 @@ def _build(
     out: Path, files: list[SourceFile], tokenizer: Tokenizer, source: str, *,
     eval_fraction: float, shard_tokens: int, progress: Progress | None,
 ) -> None:  # fmt: skip
-    """Write the corpus into a temporary folder beside ``out`` and rename it there; on any error nothing remains."""
+    """Write the corpus into a temporary folder beside ``out`` and rename it there; on any error nothing
+    remains."""
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     writers: dict[SplitName, _SplitWriter] = {
@@ -241,7 +247,8 @@ def _documents(file: SourceFile) -> Iterator[Document]:
 
 
 def _cut(text: bytes) -> int:
-    """Where to cut ``text``: after its last line end, or else before a UTF-8 character that may go on behind it."""
+    """Where to cut ``text``: after its last line end, or else before a UTF-8 character that may go on behind
+    it."""
     if line := text.rfind(b"\n") + 1:
         return line
     for back in range(1, min(4, len(text))):
@@ -273,7 +280,8 @@ def _check_splits(
 
 
 def _publish(temporary: Path, out: Path, index: Index) -> None:
-    """Rename ``temporary`` to ``out``. An older corpus there gives way; the same one, from a faster process, stays."""
+    """Rename ``temporary`` to ``out``. An older corpus there gives way; the same one, from a faster process,
+    stays."""
     _fsync(temporary)
     older = temporary.with_name(f"{temporary.name}-older")
     try:

@@ -21,7 +21,8 @@ STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """A file to prepare; ``name`` is its path below its source, so that moving a data folder changes nothing."""
+    """A file to prepare; ``name`` is its path below its source, so that moving a data folder changes
+    nothing."""
 
     path: Path
     name: str
@@ -30,7 +31,8 @@ class SourceFile:
 
 
 def find_files(sources: Sequence[str | Path], pattern: str, *, leave_out: Path | None = None) -> list[SourceFile]:
-    """The files of all sources, source by source, each source sorted by path; a file met twice counts once."""
+    """The files of all sources, source by source, each source sorted by path; a file met twice counts
+    once."""
     listed = [sources] if isinstance(sources, str | Path) else list(sources)
     seen: set[tuple[int, int]] = set()
     found: list[SourceFile] = []

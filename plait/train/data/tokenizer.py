@@ -1,8 +1,9 @@
 """Text to token ids and back: the built-in byte tokenizer, and Hugging Face ``tokenizer.json`` files.
 
-The byte tokenizer needs no file and no training: a byte is its own id and 256 means end of text, so the vocabulary is
-257 and no text, whatever its encoding, can contain the separator. (The embedding is padded to what tensor parallelism
-needs by ``Strategy.padded_vocab``; a tokenizer never rounds its vocabulary up.)
+The byte tokenizer needs no file and no training: a byte is its own id and 256 means end of text, so the
+vocabulary is
+257 and no text, whatever its encoding, can contain the separator. (The embedding is padded to what tensor
+parallelism needs by ``Strategy.padded_vocab``; a tokenizer never rounds its vocabulary up.)
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class ByteTokenizer:
     fingerprint = "bytes-1"
 
     def encode(self, text: bytes | str) -> np.ndarray:
-        """Token ids, int64 [bytes]; a ``str`` is taken as UTF-8 (a lone surrogate, which has none, becomes ``?``)."""
+        """Token ids, int64 [bytes]; a ``str`` is taken as UTF-8 (a lone surrogate, which has none, becomes
+        ``?``)."""
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
         return np.frombuffer(data, np.uint8).astype(np.int64)
 
@@ -85,9 +87,9 @@ class ByteTokenizer:
 class FileTokenizer:
     """A Hugging Face ``tokenizer.json``.
 
-    Truncation and padding that the file asks for are switched off, and no begin or end token is added: a corpus is an
-    unbroken stream of text. A special token spelled out in the text (``<|endoftext|>`` between the stories of one file)
-    does become that token.
+    Truncation and padding that the file asks for are switched off, and no begin or end token is added: a
+    corpus is an unbroken stream of text. A special token spelled out in the text (``<|endoftext|>`` between
+    the stories of one file) does become that token.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +154,8 @@ def _read_tokenizer(path: Path) -> tuple[bytes, Any]:
 
 
 def _end_of_text(path: Path, ids: dict[str, int]) -> int:
-    """The id of the token that ends a text, from ``tokenizer_config.json`` beside the file or by its usual names."""
+    """The id of the token that ends a text, from ``tokenizer_config.json`` beside the file or by its usual
+    names."""
     config = path.with_name("tokenizer_config.json")
     if config.is_file():
         try:

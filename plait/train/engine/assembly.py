@@ -1,4 +1,5 @@
-"""One rank's part of a planned pipeline, put together: models of its stages, their gradients, its wires, the interpreter."""
+"""One rank's part of a planned pipeline, put together: models of its stages, their gradients, its wires, the
+interpreter."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from plait.train.record.recorder import Recorder
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of a pipelined job. share: this rank's sequences of a micro-batch. eval_batches: micro-batches of an evaluation."""
+    """What one rank has of a pipelined job. share: this rank's sequences of a micro-batch. eval_batches:
+    micro-batches of an evaluation."""
 
     plan: PipelinePlan
     rank: int
@@ -60,7 +62,8 @@ class Part:
         return self._interpreter(forward_only(self.plan.schedule, self.eval_batches)) if self.eval_batches else None
 
     def own(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """This rank's sequences of each micro-batch, its data-parallel share, and of each of them its tokens."""
+        """This rank's sequences of each micro-batch, its data-parallel share, and of each of them its
+        tokens."""
         positions = self.positions
         found: list[MicroBatch] = []
         for batch in batches:
@@ -78,7 +81,8 @@ class Part:
         return torch.cat([torch.arange(run.start, run.stop) for run in runs])
 
     def changed(self, strategy: Strategy, costs: SegmentCosts | None, schedule: Schedule | None = None) -> Part:
-        """The same part with other slices, or in another order of the same stages; it shares weights, gradients and wires."""
+        """The same part with other slices, or in another order of the same stages; it shares weights,
+        gradients and wires."""
         plan = replace(self.plan, schedule=schedule) if schedule else self.plan
         return replace(self, plan=plan, strategy=replace(strategy, tp=self.strategy.tp), costs=costs)
 
@@ -119,7 +123,8 @@ def assemble(
     recorder: Recorder | None = None,
     eval_batches: int = 0,
 ) -> Part:
-    """Called by all ranks at the same point. strategy: its ``tp`` is the plan's. eval_batches: micro-batches of an evaluation.
+    """Called by all ranks at the same point. strategy: its ``tp`` is the plan's. eval_batches: micro-batches
+    of an evaluation.
 
     Raises ScheduleError naming the ranks that have another plan.
     """

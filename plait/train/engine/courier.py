@@ -1,8 +1,9 @@
-"""Moves activations and gradients between pipeline stages, whatever meshes they lie on: reshard plans on lanes.
+"""Moves activations and gradients between pipeline stages, whatever meshes they lie on: reshard plans on
+lanes.
 
-Every channel (from one place of the pipeline to one other) has a lane of its own, so that a transfer waits for nothing but those before
-it in the schedule's order. In both directions a stage's residual stream [S, B, H] is cut over dp along B, and along S over tp where
-the strategy is sequence-parallel.
+Every channel (from one place of the pipeline to one other) has a lane of its own, so that a transfer waits
+for nothing but those before it in the schedule's order. In both directions a stage's residual stream [S, B,
+H] is cut over dp along B, and along S over tp where the strategy is sequence-parallel.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Parcel:
 
 
 class LaneCourier:
-    """plans: of every tensor from each source stage to each target stage on another place, forward and backward; the same on all ranks."""
+    """plans: of every tensor from each source stage to each target stage on another place, forward and
+    backward; the same on all ranks."""
 
     def __init__(
         self,

@@ -1,8 +1,11 @@
 """Runs segment lists: the only place where the model's mathematics meets the wire.
 
-Every op of a list is one method (``_F``, ``_R``, ...). Segments are detached from each other: autograd sees only
-what lies inside one (``join`` and ``norm``; ``core``), the linears are called here, so that the list alone decides
-when an input gradient, a weight gradient or a collective happens. Equal to unsharded training by test, for any
+Every op of a list is one method (``_F``, ``_R``, ...). Segments are detached from each other: autograd sees
+only
+what lies inside one (``join`` and ``norm``; ``core``), the linears are called here, so that the list alone
+decides
+when an input gradient, a weight gradient or a collective happens. Equal to unsharded training by test, for
+any
 legal list.
 """
 
@@ -31,10 +34,11 @@ from plait.train.record.recorder import Recorder
 
 
 class SegmentExecutor:
-    """Executes a stage's lists on one rank: phase ``step`` for a whole model, or the phases that a pipeline's schedule names.
+    """Executes a stage's lists on one rank: phase ``step`` for a whole model, or the phases that a pipeline's
+    schedule names.
 
-    Any number of micro-batches may be in flight between phases; one phase of one micro-batch runs at a time. programmes: by phase,
-    what is done in which order, and the method that does it.
+    Any number of micro-batches may be in flight between phases; one phase of one micro-batch runs at a time.
+    programmes: by phase, what is done in which order, and the method that does it.
     """
 
     def __init__(
@@ -78,7 +82,8 @@ class SegmentExecutor:
             method(action.op)
 
     def run(self, batch: MicroBatch) -> Tensor:
-        """One micro-batch, whole; adds into the gradients, returns the scaled loss of its tokens (0-d, equal on all ranks)."""
+        """One micro-batch, whole; adds into the gradients, returns the scaled loss of its tokens (0-d, equal
+        on all ranks)."""
         state = self.begin(batch)
         self.phase("step", state)
         return self.loss(state)
@@ -99,7 +104,8 @@ class SegmentExecutor:
             del self._state  # whoever holds the micro-batch decides how long its activations live
 
     def loss(self, state: InFlight) -> Tensor:
-        """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the head."""
+        """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the
+        head."""
         losses = [state.slots["head", 0, at].loss for at in range(self.graph.p1)]
         return torch.stack([loss.total for loss in losses if loss is not None]).sum()
 
@@ -303,7 +309,8 @@ class SegmentExecutor:
             slot.y = slot.y_partial
 
     def _multiply_rows(self, op: SegmentOp, slot: Slot, tokens: tuple[int, int]) -> None:
-        """Second weights of all branches, one column part; what will be computed again is dropped after the last."""
+        """Second weights of all branches, one column part; what will be computed again is dropped after the
+        last."""
         branches, parts = self._segment(op).branches, self.graph.p2
         width = branches[0].row.weight.shape[0] // parts
         if slot.y_partial is None:
@@ -401,7 +408,8 @@ class SegmentExecutor:
         slot.leaf = slot.h = slot.n = slot.n_graph = slot.g_n = slot.g_h = slot.g_full = None
 
     def _stream_gradient(self, op: SegmentOp, slot: Slot) -> Tensor:
-        """Gradient of the residual stream that a segment's norm, down or up reads: through it, and past it."""
+        """Gradient of the residual stream that a segment's norm, down or up reads: through it, and past
+        it."""
         change = (
             self.model.norm
             if op.site == "head"
@@ -451,7 +459,8 @@ class SegmentExecutor:
         state.gradient[name][:, slot.samples] = gradient
 
     def _resample(self, op: SegmentOp, slot: Slot, h: Tensor) -> None:
-        """The N of a down or an up: another length; a down keeps what came, for the up of its level, here or on another stage."""
+        """The N of a down or an up: another length; a down keeps what came, for the up of its level, here or
+        on another stage."""
         skip = None
         if op.site == "up":
             down = self._state.slots.get(("down", op.layer, op.slice))

@@ -1,7 +1,9 @@
-"""Gradient accumulators: flat, allocated once, in fp32 or better; weight gradients are added in place, slice after slice.
+"""Gradient accumulators: flat, allocated once, in fp32 or better; weight gradients are added in place, slice
+after slice.
 
-A unit whose gradient is cut over ranks has no accumulator for the whole of it: it is *opened* on a buffer before the first op that
-adds, and what it has become is reduced and added to this rank's shard (``plait.train.engine.shards``).
+A unit whose gradient is cut over ranks has no accumulator for the whole of it: it is *opened* on a buffer
+before the first op that adds, and what it has become is reduced and added to this rank's shard
+(``plait.train.engine.shards``).
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from plait.train.model.units import Held, UnitStore
 
 
 class Gradients:
-    """fp32 (fp64 for fp64 models) accumulators of this rank's shards, and views for the parameters that can be added to.
+    """fp32 (fp64 for fp64 models) accumulators of this rank's shards, and views for the parameters that can
+    be added to.
 
-    shards: by unit, what is accumulated; final: by unit, the part of it that this rank's optimizer uses. named: views for the
-    parameters of units that are whole here.
+    shards: by unit, what is accumulated; final: by unit, the part of it that this rank's optimizer uses.
+    named: views for the parameters of units that are whole here.
     """
 
     def __init__(self, model: Share) -> None:
@@ -55,7 +58,8 @@ class Gradients:
         self._of[parameter].index_add_(0, rows, gradient.to(self.dtype))
 
     def add_product(self, parameter: nn.Parameter, output_gradient: Tensor, inputs: Tensor) -> None:
-        """Add output_gradient^T @ inputs, [M, out] and [M, in], in one pass over the accumulator where the dtype allows."""
+        """Add output_gradient^T @ inputs, [M, out] and [M, in], in one pass over the accumulator where the
+        dtype allows."""
         accumulator = self._of[parameter]
         if inputs.dtype == self.dtype:
             accumulator.addmm_(output_gradient.t(), inputs)
@@ -63,11 +67,13 @@ class Gradients:
             accumulator.add_(output_gradient.t() @ inputs)
 
     def finish(self, wire: Wire, *, sequence_parallel: bool) -> None:
-        """Complete what several tensor-parallel ranks hold: sum over the group what each rank has seen only a part of.
+        """Complete what several tensor-parallel ranks hold: sum over the group what each rank has seen only a
+        part of.
 
-        Key/value heads held by several ranks: each copy has seen its own rank's query heads only. Sequence-parallel: replicated parameters
-        have seen their own shard of the sequence only. All ranks of the group have the same shards, so one all-reduce serves all,
-        in which every set of replicas has a row of its own; none if nothing is partial.
+        Key/value heads held by several ranks: each copy has seen its own rank's query heads only.
+        Sequence-parallel: replicated parameters have seen their own shard of the sequence only. All ranks of
+        the group have the same shards, so one all-reduce serves all, in which every set of replicas has a row
+        of its own; none if nothing is partial.
         """
         shared = [(held.piece, view) for held, view in self.held if held.piece.replicas > 1]
         partial = [(piece, view) for piece, view in shared if sequence_parallel or piece.dim is not None]
@@ -90,8 +96,8 @@ class Gradients:
         ]
 
     def norm_square(self) -> Tensor:
-        """This rank's share of the squared Euclidean norm, every logical number counted once over the tensor-parallel groups of all stages
-        and the shards of their optimizers; fp64, 0-d."""
+        """This rank's share of the squared Euclidean norm, every logical number counted once over the
+        tensor-parallel groups of all stages and the shards of their optimizers; fp64, 0-d."""
         square = torch.zeros((), dtype=torch.float64, device=self.flat.device)
         for held, view in self.held:
             if not held.piece.copy:

@@ -1,4 +1,5 @@
-"""Who a rank speaks with, and what is completed with whom: tensor-parallel, data-parallel and pipeline neighbours."""
+"""Who a rank speaks with, and what is completed with whom: tensor-parallel, data-parallel and pipeline
+neighbours."""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
 class Groups:
     """One rank's place in a pipeline of meshes, and its wires.
 
-    place: which mesh. replica, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all ranks. sharding: of the
-    ranks that hold the same weights as this one; shards: its groups, by axis. sequence: of those that share its sequences. tied: the
-    places of the first and the last stage, which sum the gradient of tied embeddings.
+    place: which mesh. replica, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all
+    ranks. sharding: of the ranks that hold the same weights as this one; shards: its groups, by axis.
+    sequence: of those that share its sequences. tied: the places of the first and the last stage, which sum
+    the gradient of tied embeddings.
     """
 
     meshes: tuple[Mesh, ...]
@@ -47,7 +49,8 @@ class Groups:
         return self.meshes[self.place]
 
     def complete(self, gradients: Gradients, shards: Shards | None, *, sequence_parallel: bool) -> None:
-        """Sum what several ranks have seen parts of; afterwards every optimizer has the whole gradient of what it updates."""
+        """Sum what several ranks have seen parts of; afterwards every optimizer has the whole gradient of
+        what it updates."""
         if shards:
             shards.complete()
         gradients.finish(self.tp, sequence_parallel=sequence_parallel)
@@ -68,7 +71,8 @@ class Groups:
         return sum_over(self.world, loss.double() * (self.tp_rank == 0)).item()
 
     def totals(self, gradients: Gradients, loss: Tensor, wish: bool) -> tuple[float, float, bool]:
-        """(loss, squared gradient norm, whether any rank wishes to stop) of the whole job. loss: this rank's, 0 without a head."""
+        """(loss, squared gradient norm, whether any rank wishes to stop) of the whole job. loss: this rank's,
+        0 without a head."""
         square = gradients.norm_square() * self.sharding.optim / self.mesh.replicas
         mine = torch.stack((loss.double() * (self.tp_rank == 0), square, torch.full_like(square, float(wish))))
         total, norm_square, wishes = sum_over(self.world, mine).tolist()
@@ -92,8 +96,8 @@ def open_groups(
 ) -> Groups:
     """This rank's groups. Called by all ranks at the same point.
 
-    last: the place of the last stage. tied: whether two stages hold the embedding. shardings: of every place. sequence: how sp ranks
-    share sequences.
+    last: the place of the last stage. tied: whether two stages hold the embedding. shardings: of every place.
+    sequence: how sp ranks share sequences.
     """
     place = next(i for i, mesh in enumerate(meshes) if rank in mesh.ranks)
     own = meshes[place]

@@ -12,10 +12,11 @@ from plait.train.model.transformer import RowExchange, SliceContext
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample numbers, the dropout keys.
+    """tokens, targets: [B, S] int64, in host memory; target -100 is ignored. samples: [B] global sample
+    numbers, the dropout keys.
 
-    scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout keys. positions: [S] of the
-    tokens in their sequences, in host memory, if they are not all of them.
+    scale: what each token's loss is multiplied by, 1 / (targets of the whole step). step: for the dropout
+    keys. positions: [S] of the tokens in their sequences, in host memory, if they are not all of them.
     """
 
     tokens: Tensor
@@ -28,7 +29,8 @@ class MicroBatch:
 
 @dataclass
 class Branch:
-    """Between a first and a second weight: what one core reads and makes, [S, b, ...]; gradients and o are [S * b, ...]."""
+    """Between a first and a second weight: what one core reads and makes, [S, b, ...]; gradients and o are [S
+    * b, ...]."""
 
     z: Tensor | None = None
     o: Tensor | None = None
@@ -39,7 +41,8 @@ class Branch:
 
 @dataclass
 class Slot:
-    """What lives between the ops of one segment of one slice; fields are dropped as soon as nobody needs them."""
+    """What lives between the ops of one segment of one slice; fields are dropped as soon as nobody needs
+    them."""
 
     context: SliceContext
     samples: slice  # which sequences of the micro-batch
@@ -71,10 +74,11 @@ class Slot:
 
 @dataclass
 class InFlight:
-    """A micro-batch between its forward and the end of its backward, and what crosses the ends of the stage, each [S_local, B, H].
+    """A micro-batch between its forward and the end of its backward, and what crosses the ends of the stage,
+    each [S_local, B, H].
 
-    entering: from other stages, by name: ``h`` the residual stream, ``skip0`` the skip connection of level 0; leaving: for other stages;
-    returning: the gradients of ``leaving``; gradient: of ``entering``.
+    entering: from other stages, by name: ``h`` the residual stream, ``skip0`` the skip connection of level 0;
+    leaving: for other stages; returning: the gradients of ``leaving``; gradient: of ``entering``.
     """
 
     size: int  # sequences

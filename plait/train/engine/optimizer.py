@@ -1,4 +1,5 @@
-"""AdamW over this rank's shards: fp32 (or fp64) masters where the model computes in less, clipping by the true norm."""
+"""AdamW over this rank's shards: fp32 (or fp64) masters where the model computes in less, clipping by the
+true norm."""
 
 from __future__ import annotations
 
@@ -34,9 +35,11 @@ class LearningRate:
 
 
 class Optimizer:
-    """torch's fused AdamW on this rank's optimizer shards, flat, one a unit; matrices decay, norms and biases do not.
+    """torch's fused AdamW on this rank's optimizer shards, flat, one a unit; matrices decay, norms and biases
+    do not.
 
-    By its functional form: ``torch.optim.AdamW`` imports the compiler, a second and a half of every rank's start.
+    By its functional form: ``torch.optim.AdamW`` imports the compiler, a second and a half of every rank's
+    start.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class Optimizer:
         return {store.key: store.held("optim") for store in self.model.units.values()}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything a resume needs, by kind and unit: the live tensors, so that loading fills them in place."""
+        """Everything a resume needs, by kind and unit: the live tensors, so that loading fills them in
+        place."""
         kinds = {"master": self.masters, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return {
             kind: {self.model.units[unit].key: tensor for unit, tensor in tensors.items()}
@@ -100,7 +104,8 @@ class Optimizer:
         }
 
     def loaded(self, updates: int) -> None:
-        """Call after ``state`` was filled from a checkpoint made after ``updates`` updates; other ranks' updates are not gathered."""
+        """Call after ``state`` was filled from a checkpoint made after ``updates`` updates; other ranks'
+        updates are not gathered."""
         for count in self.updates.values():
             count.fill_(float(updates))
         self._publish()

@@ -1,7 +1,9 @@
-"""The interpreter of a pipeline schedule: one for every schedule, over the segment executors of this rank's stages.
+"""The interpreter of a pipeline schedule: one for every schedule, over the segment executors of this rank's
+stages.
 
-It walks the rank's list. Sends and receives are handed to the courier and never block; a computation waits for what it reads, which
-is the only place where a rank can stand still. So the order of everything is the validated schedule's, whatever the network does.
+It walks the rank's list. Sends and receives are handed to the courier and never block; a computation waits
+for what it reads, which is the only place where a rank can stand still. So the order of everything is the
+validated schedule's, whatever the network does.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class Courier(Protocol):
 class Pipeline:
     """One rank's part of a pipeline.
 
-    schedule: with transfers. names: what crosses each of its edges (the residual stream ``h``, skip connections). executors: of this rank's
-    stages, with the phases that the schedule names. ``peak``, after a step: by stage, the most micro-batches that were alive at once.
+    schedule: with transfers. names: what crosses each of its edges (the residual stream ``h``, skip
+    connections). executors: of this rank's stages, with the phases that the schedule names. ``peak``, after a
+    step: by stage, the most micro-batches that were alive at once.
     """
 
     def __init__(
@@ -85,7 +88,8 @@ class Pipeline:
 
     @torch.no_grad()
     def run(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """One step: forward and backward of every micro-batch, gradients added up; the loss of the heads that are here. 0-d."""
+        """One step: forward and backward of every micro-batch, gradients added up; the loss of the heads that
+        are here. 0-d."""
         assert len(batches) == self.schedule.num_micro_batches, (
             f"{len(batches)} micro-batches, the schedule has another number"
         )

@@ -1,8 +1,10 @@
-"""The engine of sharded data parallelism: gathers units before they are read, reduces their gradients, publishes what optimizers changed.
+"""The engine of sharded data parallelism: gathers units before they are read, reduces their gradients,
+publishes what optimizers changed.
 
-What happens when stands in the segment lists (``plait.core.sharding.with_units``), so it is the same on every rank by construction. All
-communication is jobs of one background thread, in the order of those lists. Gathered units and open gradients live in buffers that are
-allocated once, before any activation: two of a size, where one is filled while the other is used.
+What happens when stands in the segment lists (``plait.core.sharding.with_units``), so it is the same on every
+rank by construction. All communication is jobs of one background thread, in the order of those lists.
+Gathered units and open gradients live in buffers that are allocated once, before any activation: two of a
+size, where one is filled while the other is used.
 """
 
 from __future__ import annotations
@@ -123,13 +125,15 @@ class Shards:
             self.gradients.open(store, whole)
 
     def close(self, op: UnitOp) -> None:
-        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and after the last micro-batch to the step's."""
+        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and after the last
+        micro-batch to the step's."""
         whole = self._open.pop(op.unit, None)
         if whole is not None or self.last:
             self._begin_reduce(self.units[op.unit], whole, last=self.last)
 
     def complete(self) -> None:
-        """Reduce the gradients of vectors and the like, and wait until every gradient is this rank's optimizer's."""
+        """Reduce the gradients of vectors and the like, and wait until every gradient is this rank's
+        optimizer's."""
         for store in self.units.values():
             if store.whole:
                 self._begin_reduce(store, None, last=True)
@@ -167,7 +171,8 @@ class Shards:
     # ---- after the optimizer ----
 
     def publish(self) -> None:
-        """Start to give everybody what this rank's optimizer has made of its part, in the order in which units will be read."""
+        """Start to give everybody what this rank's optimizer has made of its part, in the order in which
+        units will be read."""
         for unit, store in self.units.items():
             if store.sharding.optim > store.params:
                 self._published[unit] = self._start(
@@ -210,7 +215,8 @@ class Shards:
             self.recorder.spent(op, "wait", start, self.device.mark())
 
     def _run(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
-        """One collective, in the background thread; where the group is one rank, result and source are the same memory."""
+        """One collective, in the background thread; where the group is one rank, result and source are the
+        same memory."""
         wire = self.wires[axis]
         if wire.size > 1:
             self.sent[axis] += wire_bytes(kind, result, source, wire.size)

@@ -1,4 +1,5 @@
-"""One optimizer step of one rank: micro-batches through the segment executor, gradients completed, clipped, applied."""
+"""One optimizer step of one rank: micro-batches through the segment executor, gradients completed, clipped,
+applied."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def make_executor(
     phases: Sequence[Phase] = ("step",),
     shards: Shards | None = None,
 ) -> SegmentExecutor:
-    """An executor of the strategy's segment lists for the phases given; without ``gradients`` it only evaluates."""
+    """An executor of the strategy's segment lists for the phases given; without ``gradients`` it only
+    evaluates."""
     graph = SegmentGraph.of(model.spec, strategy, model.stage, backward=gradients is not None)
     costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence)
     programmes: dict[Phase, list[Action]] = {
@@ -65,7 +67,8 @@ def make_executor(
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: mean loss per target, gradient norm before clipping, seconds, and whether any rank was asked to stop."""
+    """What one step gave: mean loss per target, gradient norm before clipping, seconds, and whether any rank
+    was asked to stop."""
 
     loss: float
     norm: float
@@ -81,7 +84,8 @@ def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, s
 
 
 Run = Callable[[Sequence[MicroBatch]], Tensor]
-"""Forward and backward of all micro-batches of a step, gradients added up; gives the loss of the heads that are here."""
+"""Forward and backward of all micro-batches of a step, gradients added up; gives the loss of the heads that
+are here."""
 
 
 def whole(executor: SegmentExecutor) -> Run:
@@ -101,7 +105,8 @@ def train_step(
     stop: bool = False,
     shards: Shards | None = None,
 ) -> StepResult:
-    """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same result."""
+    """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same
+    result."""
     start = time.perf_counter()
     gradients = optimizer.gradients
     gradients.zero()

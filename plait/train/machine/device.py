@@ -1,6 +1,7 @@
 """One small interface to the accelerator: CPU, CUDA and ROCm behind the same few calls.
 
-Nothing outside this file names ``torch.cuda``. The CPU form is trivial: a mark is a clock reading. On a GPU a mark is
+Nothing outside this file names ``torch.cuda``. The CPU form is trivial: a mark is a clock reading. On a GPU a
+mark is
 an event on the current stream, read only after the step, so that recording never makes the host wait.
 """
 
@@ -55,7 +56,8 @@ class Device:
         """The current end of the calling thread's work, for ``aside`` and ``join``."""
 
     def aside(self, after: Any) -> AbstractContextManager[object]:
-        """What a background thread submits in here runs beside other work, after the work that ``fork`` marked."""
+        """What a background thread submits in here runs beside other work, after the work that ``fork``
+        marked."""
         return nullcontext()
 
     def join(self, after: Any) -> None:
@@ -69,7 +71,8 @@ class Device:
         """Wait until everything submitted has finished."""
 
     def allocated(self, call: Callable[[], object]) -> Allocated:
-        """What torch's allocator gave out while ``call`` ran; on a CPU by the calling thread, and at the price of a profile."""
+        """What torch's allocator gave out while ``call`` ran; on a CPU by the calling thread, and at the
+        price of a profile."""
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             call()
         events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
@@ -148,7 +151,8 @@ class CudaDevice(Device):
 
 
 def open_device(kind: str, local_rank: int) -> Device:
-    """The device of one rank: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one for every local rank."""
+    """The device of one rank: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one for every local
+    rank."""
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and local_rank >= available:
         raise JobError(f"local rank {local_rank} has no GPU of its own ({available} found)", key="run.device",

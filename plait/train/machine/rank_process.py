@@ -14,17 +14,20 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask Linux to end this process when the one that started it is killed, so that nothing trains on unseen."""
+    """Ask Linux to end this process when the one that started it is killed, so that nothing trains on
+    unseen."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run_and_end(main: Callable[[], int | None]) -> NoReturn:
-    """Run ``main`` and end the process with the status it returns (None: 0; if it raises, 1 and a traceback), what was printed written out.
+    """Run ``main`` and end the process with the status it returns (None: 0; if it raises, 1 and a traceback),
+    what was printed written out.
 
-    Not by the interpreter's own way out. While that goes on, a thread of gloo, or one that waits in it, may still want the interpreter's
-    lock (to let a tensor go); CPython then ends the thread in the midst of C++, which takes the process down by SIGABRT, and a rank that
-    ended well, or with a clear message, looks killed.
+    Not by the interpreter's own way out. While that goes on, a thread of gloo, or one that waits in it, may
+    still want the interpreter's lock (to let a tensor go); CPython then ends the thread in the midst of C++,
+    which takes the process down by SIGABRT, and a rank that ended well, or with a clear message, looks
+    killed.
     """
     try:
         status = main() or 0

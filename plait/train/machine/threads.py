@@ -1,11 +1,13 @@
-"""Where a rank's threads run, and who goes first: its own cores, and the threads that move data before those that compute.
+"""Where a rank's threads run, and who goes first: its own cores, and the threads that move data before those
+that compute.
 
-A rank's compute thread keeps its core busy; the kernel lets it finish its time slice before a thread that wakes up may run, and a
-collective advances by many short wake-ups. So communication threads get real-time round-robin priority where the process may give it
-(root, or RLIMIT_RTPRIO; the kernel keeps 5 % of the time for others whatever such threads do), otherwise a short time slice (Linux 6.12
-and newer, EEVDF; no privilege needed). gloo's two threads must not preempt each other: one spins on a lock that the other holds, until
-the next tick of the clock. Measured with a 1 Gbit/s link: 17,000 polls a step without, 3,000 with round-robin, and a fifth less CPU time
-in them. Elsewhere nothing is done.
+A rank's compute thread keeps its core busy; the kernel lets it finish its time slice before a thread that
+wakes up may run, and a collective advances by many short wake-ups. So communication threads get real-time
+round-robin priority where the process may give it (root, or RLIMIT_RTPRIO; the kernel keeps 5 % of the time
+for others whatever such threads do), otherwise a short time slice (Linux 6.12 and newer, EEVDF; no privilege
+needed). gloo's two threads must not preempt each other: one spins on a lock that the other holds, until the
+next tick of the clock. Measured with a 1 Gbit/s link: 17,000 polls a step without, 3,000 with round-robin,
+and a fifth less CPU time in them. Elsewhere nothing is done.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ SHORT, LONG = 100_000, 100_000_000  # nanoseconds, the least and the most that t
 
 
 def take_cores(place: int, ranks: int, threads: int) -> set[int]:
-    """Keep the calling thread, and those it will start, on cores of its own: the ``place``-th share of this machine's, ``threads`` each.
+    """Keep the calling thread, and those it will start, on cores of its own: the ``place``-th share of this
+    machine's, ``threads`` each.
 
-    Without it the kernel moves two ranks onto one core whenever a communication thread has woken up on the other, and each has to
-    fetch its data anew. Done only where the ranks fill the machine (no room for a second such set of ranks, which would choose
-    the same cores). Returns the cores; none where nothing was done.
+    Without it the kernel moves two ranks onto one core whenever a communication thread has woken up on the
+    other, and each has to fetch its data anew. Done only where the ranks fill the machine (no room for a
+    second such set of ranks, which would choose the same cores). Returns the cores; none where nothing was
+    done.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     if not ranks * threads <= len(cores) < 2 * ranks * threads:

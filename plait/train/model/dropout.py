@@ -1,7 +1,8 @@
 """Dropout by counter: a mask element depends on what it masks, never on when or where it is drawn.
 
-The key is (seed, step, layer, site, sample, position[, head]) and the element's index; so the mask is the same whatever
-the tensor-parallel degree, slicing, order, sequence sharding or recomputation. Elements are hashed with 32-bit
+The key is (seed, step, layer, site, sample, position[, head]) and the element's index; so the mask is the
+same whatever the tensor-parallel degree, slicing, order, sequence sharding or recomputation. Elements are
+hashed with 32-bit
 integer mixing (the ``lowbias32`` finaliser of C. Wellons, public domain) in int64 arithmetic, on any device.
 """
 
@@ -47,7 +48,8 @@ class DropoutKey:
     def hidden(
         self, probability: float, layer: int, site: DropoutSite, samples: Tensor, positions: Tensor, like: Tensor
     ) -> Tensor:
-        """Multiplier [S, B, H] for hidden states shaped so; samples [B] and positions [S] are global indices (int64)."""
+        """Multiplier [S, B, H] for hidden states shaped so; samples [B] and positions [S] are global indices
+        (int64)."""
         rows = _fold(_fold(self._site(layer, site), samples[None, :]), positions[:, None])
         assert isinstance(rows, Tensor)
         return _keep(probability, _fold(rows[:, :, None], torch.arange(like.shape[-1], device=samples.device)), like)

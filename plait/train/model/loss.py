@@ -1,8 +1,9 @@
 """Vocabulary-parallel cross-entropy with one small collective.
 
-Each rank reduces its share of the logits to three numbers a token: their maximum, the sum of exponentials against it, and the
-target's logit if it lies in the share. One all-gather of these replaces the two or three reductions that are usual
-(maximum, target, sum), and the exponentials are computed once and become the gradient in place.
+Each rank reduces its share of the logits to three numbers a token: their maximum, the sum of exponentials
+against it, and the target's logit if it lies in the share. One all-gather of these replaces the two or three
+reductions that are usual (maximum, target, sum), and the exponentials are computed once and become the
+gradient in place.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ IGNORED = -100
 
 
 class VocabularyLoss:
-    """Cross-entropy of one slice. logits: [M, V / tp], consumed. targets: [M] int64, ``IGNORED`` counts nothing."""
+    """Cross-entropy of one slice. logits: [M, V / tp], consumed. targets: [M] int64, ``IGNORED`` counts
+    nothing."""
 
     def __init__(self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int) -> None:
         self._dtype = logits.dtype
@@ -34,7 +36,8 @@ class VocabularyLoss:
         self.total: Tensor
 
     def finish(self, scale: float, *, gradient: bool) -> Tensor | None:
-        """Combine the gathered statistics: set ``total`` to scale * sum of token losses; return the logits' gradient, [M, V / tp]."""
+        """Combine the gathered statistics: set ``total`` to scale * sum of token losses; return the logits'
+        gradient, [M, V / tp]."""
         maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
         maximum = maxima.amax(dim=0)
         normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)

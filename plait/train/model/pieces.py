@@ -1,4 +1,5 @@
-"""Which part of which tensor a rank holds, as data: what initialisation, checkpoints, import and export all read.
+"""Which part of which tensor a rank holds, as data: what initialisation, checkpoints, import and export all
+read.
 
 A *parameter* is what a module holds (the fused query/key/value weight of this rank); a *piece* is a logical,
 unsharded tensor with a name (``layers.0.attn.q.weight``) of which the parameter holds a range. Parameters are
@@ -23,10 +24,10 @@ from plait.core.strategy import Strategy
 class Piece:
     """One logical tensor and this rank's range of it.
 
-    shape: of the whole tensor. dim: the sharded dim, None where replicated. start, stop: this rank's range along it.
-    parameter: name of the module parameter that holds it, offset: first row (dim 0) there.
-    replicas: how many tensor-parallel ranks hold this same range (replicated pieces: all of them). copy: another pipeline stage holds the
-    tensor too, and counts it (tied embeddings: the last stage's head).
+    shape: of the whole tensor. dim: the sharded dim, None where replicated. start, stop: this rank's range
+    along it. parameter: name of the module parameter that holds it, offset: first row (dim 0) there.
+    replicas: how many tensor-parallel ranks hold this same range (replicated pieces: all of them). copy:
+    another pipeline stage holds the tensor too, and counts it (tied embeddings: the last stage's head).
     """
 
     name: str
@@ -56,7 +57,8 @@ class Piece:
 
 
 def pieces(spec: ModelSpec, strategy: Strategy, tp_rank: int, stage: Stage | None = None) -> list[Piece]:
-    """Every piece of the stage (of the model, if none is given) that tensor-parallel rank ``tp_rank`` holds, in a fixed order."""
+    """Every piece of the stage (of the model, if none is given) that tensor-parallel rank ``tp_rank`` holds,
+    in a fixed order."""
     return list(_Pieces(spec, strategy, tp_rank, stage or Stage(0, 1, 0, spec.num_layers)))
 
 
@@ -158,10 +160,12 @@ class _Pieces:
 
 
 def initialise(spec: ModelSpec, piece: Piece, seed: int) -> Tensor:
-    """This rank's range of the piece's initial value, fp32: the same numbers whatever the tensor-parallel degree.
+    """This rank's range of the piece's initial value, fp32: the same numbers whatever the tensor-parallel
+    degree.
 
-    Normal(0, 0.02), projections into the residual stream scaled by 1/sqrt(2 layers) (Radford 2019); norms 1, biases 0.
-    Every piece has its own generator, keyed by seed and name, so that shards are never replicas of each other.
+    Normal(0, 0.02), projections into the residual stream scaled by 1/sqrt(2 layers) (Radford 2019); norms 1,
+    biases 0. Every piece has its own generator, keyed by seed and name, so that shards are never replicas of
+    each other.
     """
     if ".norm." in f".{piece.name}" or piece.name.endswith(".bias"):
         value = 1.0 if piece.name.endswith("norm.weight") else 0.0

@@ -1,15 +1,18 @@
-"""Attention over a sequence that several ranks share: Ulysses all-to-all (SP-2), ring attention (SP-3), and one inside the other.
+"""Attention over a sequence that several ranks share: Ulysses all-to-all (SP-2), ring attention (SP-3), and
+one inside the other.
 
-Every rank of a sequence-parallel group holds some tokens of every sample (``plait.core.layout.token_ranges``) and computes everything but
-attention on them alone.
+Every rank of a sequence-parallel group holds some tokens of every sample (``plait.core.layout.token_ranges``)
+and computes everything but attention on them alone.
 
-Ulysses (arXiv 2309.14509): tokens of this rank's part, all heads -> tokens of all parts, some heads; attention; and back. Where
-key/value heads are fewer than ranks, a head goes to all the ranks whose query heads use it.
+Ulysses (arXiv 2309.14509): tokens of this rank's part, all heads -> tokens of all parts, some heads;
+attention; and back. Where key/value heads are fewer than ranks, a head goes to all the ranks whose query
+heads use it.
 
-Ring (arXiv 2310.01889): keys and values travel from rank to rank; every rank attends to each block as it passes and merges the results
-by their log-sum-exp. The sequence is cut into twice as many chunks as ranks, and a rank has one from the front and its mirror image
-from the end, so that the causal mask leaves all the same work: with its own block plain causal attention, with an earlier rank's
-the first half of that block, with a later rank's all of it for the second half of the queries.
+Ring (arXiv 2310.01889): keys and values travel from rank to rank; every rank attends to each block as it
+passes and merges the results by their log-sum-exp. The sequence is cut into twice as many chunks as ranks,
+and a rank has one from the front and its mirror image from the end, so that the causal mask leaves all the
+same work: with its own block plain causal attention, with an earlier rank's the first half of that block,
+with a later rank's all of it for the second half of the queries.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from plait.train.comm.wire import NullWire, Wire
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """One rank's wires for attention: heads are exchanged over ``ulysses``, keys and values travel along ``ring``."""
+    """One rank's wires for attention: heads are exchanged over ``ulysses``, keys and values travel along
+    ``ring``."""
 
     ulysses: Wire
     ring: Wire
@@ -58,7 +62,8 @@ def to_tokens(o: Tensor, wire: Wire) -> Tensor:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Part r of [u, ...] goes to rank r; the parts that come stand in the order of ranks. Its own inverse, hence its own gradient."""
+    """Part r of [u, ...] goes to rank r; the parts that come stand in the order of ranks. Its own inverse,
+    hence its own gradient."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, wire: Wire) -> Tensor:
@@ -81,8 +86,8 @@ class _AllToAll(torch.autograd.Function):
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, wire: Wire, kept: list[Tensor] | None = None) -> Tensor:
     """Causal attention of [B, N, S / c, D] queries over the keys and values of all ranks; differentiable.
 
-    Keys and values may have fewer heads, which the queries' groups share; that many travel. kept: takes result and log-sum-exp the first
-    time, which are all that a second time needs of the other ranks.
+    Keys and values may have fewer heads, which the queries' groups share; that many travel. kept: takes
+    result and log-sum-exp the first time, which are all that a second time needs of the other ranks.
     """
     found = kept or _around(q.detach(), k.detach(), v.detach(), wire)
     if kept is not None:
@@ -159,7 +164,8 @@ def _rotate(block: Tensor, wire: Wire) -> tuple[Tensor, Any]:
 
 
 def _visible(owner: int, rank: int, tokens: int) -> tuple[slice, slice]:
-    """(queries of ``rank`` that see something of ``owner``'s block, what they all see of it); of its own block the causal part."""
+    """(queries of ``rank`` that see something of ``owner``'s block, what they all see of it); of its own
+    block the causal part."""
     half = tokens // 2
     if owner == rank:
         return slice(0, tokens), slice(0, tokens)
@@ -180,7 +186,8 @@ def _expanded(k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """torch's fused kernels behind ``scaled_dot_product_attention``, with the log-sum-exp they keep: [B, N, S, D] and [B, N, S]."""
+    """torch's fused kernels behind ``scaled_dot_product_attention``, with the log-sum-exp they keep: [B, N,
+    S, D] and [B, N, S]."""
     k, v = _expanded(k, v, q.shape[1])
     ops = torch.ops.aten
     if q.is_cuda:
@@ -192,7 +199,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, T
 def _attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients through one block, given output and log-sum-exp over all blocks, which is all the softmax needs to know of the others."""
+    """Gradients through one block, given output and log-sum-exp over all blocks, which is all the softmax
+    needs to know of the others."""
     kv_heads, ops = k.shape[1], torch.ops.aten
     k, v = _expanded(k, v, q.shape[1])
     if q.is_cuda:

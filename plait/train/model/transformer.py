@@ -1,6 +1,7 @@
 """GPT and Llama as plain modules: parameters and the mathematics between collectives, no wire and no order.
 
-Activations are [S, B, H] (sequence first), so that a sequence shard is a contiguous range of rows. A sublayer is::
+Activations are [S, B, H] (sequence first), so that a sequence shard is a contiguous range of rows. A sublayer
+is::
 
     h' = join(h, y)      residual stream plus the previous sublayer's reduced output (bias, dropout)
     n  = norm(h')
@@ -8,8 +9,9 @@ Activations are [S, B, H] (sequence first), so that a sequence shard is a contig
     o  = core(z)                    attention, or activation
     y  = o @ row^T                  partial sums over ranks, to be reduced
 
-The linears are called by the executor (their input and weight gradients are scheduled apart); ``join``, ``norm`` and
-``core`` are differentiated by autograd, ``join`` by ``join_gradient``, which needs no activations.
+The linears are called by the executor (their input and weight gradients are scheduled apart); ``join``,
+``norm`` and ``core`` are differentiated by autograd, ``join`` by ``join_gradient``, which needs no
+activations.
 """
 
 from __future__ import annotations
@@ -36,15 +38,17 @@ WHOLE = Sharding()
 
 
 JoinGradient = tuple[Tensor | None, list[tuple[nn.Parameter, Tensor, Tensor | None]]]
-"""Gradients of a join: of what was added to the residual stream; of parameters, of some rows of them or (None) of all."""
+"""Gradients of a join: of what was added to the residual stream; of parameters, of some rows of them or
+(None) of all."""
 
 
 @dataclass(frozen=True)
 class SliceContext:
     """What the mathematics of one slice depends on besides activations.
 
-    samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when sequence-parallel). spread: [S] of the
-    tokens that attention gets from this rank, if they are not 0, 1, ...
+    samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when
+    sequence-parallel). spread: [S] of the tokens that attention gets from this rank, if they are not 0, 1,
+    ...
     """
 
     samples: Tensor
@@ -75,8 +79,8 @@ class Sublayer(nn.Module):
     def join(self, h: Tensor | None, y: Tensor, context: SliceContext) -> Tensor:
         """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts], reduced.
 
-        Column parts are read where the collectives left them: the sum writes the contiguous result, so there is no
-        concatenation.
+        Column parts are read where the collectives left them: the sum writes the contiguous result, so there
+        is no concatenation.
         """
         assert h is not None
         parts, width = y.shape[0], y.shape[3]
@@ -104,7 +108,8 @@ class Sublayer(nn.Module):
     def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
         """[S, B, first weight's rows] -> [S, B, second weight's columns].
 
-        kept: given to a core that will run again; the first time it may leave there what it does not want to ask other ranks for twice.
+        kept: given to a core that will run again; the first time it may leave there what it does not want to
+        ask other ranks for twice.
         """
         raise NotImplementedError
 
@@ -131,7 +136,8 @@ class Attention(Sublayer):
         self.rope = rope
 
     def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
-        """Rotary positions, attention (over the tokens of all ranks that share the sequence), heads side by side again."""
+        """Rotary positions, attention (over the tokens of all ranks that share the sequence), heads side by
+        side again."""
         s, b, _ = z.shape
         size = self.spec.head_size
         q, k, v = z.view(s, b, -1, size).split(
@@ -157,7 +163,8 @@ class Attention(Sublayer):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        # The fused kernels draw their own random numbers; masks that do not depend on order need the weights in the open.
+        # The fused kernels draw their own random numbers; masks that do not depend on order need the weights
+        # in the open.
         if grouped:
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         s = q.shape[2]
@@ -184,8 +191,8 @@ class Mlp(Sublayer):
 
 
 class ParallelBlock:
-    """Attention and MLP side by side, y = attention(norm(h)) + mlp(norm(h)): one norm, one bias, one gather and one reduction (Wang 2021;
-    MegaScale, arXiv 2402.15627, section 3.1)."""
+    """Attention and MLP side by side, y = attention(norm(h)) + mlp(norm(h)): one norm, one bias, one gather
+    and one reduction (Wang 2021; MegaScale, arXiv 2402.15627, section 3.1)."""
 
     def __init__(self, attention: Attention, mlp: Mlp) -> None:
         self.branches: list[Sublayer] = [attention, mlp]
@@ -194,8 +201,8 @@ class ParallelBlock:
 
 
 class RowExchange(NamedTuple):
-    """send: rows of this rank's shard, padded so that all ranks send equally many. arrival: where, among all rows sent by rank 0, 1, ...,
-    each token's row arrives; shaped like the tokens."""
+    """send: rows of this rank's shard, padded so that all ranks send equally many. arrival: where, among all
+    rows sent by rank 0, 1, ..., each token's row arrives; shaped like the tokens."""
 
     send: Tensor
     arrival: Tensor
@@ -220,7 +227,8 @@ class Embedding(nn.Module):
         return rows.clamp(0, self.rows - 1), here
 
     def exchange(self, tokens: Tensor) -> RowExchange:
-        """How the ranks exchange the rows that ``tokens`` (any shape, in host memory) name: every distinct row travels once.
+        """How the ranks exchange the rows that ``tokens`` (any shape, in host memory) name: every distinct
+        row travels once.
 
         A rank owns a range of the vocabulary, so every rank knows without asking who sends which rows.
         """
@@ -277,7 +285,8 @@ class Weight(nn.Module):
 
 
 class Down(Weight):
-    """Half as long: two neighbours become one, which stands where the later of them stood, so that nobody sees what comes after."""
+    """Half as long: two neighbours become one, which stands where the later of them stood, so that nobody
+    sees what comes after."""
 
     def forward(self, h: Tensor, skip: Tensor | None = None) -> Tensor:
         """[S, B, H] -> [S / 2, B, H]: of tokens 2j-1 and 2j."""
@@ -287,7 +296,8 @@ class Down(Weight):
 
 
 class Up(Weight):
-    """Twice as long: every token is that of the coarse one that ends with it or before it, plus what the down path had."""
+    """Twice as long: every token is that of the coarse one that ends with it or before it, plus what the down
+    path had."""
 
     def forward(self, h: Tensor, skip: Tensor | None = None) -> Tensor:
         """[S / 2, B, H] and the skip connection [S, B, H] -> [S, B, H]."""
@@ -312,7 +322,8 @@ class Norm(nn.Module):
 
 
 class Rope:
-    """Rotary position tables (Su 2021, arXiv 2104.09864), half-split as in Hugging Face's Llama, computed once.
+    """Rotary position tables (Su 2021, arXiv 2104.09864), half-split as in Hugging Face's Llama, computed
+    once.
 
     Positions belong to tokens, so slices over the batch share the tables and never wait for each other.
     """
@@ -322,7 +333,8 @@ class Rope:
         self._cache: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def tables(self, sequence: int, like: Tensor, spread: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions 0 to ``sequence``, or ``spread``, [S, 1, 1, D], in the dtype and on the device of ``like``."""
+        """cos and sin of positions 0 to ``sequence``, or ``spread``, [S, 1, 1, D], in the dtype and on the
+        device of ``like``."""
         if spread is not None:
             cos, sin = self.tables(self.spec.max_sequence, like)
             return cos[spread], sin[spread]
@@ -371,10 +383,11 @@ class Stages:
 
 
 class Transformer(nn.Module):
-    """One tensor-parallel rank's share of a pipeline stage, or of the whole model; initialised the same whatever the degrees.
+    """One tensor-parallel rank's share of a pipeline stage, or of the whole model; initialised the same
+    whatever the degrees.
 
-    sequence: with whom it shares sequences. sharding, shard_rank: how its parameters are cut over the ranks that hold this same share,
-    and which of them this is.
+    sequence: with whom it shares sequences. sharding, shard_rank: how its parameters are cut over the ranks
+    that hold this same share, and which of them this is.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
-"""Where a rank's parameters live: one flat tensor for each unit, cut over the ranks that hold the same share of the model.
+"""Where a rank's parameters live: one flat tensor for each unit, cut over the ranks that hold the same share
+of the model.
 
-A unit (``plait.core.sharding``) is the matrices of one segment. What a rank keeps of it, its shard, is allocated once; the parameters
-that the model computes with are views: of the shard where it is the whole unit, else of a buffer into which the unit is gathered.
-Everything that looks at numbers from outside (initial values, imports, checkpoints) sees ranges of logical tensors, ``Held``.
+A unit (``plait.core.sharding``) is the matrices of one segment. What a rank keeps of it, its shard, is
+allocated once; the parameters that the model computes with are views: of the shard where it is the whole
+unit, else of a buffer into which the unit is gathered. Everything that looks at numbers from outside (initial
+values, imports, checkpoints) sees ranges of logical tensors, ``Held``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from plait.train.model.pieces import Piece
 
 
 class Held(NamedTuple):
-    """``box`` of the whole tensor that ``piece`` is a range of, contiguous from element ``start`` of some local tensor."""
+    """``box`` of the whole tensor that ``piece`` is a range of, contiguous from element ``start`` of some
+    local tensor."""
 
     piece: Piece
     box: Box
@@ -45,7 +48,8 @@ def _first(piece: Piece) -> int:
 
 
 def _held(piece: Piece, first: int, last: int, start: int) -> list[Held]:
-    """Elements ``first`` to ``last`` of this rank's range of a piece, the first of which lies at ``start``."""
+    """Elements ``first`` to ``last`` of this rank's range of a piece, the first of which lies at
+    ``start``."""
     corner = [0] * len(piece.shape)
     if piece.dim is not None:
         corner[piece.dim] = piece.start
@@ -62,8 +66,8 @@ def _held(piece: Piece, first: int, last: int, start: int) -> list[Held]:
 
 
 class UnitStore:
-    """One unit on one rank. kept: this rank's shard of it. rank: among those that hold the same weights. whole: parameters
-    and gradients are so everywhere, and only the optimizer's part is cut."""
+    """One unit on one rank. kept: this rank's shard of it. rank: among those that hold the same weights.
+    whole: parameters and gradients are so everywhere, and only the optimizer's part is cut."""
 
     def __init__(
         self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], sharding: Sharding, rank: int,
@@ -101,7 +105,8 @@ class UnitStore:
         return whole[start : start + math.prod(shape)].view(shape)
 
     def part(self, level: Level, held: Level | None = None) -> slice:
-        """This rank's range at a level; of the whole unit, or of what it keeps at the wider level ``held``."""
+        """This rank's range at a level; of the whole unit, or of what it keeps at the wider level
+        ``held``."""
         start, stop = self.sharding.shard(self.rank, level, self.numel)
         base = self._range(held)[0] if held else 0
         return slice(start - base, stop - base)
@@ -121,7 +126,8 @@ class UnitStore:
         return found
 
     def fill(self, value: Callable[[Piece], Tensor]) -> None:
-        """Set the numbers that this rank keeps; ``value`` gives this rank's range of a piece, in any dtype."""
+        """Set the numbers that this rank keeps; ``value`` gives this rank's range of a piece, in any
+        dtype."""
         start, stop = self._range("params")
         for piece, first in self._pieces():
             low, high = max(start, first), min(stop, first + math.prod(piece.local_shape))
@@ -143,7 +149,8 @@ def make_units(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[Unit, UnitStore]:
-    """The units of a stage. rows: of vocabulary weights, which may have more than their pieces do (padding)."""
+    """The units of a stage. rows: of vocabulary weights, which may have more than their pieces do
+    (padding)."""
     by_parameter: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_parameter.setdefault(piece.parameter, []).append(piece)

@@ -14,7 +14,8 @@ PART = 50  # steps in one file
 
 
 class Journal:
-    """Keeps the spans of the last ``keep_steps`` steps (0: none) under ``folder``; a full disk costs the timeline only."""
+    """Keeps the spans of the last ``keep_steps`` steps (0: none) under ``folder``; a full disk costs the
+    timeline only."""
 
     def __init__(self, folder: Path, *, rank: int, plan_hash: str, keep_steps: int) -> None:
         self.folder, self.rank, self.plan_hash = folder, rank, plan_hash

@@ -1,4 +1,5 @@
-"""The always-on recorder: spans of every op, wait and collective of a step, bounded, read only after the step."""
+"""The always-on recorder: spans of every op, wait and collective of a step, bounded, read only after the
+step."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class RecordedSpan(NamedTuple):
 
 
 class Recorder:
-    """Collects marks during a step and resolves them to spans afterwards; a full recorder drops the oldest, never blocks."""
+    """Collects marks during a step and resolves them to spans afterwards; a full recorder drops the oldest,
+    never blocks."""
 
     def __init__(self, device: Device, capacity: int = 200_000) -> None:
         self.device = device
@@ -74,7 +76,8 @@ class Recorder:
     def take(self) -> list[RecordedSpan]:
         """All spans since the last call, in order of their start; collectives are cut where they overlap.
 
-        A group serves one collective at a time, so one that starts while another travels begins when that ends.
+        A group serves one collective at a time, so one that starts while another travels begins when that
+        ends.
         """
         self.device.synchronize()
         spans = [

@@ -1,8 +1,9 @@
-"""Measuring before a pipelined run, on the real kernels and links: which slices are fastest, what of sharding's communication is best left
-under way, how much slack every boundary needs.
+"""Measuring before a pipelined run, on the real kernels and links: which slices are fastest, what of
+sharding's communication is best left under way, how much slack every boundary needs.
 
-Slices: as in ``tune``, but a candidate is timed over whole steps, so that what counts is the step, not the stage that happens to be
-asked. Slack: ``enough_slack`` of what a micro-batch costs every stage in a recorded step, and of a lone transfer over every boundary.
+Slices: as in ``tune``, but a candidate is timed over whole steps, so that what counts is the step, not the
+stage that happens to be asked. Slack: ``enough_slack`` of what a micro-batch costs every stage in a recorded
+step, and of a lone transfer over every boundary.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from plait.train.machine.device import Device
 from plait.train.record.recorder import RecordedSpan, Recorder
 from plait.train.tune.slices import ROUNDS, Candidate, candidates, measured_costs, time_interleaved
 
-# What a period may lose to transfers: measured times are no better than this, and a whole micro-batch alive is a high price for less.
+# What a period may lose to transfers: measured times are no better than this, and a whole micro-batch alive
+# is a high price for less.
 SLACK_TOLERANCE = 0.02
 
 
 def choose_pipeline_slices(
     part: Part, batches: Sequence[MicroBatch], recorder: Recorder
 ) -> tuple[list[Candidate], SegmentCosts]:
-    """Time whole steps of ``batches``, this rank's, under every slicing; all candidates and the measured costs, the same on every rank.
+    """Time whole steps of ``batches``, this rank's, under every slicing; all candidates and the measured
+    costs, the same on every rank.
 
     ``part`` records into ``recorder``. Adds into the gradients: zero them afterwards.
     """
@@ -49,7 +52,8 @@ def choose_pipeline_slices(
 
 
 def choose_shard_overlap(part: Part, batches: Sequence[MicroBatch]) -> list[Candidate]:
-    """Time whole steps of ``batches`` with every overlap of sharding's communication, the optimizer left out; the same on every rank.
+    """Time whole steps of ``batches`` with every overlap of sharding's communication, the optimizer left out;
+    the same on every rank.
 
     Adds into the gradients: zero them afterwards.
     """
@@ -73,7 +77,8 @@ def choose_shard_overlap(part: Part, batches: Sequence[MicroBatch]) -> list[Cand
 
 
 def choose_slack(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) -> Schedule:
-    """slack-1f1b with the slack that ``part``'s stages and links need, transfers included; the same on every rank."""
+    """slack-1f1b with the slack that ``part``'s stages and links need, transfers included; the same on every
+    rank."""
     plan = part.plan
     busy = defaultdict[int, float](float)
     for place, seconds in _gathered((part.groups.place, _busy(_recorded(part, batches, recorder)) / len(batches))):
@@ -88,11 +93,13 @@ def choose_slack(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) 
 
 
 def travel_times(schedule: Schedule, courier: LaneCourier, place: int, device: Device, repeats: int = 5) -> list[float]:
-    """Seconds of a lone transfer over the boundary behind every stage until it has arrived, the mean of both directions.
+    """Seconds of a lone transfer over the boundary behind every stage until it has arrived, the mean of both
+    directions.
 
-    The same on every rank: half of the shortest of ``repeats`` round trips, by the clock of the place that begins them, since whatever
-    disturbs a lone transfer makes it longer, and places do not leave a barrier at the same moment. Transfers of a running pipeline do not
-    tell: a sender is done when its kernel has the data.
+    The same on every rank: half of the shortest of ``repeats`` round trips, by the clock of the place that
+    begins them, since whatever disturbs a lone transfer makes it longer, and places do not leave a barrier at
+    the same moment. Transfers of a running pipeline do not tell: a sender is done when its kernel has the
+    data.
     """
     rank_of = schedule.rank_of
 

@@ -1,7 +1,9 @@
-"""Choosing the slicing before training: a few timed steps of each candidate on the real kernels and the real link.
+"""Choosing the slicing before training: a few timed steps of each candidate on the real kernels and the real
+link.
 
-A few recorded steps of the plain order measure what every op and collective costs; with these the list scheduler builds the
-candidates' orders. Then all candidates run interleaved, so that noise hits all alike, and the lowest median wins.
+A few recorded steps of the plain order measure what every op and collective costs; with these the list
+scheduler builds the candidates' orders. Then all candidates run interleaved, so that noise hits all alike,
+and the lowest median wins.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from plait.train.record.recorder import RecordedSpan, Recorder
 
 ROUNDS = 3
 RECORDED = 5
-"""Steps whose costs are measured; orders made from the costs of one, which may have been disturbed, were up to 3 % longer."""
+"""Steps whose costs are measured; orders made from the costs of one, which may have been disturbed, were up
+to 3 % longer."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def candidates(
     sequence_parallel: Sequence[bool],
     slices: tuple[int, int] | None,
 ) -> list[Strategy]:
-    """Slicings worth timing: powers of two of p1 up to 8, p2 in {1, 2}, the allowed sequence-parallel settings."""
+    """Slicings worth timing: powers of two of p1 up to 8, p2 in {1, 2}, the allowed sequence-parallel
+    settings."""
     grid = [slices] if slices else [(p1, p2) for p1 in (1, 2, 4, 8) for p2 in (1, 2)]
     found: list[Strategy] = []
     for sp in sequence_parallel:
@@ -95,7 +99,8 @@ def candidates(
 
 
 def typical_costs(plain: SegmentExecutor, batch: MicroBatch, recorder: Recorder) -> SegmentCosts:
-    """What ops and collectives take when ``plain``, which records, runs ``batch`` alone: medians of rank 0's steps, on every rank."""
+    """What ops and collectives take when ``plain``, which records, runs ``batch`` alone: medians of rank 0's
+    steps, on every rank."""
     plain.run(batch)  # to warm up
     steps: list[SegmentCosts] = []
     for _ in range(RECORDED):
@@ -136,7 +141,8 @@ def agree(value: Any, group: dist.ProcessGroup | None = None) -> Any:
 
 
 def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, rounds: int) -> list[float]:
-    """Median seconds of each run over ``rounds`` interleaved rounds after one to warm up; the slowest rank's time counts."""
+    """Median seconds of each run over ``rounds`` interleaved rounds after one to warm up; the slowest rank's
+    time counts."""
     times: list[list[float]] = [[] for _ in runs]
     for number in range(rounds + 1):
         for run, taken in zip(runs, times, strict=True):
@@ -154,8 +160,8 @@ def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, ro
 
 
 def matrix_rate(device: Device, dtype: torch.dtype, *, size: int = 768, seconds: float = 0.1) -> float:
-    """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs: the peak that MFU is
-    taken against where the job names none."""
+    """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs:
+    the peak that MFU is taken against where the job names none."""
     a, b = (torch.randn(size, size, device=device.torch_device).to(dtype) for _ in range(2))
     times: list[float] = []
     end = time.perf_counter() + seconds

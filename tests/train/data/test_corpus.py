@@ -1,4 +1,5 @@
-"""Corpora on disk and the stream of sequences: exact coverage, exact resume, and every kind of damage named."""
+"""Corpora on disk and the stream of sequences: exact coverage, exact resume, and every kind of damage
+named."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ BYTES = ByteTokenizer()
 
 
 def make(folder: Path, tokens: int, *, shard_tokens: int = 1 << 20) -> Corpus:
-    """A train split of ``tokens`` tokens of which no two neighbourhoods are alike (the last is end-of-text)."""
+    """A train split of ``tokens`` tokens of which no two neighbourhoods are alike (the last is
+    end-of-text)."""
     folder.mkdir(exist_ok=True)
     text = np.random.default_rng(7).integers(0, 256, tokens - 1, dtype=np.uint8).tobytes()
     (folder / "text.txt").write_bytes(text)

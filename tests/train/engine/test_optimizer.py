@@ -1,4 +1,5 @@
-"""The optimizer is torch's AdamW class, bit for bit: which numbers decay, clipping, masters of a half-precision model, going on."""
+"""The optimizer is torch's AdamW class, bit for bit: which numbers decay, clipping, masters of a
+half-precision model, going on."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# The thread waits in C++ without the interpreter's lock and wants it back while the process ends, which takes until the object is gone.
+# The thread waits in C++ without the interpreter's lock and wants it back while the process ends, which takes
+# until the object is gone.
 STUCK = """
 import threading, time
 from datetime import timedelta

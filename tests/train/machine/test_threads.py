@@ -1,4 +1,5 @@
-"""Cores and priorities of a rank's threads; each case in a process of its own, since they last as long as the process."""
+"""Cores and priorities of a rank's threads; each case in a process of its own, since they last as long as the
+process."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def test_more_threads_than_cores_are_left_to_the_kernel(ranks: int, threads: int
 
 @pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
 def test_a_second_set_of_ranks_would_find_room() -> None:
-    # A rank that leaves half of the machine or more free may not be alone there: another job would choose the same cores.
+    # A rank that leaves half of the machine or more free may not be alone there: another job would choose the
+    # same cores.
     assert run("print(threads.take_cores(0, 1, 1))") == "set()"
 
 
