@@ -43,9 +43,9 @@ RANKS, SLACK = 4, 1.05
 VARIANTS: dict[str, dict[str, Any]] = {
     "tp": {"tp": 4, "overlap": "async"},
     "megatron sp": {"tp": 4, "overlap": "async", "sequence_parallel": True},
-    "ulysses": {"sp": 4, "optim": 4},
-    "ring": {"sp": 4, "ring": 4, "optim": 4},
-    "2 x 2": {"sp": 4, "ring": 2, "optim": 4},
+    "ulysses": {"cp": 4, "optim": 4},
+    "ring": {"cp": 4, "ring": 4, "optim": 4},
+    "2 x 2": {"cp": 4, "ring": 2, "optim": 4},
 }
 CASES = {
     "speed": ModelSpec(

@@ -66,7 +66,7 @@ class Variant:
         given = dict(what)
         self.setup, self.rank, optim = setup, rank, given.pop("optim", 1)
         self.strategy = Strategy(**given)
-        self.cut, self.sharding = SequenceCut(sp=self.strategy.sp, ring=self.strategy.ring), Sharding(optim=optim)
+        self.cut, self.sharding = SequenceCut(cp=self.strategy.cp, ring=self.strategy.ring), Sharding(optim=optim)
 
     def assemble(self) -> None:
         """Wires, weights, gradients, optimizer."""

@@ -134,8 +134,16 @@ def work_out(name: str, nic: str, found: dict[str, Any]) -> dict[str, Any]:
 def show(point: dict[str, Any]) -> None:
     """One table for people."""
     share = f", communication {point['comm_share']:.0%} of the step without overlap" if "comm_share" in point else ""
-    table = Table("variant", "ms", "against fsdp2", "against zero3", "of limit", "MB over a host's link", "by the formula",
-                  title=f"{point['case']}: {point['nic']}{share}")  # fmt: skip
+    table = Table(
+        "variant",
+        "ms",
+        "against fsdp2",
+        "against zero3",
+        "of limit",
+        "MB over a host's link",
+        "by the formula",
+        title=f"{point['case']}: {point['nic']}{share}",
+    )
     for name, row in point["variants"].items():
         limit = f"{row['of_limit']:.0%}" if "of_limit" in row else ""
         megabytes = [

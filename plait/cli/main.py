@@ -12,8 +12,13 @@ from plait import __version__
 from plait.cli import lab, reshard, runs, schedule, train
 from plait.core.errors import PlaitError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-                  help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.")  # fmt: skip
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.",
+)
 app.command("train")(train.train)
 app.command("export")(runs.export)
 app.command("timeline")(runs.timeline)

@@ -61,15 +61,16 @@ def _pipeline(job: Job, on: str) -> PipelinePlan | None:
     if not job.pipelined:
         return None
     from plait.core.schedules import Shape, find_schedule
+    from plait.core.settings import ITEMSIZE
     from plait.plan.pipeline import plan_pipeline
     from plait.plan.reshard_cost import Fabric, even_hosts
 
     asked = job.strategy
-    count = job.train.batch // job.micro_batch
+    count = job.num_micro_batches
     # Slack that the job leaves open is measured when the ranks have started; until then it is eager-1f1b's.
     slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
     schedule, _ = find_schedule(
-        asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=asked.interleave, slack=slack)
+        asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=asked.virtual_stages, slack=slack)
     )
     lab = _lab_spec(on)
     hosts = even_hosts(job.world_size, lab.ranks_per_host if lab else job.world_size)
@@ -81,11 +82,11 @@ def _pipeline(job: Job, on: str) -> PipelinePlan | None:
         Fabric(hosts=hosts, rate=rate),
         micro_batch=job.micro_batch,
         num_micro_batches=count,
-        sequence=job.data.sequence,
-        itemsize={"fp32": 4, "bf16": 2, "fp64": 8}[job.train.dtype],
+        sequence=job.data.sequence_length,
+        itemsize=ITEMSIZE[job.train.precision],
         sequence_parallel=job.base_strategy.sequence_parallel,
         stage_layers=asked.stage_layers,
-        shardings=[job.sharding(dp * asked.sp) for dp, _ in job.degrees],
+        shardings=[job.sharding(dp * asked.cp) for dp, _ in job.degrees],
         sequence_cut=job.sequence_cut,
     )
 

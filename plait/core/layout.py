@@ -1,6 +1,6 @@
 """Layout: the one place where rank order exists.
 
-Axes from outermost to innermost: ``pp, dp, sp, tp``; tp is innermost so that it stays inside a node. A rank's
+Axes from outermost to innermost: ``pp, dp, cp, tp``; tp is innermost so that it stays inside a node. A rank's
 number is the mixed-radix number of its coordinates. Placement permutes nodes, never the layout.
 """
 
@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from typing import Literal, get_args
 
-Axis = Literal["pp", "dp", "sp", "tp"]
+Axis = Literal["pp", "dp", "cp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 
@@ -23,12 +23,12 @@ class Layout:
     >>> Layout(dp=2, tp=2).groups("tp")
     ((0, 1), (2, 3))
     >>> Layout(dp=2, tp=2).coordinates(3)
-    {'pp': 0, 'dp': 1, 'sp': 0, 'tp': 1}
+    {'pp': 0, 'dp': 1, 'cp': 0, 'tp': 1}
     """
 
     pp: int = 1
     dp: int = 1
-    sp: int = 1
+    cp: int = 1
     tp: int = 1
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Layout:
         return tuple(self.rank(**{**at, axis: i}) for i in range(getattr(self, axis)))
 
 
-MeshAxis = Literal["dp", "sp", "tp", "replicas"]
+MeshAxis = Literal["dp", "cp", "tp", "replicas"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Mesh:
     first: int
     dp: int = 1
     tp: int = 1
-    sp: int = 1
+    cp: int = 1
 
     @property
     def ranks(self) -> range:
@@ -101,25 +101,25 @@ class Mesh:
     @property
     def replicas(self) -> int:
         """How many ranks hold the same weights."""
-        return self.dp * self.sp
+        return self.dp * self.cp
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Where a rank stands on dp, sp and tp."""
+        """Where a rank stands on dp, cp and tp."""
         rest, tp = divmod(rank - self.first, self.tp)
-        dp, sp = divmod(rest, self.sp)
-        return {"dp": dp, "sp": sp, "tp": tp}
+        dp, cp = divmod(rest, self.cp)
+        return {"dp": dp, "cp": cp, "tp": tp}
 
     def replica(self, rank: int) -> int:
-        """Which of the ``replicas`` a rank is: sp neighbours stand side by side."""
+        """Which of the ``replicas`` a rank is: cp neighbours stand side by side."""
         return (rank - self.first) // self.tp
 
     def group_of(self, rank: int, axis: MeshAxis) -> tuple[int, ...]:
-        """The group along ``axis`` that holds ``rank``; ``replicas``: dp and sp together."""
+        """The group along ``axis`` that holds ``rank``; ``replicas``: dp and cp together."""
         at = rank - self.first
         strides = {
             "tp": (1, self.tp),
-            "sp": (self.tp, self.sp),
-            "dp": (self.sp * self.tp, self.dp),
+            "cp": (self.tp, self.cp),
+            "dp": (self.cp * self.tp, self.dp),
             "replicas": (self.tp, self.replicas),
         }
         stride, size = strides[axis]
@@ -127,7 +127,7 @@ class Mesh:
         return tuple(range(start, start + size * stride, stride))
 
 
-def meshes(degrees: Iterable[tuple[int, int]], sp: int = 1) -> tuple[Mesh, ...]:
+def meshes(degrees: Iterable[tuple[int, int]], cp: int = 1) -> tuple[Mesh, ...]:
     """The meshes of a pipeline from (dp, tp) of each of its places; equal degrees give the rank order of
     ``Layout``.
 
@@ -136,38 +136,38 @@ def meshes(degrees: Iterable[tuple[int, int]], sp: int = 1) -> tuple[Mesh, ...]:
     """
     made: list[Mesh] = []
     for dp, tp in degrees:
-        made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp, sp))
+        made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp, cp))
     return tuple(made)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceCut:
-    """How ``sp`` ranks share a sequence: rings of ``ring`` ranks (SP-3), each made of groups of sp / ring
+    """How ``cp`` ranks share a sequence: rings of ``ring`` ranks (SP-3), each made of groups of cp / ring
     neighbours (SP-2, Ulysses).
 
-    >>> SequenceCut(sp=2, ring=2).tokens(8, 0)
+    >>> SequenceCut(cp=2, ring=2).tokens(8, 0)
     [range(0, 2), range(6, 8)]
     """
 
-    sp: int = 1
+    cp: int = 1
     ring: int = 1
 
     @property
     def ulysses(self) -> int:
         """Ranks that exchange heads."""
-        return self.sp // self.ring
+        return self.cp // self.ring
 
-    def tokens(self, sequence: int, sp_rank: int) -> list[range]:
+    def tokens(self, sequence: int, cp_rank: int) -> list[range]:
         """Which positions a rank has, in order. A ring's rank has a chunk from the front and its mirror image
         from the end, so that causal attention costs all the same; its Ulysses group shares these out in
         order."""
-        at, inner = divmod(sp_rank, self.ulysses)
+        at, inner = divmod(cp_rank, self.ulysses)
         if self.ring == 1:
             held = [range(sequence)]
         else:
             chunk = sequence // (2 * self.ring)
             held = [range(i * chunk, (i + 1) * chunk) for i in (at, 2 * self.ring - 1 - at)]
-        start, stop = inner * (sequence // self.sp), (inner + 1) * (sequence // self.sp)
+        start, stop = inner * (sequence // self.cp), (inner + 1) * (sequence // self.cp)
         found, before = list[range](), 0
         for run in held:
             low, high = max(start - before, 0), min(stop - before, len(run))
@@ -176,11 +176,11 @@ class SequenceCut:
             before += len(run)
         return found
 
-    def ulysses_group(self, sp_rank: int) -> tuple[int, ...]:
-        """The sp ranks that ``sp_rank`` exchanges heads with."""
-        first = sp_rank // self.ulysses * self.ulysses
+    def ulysses_group(self, cp_rank: int) -> tuple[int, ...]:
+        """The cp ranks that ``cp_rank`` exchanges heads with."""
+        first = cp_rank // self.ulysses * self.ulysses
         return tuple(range(first, first + self.ulysses))
 
-    def ring_group(self, sp_rank: int) -> tuple[int, ...]:
-        """The sp ranks along whose ring keys and values come to ``sp_rank``."""
-        return tuple(range(sp_rank % self.ulysses, self.sp, self.ulysses))
+    def ring_group(self, cp_rank: int) -> tuple[int, ...]:
+        """The cp ranks along whose ring keys and values come to ``cp_rank``."""
+        return tuple(range(cp_rank % self.ulysses, self.cp, self.ulysses))

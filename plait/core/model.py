@@ -283,9 +283,15 @@ class ModelSpec:
 def _check_type(key: str, value: Any) -> None:
     """Refuse a value whose type is not its field's: TOML gives ints, floats, strings, booleans and tables."""
     expected: tuple[type, ...] = {
-        "family": (str,), "tied_embeddings": (bool, type(None)), "parallel_block": (bool,), "rope_scaling": (dict, RopeScaling, type(None)),
-        "norm_eps": (float, int), "rope_theta": (float, int), "dropout": (float, int), "attention_dropout": (float, int),
-    }.get(key, (int,))  # fmt: skip
+        "family": (str,),
+        "tied_embeddings": (bool, type(None)),
+        "parallel_block": (bool,),
+        "rope_scaling": (dict, RopeScaling, type(None)),
+        "norm_eps": (float, int),
+        "rope_theta": (float, int),
+        "dropout": (float, int),
+        "attention_dropout": (float, int),
+    }.get(key, (int,))
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
         names = {bool: "true or false", str: "a text", int: "a whole number", float: "a number", dict: "a table"}
         raise JobError(f"{value!r} is not {names[expected[0]]}", key=f"model.{key}")

@@ -30,8 +30,8 @@ WHOLE_SEQUENCE = SequenceCut()
 class PipelinePlan:
     """degrees: (dp, tp) of every place, a place being what the schedule calls a rank. names: what crosses
     each edge of the schedule. reshards: by (source stage, target stage), both directions, the plan of each
-    tensor, [S, B, H] of one micro-batch; none on one place. shardings: of every place, over its dp x sp;
-    nothing is cut if empty. sequence: how every place's sp ranks share sequences."""
+    tensor, [S, B, H] of one micro-batch; none on one place. shardings: of every place, over its dp x cp;
+    nothing is cut if empty. sequence: how every place's cp ranks share sequences."""
 
     schedule: Schedule
     degrees: tuple[tuple[int, int], ...]
@@ -48,12 +48,12 @@ class PipelinePlan:
                 f"a schedule of {shape} with {len(self.degrees)} meshes and {len(self.stages)} ranges of layers"
             )
         for (dp, _), sharding in zip(self.degrees, self.shardings, strict=bool(self.shardings)):
-            sharding.check(dp * self.sequence.sp)
+            sharding.check(dp * self.sequence.cp)
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
         """The ranks of every place."""
-        return meshes(self.degrees, self.sequence.sp)
+        return meshes(self.degrees, self.sequence.cp)
 
     @cached_property
     def hash(self) -> str:

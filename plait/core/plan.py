@@ -90,16 +90,25 @@ class Plan:
 
     def _content(self) -> dict[str, Any]:
         return {
-            "job": self.job, "job_fingerprint": self.job_fingerprint, "model": self.model.to_dict(), "strategy": self.strategy.to_dict(),
-            "layout": asdict(self.layout) if self.layout else None, "costs": asdict(self.costs) if self.costs else None,
+            "job": self.job,
+            "job_fingerprint": self.job_fingerprint,
+            "model": self.model.to_dict(),
+            "strategy": self.strategy.to_dict(),
+            "layout": asdict(self.layout) if self.layout else None,
+            "costs": asdict(self.costs) if self.costs else None,
             "pipeline": self.pipeline,
-        }  # fmt: skip
+        }
 
 
 def _from_values(values: dict[str, Any]) -> Plan:
     costs = values["costs"]
     return Plan(
-        job=values["job"], job_fingerprint=values["job_fingerprint"], model=ModelSpec.from_dict(values["model"]),
-        strategy=Strategy.from_dict(values["strategy"]), layout=Layout(**values["layout"]) if values["layout"] else None,
-        costs=SegmentCosts(**costs) if costs else None, pipeline=values["pipeline"], notes=values.get("notes", {}),
-    )  # fmt: skip
+        job=values["job"],
+        job_fingerprint=values["job_fingerprint"],
+        model=ModelSpec.from_dict(values["model"]),
+        strategy=Strategy.from_dict(values["strategy"]),
+        layout=Layout(**values["layout"]) if values["layout"] else None,
+        costs=SegmentCosts(**costs) if costs else None,
+        pipeline=values["pipeline"],
+        notes=values.get("notes", {}),
+    )

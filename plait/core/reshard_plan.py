@@ -34,7 +34,9 @@ from plait.core.strategy import slice_sizes
 
 Way = Literal["send_recv", "local_all_gather", "global_all_gather", "broadcast"]
 WAYS: tuple[Way, ...] = get_args(Way)
-WINDOW = 4  # messages a rank posts ahead, in each direction: bounds staging memory; enough that a link never waits for a rank
+# Messages a rank posts ahead, in each direction: bounds staging memory; enough that a link never waits for a
+# rank
+WINDOW = 4
 
 
 class Chain(NamedTuple):

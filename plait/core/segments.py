@@ -154,11 +154,20 @@ class SegmentGraph:
     def of(model: ModelSpec, strategy: Strategy, stage: Stage, *, backward: bool = True) -> SegmentGraph:
         """The graph of a stage of a model under a strategy."""
         return SegmentGraph(
-            first_layer=stage.first_layer, num_layers=stage.num_layers, embeds=stage.embeds, heads=stage.heads, backward=backward,
-            resampling=model.resampling, parallel_block=model.parallel_block, p1=strategy.p1, p2=strategy.p2,
-            sequence_parallel=strategy.sequence_parallel, communicates=strategy.tp > 1, recompute=strategy.recompute,
+            first_layer=stage.first_layer,
+            num_layers=stage.num_layers,
+            embeds=stage.embeds,
+            heads=stage.heads,
+            backward=backward,
+            resampling=model.resampling,
+            parallel_block=model.parallel_block,
+            p1=strategy.p1,
+            p2=strategy.p2,
+            sequence_parallel=strategy.sequence_parallel,
+            communicates=strategy.tp > 1,
+            recompute=strategy.recompute,
             recomputed=strategy.recompute_layers,
-        )  # fmt: skip
+        )
 
     @property
     def last_layer(self) -> int:

@@ -74,7 +74,7 @@ class Sharding:
             if factor < 1 or limit % factor:
                 what = f"shard.{wider} = {limit}" if wider else f"the {ranks} ranks that hold the same weights"
                 raise JobError(f"{factor} does not divide {what}", key=f"strategy.shard.{name}",
-                               fix="Each factor divides the next: params, grads, optim, dp x sp")  # fmt: skip
+                               fix="Each factor divides the next: params, grads, optim, dp x cp")  # fmt: skip
         if self.secondary and (self.secondary < 2 or self.secondary >= self.params or self.params % self.secondary):
             raise JobError(
                 f"{self.secondary} is no proper divisor above 1 of shard.params = {self.params}",

@@ -73,8 +73,11 @@ def split_layers(num_layers: int, num_stages: int, given: Sequence[int] = ()) ->
     if len(sizes) != num_stages or sum(sizes) != num_layers:
         raise JobError(f"{list(sizes)} does not divide {num_layers} layers over {num_stages} stages", key=key, fix=fix)
     if min(sizes) < 1:
-        raise JobError(f"{num_layers} layers leave one of {num_stages} stages without a layer", key=key if given else "strategy.pp",
-                       fix=fix if given else "Use fewer stages")  # fmt: skip
+        raise JobError(
+            f"{num_layers} layers leave one of {num_stages} stages without a layer",
+            key=key if given else "strategy.pp",
+            fix=fix if given else "Use fewer stages",
+        )
     return tuple(
         Stage(i, num_stages, first, size)
         for i, (first, size) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False))

@@ -26,7 +26,7 @@ class Strategy:
     hide each other's collectives (arXiv 2409.15241); ``none`` leaves the tensor-parallel collectives out and
     computes wrong numbers at the speed that hiding everything would reach: for measurements only.
     p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
-    sp: ranks that share every sequence and, as dp's, hold the same weights; rings of ``ring`` of them, each
+    cp: ranks that share every sequence and, as dp's, hold the same weights; rings of ``ring`` of them, each
     of groups that exchange heads (``SequenceCut``). sequence_parallel: residual stream sharded over tp over
     the sequence, all-gather and reduce-scatter instead of all-reduce (Korthikanti 2022, arXiv 2205.05198).
     recompute: what layers do not keep for their backward: ``selective``, normalised inputs and activations,
@@ -42,7 +42,7 @@ class Strategy:
     p1: int = 1
     p2: int = 1
     sequence_parallel: bool = False
-    sp: int = 1
+    cp: int = 1
     ring: int = 1
     recompute: Recompute = "none"
     recompute_layers: int | None = None
@@ -69,7 +69,7 @@ class Strategy:
             )
         if self.recompute_layers is not None and self.recompute_layers < 0:
             raise JobError(f"{self.recompute_layers} is negative", key="strategy.recompute.layers")
-        for name in ("tp", "p1", "p2", "sp", "ring"):
+        for name in ("tp", "p1", "p2", "cp", "ring"):
             if getattr(self, name) < 1:
                 raise JobError(f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}")
 
@@ -92,44 +92,61 @@ class Strategy:
         if model.hidden % self.p2:
             raise JobError(f"p2 = {self.p2} does not divide hidden = {model.hidden}", key="strategy.p2")
         self._check_sequence(model, sequence)
-        if self.sequence_parallel and sequence // self.sp % tp:
-            raise JobError(f"tp = {tp} does not divide a rank's {sequence // self.sp} tokens", key="strategy.sequence_parallel",
-                           fix="Switch sequence_parallel off or change data.sequence")  # fmt: skip
+        if self.sequence_parallel and sequence // self.cp % tp:
+            raise JobError(
+                f"tp = {tp} does not divide a rank's {sequence // self.cp} tokens",
+                key="strategy.sequence_parallel",
+                fix="Switch sequence_parallel off or change data.sequence_length",
+            )
         if sequence % (1 << model.levels):
-            raise JobError(f"{sequence} cannot be halved {model.levels} times", key="data.sequence",
+            raise JobError(f"{sequence} cannot be halved {model.levels} times", key="data.sequence_length",
                            fix=f"Use a multiple of {1 << model.levels}")  # fmt: skip
         if self.sequence_parallel and model.levels:
-            raise JobError("a utransformer merges neighbouring tokens, which sequence parallelism would put on different ranks",
-                           key="strategy.sequence_parallel", fix="Switch it off")  # fmt: skip
+            raise JobError(
+                "a utransformer merges neighbouring tokens, which sequence parallelism would put on different ranks",
+                key="strategy.sequence_parallel",
+                fix="Switch it off",
+            )
         if sequence > model.max_sequence:
-            raise JobError(f"{sequence} exceeds the model's max_sequence = {model.max_sequence}", key="data.sequence")
+            raise JobError(
+                f"{sequence} exceeds the model's max_sequence = {model.max_sequence}", key="data.sequence_length"
+            )
 
     def _check_sequence(self, model: ModelSpec, sequence: int) -> None:
-        if self.sp % self.ring:
-            raise JobError(f"{self.ring} ranks a ring do not divide sp = {self.sp}", key="strategy.sp_kind")
-        if self.sp == 1:
+        if self.cp % self.ring:
+            raise JobError(f"{self.ring} ranks a ring do not divide cp = {self.cp}", key="strategy.cp_kind")
+        if self.cp == 1:
             return
         if model.levels:
             raise JobError(
-                "a utransformer merges neighbouring tokens, which sp would put on different ranks",
-                key="strategy.sp",
+                "a utransformer merges neighbouring tokens, which cp would put on different ranks",
+                key="strategy.cp",
                 fix="Use 1",
             )
         heads, kv_heads, ulysses = (
             model.num_heads // self.tp,
             max(1, model.num_kv_heads // self.tp),
-            self.sp // self.ring,
+            self.cp // self.ring,
         )
         if heads % ulysses or (kv_heads % ulysses and ulysses % kv_heads):
-            raise JobError(f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) of a tensor-parallel rank",
-                           key="strategy.sp", fix="Use a divisor, or sp_kind = \"ring\", which shares no heads")  # fmt: skip
-        parts = math.lcm(self.sp, 2 * self.ring if self.ring > 1 else 1)
+            raise JobError(
+                f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) of a tensor-parallel rank",
+                key="strategy.cp",
+                fix='Use a divisor, or cp_kind = "ring", which shares no heads',
+            )
+        parts = math.lcm(self.cp, 2 * self.ring if self.ring > 1 else 1)
         if sequence % parts:
-            raise JobError(f"sp = {self.sp} with rings of {self.ring} cuts sequences into {parts} parts, not {sequence} tokens",
-                           key="strategy.sp", fix=f"Change data.sequence to a multiple of {parts}")  # fmt: skip
+            raise JobError(
+                f"cp = {self.cp} with rings of {self.ring} cuts sequences into {parts} parts, not {sequence} tokens",
+                key="strategy.cp",
+                fix=f"Change data.sequence_length to a multiple of {parts}",
+            )
         if self.ring > 1 and model.attention_dropout:
-            raise JobError("ring attention cannot drop attention weights", key="model.attention_dropout",
-                           fix="Use 0, or sp_kind = \"ulysses\"")  # fmt: skip
+            raise JobError(
+                "ring attention cannot drop attention weights",
+                key="model.attention_dropout",
+                fix='Use 0, or cp_kind = "ulysses"',
+            )
 
     def hides_shards(self, *, forward: bool) -> bool:
         """Whether sharding's communication of a direction is left under way."""

@@ -84,14 +84,21 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
 def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:
     """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are
     scattered."""
-    positions = spec.max_sequence if strategy.sp > 1 else sequence
+    positions = spec.max_sequence if strategy.cp > 1 else sequence
     return 0 if spec.learned_positions else 2 * positions * spec.head_size * itemsize
 
 
 def activations(
-    spec: ModelSpec, strategy: Strategy, stage: Stage, *, batch: int, sequence: int, itemsize: int, zero_bubble: bool = False,
+    spec: ModelSpec,
+    strategy: Strategy,
+    stage: Stage,
+    *,
+    batch: int,
+    sequence: int,
+    itemsize: int,
+    zero_bubble: bool = False,
     fused_norm: bool = False,
-) -> Activations:  # fmt: skip
+) -> Activations:
     """Of a micro-batch of ``batch`` x ``sequence`` on one rank of a stage.
 
     zero_bubble: whether weight gradients are a phase of their own, here as if it came at once.
@@ -129,7 +136,7 @@ class _Sizes:
     ) -> None:
         self.spec, self.strategy, self.graph, self.itemsize, self.fused = spec, strategy, graph, itemsize, fused
         self.shares = slice_sizes(batch, strategy.p1)
-        self.tokens = sequence // strategy.sp
+        self.tokens = sequence // strategy.cp
         self.sharded = strategy.tp if graph.sequence_parallel else 1
 
     def rows(self, op: SegmentOp) -> int:
@@ -181,14 +188,14 @@ def _attention(sizes: _Sizes, row: int, op: SegmentOp) -> _Core:
     heads, kv_heads = spec.num_heads // strategy.tp, max(1, spec.num_kv_heads // strategy.tp)
     q, kv = row * heads * spec.head_size, row * kv_heads * spec.head_size
     lse = sizes.rows(op) * heads * max(MASTER, sizes.itemsize)
-    ulysses = strategy.sp // strategy.ring
+    ulysses = strategy.cp // strategy.ring
     grouped = heads != kv_heads
     saved, forward, backward, memo = lse, 0, q + 2 * kv, 0
     if spec.family == "llama":  # rotated queries and keys
         forward, backward = 2 * q, backward + 2 * q
         saved += q + (0 if grouped and strategy.ring == 1 else kv) if ulysses == 1 else 0
         saved += (
-            2 * sizes.tokens * spec.head_size * sizes.itemsize if strategy.sp > 1 else 0
+            2 * sizes.tokens * spec.head_size * sizes.itemsize if strategy.cp > 1 else 0
         )  # the tables of scattered positions
     if ulysses > 1:  # what came from the others, and attention's output before it went back
         together = q + 2 * max(kv, q * ulysses // heads if kv_heads < ulysses else 0)

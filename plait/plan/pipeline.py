@@ -47,7 +47,7 @@ def plan_pipeline(
         raise JobError(
             f"{schedule.name} is for {schedule.num_micro_batches} micro-batches, a step has {num_micro_batches}",
             key="strategy.schedule",
-            fix="Change train.batch or train.micro_batch",
+            fix="Change train.global_batch_size or train.micro_batch_size",
         )
     for dp, _ in degrees:
         if dp > micro_batch:
@@ -64,7 +64,7 @@ def plan_pipeline(
         wanted = " ".join(f"{a}>{b}" for a, b in tensors)
         raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")
     dry_run(schedule, transfers="rendezvous")
-    places = meshes(degrees, sequence_cut.sp)
+    places = meshes(degrees, sequence_cut.cp)
     reshards: dict[Edge, dict[str, ReshardPlan]] = {}
     known: dict[tuple[TensorLayout, TensorLayout, int], ReshardPlan] = {}
     lying = [_layout(places[schedule.rank_of[stage]], sequence_parallel) for stage in range(schedule.num_stages)]
@@ -82,11 +82,11 @@ def plan_pipeline(
 
 
 def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:
-    """[S, B, H] on a mesh (dp, sp, tp): B over dp, S over sp, and over tp where shards of it are what ranks
+    """[S, B, H] on a mesh (dp, cp, tp): B over dp, S over cp, and over tp where shards of it are what ranks
     hold between layers.
 
     Which tokens stand where in S is the same at every place, so a boundary need not know it.
     """
     return TensorLayout(
-        (mesh.dp, mesh.sp, mesh.tp), tuple(mesh.ranks), ((1, 2) if sequence_parallel else (1,), (0,), ())
+        (mesh.dp, mesh.cp, mesh.tp), tuple(mesh.ranks), ((1, 2) if sequence_parallel else (1,), (0,), ())
     )

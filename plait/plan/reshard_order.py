@@ -219,8 +219,13 @@ def list_order(jobs: Sequence[Job], restarts: int = RESTARTS, noise: float = NOI
     """
     target, chance = bound(jobs), random.Random(SEED)
     bundles = _bundles(jobs)
-    merged = [tuple(Choice(c.sends, c.uses, sum(jobs[job][number].duration for job in bundle)) for number, c in enumerate(jobs[bundle[0]]))
-              for bundle in bundles]  # fmt: skip
+    merged = [
+        tuple(
+            Choice(c.sends, c.uses, sum(jobs[job][number].duration for job in bundle))
+            for number, c in enumerate(jobs[bundle[0]])
+        )
+        for bundle in bundles
+    ]
     best: tuple[Slot, ...] = ()
     for attempt in range(restarts + 1):
         amount = noise if attempt else 0.0

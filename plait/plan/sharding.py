@@ -39,9 +39,15 @@ def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sha
 
 
 def step_bytes(
-    units: Mapping[Unit, int], sharding: Sharding, ranks: int, *, micro_batches: int, itemsize: int, gradient_itemsize: int = 4,
+    units: Mapping[Unit, int],
+    sharding: Sharding,
+    ranks: int,
+    *,
+    micro_batches: int,
+    itemsize: int,
+    gradient_itemsize: int = 4,
     tied: bool = False,
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """Bytes that one rank sends in a step, by axis, as rings would (over s ranks (s-1)/s of the whole, an
     all-reduce twice that).
 

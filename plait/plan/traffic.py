@@ -33,7 +33,7 @@ def micro_batch_bytes(
     """
     sent: Counter[str] = Counter(dict.fromkeys(("tp", "rows", "ulysses", "ring"), 0))
     graph = SegmentGraph.of(model, strategy, stage)
-    shares, local = slice_sizes(batch, strategy.p1), sequence // strategy.sp
+    shares, local = slice_sizes(batch, strategy.p1), sequence // strategy.cp
     for op in graph.ops():
         tokens = shares[op.slice] * (local >> graph.level(model, op.site, op.layer))
         if kind := graph.collective(op):
@@ -60,7 +60,7 @@ def micro_batch_bytes(
 
 def _attention(model: ModelSpec, strategy: Strategy, row: int, *, repeats: bool) -> dict[str, int]:
     """Of one attention core, forward and backward. row: bytes of one number for each token."""
-    ulysses, ring = strategy.sp // strategy.ring, strategy.ring
+    ulysses, ring = strategy.cp // strategy.ring, strategy.ring
     heads, kv_heads = model.num_heads // strategy.tp, max(1, model.num_kv_heads // strategy.tp)
     kv_each = max(1, kv_heads // ulysses)
     there = row * model.head_size * (heads + 2 * kv_each * ulysses) * (ulysses - 1) // ulysses

@@ -39,7 +39,7 @@ from plait.train.report import Reporter
 from plait.train.tune.pipeline import choose_pipeline_slices, choose_shard_overlap, choose_slack
 from plait.train.tune.slices import Candidate, agree, choose_slices, matrix_rate
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp64": torch.float64}
 STOPPED = 130  # the shell's status for Ctrl-C
 
 
@@ -81,11 +81,11 @@ class Session:
         tokenizer = load_tokenizer(job.data.tokenizer)
         corpus = self._corpus()
         spec = job.model_spec(tokenizer.vocab)
-        settings: dict[str, Any] = {"sequence": job.data.sequence, "seed": job.data.seed}
-        self.batches = Batches(corpus, "train", batch=job.train.batch, **settings)
+        settings: dict[str, Any] = {"sequence": job.data.sequence_length, "seed": job.data.seed}
+        self.batches = Batches(corpus, "train", batch=job.train.global_batch_size, **settings)
         self.eval_batches = Batches(corpus, "eval", batch=job.micro_batch, **settings) if job.train.eval_every else None
         self.recorder, self.part = Recorder(self.device), None
-        dtype, seed = DTYPES[job.train.dtype], job.train.seed
+        dtype, seed = DTYPES[job.train.precision], job.train.seed
         if self.pipeline:
             self.part = assemble(
                 spec,
@@ -94,7 +94,7 @@ class Session:
                 self.rank.rank,
                 self.device,
                 micro_batch=job.micro_batch,
-                sequence=job.data.sequence,
+                sequence=job.data.sequence_length,
                 dtype=dtype,
                 seed=seed,
                 recorder=self.recorder,
@@ -250,7 +250,7 @@ class Session:
             device=self.device,
             costs=costs,
             batch=self.job.micro_batch,
-            sequence=self.job.data.sequence,
+            sequence=self.job.data.sequence_length,
             recorder=recorder,
             seed=self.job.train.seed,
         )
@@ -280,12 +280,10 @@ class Session:
     def _steps(self, start: int, stop: Flag) -> int:
         job, plan = self.job.train, self.plan
         run, self._evaluator = self._runs()
-        rate = LearningRate(
-            peak=job.learning_rate, floor=job.min_learning_rate, warmup=job.warmup_steps, steps=job.steps
-        )
-        tokens = job.batch * self.job.data.sequence
-        peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.dtype])
-        work = self.share.spec.step_flops(self.job.data.sequence, job.batch) / self.rank.world_size
+        rate = LearningRate.of(job)
+        tokens = job.global_batch_size * self.job.data.sequence_length
+        peak = self.job.run.peak_flops or matrix_rate(self.device, DTYPES[job.precision])
+        work = self.share.spec.step_flops(self.job.data.sequence_length, job.global_batch_size) / self.rank.world_size
         journal = Journal(
             self.folder / "timeline", rank=self.rank.rank, plan_hash=plan.hash, keep_steps=self.job.run.timeline_steps
         )

@@ -21,12 +21,12 @@ num_heads = 4
 
 [data]
 text = "text"
-sequence = 16
+sequence_length = 16
 eval_fraction = 0.1
 
 [train]
 steps = {steps}
-batch = 4
+global_batch_size = 4
 learning_rate = 1e-2
 warmup_steps = 2
 eval_every = 5

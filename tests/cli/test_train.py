@@ -173,9 +173,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     ("model.hiden=64", ("model.hiden", "did you mean 'hidden'")),
     ("strategy.tp=3", ("strategy.tp", "num_heads = 4", "1, 2, 4")),
     ("strategy.slices.p1=9", ("p1", "9", "4")),
-    ("train.batch=0", ("train.batch", "0")),
-    ("data.sequence=-4", ("data.sequence", "-4")),
-    ("train.dtype=fp8", ("train.dtype", "fp8", "bf16")),
+    ("train.global_batch_size=0", ("train.global_batch_size", "0")),
+    ("data.sequence_length=-4", ("data.sequence_length", "-4")),
+    ("train.precision=fp8", ("train.precision", "fp8", "bf16")),
     ("data.text=nowhere", ("nowhere",)),
     ("data.tokenizer=missing.json", ("missing.json",)),
 ])  # fmt: skip

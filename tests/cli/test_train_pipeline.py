@@ -16,8 +16,14 @@ from tests.cli.test_train import assert_refused
 
 pytestmark = pytest.mark.slow
 
-SHAPE = ("strategy.pp=2", "strategy.tp=1", "strategy.schedule=zb-h1", "strategy.slices.p1=1", "train.micro_batch=1")
-RING = ("strategy.tp=1", "strategy.sp=2", "strategy.sp_kind=ring", "strategy.shard=zero1")
+SHAPE = (
+    "strategy.pp=2",
+    "strategy.tp=1",
+    "strategy.schedule=zb-h1",
+    "strategy.slices.p1=1",
+    "train.micro_batch_size=1",
+)
+RING = ("strategy.tp=1", "strategy.cp=2", "strategy.cp_kind=ring", "strategy.shard=zero1")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,7 @@ def test_a_run_goes_on_in_another_shape(finished: Path, tmp_path: Path) -> None:
 def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
     """Six shapes, one after the other, give the curve of one rank alone: loss and gradient norm."""
     job = write_job(tmp_path, steps=24, every=2)
-    common = ("train.dtype=fp64", "train.micro_batch=2", "strategy.slices.p1=1", "train.clip_norm=0.5")
+    common = ("train.precision=fp64", "train.micro_batch_size=2", "strategy.slices.p1=1", "train.clip_norm=0.5")
     alone = train(job, *common, "strategy.tp=1", "run.name=alone")
     assert alone.returncode == 0, alone.stderr
     every = (
@@ -65,7 +71,7 @@ def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
         ("strategy.tp=1", "strategy.dp=2"),
         ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "strategy.recompute=full"),
         RING,
-        ("strategy.tp=1", "strategy.pp=1", "strategy.interleave=2", "strategy.schedule=interleaved"),
+        ("strategy.tp=1", "strategy.pp=1", "strategy.virtual_stages=2", "strategy.schedule=interleaved"),
     )
     reached = 0
     for shape in every:
@@ -123,7 +129,7 @@ def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
         "strategy.tp=[1,2]",
         "strategy.schedule=slack-1f1b",
         "strategy.slices=auto",
-        "train.micro_batch=2",
+        "train.micro_batch_size=2",
     )
     done = train(job, *shape)
     assert done.returncode == 0, done.stderr
@@ -144,25 +150,45 @@ def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
     assert [row["step"] for row in metrics(job)] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("settings", "says"), [
-    (("strategy.schedule=1f1p",), ("no schedule is called '1f1p'", "did you mean '1f1b'")),
-    (("strategy.pp=3",), ("2 layers leave one of 3 stages without a layer",)),
-    (("strategy.stage_layers=[2,1]",), ("strategy.stage_layers", "does not divide 2 layers")),
-    (("strategy.tp=[1,2,1]",), ("strategy.tp", "3 numbers for pp = 2 places")),
-    (("strategy.dp=4", "strategy.slices.p1=1"), ("strategy.dp", "dp = 4 shares a micro-batch of 2")),
-    (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("slack-1f1b of 2 ranks needs 1 slacks",)),
-    (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
-    (("strategy.schedule={mine}", "train.micro_batch=1", "strategy.slices.p1=1"), ("is for 2 micro-batches, a step has 4",)),
-    (("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard=zero9"), ("strategy.shard", "'zero9' is no named sharding", "zero3")),
-    (("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.params=2"), ("strategy.shard.params", "2 does not divide shard.grads = 1")),
-    (("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.optim=4"), ("strategy.shard.optim", "4 does not divide the 2 ranks that")),
-    (("strategy.sp=8",), ("strategy.sp", "8 ranks cannot share out 4 heads", "ring")),
-    (("strategy.sp=16", "strategy.sp_kind=ring"), ("strategy.sp", "into 32 parts, not 16 tokens")),
-    (("strategy.sp=4", "strategy.sp_kind.ulysses=2", "strategy.sp_kind.ring=4"), ("strategy.sp_kind", "2 x 4 is not sp = 4")),
-    (("strategy.sequence_parallel=auto",), ("strategy.sequence_parallel", "is not timed in a pipeline")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("strategy.schedule=1f1p",), ("no schedule is called '1f1p'", "did you mean '1f1b'")),
+        (("strategy.pp=3",), ("2 layers leave one of 3 stages without a layer",)),
+        (("strategy.stage_layers=[2,1]",), ("strategy.stage_layers", "does not divide 2 layers")),
+        (("strategy.tp=[1,2,1]",), ("strategy.tp", "3 numbers for pp = 2 places")),
+        (("strategy.dp=4", "strategy.slices.p1=1"), ("strategy.dp", "dp = 4 shares a micro-batch of 2")),
+        (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("slack-1f1b of 2 ranks needs 1 slacks",)),
+        (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
+        (
+            ("strategy.schedule={mine}", "train.micro_batch_size=1", "strategy.slices.p1=1"),
+            ("is for 2 micro-batches, a step has 4",),
+        ),
+        (
+            ("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard=zero9"),
+            ("strategy.shard", "'zero9' is no named sharding", "zero3"),
+        ),
+        (
+            ("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.params=2"),
+            ("strategy.shard.params", "2 does not divide shard.grads = 1"),
+        ),
+        (
+            ("strategy.dp=2", "strategy.slices.p1=1", "strategy.shard.optim=4"),
+            ("strategy.shard.optim", "4 does not divide the 2 ranks that"),
+        ),
+        (("strategy.cp=8",), ("strategy.cp", "8 ranks cannot share out 4 heads", "ring")),
+        (("strategy.cp=16", "strategy.cp_kind=ring"), ("strategy.cp", "into 32 parts, not 16 tokens")),
+        (
+            ("strategy.cp=4", "strategy.cp_kind.ulysses=2", "strategy.cp_kind.ring=4"),
+            ("strategy.cp_kind", "2 x 4 is not cp = 4"),
+        ),
+        (("strategy.sequence_parallel=auto",), ("strategy.sequence_parallel", "is not timed in a pipeline")),
+    ],
+)
 def test_what_does_not_fit_is_one_paragraph(tmp_path: Path, settings: tuple[str, ...], says: tuple[str, ...]) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F1 1B1 1F0 1B0\n")
     given = (setting.format(mine=mine) for setting in settings)
-    assert_refused(train(write_job(tmp_path), "strategy.tp=1", "strategy.pp=2", "train.micro_batch=2", *given), *says)
+    assert_refused(
+        train(write_job(tmp_path), "strategy.tp=1", "strategy.pp=2", "train.micro_batch_size=2", *given), *says
+    )

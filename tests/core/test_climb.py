@@ -15,9 +15,14 @@ from plait.core.segment_costs import Durations, SegmentCosts, makespan, simulate
 from plait.core.segments import SegmentGraph, check, insert_waits, needs_table
 
 graphs = st.builds(
-    SegmentGraph, num_layers=st.integers(1, 3), p1=st.integers(1, 3), sequence_parallel=st.booleans(), heads=st.booleans(),
-    phase=st.sampled_from(("step", "F", "B", "I", "W")), recompute=st.sampled_from(("none", "full")),
-)  # fmt: skip
+    SegmentGraph,
+    num_layers=st.integers(1, 3),
+    p1=st.integers(1, 3),
+    sequence_parallel=st.booleans(),
+    heads=st.booleans(),
+    phase=st.sampled_from(("step", "F", "B", "I", "W")),
+    recompute=st.sampled_from(("none", "full")),
+)
 
 
 def costs(ratio: float) -> SegmentCosts:

@@ -17,9 +17,14 @@ def test_an_empty_environment_is_a_run_of_one_process() -> None:
 
 def test_what_torchrun_sets_is_understood() -> None:
     env = {
-        "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "MASTER_ADDR": "host0",
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "host0",
         "MASTER_PORT": "1234",
-    }  # fmt: skip
+    }
     expected = RankEnv(
         rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, master_addr="host0", master_port=1234
     )

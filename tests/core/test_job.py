@@ -30,7 +30,7 @@ def job_file(tmp_path: Path):
 def test_a_preset_is_all_a_job_needs(job_file) -> None:
     job = Job.read(job_file(MODEL))
     assert job.base_strategy == Strategy()
-    assert job.micro_batch == job.train.batch == 8
+    assert job.micro_batch == job.train.global_batch_size == 8
     assert job.data.sources == ("python-stdlib",)
 
 
@@ -122,12 +122,16 @@ def test_automatic_choices_are_marked() -> None:
         ("[train]\nlearning_rate = inf", "train.learning_rate", "inf is not allowed"),
         ("[train]\nbetas = [0.9]", "train.betas", "a list of 2, each a number of at least 0 and below 1"),
         ("[train]\nbetas = [0.9, 1.5]", "train.betas", "1.5 is not allowed"),
-        ('[train]\ndtype = "fp8"', "train.dtype", 'Allowed: "fp32" or "bf16" or "fp64"'),
+        ('[train]\nprecision = "fp8"', "train.precision", 'Allowed: "fp32" or "bf16-mixed" or "fp64"'),
         ("[train]\nseed = 2020-01-01", "train.seed", "2020-01-01 is not allowed"),
-        ("[train]\nbatch = 8\nmicro_batch = 3", "train.batch", "8 is not a multiple of micro_batch = 3"),
+        (
+            "[train]\nglobal_batch_size = 8\nmicro_batch_size = 3",
+            "train.global_batch_size",
+            "8 sequences are not a multiple of micro_batch_size x dp = 3 x 1",
+        ),
         ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps", "6 exceeds steps = 5"),
         ("[train]\nmin_learning_rate = 1.0", "train.min_learning_rate", "exceeds learning_rate"),
-        ("[data]\nsequence = 4096", "data.sequence", "exceeds the model's max_sequence = 2048"),
+        ("[data]\nsequence_length = 4096", "data.sequence_length", "exceeds the model's max_sequence = 2048"),
         ("[data]\ntext = [1]", "data.text", "a text or a list, each a text"),
         ("[data]\ntext = []", "data.text", "[] is not allowed"),
         ("[strategy]\ntp = 5", "strategy.tp", "5 does not divide num_heads = 12. Allowed here: 1, 2, 3, 4, 6, 12"),

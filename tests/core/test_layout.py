@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plait.core.layout import AXES, Layout
 
 degrees = st.integers(1, 4)
-layouts = st.builds(Layout, pp=degrees, dp=degrees, sp=degrees, tp=degrees)
+layouts = st.builds(Layout, pp=degrees, dp=degrees, cp=degrees, tp=degrees)
 
 
 @given(layouts)

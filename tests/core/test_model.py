@@ -78,10 +78,15 @@ def _reference_count(spec: ModelSpec) -> int:
         build: Callable[[Any], torch.nn.Module] = transformers.GPT2LMHeadModel
     else:
         config = transformers.LlamaConfig(
-            vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.ffn_hidden, num_hidden_layers=spec.num_layers,
-            num_attention_heads=spec.num_heads, num_key_value_heads=spec.num_kv_heads, max_position_embeddings=spec.max_sequence,
+            vocab_size=spec.vocab,
+            hidden_size=spec.hidden,
+            intermediate_size=spec.ffn_hidden,
+            num_hidden_layers=spec.num_layers,
+            num_attention_heads=spec.num_heads,
+            num_key_value_heads=spec.num_kv_heads,
+            max_position_embeddings=spec.max_sequence,
             tie_word_embeddings=bool(spec.tied_embeddings),
-        )  # fmt: skip
+        )
         build = transformers.LlamaForCausalLM
     with torch.device("meta"):
         model = build(config)
@@ -129,9 +134,16 @@ def test_a_llama_config_written_by_transformers_reads_back(tmp_path: Path) -> No
         "original_max_position_embeddings": 8192, "rope_theta": 5e5,
     }  # fmt: skip
     config = transformers.LlamaConfig(
-        vocab_size=99, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=77, rms_norm_eps=1e-5, rope_parameters=scaling,
-    )  # fmt: skip
+        vocab_size=99,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=77,
+        rms_norm_eps=1e-5,
+        rope_parameters=scaling,
+    )
     config.save_pretrained(tmp_path)
     assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())
     expected = ModelSpec(

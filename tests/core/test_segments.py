@@ -23,12 +23,22 @@ from plait.core.segments import (
 )
 
 graphs = st.builds(
-    SegmentGraph, num_layers=st.integers(1, 3), p1=st.integers(1, 3), p2=st.integers(1, 3), sequence_parallel=st.booleans(),
-    communicates=st.booleans(), backward=st.booleans(), first_layer=st.integers(0, 2), embeds=st.booleans(), heads=st.booleans(),
-    phase=st.sampled_from(("step", "F", "B", "I", "W")), resampling=st.sampled_from(((), ((1, "down", 0), (2, "up", 0)))),
-    recompute=st.sampled_from(("none", "selective", "full")), recomputed=st.sampled_from((None, 0, 1)),
+    SegmentGraph,
+    num_layers=st.integers(1, 3),
+    p1=st.integers(1, 3),
+    p2=st.integers(1, 3),
+    sequence_parallel=st.booleans(),
+    communicates=st.booleans(),
+    backward=st.booleans(),
+    first_layer=st.integers(0, 2),
+    embeds=st.booleans(),
+    heads=st.booleans(),
+    phase=st.sampled_from(("step", "F", "B", "I", "W")),
+    resampling=st.sampled_from(((), ((1, "down", 0), (2, "up", 0)))),
+    recompute=st.sampled_from(("none", "selective", "full")),
+    recomputed=st.sampled_from((None, 0, 1)),
     parallel_block=st.booleans(),
-)  # fmt: skip
+)
 seconds = st.floats(0, 1)
 costs = st.builds(
     lambda *c: SegmentCosts(
@@ -76,9 +86,9 @@ def test_the_simulator_never_overlaps_one_resource_with_itself(graph: SegmentGra
 def test_recomputation_repeats_no_reduction(recompute: str) -> None:
     for sequence_parallel in (False, True):
         kept, again = (
-            SegmentGraph(num_layers=3, sequence_parallel=sequence_parallel, recompute=kind)
+            SegmentGraph(num_layers=3, sequence_parallel=sequence_parallel, recompute=kind)  # type: ignore[arg-type]
             for kind in ("none", recompute)
-        )  # type: ignore[arg-type]
+        )
         sent = [[graph.collective(op) for op in graph.ops() if graph.collective(op)] for graph in (kept, again)]
         regathered = (
             6 if sequence_parallel and recompute == "full" else 0

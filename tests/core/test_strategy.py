@@ -48,7 +48,7 @@ def test_check_names_the_key_that_does_not_fit_the_model(strategy: Strategy, key
 
 
 def test_check_refuses_more_tokens_than_positions() -> None:
-    with pytest.raises(JobError, match=r"data\.sequence: 32 exceeds the model's max_sequence = 16"):
+    with pytest.raises(JobError, match=r"data\.sequence_length: 32 exceeds the model's max_sequence = 16"):
         Strategy().check(GPT, batch=4, sequence=32)
 
 

@@ -28,10 +28,20 @@ TIMELINE = Timeline(
 )
 times = st.floats(0, 1e6)
 spans = st.builds(
-    Span, step=st.integers(0, 3), rank=st.integers(0, 2), kind=st.sampled_from(["compute", "wait", "comm"]), name=st.text(max_size=5),
-    seq=st.integers(0, 3), site=st.just("mlp"), layer=st.integers(0, 2**40), slice=st.integers(0, 3),
-    direction=st.sampled_from(["forward", "backward"]), start=times, end=times, bytes=st.integers(0, 2**50),
-)  # fmt: skip
+    Span,
+    step=st.integers(0, 3),
+    rank=st.integers(0, 2),
+    kind=st.sampled_from(["compute", "wait", "comm"]),
+    name=st.text(max_size=5),
+    seq=st.integers(0, 3),
+    site=st.just("mlp"),
+    layer=st.integers(0, 2**40),
+    slice=st.integers(0, 3),
+    direction=st.sampled_from(["forward", "backward"]),
+    start=times,
+    end=times,
+    bytes=st.integers(0, 2**50),
+)
 
 
 @given(st.lists(spans, max_size=10))
@@ -133,8 +143,11 @@ def test_a_trace_has_a_process_per_rank_two_lanes_and_arrows(tmp_path: Path) -> 
     assert lanes == {(rank, lane) for rank in (0, 3) for lane in ("processor", "network")}
     slices = [e for e in events if e["ph"] == "X"]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in slices if e["pid"] == 0] == [
-        ("attn0.R0", 0, 0.0, 1e6), ("attn0.R0", 1, 1e6, 2e6), ("mlp0.F0", 0, 1e6, 1.5e6), ("wait attn0.R0", 0, 2.5e6, 0.5e6),
-    ]  # fmt: skip
+        ("attn0.R0", 0, 0.0, 1e6),
+        ("attn0.R0", 1, 1e6, 2e6),
+        ("mlp0.F0", 0, 1e6, 1.5e6),
+        ("wait attn0.R0", 0, 2.5e6, 0.5e6),
+    ]
     start, end = (next(e for e in events if e["ph"] == phase) for phase in "sf")
     assert start["id"] == end["id"]
     assert (start["ts"], start["tid"], end["ts"], end["tid"]) == (1e6, 1, 2.5e6, 0)

@@ -47,10 +47,18 @@ def test_a_folder_is_no_job_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("7", 7), ("1e-3", 0.001), ("true", True), ('"7"', "7"), ("[1, 2]", [1, 2]), ("{p1 = 2}", {"p1": 2}), ("a b", "a b"), ("", ""),
-        ("a=b", "a=b"), ("1\nother = 2", "1\nother = 2"),
+        ("7", 7),
+        ("1e-3", 0.001),
+        ("true", True),
+        ('"7"', "7"),
+        ("[1, 2]", [1, 2]),
+        ("{p1 = 2}", {"p1": 2}),
+        ("a b", "a b"),
+        ("", ""),
+        ("a=b", "a=b"),
+        ("1\nother = 2", "1\nother = 2"),
     ],
-)  # fmt: skip
+)
 def test_an_override_is_a_toml_value_or_else_a_text(text: str, value: object) -> None:
     changed, keys = override({}, [f"train.x={text}"], lambda key: False)
     assert changed == {"train": {"x": value}}

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
+from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.model.transformer import Transformer
 from plait.train.model.units import held_of

@@ -87,7 +87,7 @@ def plan(
     chunks = CHUNKS.get(name, 1)
     slack = (2,) * (len(degrees) - 1) if name == "slack-1f1b" else ()
     schedule = generate(name, Shape(ranks=len(degrees), micro_batches=BATCH // MICRO, chunks=chunks, slack=slack))
-    fabric = Fabric(hosts=tuple(range(cut.sp * sum(dp * tp for dp, tp in degrees))), rate=1e9)
+    fabric = Fabric(hosts=tuple(range(cut.cp * sum(dp * tp for dp, tp in degrees))), rate=1e9)
     return plan_pipeline(
         spec,
         schedule,
@@ -123,7 +123,7 @@ def worst_error(
     more: other fields of the strategy.
     """
     want = expected(spec, BATCH)
-    strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, sp=cut.sp, ring=cut.ring, **more)
+    strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, cp=cut.cp, ring=cut.ring, **more)
     planned = plan(spec, degrees, name, sequence_parallel, layers, shardings, cut)
     alone = assemble(
         spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED

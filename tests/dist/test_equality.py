@@ -97,8 +97,10 @@ def test_every_slicing_equals_the_reference(
 def test_the_other_modes_equal_the_reference(pool: Pool, name: str, overlap: str) -> None:
     for p1, p2, sequence_parallel in ((1, 1, False), (2, 2, False), (1, 1, True), (3, 1, True)):
         assert_equal(
-            pool, MODELS[name], Strategy(tp=2, overlap=overlap, p1=p1, p2=p2, sequence_parallel=sequence_parallel)
-        )  # type: ignore[arg-type]
+            pool,
+            MODELS[name],
+            Strategy(tp=2, overlap=overlap, p1=p1, p2=p2, sequence_parallel=sequence_parallel),  # type: ignore[arg-type]
+        )
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

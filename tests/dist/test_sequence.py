@@ -65,25 +65,34 @@ def _present(tensor: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("ring", [1, 2, 4])
-@pytest.mark.parametrize("sp", [2, 4])
-def test_shared_attention_is_attention(pool: Pool, sp: int, ring: int, kv_heads: int) -> None:
-    if ring not in (1, sp):
+@pytest.mark.parametrize("cp", [2, 4])
+def test_shared_attention_is_attention(pool: Pool, cp: int, ring: int, kv_heads: int) -> None:
+    if ring not in (1, cp):
         pytest.skip("the contract below has both at once")
-    assert max(pool(sp).run(attention_error, SequenceCut(sp=sp, ring=ring), kv_heads)) < 1e-12
+    assert max(pool(cp).run(attention_error, SequenceCut(cp=cp, ring=ring), kv_heads)) < 1e-12
 
 
 def assert_equal(
     pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, cut: SequenceCut, *, p1: int = 1,
     sequence_parallel: bool = False, shardings: Sequence[Sharding] = (), again: Recompute = "none",
 ) -> None:  # fmt: skip
-    size = cut.sp * sum(dp * tp for dp, tp in degrees)
+    size = cut.cp * sum(dp * tp for dp, tp in degrees)
     args = (spec, degrees, name, p1, sequence_parallel, None, (), shardings, cut, {"recompute": again})
     for error, what in pool(size).run(pipelining.worst_error, *args):
         assert error < TOLERANCE, f"{name} on {degrees}, {cut}: {what} is off by {error:.1e}"
 
 
-@pytest.mark.parametrize("cut", [SequenceCut(sp=2), SequenceCut(sp=2, ring=2), SequenceCut(sp=4), SequenceCut(sp=4, ring=4),
-                                 SequenceCut(sp=4, ring=2)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "cut",
+    [
+        SequenceCut(cp=2),
+        SequenceCut(cp=2, ring=2),
+        SequenceCut(cp=4),
+        SequenceCut(cp=4, ring=4),
+        SequenceCut(cp=4, ring=2),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("spec", [SMALL_GPT, SMALL_LLAMA], ids=["gpt", "llama"])
 def test_every_kind_equals_the_reference(pool: Pool, spec: ModelSpec, cut: SequenceCut) -> None:
     spec = replace(spec, attention_dropout=0.0) if cut.ring > 1 else spec
@@ -97,17 +106,26 @@ def test_sequences_shared_by_more_ranks_than_there_are_heads(pool: Pool) -> None
         replace(SMALL_LLAMA, num_heads=2, num_kv_heads=1, head_size=8),
         [(1, 1)],
         "gpipe",
-        SequenceCut(sp=4, ring=4),
+        SequenceCut(cp=4, ring=4),
     )
 
 
-@pytest.mark.parametrize(("degrees", "cut", "shardings"), [
-    ([(1, 2)], SequenceCut(sp=2), [Sharding(params=2, grads=2, optim=2)]),
-    ([(1, 2)], SequenceCut(sp=2, ring=2), [Sharding(optim=2)]),
-    ([(2, 1)], SequenceCut(sp=2, ring=2), [Sharding(params=2, grads=4, optim=4)]),
-    ([(1, 1), (1, 1)], SequenceCut(sp=2), []),
-    pytest.param([(1, 2), (1, 1)], SequenceCut(sp=2, ring=2), [Sharding(), Sharding(grads=2, optim=2)], marks=pytest.mark.contract),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("degrees", "cut", "shardings"),
+    [
+        ([(1, 2)], SequenceCut(cp=2), [Sharding(params=2, grads=2, optim=2)]),
+        ([(1, 2)], SequenceCut(cp=2, ring=2), [Sharding(optim=2)]),
+        ([(2, 1)], SequenceCut(cp=2, ring=2), [Sharding(params=2, grads=4, optim=4)]),
+        ([(1, 1), (1, 1)], SequenceCut(cp=2), []),
+        pytest.param(
+            [(1, 2), (1, 1)],
+            SequenceCut(cp=2, ring=2),
+            [Sharding(), Sharding(grads=2, optim=2)],
+            marks=pytest.mark.contract,
+        ),
+    ],
+    ids=str,
+)
 def test_it_goes_with_everything_else(
     pool: Pool, degrees: list[tuple[int, int]], cut: SequenceCut, shardings: list[Sharding]
 ) -> None:

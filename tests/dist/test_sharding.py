@@ -32,9 +32,16 @@ POINTS = {
 
 
 def assert_equal(
-    pool: Pool, spec: ModelSpec, degrees: Sequence[tuple[int, int]], name: str, shardings: Sequence[Sharding], *, p1: int = 1,
-    sequence_parallel: bool = False, delay: int | None = None,
-) -> None:  # fmt: skip
+    pool: Pool,
+    spec: ModelSpec,
+    degrees: Sequence[tuple[int, int]],
+    name: str,
+    shardings: Sequence[Sharding],
+    *,
+    p1: int = 1,
+    sequence_parallel: bool = False,
+    delay: int | None = None,
+) -> None:
     size = sum(dp * tp for dp, tp in degrees)
     for error, what in pool(size).run(
         pipelining.worst_error, spec, degrees, name, p1, sequence_parallel, delay, (), shardings

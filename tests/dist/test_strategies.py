@@ -40,16 +40,16 @@ class Drawn:
 
     @property
     def world(self) -> int:
-        return self.cut.sp * sum(dp * tp for dp, tp in self.degrees)
+        return self.cut.cp * sum(dp * tp for dp, tp in self.degrees)
 
     def check(self) -> None:
         """Raise JobError where the planner's rules refuse it."""
         for (dp, tp), sharding in zip(self.degrees, self.shardings, strict=True):
             strategy = Strategy(
-                tp=tp, p1=self.p1, sequence_parallel=self.sequence_parallel, sp=self.cut.sp, ring=self.cut.ring
+                tp=tp, p1=self.p1, sequence_parallel=self.sequence_parallel, cp=self.cut.cp, ring=self.cut.ring
             )
             strategy.check(self.spec, batch=pipelining.MICRO // dp, sequence=SEQUENCE)
-            sharding.check(dp * self.cut.sp)
+            sharding.check(dp * self.cut.cp)
 
 
 def draw(chance: random.Random) -> Drawn:
@@ -59,12 +59,12 @@ def draw(chance: random.Random) -> Drawn:
     degrees = [(chance.choice((1, 2, 4)), chance.choice((1, 2, 4)))] * pp
     if chance.random() < 0.3:
         degrees = [(chance.choice((1, 2)), chance.choice((1, 2))) for _ in degrees]
-    sp = chance.choice((1, 1, 2, 4))
-    cut = SequenceCut(sp=sp, ring=chance.choice((1, 2, 4)))
+    cp = chance.choice((1, 1, 2, 4))
+    cut = SequenceCut(cp=cp, ring=chance.choice((1, 2, 4)))
     shardings = []
     for dp, _ in degrees:
         params, grads, optim = sorted(chance.choice((1, 2, 4, 8)) for _ in range(3))
-        optim = min(optim, dp * sp)
+        optim = min(optim, dp * cp)
         shardings.append(
             Sharding(
                 params=min(params, optim), grads=min(grads, optim), optim=optim, secondary=chance.choice((0, 0, 2))
@@ -89,7 +89,7 @@ def sample() -> list[Drawn]:
             one.check()
         except (JobError, AssertionError):
             continue
-        if one.world in (2, 4, 6, 8) and one.cut.sp % one.cut.ring == 0:
+        if one.world in (2, 4, 6, 8) and one.cut.cp % one.cut.ring == 0:
             found.append(one)
     return found
 

@@ -38,10 +38,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "slices": {"tp": 2, "p1": 2, "p2": 2},
     "sequence parallel": {"tp": 2, "sequence_parallel": True},
     "sequence parallel, full": {"tp": 2, "sequence_parallel": True, "recompute": "full"},
-    "ulysses": {"sp": 2},
-    "ring": {"sp": 2, "ring": 2},
-    "both": {"sp": 4, "ring": 2},
-    "ring, full": {"sp": 2, "ring": 2, "recompute": "full"},
+    "ulysses": {"cp": 2},
+    "ring": {"cp": 2, "ring": 2},
+    "both": {"cp": 4, "ring": 2},
+    "ring, full": {"cp": 2, "ring": 2, "recompute": "full"},
 }
 TOLERANCE = 0.04
 DEVICE = Device(torch.device("cpu"))
@@ -53,15 +53,15 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
     """Ranks that are not there fill their part with this rank's numbers: shapes are the same, and so is what
     is allocated."""
     spec, strategy, batch, sequence = MODELS[model], Strategy(**STRATEGIES[name]), 2, 512
-    group = SequenceGroup(NullWire(strategy.sp // strategy.ring), NullWire(strategy.ring))
+    group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
     transformer = Transformer(spec, strategy, sequence=group)
     executor = make_executor(
         transformer, strategy, NullWire(strategy.tp), gradients=Gradients(transformer), device=DEVICE, batch=batch,
         sequence=sequence, phases=("F", "B"),
     )  # fmt: skip
-    own = sequence // strategy.sp
+    own = sequence // strategy.cp
     tokens = torch.randint(0, spec.vocab, (batch, own))
-    micro = MicroBatch(tokens, tokens, torch.arange(batch), 1.0, 0, torch.arange(own) if strategy.sp > 1 else None)
+    micro = MicroBatch(tokens, tokens, torch.arange(batch), 1.0, 0, torch.arange(own) if strategy.cp > 1 else None)
 
     def step() -> None:
         state = executor.begin(micro)

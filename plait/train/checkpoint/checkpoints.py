@@ -71,8 +71,15 @@ class Checkpoints:
         state = checkpoints.load(checkpoints.latest(), {"weights": model.named})
     """
 
-    def __init__(self, folder: Path, held: Mapping[str, Sequence[Held]], *, keep: int = 2, group: dist.ProcessGroup | None = None,
-                 read_only: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        held: Mapping[str, Sequence[Held]],
+        *,
+        keep: int = 2,
+        group: dist.ProcessGroup | None = None,
+        read_only: bool = False,
+    ) -> None:
         assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
         self._read_only = read_only
         self._folder, self._keep, self._peers = CheckpointFolder(folder), keep, _Peers(group)

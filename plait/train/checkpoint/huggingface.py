@@ -36,24 +36,54 @@ _PREFIX: dict[Family, str] = {"gpt": "transformer.", "llama": "model."}
 _LAYER: dict[Family, str] = {"gpt": "h", "llama": "layers"}
 _NAMES: dict[Family, dict[str, str]] = {
     "gpt": {
-        "embedding": "wte", "positions": "wpe", "norm": "ln_f", "head": "lm_head",
-        "attn.norm": "ln_1", "attn.q": "attn.c_attn", "attn.k": "attn.c_attn", "attn.v": "attn.c_attn", "attn.o": "attn.c_proj",
-        "mlp.norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+        "embedding": "wte",
+        "positions": "wpe",
+        "norm": "ln_f",
+        "head": "lm_head",
+        "attn.norm": "ln_1",
+        "attn.q": "attn.c_attn",
+        "attn.k": "attn.c_attn",
+        "attn.v": "attn.c_attn",
+        "attn.o": "attn.c_proj",
+        "mlp.norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
     },
     "llama": {
-        "embedding": "embed_tokens", "norm": "norm", "head": "lm_head", "attn.norm": "input_layernorm",
-        "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
-        "mlp.norm": "post_attention_layernorm", "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+        "embedding": "embed_tokens",
+        "norm": "norm",
+        "head": "lm_head",
+        "attn.norm": "input_layernorm",
+        "attn.q": "self_attn.q_proj",
+        "attn.k": "self_attn.k_proj",
+        "attn.v": "self_attn.v_proj",
+        "attn.o": "self_attn.o_proj",
+        "mlp.norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
     },
-}  # fmt: skip
+}
 _FUSED = ("attn.q", "attn.k", "attn.v")  # in the order in which GPT-2's c_attn holds them
 _IGNORED = (
     ".attn.bias",
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
 )  # constants that older files keep among the weights
-_SAME = ("family", "num_layers", "hidden", "num_heads", "num_kv_heads", "head_size", "ffn_hidden", "vocab", "tied_embeddings",
-         "norm_eps", "rope_theta", "rope_scaling")  # fmt: skip
+_SAME = (
+    "family",
+    "num_layers",
+    "hidden",
+    "num_heads",
+    "num_kv_heads",
+    "head_size",
+    "ffn_hidden",
+    "vocab",
+    "tied_embeddings",
+    "norm_eps",
+    "rope_theta",
+    "rope_scaling",
+)
 
 
 @dataclass(frozen=True)
@@ -289,28 +319,56 @@ def huggingface_config(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
     """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. Raises
     CheckpointError where there is none."""
     common = {
-        "vocab_size": spec.vocab, "tie_word_embeddings": spec.tied_embeddings, "torch_dtype": str(dtype).removeprefix("torch."),
-        "bos_token_id": None, "eos_token_id": None,
-    }  # fmt: skip
+        "vocab_size": spec.vocab,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
     if spec.family == "gpt":
         if spec.head_size * spec.num_heads != spec.hidden:
             problem = f"{spec.num_heads} heads of size {spec.head_size} with hidden = {spec.hidden}"
             raise CheckpointError(f"Hugging Face has no GPT-2 of {problem}: there the heads share out the hidden size")
         return {
-            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **common,
-            "n_layer": spec.num_layers, "n_embd": spec.hidden, "n_head": spec.num_heads, "n_positions": spec.max_sequence,
-            "n_inner": spec.ffn_hidden, "activation_function": "gelu_new", "layer_norm_epsilon": spec.norm_eps,
-            "resid_pdrop": spec.dropout, "embd_pdrop": spec.dropout, "attn_pdrop": spec.attention_dropout,
-        }  # fmt: skip
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            **common,
+            "n_layer": spec.num_layers,
+            "n_embd": spec.hidden,
+            "n_head": spec.num_heads,
+            "n_positions": spec.max_sequence,
+            "n_inner": spec.ffn_hidden,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": spec.norm_eps,
+            "resid_pdrop": spec.dropout,
+            "embd_pdrop": spec.dropout,
+            "attn_pdrop": spec.attention_dropout,
+        }
     scaling = spec.rope_scaling
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", **common,
-        "num_hidden_layers": spec.num_layers, "hidden_size": spec.hidden, "intermediate_size": spec.ffn_hidden,
-        "num_attention_heads": spec.num_heads, "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_size,
-        "max_position_embeddings": spec.max_sequence, "rms_norm_eps": spec.norm_eps, "hidden_act": "silu",
-        "attention_bias": False, "mlp_bias": False, "attention_dropout": spec.attention_dropout, "rope_theta": spec.rope_theta,
-        "rope_scaling": None if scaling is None else {
-            "rope_type": "llama3", "factor": scaling.factor, "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor, "original_max_position_embeddings": scaling.original_max_positions,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **common,
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.ffn_hidden,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_size,
+        "max_position_embeddings": spec.max_sequence,
+        "rms_norm_eps": spec.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": spec.attention_dropout,
+        "rope_theta": spec.rope_theta,
+        "rope_scaling": None
+        if scaling is None
+        else {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_positions,
         },
-    }  # fmt: skip
+    }

@@ -75,9 +75,9 @@ class Part:
     @cached_property
     def positions(self) -> Tensor | None:
         """Which tokens of every sequence this rank computes, None for all."""
-        if self.plan.sequence.sp == 1:
+        if self.plan.sequence.cp == 1:
             return None
-        runs = self.plan.sequence.tokens(self.sequence, self.groups.mesh.coordinates(self.rank)["sp"])
+        runs = self.plan.sequence.tokens(self.sequence, self.groups.mesh.coordinates(self.rank)["cp"])
         return torch.cat([torch.arange(run.start, run.stop) for run in runs])
 
     def changed(self, strategy: Strategy, costs: SegmentCosts | None, schedule: Schedule | None = None) -> Part:

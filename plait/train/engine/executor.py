@@ -57,7 +57,7 @@ class SegmentExecutor:
     ) -> None:
         self.model, self.graph, self.wire = model, graph, wire
         self.gradients, self.device, self.recorder, self.seed = gradients, device, recorder, seed
-        self.sp = graph.sequence_parallel
+        self.sharded = graph.sequence_parallel
         self._flights: dict[SegmentOp, Any] = {}
         self.shards, self.strategy = shards, strategy
         self.programmes: dict[Phase, list[tuple[Action | UnitAction, Any]]] = {}
@@ -124,8 +124,8 @@ class SegmentExecutor:
     def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
         """Take a micro-batch in. entering: what other stages sent."""
         sequence, to = batch.tokens.shape[1], self.device.torch_device
-        local = sequence // self.wire.size if self.sp else sequence
-        first = self.wire.rank * local if self.sp else 0
+        local = sequence // self.wire.size if self.sharded else sequence
+        first = self.wire.rank * local if self.sharded else 0
         spread = None if batch.positions is None else batch.positions.to(to)
         positions = torch.arange(first, first + local, device=to) if spread is None else spread[first : first + local]
         dropping = self.model.training and (self.model.spec.dropout or self.model.spec.attention_dropout)
@@ -198,11 +198,11 @@ class SegmentExecutor:
             assert slot.y_partial is not None
             source = slot.y_partial[op.part]
             if slot.y is None:
-                slot.y = self._shard_of(slot.y_partial, dim=1) if self.sp else slot.y_partial
+                slot.y = self._shard_of(slot.y_partial, dim=1) if self.sharded else slot.y_partial
             return slot.y[op.part], source
         if op.kind == "C":
             assert slot.g_full is not None
-            if self.sp:
+            if self.sharded:
                 slot.g_n = self._shard_of(slot.g_full, dim=0)
                 return slot.g_n, slot.g_full
             slot.g_n = slot.g_full

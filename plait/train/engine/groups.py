@@ -97,7 +97,7 @@ def open_groups(
     """This rank's groups. Called by all ranks at the same point.
 
     last: the place of the last stage. tied: whether two stages hold the embedding. shardings: of every place.
-    sequence: how sp ranks share sequences.
+    sequence: how cp ranks share sequences.
     """
     place = next(i for i, mesh in enumerate(meshes) if rank in mesh.ranks)
     own = meshes[place]
@@ -133,7 +133,7 @@ def _sequence_groups(meshes: Sequence[Mesh], cut: SequenceCut, kind: str) -> Ite
     """Everybody's group along a way of sharing sequences."""
     for mesh in meshes:
         for member in mesh.ranks:
-            along, at = mesh.group_of(member, "sp"), mesh.coordinates(member)["sp"]
+            along, at = mesh.group_of(member, "cp"), mesh.coordinates(member)["cp"]
             yield tuple(along[i] for i in (cut.ulysses_group(at) if kind == "ulysses" else cut.ring_group(at)))
 
 

@@ -56,9 +56,14 @@ class Shards:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._reserve()
         self.act: dict[str, Callable[[UnitOp], None]] = {
-            "gather": self.gather, "need": self.need, "drop": self.drop, "open": self.open, "close": self.close, "settle": self._settle,
+            "gather": self.gather,
+            "need": self.need,
+            "drop": self.drop,
+            "open": self.open,
+            "close": self.close,
+            "settle": self._settle,
             "next": self._next,
-        }  # fmt: skip
+        }
 
     def _reserve(self) -> None:
         """Two buffers for every size of unit, one where there is one such unit only."""

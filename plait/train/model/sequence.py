@@ -137,9 +137,14 @@ class _Ring(torch.autograd.Function):
             owner = (wire.rank - step) % wire.size
             rows, columns = _visible(owner, wire.rank, q.shape[2])
             dq, dk, dv = _attend_backward(
-                gradient[:, :, rows], q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], out[:, :, rows], lse[:, :, rows],
+                gradient[:, :, rows],
+                q[:, :, rows],
+                block[0][:, :, columns],
+                block[1][:, :, columns],
+                out[:, :, rows],
+                lse[:, :, rows],
                 causal=owner == wire.rank,
-            )  # fmt: skip
+            )
             found[:, :, rows] += dq
             if step == 1:
                 travelling = torch.zeros_like(block)

@@ -87,9 +87,9 @@ def candidates(
     settings."""
     grid = [slices] if slices else [(p1, p2) for p1 in (1, 2, 4, 8) for p2 in (1, 2)]
     found: list[Strategy] = []
-    for sp in sequence_parallel:
+    for sharded in sequence_parallel:
         for p1, p2 in grid:
-            one = replace(base, p1=p1, p2=p2, sequence_parallel=sp)
+            one = replace(base, p1=p1, p2=p2, sequence_parallel=sharded)
             try:
                 one.check(model, batch=batch, sequence=sequence)
             except JobError:

@@ -38,8 +38,17 @@ GPT = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-LLAMA = {"vocab_size": 53, "max_position_embeddings": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+LLAMA = {
+    "vocab_size": 53,
+    "max_position_embeddings": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -96,3 +96,11 @@ def test_learning_rate(step: int, rate: float) -> None:
     """Warm-up to the peak, half a cosine to the floor, the floor from there on."""
     schedule = LearningRate(peak=1.0, floor=0.2, warmup=10, steps=110)
     assert schedule(step) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"), [(4, 0.5), (10, 1.0), (89, 1.0), (90, 1.0), (100, 0.6), (110, 0.2), (500, 0.2)]
+)
+def test_warm_up_stable_decay(step: int, rate: float) -> None:
+    schedule = LearningRate(peak=1.0, floor=0.2, warmup=10, steps=110, decay=20)
+    assert schedule(step) == pytest.approx(rate)

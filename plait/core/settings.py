@@ -1,0 +1,260 @@
+"""The sections of a job file, each key with its type, default and meaning; ``docs/job.md`` is made from these.
+
+Values are taken as they are: no text for a number, no number for a truth value, nothing that is not finite.
+Rules about several values at once stand in ``Job.check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from plait.core.errors import JobError
+from plait.core.strategy import Overlap, Recompute, ShardOverlap
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Precision = Literal["fp32", "bf16-mixed", "fp64"]
+
+STDLIB, BYTES = "python-stdlib", "bytes"
+ITEMSIZE: Mapping[Precision, int] = {"fp32": 4, "bf16-mixed": 2, "fp64": 8}
+"""Bytes of a parameter or activation."""
+RENAMED = {
+    "data.sequence": "data.sequence_length",
+    "train.batch": "train.global_batch_size",
+    "train.micro_batch": "train.micro_batch_size",
+    "train.dtype": "train.precision",
+    "strategy.sp": "strategy.cp",
+    "strategy.sp_kind": "strategy.cp_kind",
+    "strategy.interleave": "strategy.virtual_stages",
+}
+"""Keys of earlier versions, and what they are called now."""
+HINTS = {
+    "train.micro_batch": "It counts the sequences of one data-parallel replica, no longer of all of them",
+    "train.dtype": '"bf16" is "bf16-mixed" now: weights are kept in fp32 as well',
+}
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class DataSection(Section):
+    """What to train on."""
+
+    text: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = STDLIB
+    """Files and folders, or ``python-stdlib``, the source of Python's standard library, which is always there."""
+    pattern: str = "*"
+    """Which files of a folder."""
+    tokenizer: str = BYTES
+    """``bytes``, or a Hugging Face ``tokenizer.json``."""
+    sequence_length: Count = 128
+    """Tokens of a training sequence."""
+    eval_fraction: Fraction = 0.02
+    """Share of the documents that is kept for evaluation."""
+    seed: int = 0
+    """Of the order of sequences."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """``text`` as a list."""
+        return (self.text,) if isinstance(self.text, str) else self.text
+
+
+class TrainSection(Section):
+    """Batches, the learning rate, AdamW, evaluation, checkpoints."""
+
+    steps: Count = 300
+    """Optimizer steps of the whole run."""
+    global_batch_size: Count = 8
+    """Sequences of one optimizer step, over all ranks."""
+    micro_batch_size: Natural = 0
+    """Sequences that one data-parallel replica (of the first pipeline stage) computes at once; the rest of the
+    global batch is gradient accumulation. 0: the whole global batch at once."""
+    learning_rate: Positive = 3e-4
+    """At its peak."""
+    min_learning_rate: NotNegative = 0.0
+    """At its end."""
+    warmup_steps: Natural = 0
+    """Steps in which the rate rises from nothing to its peak."""
+    lr_decay_style: Literal["cosine", "wsd"] = "cosine"
+    """``cosine``: falls from the end of the warm-up on. ``wsd`` (warm-up, stable, decay): stays at its peak, then
+    falls linearly over the last ``lr_wsd_decay_steps``."""
+    lr_decay_steps: Natural = 0
+    """Steps after which the rate is at its end, so that more ``steps`` need not change the rates before.
+    0: ``steps``."""
+    lr_wsd_decay_steps: Natural = 0
+    """Length of the decay of ``wsd``. 0: a tenth of ``lr_decay_steps``."""
+    weight_decay: NotNegative = 0.1
+    """AdamW's, of matrices; norms and biases do not decay."""
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's."""
+    eps: Positive = 1e-8
+    """AdamW's."""
+    clip_norm: NotNegative = 1.0
+    """Gradients are scaled down to this norm. 0: never."""
+    precision: Precision = "fp32"
+    """Of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """What to do when loss or gradients are not finite: ``stop`` ends the run with its last good checkpoint;
+    ``skip`` leaves this update out and goes on."""
+    seed: int = 0
+    """Of initial weights and dropout."""
+    eval_every: Natural = 100
+    """Steps between evaluations. 0: none."""
+    eval_batches: Count = 8
+    """Micro-batches of an evaluation."""
+    checkpoint_every: Natural = 100
+    """Steps between checkpoints. 0: at the end only."""
+    keep_checkpoints: Count = 2
+    """How many stay on disk."""
+    log_every: Count = 10
+    """Steps between printed lines; ``metrics.jsonl`` has every step."""
+    init_from: str | None = None
+    """A Hugging Face folder to take the initial weights from."""
+
+
+class Slices(Section):
+    """Domino's slices."""
+
+    p1: Count = 1
+    """Of the batch."""
+    p2: Count = 1
+    """Column slices of every second weight."""
+
+
+class Shard(Section):
+    """How many of the dp x cp ranks that hold the same weights share out what; see ``Sharding``."""
+
+    params: Count = 1
+    """Parameters."""
+    grads: Count = 1
+    """Gradients."""
+    optim: Count = 1
+    """Optimizer states."""
+    secondary: Natural = 0
+    """Neighbours that keep a second copy of the parameters for backward gathers. 0: none."""
+
+
+class ContextKind(Section):
+    """Both at once: rings, each of Ulysses groups; cp is their product."""
+
+    ulysses: Count
+    """Ranks that exchange heads."""
+    ring: Count
+    """Ranks that pass keys and values on."""
+
+
+class RecomputeLayers(Section):
+    """Recomputation of some layers."""
+
+    kind: Recompute
+    """As ``recompute``."""
+    layers: Natural
+    """Of every stage, so many first layers."""
+
+
+class OverlapKinds(Section):
+    """Tensor parallelism and sharding apart."""
+
+    tp: Overlap = "domino"
+    """As ``overlap``."""
+    shard: ShardOverlap | Literal["auto"] = "both"
+    """Which of sharding's communication overlaps computation: of the forward, the backward, both or none;
+    ``auto``: the fastest of timed steps."""
+
+
+Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+
+
+class StrategySection(Section):
+    """How the model is split, and how its communication is hidden. ``auto``: candidates are timed before training."""
+
+    tp: Degrees = 1
+    """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""
+    dp: Degrees = 1
+    """Data-parallel degree; likewise."""
+    pp: Count = 1
+    """Pipeline-parallel degree."""
+    schedule: str = "eager-1f1b"
+    """A name that ``plait schedule show`` knows, or a file with a schedule."""
+    virtual_stages: Count = 1
+    """Stages that every pipeline rank holds."""
+    slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    """slack-1f1b's, of every boundary; measured before training if empty."""
+    stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    """Layers of every stage; as equal as can be if empty."""
+    shard: str | Shard = "ddp"
+    """Sharded data parallelism over dp x cp: ``ddp``, ``zero1``, ``zero2``, ``zero3`` (``fsdp``), or factors."""
+    cp: Count = 1
+    """Context-parallel degree: ranks that share every sequence."""
+    cp_kind: Literal["ulysses", "ring"] | ContextKind = "ulysses"
+    """How attention gets the whole sequence."""
+    overlap: Overlap | OverlapKinds = "domino"
+    """``domino``: slices hide each other's collectives; ``async``: Megatron-LM's overlap; ``sync``: none;
+    ``none``: no tensor-parallel communication at all, to measure with. A word alone is tensor parallelism's;
+    sharding's communication then overlaps computation unless it is ``sync``."""
+    slices: Literal["auto"] | Slices = "auto"
+    """Domino's; ``strategy.p1`` and ``strategy.p2`` alone do too."""
+    sequence_parallel: bool | Literal["auto"] = False
+    """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
+    recompute: Recompute | RecomputeLayers = "none"
+    """What the backward computes again instead of keeping it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lone_slices(cls, values: Any) -> Any:
+        """Accept ``p1`` and ``p2`` beside the other keys, which is what the command line finds easiest."""
+        if not isinstance(values, dict):
+            return values
+        table = dict(cast("dict[str, Any]", values))
+        lone = {key: table.pop(key) for key in ("p1", "p2") if key in table}
+        if lone and table.get("slices", "auto") != "auto":
+            key = f"strategy.{next(iter(lone))}"
+            raise JobError("stands beside strategy.slices", key=key, fix="Keep one of the two")
+        return {**table, "slices": lone} if lone else table
+
+
+class RunSection(Section):
+    """Where and on what."""
+
+    name: str = ""
+    """Of the run's folder; the job file's if empty."""
+    folder: str = "runs"
+    """Where runs go, from the current folder."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: a GPU where there is one for every rank."""
+    threads: Count = 1
+    """Of a rank's computation, on a CPU."""
+    peak_flops: Positive | None = None
+    """A device's peak, for MFU; if not given, the matrix rate measured at the start."""
+    timeline_steps: Natural = 200
+    """Steps whose timeline is kept. 0: none."""
+    timeout: Positive = 600.0
+    """Seconds that a rank waits for another before the run is ended and the silent rank named."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name in (".", "..") or "/" in name or "\0" in name:
+            fix = "Leave out slashes; run.folder says where it goes"
+            raise JobError(f"'{name}' is no name for a folder", key="run.name", fix=fix)
+        return name
+
+
+def refuse_old_names(values: Mapping[str, Any]) -> None:
+    """Raise JobError for a key that an earlier version knew, with the name it has now."""
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        table = values.get(section)
+        if isinstance(table, dict) and key in table:
+            raise JobError(f"is called {new} now", key=old, fix=HINTS.get(old, f"Write {new.partition('.')[2]}"))
