@@ -157,7 +157,10 @@ def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
         (("strategy.pp=3",), ("2 layers leave one of 3 stages without a layer",)),
         (("strategy.stage_layers=[2,1]",), ("strategy.stage_layers", "does not divide 2 layers")),
         (("strategy.tp=[1,2,1]",), ("strategy.tp", "3 numbers for pp = 2 places")),
-        (("strategy.dp=4", "strategy.slices.p1=1"), ("strategy.dp", "dp = 4 shares a micro-batch of 2")),
+        (
+            ("strategy.dp=8", "strategy.slices.p1=1", "train.micro_batch_size=0"),
+            ("strategy.dp", "dp = 8 shares a micro-batch of 4"),
+        ),
         (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("slack-1f1b of 2 ranks needs 1 slacks",)),
         (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
         (
