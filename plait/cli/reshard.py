@@ -73,14 +73,14 @@ def explain(
     int32
     """
     from plait.core.reshard import TensorLayout
-    from plait.plan.reshard import make_plan
+    from plait.plan.reshard import plan_reshard
 
     first = TensorLayout.parse(source)
     second = TensorLayout.parse(destination, first_rank=max(first.ranks) + 1)
     sizes, itemsize = _shape(shape), _itemsize(dtype)
     fabric = _fabric(first, second, nic, nics_per_host, latency, ranks_per_host)
     chosen: Any = {"order": order, "way": None if way == "auto" else way}
-    plan = make_plan(first, second, sizes, itemsize, fabric, **chosen)
+    plan = plan_reshard(first, second, sizes, itemsize, fabric, **chosen)
     bars = _bars(plan, fabric)
     title = f"{plan.source} -> {plan.destination}, {dtype} {'x'.join(map(str, sizes)) or 'scalar'}, {nic}"
     for path in draw or []:

@@ -10,17 +10,14 @@ import typer
 
 if TYPE_CHECKING:
     from plait.core.job import Job
-    from plait.core.pipeline_plan import PipelinePlan
+    from plait.core.plan import Plan
     from plait.lab import LabSpec
 
 WORKER = "plait.train.worker"
-LOCAL_RATE = (
-    1e10  # bytes per second between ranks of one machine: only its ratio to latencies matters, and only to chunk sizes
-)
 
 
 def train(
-    job: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    job: Annotated[Path, typer.Argument(help="The job file (TOML), or a plan (plan.json) to be obeyed as it stands.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings that replace the file's, such as train.steps=100.")
     ] = None,
@@ -30,65 +27,70 @@ def train(
     check: Annotated[bool, typer.Option("--check", help="Only check the job and that its files are there.")] = False,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed."""
-    from plait.core.job import Job
+    lab = _lab_spec(on)
+    plan, folder = _written(job, overrides or []) if job.suffix == ".json" else _planned(job, overrides or [], lab)
+    if lab and lab.world_size != plan.layout.world_size:
+        from plait.core.errors import JobError
 
-    settings = Job.read(job, overrides or [])
-    folder = Path(settings.run.folder) / (settings.run.name or job.stem)
-    pipeline = _pipeline(settings, on)
-    _check_files(settings, folder)
+        problem = f"{on} has {lab.world_size} ranks, the job needs {plan.layout.world_size}"
+        raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
     if check:
         typer.echo(f"{job} is a valid job; it would run in {folder}")
         return
-    raise typer.Exit(_run(settings, folder, on, pipeline))
+    raise typer.Exit(_run(plan, folder, lab))
+
+
+def _planned(file: Path, overrides: list[str], lab: LabSpec | None) -> tuple[Plan, Path]:
+    """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder."""
+    from plait.core.cluster import HERE, Cluster
+    from plait.core.job import Job
+    from plait.plan.make import make_plan
+    from plait.train.data.tokenizer import load_tokenizer
+
+    job = Job.read(file, overrides).named(file.stem)
+    tokenizer = load_tokenizer(job.data.tokenizer)
+    rate = lab.rate / 8 if lab and lab.rate else None
+    cluster = Cluster(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
+    fresh = make_plan(job, cluster, vocab=tokenizer.vocab)
+    folder = _folder(job)
+    _check_files(job, folder)
+    return fresh.continued(folder / "plan.json"), folder
+
+
+def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
+    """A plan as it stands, and the folder that its job names; only where it runs may be set anew."""
+    from dataclasses import replace
+
+    from plait.core.errors import JobError
+    from plait.core.plan import Plan
+    from plait.core.refine import Measurements, refine
+
+    plan = Plan.read(file)
+    for setting in overrides:
+        if not setting.startswith("run."):
+            fix = "Only run.name, run.folder and the like may be set; for all else change the job file and plan again"
+            raise JobError(f"'{setting}' would change the plan", file=str(file), fix=fix)
+    if plan.job is None:
+        raise JobError("was made without a job file and says nothing of data or steps", file=str(file))
+    job = plan.job.changed(overrides)
+    folder = _folder(job)
+    plan = refine(replace(plan, job=job), Measurements())
+    plan.of_the_same_job(folder / "plan.json")
+    _check_files(job, folder)
+    return plan, folder
+
+
+def _folder(job: Job) -> Path:
+    return Path(job.run.folder) / job.run.name
 
 
 def _check_files(job: Job, folder: Path) -> None:
-    """Refuse at once what the ranks would refuse, seconds later: data or a tokenizer that is not there, a
-    folder of another job's run."""
-    from plait.core.plan import Plan
+    """Refuse at once what the ranks would refuse, seconds later: data or a tokenizer that is not there."""
     from plait.train.data.sources import find_files
     from plait.train.data.tokenizer import load_tokenizer
 
     load_tokenizer(job.data.tokenizer)
     find_files(job.data.sources, job.data.pattern, leave_out=folder / "corpus")
-    if (folder / "plan.json").is_file():
-        Plan.of_job(folder / "plan.json", job.fingerprint)
-
-
-def _pipeline(job: Job, on: str) -> PipelinePlan | None:
-    """The plan of the job's pipeline, if it has one: schedule, meshes, how tensors go from one to the
-    next."""
-    if not job.pipelined:
-        return None
-    from plait.core.schedules import Shape, find_schedule
-    from plait.core.settings import ITEMSIZE
-    from plait.plan.pipeline import plan_pipeline
-    from plait.plan.reshard_cost import Fabric, even_hosts
-
-    asked = job.strategy
-    count = job.num_micro_batches
-    # Slack that the job leaves open is measured when the ranks have started; until then it is eager-1f1b's.
-    slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
-    schedule, _ = find_schedule(
-        asked.schedule, Shape(ranks=asked.pp, micro_batches=count, chunks=asked.virtual_stages, slack=slack)
-    )
-    lab = _lab_spec(on)
-    hosts = even_hosts(job.world_size, lab.ranks_per_host if lab else job.world_size)
-    rate = lab.rate / 8 if lab and lab.rate else LOCAL_RATE
-    return plan_pipeline(
-        job.model_spec(vocab=1),
-        schedule,
-        job.degrees,
-        Fabric(hosts=hosts, rate=rate),
-        micro_batch=job.micro_batch,
-        num_micro_batches=count,
-        sequence=job.data.sequence_length,
-        itemsize=ITEMSIZE[job.train.precision],
-        sequence_parallel=job.base_strategy.sequence_parallel,
-        stage_layers=asked.stage_layers,
-        shardings=[job.sharding(dp * asked.cp) for dp, _ in job.degrees],
-        sequence_cut=job.sequence_cut,
-    )
 
 
 def _lab_spec(on: str) -> LabSpec | None:
@@ -99,42 +101,35 @@ def _lab_spec(on: str) -> LabSpec | None:
         return None
     kind, _, where = on.partition(":")
     if kind != "lab":
-        raise JobError(
-            f"'{on}' is no place to run", key="--on", fix="Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
-        )
+        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
+        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
     from plait.lab import LabSpec
 
     return LabSpec.parse(where)
 
 
-def _run(job: Job, folder: Path, on: str, pipeline: PipelinePlan | None) -> int:
+def _run(plan: Plan, folder: Path, lab: LabSpec | None) -> int:
     from plait.core.env import chosen_port
-    from plait.core.errors import JobError, LaunchError
+    from plait.core.errors import LaunchError
     from plait.core.files import replacing
     from plait.launch.local import local_start, run_ranks
 
-    world = job.world_size
+    world = plan.layout.world_size
+    assert plan.job is not None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "job.toml") as path:
-            path.write_text(job.to_toml())
-        if pipeline:
-            pipeline.write(folder / "pipeline.json")
+            path.write_text(plan.job.to_toml())
+        plan.write(folder / "plan.json")
     except OSError as error:
-        raise LaunchError(
-            f"the run folder {folder} cannot be written: {error.strerror or error}. Choose another with run.folder=FOLDER."
-        ) from None
+        problem = f"the run folder {folder} cannot be written: {error.strerror or error}"
+        raise LaunchError(f"{problem}. Choose another with run.folder=FOLDER.") from None
     argv = [sys.executable, "-m", WORKER, str(folder)]
-    spec = _lab_spec(on)
-    if spec is None:
+    if lab is None:
         return run_ranks(local_start(argv, world, port=chosen_port()), world, folder / "logs")
-    if spec.world_size != world:
-        raise JobError(
-            f"{on} has {spec.world_size} ranks, the job needs {world}",
-            key="--on",
-            fix="Change one of the two, or strategy.tp, dp, pp",
-        )
     from plait.lab import Lab
 
-    with Lab(spec, command=argv) as lab:
-        return run_ranks(lambda rank, out, err: lab.popen(rank, argv, stdout=out, stderr=err), world, folder / "logs")
+    with Lab(lab, command=argv) as running:
+        return run_ranks(
+            lambda rank, out, err: running.popen(rank, argv, stdout=out, stderr=err), world, folder / "logs"
+        )

@@ -49,8 +49,9 @@ class PipelineCosts:
     def seconds(self, op: Op) -> float:
         """Of a computation."""
         at = op.stage
-        parts = {"F": (self.forward,), "I": (self.input_gradient,), "W": (self.weight_gradient,)}
-        return sum(part[at] for part in parts.get(op.kind, (self.input_gradient, self.weight_gradient)))
+        backward = (self.input_gradient, self.weight_gradient)
+        parts = {"F": (self.forward,), "I": backward[:1], "W": backward[1:], "S": (self.forward, *backward)}
+        return sum(part[at] for part in parts.get(op.kind, backward))
 
     def travel(self, transfer: Transfer) -> float:
         """Of a transfer, either direction."""
@@ -117,7 +118,7 @@ class DryRun:
         return f"{op.kind if first else op.kind.lower()}{op.micro_batch}"
 
 
-_KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+_KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "S": "step"}
 
 
 def dry_run(schedule: Schedule, costs: PipelineCosts | None = None, transfers: Transfers = "buffered") -> DryRun:
@@ -255,5 +256,5 @@ def _peak(ops: list[Op] | tuple[Op, ...]) -> int:
     alive = peak = 0
     for op in ops:
         alive += {"F": 1, "B": -1, "W": -1}.get(op.kind, 0)
-        peak = max(peak, alive)
+        peak = max(peak, alive + (op.kind == "S"))
     return peak

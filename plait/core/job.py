@@ -80,6 +80,18 @@ class Job(Section):
         job.check()
         return job
 
+    def changed(self, overrides: Sequence[str]) -> Job:
+        """The same job with ``section.key=value`` overrides applied."""
+        values, _ = override(self.to_dict(), overrides, _is_text)
+        try:
+            return Job.from_dict(values)
+        except JobError as error:
+            raise error if error.file else error.in_file(COMMAND_LINE) from None
+
+    def named(self, name: str) -> Job:
+        """The same job, its run called ``name`` unless it says so itself."""
+        return self.model_copy(update={"run": self.run.model_copy(update={"name": self.run.name or name})})
+
     @model_validator(mode="before")
     @classmethod
     def _has_model(cls, values: Any) -> Any:
@@ -125,10 +137,6 @@ class Job(Section):
                 spec, batch=self.micro_batch // dp, sequence=self.data.sequence_length
             )
             self.sharding(dp * self.strategy.cp).check(dp * self.strategy.cp)
-        if self.pipelined and self.strategy.sequence_parallel == "auto":
-            raise JobError(
-                "'auto' is not timed in a pipeline", key="strategy.sequence_parallel", fix="Use true or false"
-            )
 
     def _check_batch(self) -> None:
         """A replica's micro-batch is as large as the job says; only a batch that is not cut may leave
@@ -184,27 +192,14 @@ class Job(Section):
         return Sharding.named(given, ranks) if isinstance(given, str) else Sharding(**given.model_dump())
 
     @property
-    def layout(self) -> Layout | None:
-        """Rank order as a ``Layout``; None where the places of the pipeline differ, whose order is that of
-        ``meshes``."""
-        (dp, tp), *others = self.degrees
-        return (
-            Layout(pp=self.strategy.pp, dp=dp, cp=self.strategy.cp, tp=tp)
-            if all(each == (dp, tp) for each in others)
-            else None
-        )
+    def layout(self) -> Layout:
+        """Rank order."""
+        return Layout(self.degrees, self.strategy.cp)
 
     @property
     def world_size(self) -> int:
         """How many ranks the job needs."""
         return sum(dp * tp for dp, tp in self.degrees) * self.strategy.cp
-
-    @property
-    def pipelined(self) -> bool:
-        """Whether a ``PipelinePlan`` is needed: more than one tensor-parallel group."""
-        return (
-            self.strategy.pp > 1 or self.strategy.virtual_stages > 1 or self.degrees[0][0] > 1 or self.strategy.cp > 1
-        )
 
     @property
     def measures_slack(self) -> bool:
@@ -233,14 +228,6 @@ class Job(Section):
             sequence_parallel=section.sequence_parallel is True, cp=section.cp, ring=self.sequence_cut.ring,
             recompute=kind, recompute_layers=layers,
         )  # fmt: skip
-
-    def allows(self, chosen: Strategy) -> bool:
-        """Whether a strategy that an earlier start chose is one that this job may mean."""
-        section, free = self.strategy, list[str]()
-        free += ["p1", "p2"] if section.slices == "auto" else []
-        free += ["sequence_parallel"] if section.sequence_parallel == "auto" else []
-        free += ["shard_overlap"] if self.tunes_sharding else []
-        return replace(self.base_strategy, **{name: getattr(chosen, name) for name in free}) == chosen
 
     def model_spec(self, vocab: int) -> ModelSpec:
         """The model; ``vocab``, the tokenizer's, is used where the job does not say (a preset does not count

@@ -6,83 +6,18 @@ number is the mixed-radix number of its coordinates. Placement permutes nodes, n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
-from math import prod
+from functools import cached_property
 from typing import Literal, get_args
 
 Axis = Literal["pp", "dp", "cp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Degrees of the four axes.
-
-    >>> Layout(dp=2, tp=2).groups("tp")
-    ((0, 1), (2, 3))
-    >>> Layout(dp=2, tp=2).coordinates(3)
-    {'pp': 0, 'dp': 1, 'cp': 0, 'tp': 1}
-    """
-
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    tp: int = 1
-
-    def __post_init__(self) -> None:
-        assert all(d >= 1 for d in self.degrees), f"degrees must be positive, got {self.degrees}"
-
-    @property
-    def degrees(self) -> tuple[int, ...]:
-        """Degrees in the order of ``AXES``."""
-        return tuple(getattr(self, axis) for axis in AXES)
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
-        return prod(self.degrees)
-
-    def rank(self, **coordinates: int) -> int:
-        """The rank at these coordinates; axes left out are 0."""
-        number = 0
-        for axis in AXES:
-            degree, at = getattr(self, axis), coordinates.get(axis, 0)
-            if not 0 <= at < degree:
-                raise ValueError(f"coordinate {axis}={at} outside 0..{degree - 1}")
-            number = number * degree + at
-        return number
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Where ``rank`` stands on every axis."""
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank {rank} outside 0..{self.world_size - 1}")
-        result: dict[str, int] = {}
-        for axis in reversed(AXES):
-            rank, result[axis] = divmod(rank, getattr(self, axis))
-        return {axis: result[axis] for axis in AXES}
-
-    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every group along ``axis``, groups in order of their lowest rank."""
-        others = [a for a in AXES if a != axis]
-        spans = [range(getattr(self, a)) for a in others]
-        first_ranks = (self.rank(**dict(zip(others, at, strict=True))) for at in product(*spans))
-        return tuple(self.group_of(rank, axis) for rank in sorted(first_ranks))
-
-    def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        """The group along ``axis`` that holds ``rank``."""
-        at = self.coordinates(rank)
-        return tuple(self.rank(**{**at, axis: i}) for i in range(getattr(self, axis)))
-
-
 MeshAxis = Literal["dp", "cp", "tp", "replicas"]
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks of one place in a pipeline, whose degrees may differ from the next one's: ``first`` and those
-    after it, tp innermost.
+    """The ranks of one place of a pipeline: ``first`` and those after it, tp innermost.
 
     >>> Mesh(4, dp=2, tp=2).group_of(5, "dp")
     (5, 7)
@@ -109,6 +44,10 @@ class Mesh:
         dp, cp = divmod(rest, self.cp)
         return {"dp": dp, "cp": cp, "tp": tp}
 
+    def rank(self, *, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
+        """The rank at these coordinates."""
+        return self.first + (dp * self.cp + cp) * self.tp + tp
+
     def replica(self, rank: int) -> int:
         """Which of the ``replicas`` a rank is: cp neighbours stand side by side."""
         return (rank - self.first) // self.tp
@@ -127,17 +66,84 @@ class Mesh:
         return tuple(range(start, start + size * stride, stride))
 
 
-def meshes(degrees: Iterable[tuple[int, int]], cp: int = 1) -> tuple[Mesh, ...]:
-    """The meshes of a pipeline from (dp, tp) of each of its places; equal degrees give the rank order of
-    ``Layout``.
+@dataclass(frozen=True)
+class Layout:
+    """degrees: (dp, tp) of every place of the pipeline, which may differ. cp: of all places.
 
-    >>> [list(mesh.ranks) for mesh in meshes([(1, 2), (2, 1), (1, 1)])]
+    >>> layout = Layout.of(pp=2, dp=2, tp=2)
+    >>> layout.groups("tp")
+    ((0, 1), (2, 3), (4, 5), (6, 7))
+    >>> layout.coordinates(3)
+    {'pp': 0, 'dp': 1, 'cp': 0, 'tp': 1}
+    >>> [list(mesh.ranks) for mesh in Layout(((1, 2), (2, 1), (1, 1))).meshes]
     [[0, 1], [2, 3], [4]]
     """
-    made: list[Mesh] = []
-    for dp, tp in degrees:
-        made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp, cp))
-    return tuple(made)
+
+    degrees: tuple[tuple[int, int], ...] = ((1, 1),)
+    cp: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.degrees and min(self.cp, *(d for pair in self.degrees for d in pair)) >= 1, f"{self} cannot be"
+
+    @staticmethod
+    def of(*, pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1) -> Layout:
+        """With equal places."""
+        return Layout(((dp, tp),) * pp, cp)
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The ranks of every place."""
+        made: list[Mesh] = []
+        for dp, tp in self.degrees:
+            made.append(Mesh(made[-1].ranks.stop if made else 0, dp, tp, self.cp))
+        return tuple(made)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.meshes[-1].ranks.stop
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all places are alike, so that there are groups along pp."""
+        return len(set(self.degrees)) == 1
+
+    def place_of(self, rank: int) -> int:
+        """The place that a rank belongs to."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} outside 0..{self.world_size - 1}")
+        return next(place for place, mesh in enumerate(self.meshes) if rank in mesh.ranks)
+
+    def mesh_of(self, rank: int) -> Mesh:
+        """The mesh that a rank belongs to."""
+        return self.meshes[self.place_of(rank)]
+
+    def rank(self, *, pp: int = 0, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
+        """The rank at these coordinates."""
+        for axis, at, degree in (("pp", pp, len(self.degrees)), ("cp", cp, self.cp)):
+            if not 0 <= at < degree:
+                raise ValueError(f"coordinate {axis}={at} outside 0..{degree - 1}")
+        for axis, at, degree in zip(("dp", "tp"), (dp, tp), self.degrees[pp], strict=True):
+            if not 0 <= at < degree:
+                raise ValueError(f"coordinate {axis}={at} outside 0..{degree - 1}")
+        return self.meshes[pp].rank(dp=dp, cp=cp, tp=tp)
+
+    def coordinates(self, rank: int) -> dict[Axis, int]:
+        """Where ``rank`` stands on every axis."""
+        place = self.place_of(rank)
+        return {"pp": place, **self.meshes[place].coordinates(rank)}
+
+    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every group along ``axis``, groups in order of their lowest rank."""
+        return tuple(sorted({self.group_of(rank, axis) for rank in range(self.world_size)}))
+
+    def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
+        """The group along ``axis`` that holds ``rank``; along pp only where all places are alike."""
+        if axis != "pp":
+            return self.mesh_of(rank).group_of(rank, axis)
+        assert self.uniform, "places that differ have no groups along pp"
+        each = len(self.meshes[0].ranks)
+        return tuple(range(rank % each, self.world_size, each))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,114 +1,292 @@
 """Plan: everything a run obeys, complete, in one versioned JSON file with a content hash.
 
-The hash is stamped on checkpoints and timelines. The runtime never amends a plan: where it cannot do what the
-plan says, it stops.
+``plait.plan.make`` makes it from a job and a cluster, before any rank starts. What it leaves open, because
+only
+timed steps can tell, stands in ``choices``; ``refine`` (``plait.core.refine``) closes it once. The hash is
+stamped
+on checkpoints and timelines. The runtime never amends a plan: where it cannot do what the plan says, it
+stops.
+
+The lists of segment ops that ranks run are not in the file. They are a function of what is (``segment_lists``
+of
+model, strategy, stage and costs); at start ranks compare the hashes of the lists that they made.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from plait.core.errors import JobError
+from plait.core.errors import JobError, PlaitError
 from plait.core.files import replacing
-from plait.core.layout import Layout
+from plait.core.job import Job
+from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
+from plait.core.reshard_plan import ReshardPlan
+from plait.core.schedule import Edge, Schedule, parse_schedule
 from plait.core.segment_costs import SegmentCosts
-from plait.core.strategy import Strategy
+from plait.core.settings import ITEMSIZE, Precision
+from plait.core.sharding import Sharding
+from plait.core.stages import Stage, crossings
+from plait.core.strategy import Strategy, slice_sizes
 
-VERSION = 2
+VERSION = 3
+Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]
+"""By (source stage, target stage), both directions: the plan of each tensor that crosses, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
+    sequence:
+    tokens of each."""
+
+    micro_batch: int
+    num_micro_batches: int
+    sequence: int
+    precision: Precision = "fp32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a parameter or activation."""
+        return ITEMSIZE[self.precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What timed steps are to choose. strategies: candidates that differ in slices and sequence parallelism.
+    shard_overlap: which of sharding's communication overlaps computation. slack: slack-1f1b's, of every
+    boundary."""
+
+    strategies: tuple[Strategy, ...] = ()
+    shard_overlap: bool = False
+    slack: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is to be chosen."""
+        return bool(self.strategies) or self.shard_overlap or self.slack
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """job: as in ``Job.to_dict``. layout: None where the meshes of a pipeline differ. pipeline: as in
-    ``PipelinePlan.to_dict``.
+    """What every rank does. job: None for a plan that was made without a job file.
 
-    costs: what the order of segment ops is derived from, the same on every rank.
+    strategy: of every place of the pipeline; its ``tp`` is the first place's, ``strategy_of`` has each
+    place's. shardings: of every place, over its dp x cp ranks. schedule: with transfers. reshards: how
+    tensors [S, B, H] of a micro-batch go from stage to stage, by whether the residual stream is
+    sequence-parallel; empty on one place.
+    costs: what orders of segment ops are made from; None: from shapes. origin: ``intent`` of the plan that
+    this one
+    was refined from.
     """
 
-    job: dict[str, Any]
-    job_fingerprint: str
+    job: Job | None = None
     model: ModelSpec
+    workload: Workload
     strategy: Strategy
-    layout: Layout | None
+    layout: Layout
+    shardings: tuple[Sharding, ...]
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    reshards: Mapping[bool, Reshards] = field(default_factory=dict[bool, Reshards])
     costs: SegmentCosts | None = None
-    pipeline: dict[str, Any] | None = None
-    notes: dict[str, str] = field(default_factory=dict[str, str])
+    choices: Choices = field(default_factory=Choices)
+    origin: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """For people: how slices were chosen, on what device; not part of the hash."""
 
+    def __post_init__(self) -> None:
+        places, shape = (
+            len(self.layout.degrees),
+            f"{len(self.schedule.ranks)} places, {self.schedule.num_stages} stages",
+        )
+        if places != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
+            raise JobError(f"a schedule of {shape} with {places} meshes and {len(self.stages)} ranges of layers")
+        for mesh, sharding in zip(self.layout.meshes, self.shardings, strict=True):
+            sharding.check(mesh.replicas)
+
+    # ---- what follows from it ----
+
     @property
+    def seed(self) -> int:
+        """Of initial weights and dropout."""
+        return self.job.train.seed if self.job else 0
+
+    @property
+    def sequence_cut(self) -> SequenceCut:
+        """How context-parallel ranks share sequences."""
+        return SequenceCut(cp=self.strategy.cp, ring=self.strategy.ring)
+
+    @property
+    def tied(self) -> bool:
+        """Whether two stages hold the embedding."""
+        return bool(self.model.tied_embeddings) and len(self.stages) > 1
+
+    @cached_property
+    def names(self) -> Mapping[Edge, tuple[str, ...]]:
+        """What crosses each edge of the schedule: the residual stream ``h``, skip connections."""
+        return {edge: tuple(one.name for one in found) for edge, found in crossings(self.model, self.stages).items()}
+
+    def strategy_of(self, place: int) -> Strategy:
+        """The strategy with a place's own tensor-parallel degree."""
+        return replace(self.strategy, tp=self.layout.degrees[place][1])
+
+    def largest_share(self, place: int) -> int:
+        """Sequences of a micro-batch that a replica of a place computes, at most: what orders are made for,
+        so that replicas with fewer run the same lists."""
+        return slice_sizes(self.workload.micro_batch, self.layout.degrees[place][0])[0]
+
+    def rows_of(self, rank: int, batch: int) -> slice:
+        """Which sequences of a micro-batch of ``batch`` a rank computes: its data-parallel share."""
+        mesh = self.layout.mesh_of(rank)
+        sizes, at = slice_sizes(batch, mesh.dp), mesh.coordinates(rank)["dp"]
+        return slice(sum(sizes[:at]), sum(sizes[: at + 1]))
+
+    # ---- identity ----
+
+    @cached_property
     def hash(self) -> str:
         """sha256 over the content, 64 hex digits."""
-        return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()
+        return _digest(self.to_dict())
+
+    @cached_property
+    def intent(self) -> str:
+        """sha256 over what decides how steps are computed, before anything was measured: equal plans of a job
+        that differs only in how long it runs, or in names."""
+        values = self.to_dict() | {"job": self.job.fingerprint if self.job else None}
+        return self.origin or _digest({key: value for key, value in values.items() if key != "origin"})
+
+    def continued(self, file: Path) -> Plan:
+        """The plan with which a run goes on whose folder has ``file``: the one that an earlier start has
+        refined, if it was made with the same intent; else this one, and the run goes on in another shape.
+        Raises JobError for a plan that cannot be read or belongs to another job."""
+        old = self.of_the_same_job(file)
+        return replace(old, job=self.job) if old and old.intent == self.intent else self
+
+    def of_the_same_job(self, file: Path) -> Plan | None:
+        """The plan in ``file``, if there is one. Raises JobError as ``read`` does, and for another job's."""
+        if not file.is_file():
+            return None
+        old = Plan.read(file)
+        if (old.job and old.job.fingerprint) != (self.job and self.job.fingerprint):
+            raise JobError(
+                "holds a run of another job (model, data or training settings differ)",
+                file=str(file.parent),
+                fix="Give this run another name with run.name=NAME, or remove the folder",
+            )
+        return old
+
+    # ---- the file ----
 
     def write(self, path: Path) -> None:
         """Write atomically: a reader sees the old plan or the new one."""
         with replacing(path) as partial:
-            partial.write_text(
-                json.dumps({"version": VERSION, "hash": self.hash, **self._content(), "notes": self.notes}, indent=2)
-                + "\n"
-            )
+            partial.write_text(self.to_json())
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps({"version": VERSION, "hash": self.hash, **self.to_dict(), "notes": dict(self.notes)}) + "\n"
 
     @staticmethod
     def read(path: Path) -> Plan:
         """Raises JobError for a file that is no plan, of another version, or edited by hand."""
         try:
-            parsed = json.loads(path.read_text())
+            text = path.read_text()
         except (OSError, ValueError) as error:
             raise JobError(f"cannot be read as a plan: {error}", file=str(path)) from None
+        return Plan.from_json(text, str(path))
+
+    @staticmethod
+    def from_json(text: str, file: str) -> Plan:
+        """A plan from the text of ``file``, with the errors of ``read``."""
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise JobError(f"cannot be read as a plan: {error}", file=file) from None
         values = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
         if values.get("version") != VERSION:
             problem = f"{values.get('version')!r} is not a plan version this Plait reads"
-            raise JobError(problem, file=str(path), key="version", fix=f"It reads version {VERSION}")
+            raise JobError(problem, file=file, key="version", fix=f"It reads version {VERSION}")
         try:
-            plan = _from_values(values)
-        except (KeyError, TypeError, AttributeError, AssertionError) as error:
-            raise JobError(f"is not a complete plan: {error}", file=str(path)) from None
+            plan = Plan.from_dict(values)
         except JobError as error:
-            raise error.in_file(str(path)) from None
+            raise error.in_file(file) from None
+        except (KeyError, TypeError, ValueError, AttributeError, AssertionError, PlaitError) as error:
+            raise JobError(f"is not a complete plan: {error}", file=file) from None
         if values.get("hash") != plan.hash:
             problem = "does not match the content: the plan was edited or damaged"
-            raise JobError(problem, file=str(path), key="hash", fix="Change the job file instead and plan again")
+            raise JobError(problem, file=file, key="hash", fix="Change the job file instead and plan again")
         return plan
 
-    @staticmethod
-    def of_job(path: Path, job_fingerprint: str) -> Plan:
-        """The plan that an earlier start of this job has left. Raises JobError as ``read`` does, and for
-        another job's."""
-        plan = Plan.read(path)
-        if plan.job_fingerprint != job_fingerprint:
-            raise JobError(
-                "holds a run of another job (model, data or training settings differ)",
-                file=str(path.parent),
-                fix="Give this run another name with run.name=NAME, or remove the folder",
-            )
-        return plan
-
-    def _content(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """The content as plain values, for JSON; ``from_dict`` reads them back."""
         return {
-            "job": self.job,
-            "job_fingerprint": self.job_fingerprint,
+            "job": self.job.to_dict() if self.job else None,
             "model": self.model.to_dict(),
+            "workload": asdict(self.workload),
             "strategy": self.strategy.to_dict(),
-            "layout": asdict(self.layout) if self.layout else None,
+            "layout": asdict(self.layout),
+            "shardings": [asdict(sharding) for sharding in self.shardings],
+            "stage_layers": [stage.num_layers for stage in self.stages],
+            "schedule": str(self.schedule),
+            "reshards": {str(parallel).lower(): _pack(plans) for parallel, plans in sorted(self.reshards.items())},
             "costs": asdict(self.costs) if self.costs else None,
-            "pipeline": self.pipeline,
+            "choices": asdict(self.choices),
+            "origin": self.origin,
         }
 
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Plan:
+        """A plan from plain values. Raises what any part of it raises for what is none."""
+        layers = [int(number) for number in values["stage_layers"]]
+        choices = values["choices"]
+        strategies = tuple(Strategy.from_dict(one) for one in choices["strategies"])
+        layout = values["layout"]
+        return Plan(
+            job=Job.from_dict(values["job"]) if values["job"] else None,
+            model=ModelSpec.from_dict(values["model"]),
+            workload=Workload(**values["workload"]),
+            strategy=Strategy.from_dict(values["strategy"]),
+            layout=Layout(tuple((int(dp), int(tp)) for dp, tp in layout["degrees"]), int(layout["cp"])),
+            shardings=tuple(Sharding(**one) for one in values["shardings"]),
+            stages=tuple(Stage(i, len(layers), sum(layers[:i]), size) for i, size in enumerate(layers)),
+            schedule=parse_schedule(values["schedule"]),
+            reshards={key == "true": _unpack(plans) for key, plans in values["reshards"].items()},
+            costs=SegmentCosts(**values["costs"]) if values["costs"] else None,
+            choices=Choices(**(choices | {"strategies": strategies})),
+            origin=str(values["origin"]),
+            notes={str(key): str(value) for key, value in values.get("notes", {}).items()},
+        )
 
-def _from_values(values: dict[str, Any]) -> Plan:
-    costs = values["costs"]
-    return Plan(
-        job=values["job"],
-        job_fingerprint=values["job_fingerprint"],
-        model=ModelSpec.from_dict(values["model"]),
-        strategy=Strategy.from_dict(values["strategy"]),
-        layout=Layout(**values["layout"]) if values["layout"] else None,
-        costs=SegmentCosts(**costs) if costs else None,
-        pipeline=values["pipeline"],
-        notes=values.get("notes", {}),
-    )
+
+def _pack(reshards: Reshards) -> dict[str, Any]:
+    """Boundaries between equal meshes share their plans, so each plan is written once: by number."""
+    numbers: dict[str, int] = {}
+    plans: list[dict[str, Any]] = []
+    edges: dict[str, dict[str, int]] = {}
+    for (a, b), named in sorted(reshards.items()):
+        for name, plan in named.items():
+            if plan.key not in numbers:
+                numbers[plan.key] = len(plans)
+                plans.append(plan.to_dict())
+            edges.setdefault(f"{a}>{b}", {})[name] = numbers[plan.key]
+    return {"plans": plans, "edges": edges}
+
+
+def _unpack(packed: Mapping[str, Any]) -> dict[Edge, dict[str, ReshardPlan]]:
+    plans = [ReshardPlan.from_dict(values) for values in packed["plans"]]
+    found: dict[Edge, dict[str, ReshardPlan]] = {}
+    for key, named in packed["edges"].items():
+        a, _, b = key.partition(">")
+        found[int(a), int(b)] = {name: plans[number] for name, number in named.items()}
+    return found
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

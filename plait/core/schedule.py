@@ -3,7 +3,9 @@
 An op is one action of one stage on one micro-batch. Text form, as in torch.distributed.pipelining:
 
     2F0        forward of micro-batch 0 on stage 2
-    2B0        its whole backward; or, split (Qi 2023, arXiv 2401.10241), ``2I0`` for the gradient of the input, ``2W0`` of the weights
+    2B0        its whole backward; or, split (Qi 2023, arXiv 2401.10241), ``2I0`` for the gradient of the input, ``2W0`` of
+               the weights
+    0S0        forward and backward in one, where one stage is the whole model
     1SEND_F3   send what 1F3 gave to the next stage; ``1SEND_F3>5`` to stage 5 (a skip connection)
     2RECV_F3   post the receive for it; ``5RECV_F3<1`` from stage 1
     2SEND_B3   send the gradient back to where the input came from; 1RECV_B3 likewise
@@ -25,13 +27,13 @@ from typing import Literal, NamedTuple, cast
 
 from plait.core.errors import ScheduleError
 
-ComputeKind = Literal["F", "B", "I", "W"]
-OpKind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+ComputeKind = Literal["F", "B", "I", "W", "S"]
+OpKind = Literal["F", "B", "I", "W", "S", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 Edge = tuple[int, int]
 
-COMPUTE: frozenset[str] = frozenset("FBIW")
+COMPUTE: frozenset[str] = frozenset("FBIWS")
 _NEXT: dict[str, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
-_WORD = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d+))?")
+_WORD = re.compile(r"(\d+)(F|B|I|W|S|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?:([<>])(\d+))?")
 
 
 class Transfer(NamedTuple):
@@ -156,6 +158,11 @@ class Schedule:
         """(stage, micro-batch) whose backward is split into I and W."""
         return frozenset((op.stage, op.micro_batch) for ops in self.ranks for op in ops if op.kind == "I")
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether one stage is the whole model, whose forward and backward run in one."""
+        return any(op.kind == "S" for ops in self.ranks for op in ops)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, ascending."""
         return tuple(sorted(stage for stage, holder in self.rank_of.items() if holder == rank))
@@ -181,6 +188,8 @@ class Schedule:
             return [Op(p, "F", at) for p in self.producers[stage] if self.rank_of[p] == here]
         if op.kind == "W":
             return [Op(stage, "I", at)]
+        if op.kind == "S":
+            return []
         return [Op(stage, "F", at), *(self.backward(c, at) for c in self.consumers[stage] if self.rank_of[c] == here)]
 
     def arrivals(self, op: Op) -> list[Transfer]:
@@ -259,6 +268,8 @@ def check(schedule: Schedule) -> None:
                     f"{op} stands on rank {rank}, other ops of stage {op.stage} on rank {stage_ranks[op.stage]}"
                 )
             seen.add(op)
+    if schedule.whole and schedule.num_stages > 1:
+        raise ScheduleError(f"S is for one stage that is the whole model, not for {schedule.num_stages} stages")
     _check_complete(schedule, seen)
     with_moves = any(not op.computes for op in seen)
     for rank, ops in enumerate(schedule.ranks):
@@ -275,6 +286,9 @@ def _check_complete(schedule: Schedule, seen: set[Op]) -> None:
     expected = set[Op]()
     for stage in range(schedule.num_stages):
         for at in range(schedule.num_micro_batches):
+            if schedule.whole:
+                expected.add(Op(stage, "S", at))
+                continue
             expected |= {Op(stage, "F", at), *([schedule.backward(stage, at)] if schedule.trains else [])}
             if (stage, at) in schedule.splits:
                 expected.add(Op(stage, "W", at))
@@ -293,6 +307,8 @@ def _check_complete(schedule: Schedule, seen: set[Op]) -> None:
 
 
 def _why_not(schedule: Schedule, op: Op) -> str:
+    if schedule.whole:
+        return "S is forward and backward in one, of one stage that is the whole model"
     if op.computes:
         return "its backward is split into I and W" if op.kind == "B" else "the backward is not split, there is no I"
     return f"no tensor crosses ranks from stage {op.transfer.source} to stage {op.transfer.target}"
@@ -369,6 +385,13 @@ def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
     return with_transfers(
         Schedule(f"{schedule.name}, forward only", schedule.num_stages, tuple(ranks), schedule.edges, trains=False)
     )
+
+
+def whole_steps(micro_batches: int) -> Schedule:
+    """Of a model that is not cut: one stage, whose segment lists reach from a micro-batch's forward into its
+    backward,
+    so that communication of the one hides behind computation of the other."""
+    return Schedule("whole", 1, (tuple(Op(0, "S", at) for at in range(micro_batches)),))
 
 
 def compute_only(ops: Sequence[Op]) -> list[Op]:

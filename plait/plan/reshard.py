@@ -3,7 +3,7 @@
 >>> from plait.core.reshard import TensorLayout
 >>> fabric = Fabric(hosts=even_hosts(16, 4), rate=1.25e9)
 >>> source, destination = TensorLayout.parse("(2,4) R S0 R"), TensorLayout.parse("(2,4)@8 S0 R R")
->>> plan = make_plan(source, destination, (1024, 1024, 512), 4, fabric)
+>>> plan = plan_reshard(source, destination, (1024, 1024, 512), 4, fabric)
 >>> round(plan.predicted / 1e9, 3), round(plan.lower_bound / 1e9, 3)
 (0.859, 0.859)
 >>> [[chain.sender for chain in step.chains] for step in plan.steps]
@@ -21,13 +21,13 @@ from plait.core.reshard_plan import WAYS, ReshardPlan, Step, Way
 from plait.plan.reshard_cost import Fabric, Option, even_hosts, lower_bound, options
 from plait.plan.reshard_order import Choice, Job, Slot, dfs, ends, greedy, list_order, load_balance, naive
 
-__all__ = ["ORDERS", "Fabric", "Order", "even_hosts", "make_plan", "mesh_hosts", "problem", "search", "unicast"]
+__all__ = ["ORDERS", "Fabric", "Order", "even_hosts", "plan_reshard", "mesh_hosts", "problem", "search", "unicast"]
 
 Order = Literal["list", "naive", "load_balance", "greedy", "dfs", "exact"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
-def make_plan(
+def plan_reshard(
     source: TensorLayout,
     destination: TensorLayout,
     shape: tuple[int, ...],

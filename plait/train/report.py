@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from plait.core.dry_run import peak_activations
 from plait.core.files import replacing
 from plait.core.plan import Plan
-from plait.core.strategy import Strategy
-from plait.train.tune.slices import Candidate
+from plait.core.refine import Measurements, Timed
 
 
 class Reporter:
@@ -94,25 +95,37 @@ class Reporter:
         if show and not (self.bar and "eval_loss" not in metrics):
             self.say(f"step {metrics['step']:>6}/{self.steps}  {text}")
 
-    def choice(self, timed: list[Candidate], chosen: Strategy) -> None:
-        """The grid search's table."""
+    def choice(self, found: Measurements, plan: Plan) -> None:
+        """What timed steps have found, and the plan that followed from it."""
         if not self.speaks:
             return
-        best = min(timed, key=lambda one: one.seconds)
-        columns = ("p1", "p2", "sequence parallel", "sharding hides", "ms per micro-batch", "against best")
-        table = Table(*columns, title="Measured before training")
-        for one in sorted(timed, key=lambda c: c.seconds):
-            s = one.strategy
-            row = (
-                str(s.p1),
-                str(s.p2),
-                "yes" if s.sequence_parallel else "no",
-                s.shard_overlap,
-                f"{one.seconds * 1e3:.1f}",
-                f"{one.seconds / best.seconds:.2f}x",
+        for timed in (found.strategies, found.overlaps):
+            if timed:
+                self.console.print(_timed(timed, plan))
+        if found.times:
+            alive = ", ".join(str(peak) for peak in peak_activations(plan.schedule).values())
+            self.say(
+                f"slack from measured times: at most {alive} micro-batches alive on the stages, one after the other"
             )
-            table.add_row(*row, style="bold" if s == chosen else "")
-        self.console.print(table)
+
+
+def _timed(timed: Sequence[Timed], plan: Plan) -> Table:
+    """Candidates, the fastest first."""
+    best = min(one.seconds for one in timed)
+    columns = ("p1", "p2", "sequence parallel", "sharding hides", "ms", "against best")
+    table = Table(*columns, title="Measured before training")
+    for one in sorted(timed, key=lambda each: each.seconds):
+        s = one.strategy
+        row = (
+            str(s.p1),
+            str(s.p2),
+            "yes" if s.sequence_parallel else "no",
+            s.shard_overlap,
+            f"{one.seconds * 1e3:.1f}",
+            f"{one.seconds / best:.2f}x",
+        )
+        table.add_row(*row, style="bold" if s == plan.strategy else "")
+    return table
 
 
 def describe(metrics: dict[str, Any]) -> str:

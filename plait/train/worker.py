@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from plait.core.env import RankEnv
-from plait.core.errors import ERROR_MARK, LaunchError, PlaitError
-from plait.train.comm.wire import NullWire, Wire, open_wire
+from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError
+from plait.core.plan import Plan
 from plait.train.machine.device import Device, open_device
 from plait.train.machine.rank_process import die_with_parent, run_and_end
 from plait.train.machine.threads import take_cores
+from plait.train.report import Reporter
 from plait.train.session import Session
 
 
@@ -33,32 +34,37 @@ def main() -> int:
 
 def _run(rank: RankEnv, folder: Path) -> int:
     stop = _StopSignal()
-    session = Session(folder, rank)
-    torch.set_num_threads(session.job.run.threads)
-    device = open_device(session.job.run.device, rank.local_rank)
+    plan = Plan.read(folder / "plan.json")
+    job, world = plan.job, plan.layout.world_size
+    if job is None:
+        raise JobError("is no plan of a job", file=str(folder / "plan.json"))
+    if world != rank.world_size:
+        raise JobError(f"the job needs {world} ranks, and {rank.world_size} were started", key="strategy")
+    torch.set_num_threads(job.run.threads)
+    device = open_device(job.run.device, rank.local_rank)
     if device.backend == "gloo":  # beside an accelerator, threads of the driver and of NCCL want the other cores
-        take_cores(*rank.place_among_cores, threads=session.job.run.threads)
-    wire = _join_world(rank, device)
+        take_cores(*rank.place_among_cores, threads=job.run.threads)
+    _join_world(rank, device)
     try:
-        return session.train(device, wire, stop)
+        with Reporter(folder, speaks=rank.rank == 0, steps=job.train.steps) as report:
+            return Session(plan, job, folder, rank.rank, device, report).train(stop)
     finally:
         if dist.is_initialized() and sys.exc_info()[0] is None:
             dist.destroy_process_group()
 
 
-def _join_world(rank: RankEnv, device: Device) -> Wire:
-    """The wire between all ranks; with one rank there is none."""
+def _join_world(rank: RankEnv, device: Device) -> None:
+    """Meet the other ranks; one alone has nobody to meet."""
     if rank.world_size == 1:
-        return NullWire()
+        return
     backend = "gloo" if device.backend == "gloo" else f"cpu:gloo,{device.torch_device.type}:{device.backend}"
     try:
         dist.init_process_group(backend, timeout=timedelta(minutes=10))
     except dist.DistNetworkError as error:
         raise LaunchError(
-            f"rank {rank.rank} cannot use {rank.master_addr}:{rank.master_port} to meet the other ranks ({_first_line(error)}); "
-            "if the port is in use, choose another with MASTER_PORT"
+            f"rank {rank.rank} cannot use {rank.master_addr}:{rank.master_port} to meet the other ranks "
+            f"({_first_line(error)}); if the port is in use, choose another with MASTER_PORT"
         ) from None
-    return open_wire(device.backend)
 
 
 def _first_line(error: Exception) -> str:

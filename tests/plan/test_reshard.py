@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plait.core.errors import ReshardError
 from plait.core.reshard import TensorLayout, local_copies, unit_tasks
 from plait.core.reshard_plan import WAYS, Act, Message, ReshardPlan, check, messages, script, unfinished
-from plait.plan.reshard import ORDERS, Fabric, even_hosts, make_plan, problem, search, unicast
+from plait.plan.reshard import ORDERS, Fabric, even_hosts, plan_reshard, problem, search, unicast
 from plait.plan.reshard_exact import exact
 from plait.plan.reshard_order import bound, dfs, ends, list_order
 from tests.core.test_reshard import layouts
@@ -60,7 +60,7 @@ def test_the_papers_many_to_many_cases(number: int) -> None:
     sizes = [4 * task.box.elements for task in tasks]
     wanted = {"naive": naive, "load_balance": balanced, "greedy": greedy, "dfs": best, "list": best, "exact": best}
     for order, seconds in wanted.items():
-        plan = make_plan(ours, theirs, shape, 4, fabric, order=order)  # type: ignore[arg-type]
+        plan = plan_reshard(ours, theirs, shape, 4, fabric, order=order)  # type: ignore[arg-type]
         assert close(plan.predicted, seconds), (order, plan.predicted)
         assert close(plan.lower_bound, least)
         assert {step.way for step in plan.steps} == {"broadcast"}
@@ -96,13 +96,13 @@ def test_the_papers_one_to_many_cases(
     tasks = unit_tasks(source, to, (size,))
 
     def seconds(way: str) -> float:
-        return make_plan(source, to, (size,), 4, fabric, way=way).predicted / 1e9  # type: ignore[arg-type]
+        return plan_reshard(source, to, (size,), 4, fabric, way=way).predicted / 1e9  # type: ignore[arg-type]
 
     assert seconds("send_recv") == pytest.approx(send_recv, abs=0.0051)
     assert seconds("global_all_gather") == pytest.approx(global_all_gather, abs=0.0051)
     assert seconds("broadcast") == pytest.approx(broadcast, abs=0.00051)
     assert unicast(tasks, [4 * size], fabric, way="alpa") / 1e9 == pytest.approx(alpa, abs=0.0051)
-    (step,) = make_plan(source, to, (size,), 4, fabric, way="broadcast").steps
+    (step,) = plan_reshard(source, to, (size,), 4, fabric, way="broadcast").steps
     assert step.chunks == 100
 
 
@@ -173,7 +173,7 @@ def carried_out(plan: ReshardPlan, listed: list[Message], whole: np.ndarray) -> 
 @given(moves(), st.sampled_from(ORDERS), st.sampled_from([None, *WAYS]), st.integers(1, 5))
 def test_the_messages_of_any_plan_bring_every_rank_its_tile(move, order, way, window) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move
-    plan = make_plan(source, destination, shape, 2, fabric, order=order, way=way)
+    plan = plan_reshard(source, destination, shape, 2, fabric, order=order, way=way)
     listed = messages(plan)
     check(plan, listed, window)
     whole = np.arange(prod(shape)).reshape(shape)
@@ -190,7 +190,7 @@ def test_the_messages_of_any_plan_bring_every_rank_its_tile(move, order, way, wi
 @given(moves())
 def test_a_broadcast_enters_each_host_once(move) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move
-    plan = make_plan(source, destination, shape, 1, fabric, way="broadcast")
+    plan = plan_reshard(source, destination, shape, 1, fabric, way="broadcast")
     entered: dict[tuple[int, int], int] = {}
     for message in messages(plan):
         a, b = fabric.host(message.src), fabric.host(message.dst)
@@ -206,7 +206,7 @@ def test_a_broadcast_enters_each_host_once(move) -> None:  # type: ignore[no-unt
 @given(moves(), st.sampled_from(ORDERS))
 def test_nothing_beats_the_bounds(move, order) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move
-    plan = make_plan(source, destination, shape, 4, fabric, order=order)
+    plan = plan_reshard(source, destination, shape, 4, fabric, order=order)
     assert plan.predicted >= plan.lower_bound
     tasks = unit_tasks(source, destination, shape)
     jobs, _ = problem(tasks, [4 * task.box.elements for task in tasks], fabric)
@@ -246,7 +246,7 @@ def test_tasks_that_share_a_nic_never_overlap(move, order) -> None:  # type: ign
 
 def test_a_list_in_the_wrong_order_is_refused() -> None:
     source, destination = layout_pair("(1) R", "(2) R")
-    plan = make_plan(source, destination, (8,), 1, Fabric(hosts=(0, 1, 1), rate=1.0))
+    plan = plan_reshard(source, destination, (8,), 1, Fabric(hosts=(0, 1, 1), rate=1.0))
     listed = messages(plan)
     check(plan, listed)
     with pytest.raises(ReshardError, match="has not got yet"):
@@ -276,14 +276,14 @@ def test_a_rank_in_a_ring_sends_before_it_waits() -> None:
 
 def test_local_copies_use_no_network() -> None:
     layout = TensorLayout.parse("(4) S0")
-    plan = make_plan(layout, layout, (8,), 4, Fabric(hosts=even_hosts(4, 2), rate=1.0))
+    plan = plan_reshard(layout, layout, (8,), 4, Fabric(hosts=even_hosts(4, 2), rate=1.0))
     assert (plan.steps, plan.predicted, plan.lower_bound) == ((), 0, 0)
     assert len(local_copies(layout, layout, (8,))) == 4
 
 
 def test_a_box_is_striped_over_the_nics_of_a_host() -> None:
     source, destination = layout_pair("(1,4) R", "(2,4) R")
-    plan = make_plan(
+    plan = plan_reshard(
         source, destination, (1 << 20,), 4, Fabric(hosts=even_hosts(12, 4), rate=1e9, latency=1e-6, nics_per_host=4)
     )
     (step,) = plan.steps
@@ -304,12 +304,12 @@ def test_a_box_is_striped_over_the_nics_of_a_host() -> None:
 def test_what_cannot_be_is_refused(order, way, shape, says) -> None:  # type: ignore[no-untyped-def]
     source, destination = layout_pair("(2) S0", "(2) R")
     with pytest.raises(ReshardError, match=says):
-        make_plan(source, destination, shape, 4, Fabric(hosts=even_hosts(4, 2), rate=1.0), order=order, way=way)
+        plan_reshard(source, destination, shape, 4, Fabric(hosts=even_hosts(4, 2), rate=1.0), order=order, way=way)
 
 
 def test_a_fabric_must_have_a_host_for_every_rank() -> None:
     source, destination = layout_pair("(2) S0", "(2) R")
     with pytest.raises(ReshardError, match="Rank 3 has no host"):
-        make_plan(source, destination, (4,), 4, Fabric(hosts=(0, 0, 1), rate=1.0))
+        plan_reshard(source, destination, (4,), 4, Fabric(hosts=(0, 0, 1), rate=1.0))
     with pytest.raises(ReshardError, match="must be positive"):
         Fabric(hosts=(0,), rate=0.0)

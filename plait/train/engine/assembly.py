@@ -1,4 +1,4 @@
-"""One rank's part of a planned pipeline, put together: models of its stages, their gradients, its wires, the
+"""One rank's part of a plan, put together: models of its stages, their gradients, its wires and lanes, the
 interpreter."""
 
 from __future__ import annotations
@@ -8,48 +8,43 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from plait.core.errors import ScheduleError
-from plait.core.model import ModelSpec
-from plait.core.pipeline_plan import PipelinePlan
+from plait.core.plan import Plan
 from plait.core.schedule import Schedule, forward_only
-from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import Phase
-from plait.core.strategy import Strategy, slice_sizes
-from plait.train.engine.courier import LaneCourier
+from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups, open_groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import Pipeline
 from plait.train.engine.shards import Shards
 from plait.train.engine.steps import make_executor
-from plait.train.machine.device import Device
+from plait.train.machine.device import Device, torch_dtype
 from plait.train.model.transformer import Stages, Transformer
 from plait.train.record.recorder import Recorder
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of a pipelined job. share: this rank's sequences of a micro-batch. eval_batches:
-    micro-batches of an evaluation."""
+    """What one rank has of a job. eval_batches: micro-batches of an evaluation."""
 
-    plan: PipelinePlan
+    plan: Plan
     rank: int
-    strategy: Strategy
     models: Stages
     gradients: Gradients
     groups: Groups
-    courier: LaneCourier
+    lanes: Lanes
     device: Device
-    share: int
-    sequence: int
-    seed: int
-    costs: SegmentCosts | None
     recorder: Recorder | None
-    eval_batches: int
     shards: Shards | None
+    eval_batches: int = 0
+
+    @cached_property
+    def courier(self) -> LaneCourier:
+        """Carries what crosses stages."""
+        plan = self.plan
+        return LaneCourier(plan.schedule, plan.reshards[plan.strategy.sequence_parallel], self.lanes)
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -75,124 +70,78 @@ class Part:
     @cached_property
     def positions(self) -> Tensor | None:
         """Which tokens of every sequence this rank computes, None for all."""
-        if self.plan.sequence.cp == 1:
+        cut = self.plan.sequence_cut
+        if cut.cp == 1:
             return None
-        runs = self.plan.sequence.tokens(self.sequence, self.groups.mesh.coordinates(self.rank)["cp"])
+        runs = cut.tokens(self.plan.workload.sequence, self.groups.mesh.coordinates(self.rank)["cp"])
         return torch.cat([torch.arange(run.start, run.stop) for run in runs])
 
-    def changed(self, strategy: Strategy, costs: SegmentCosts | None, schedule: Schedule | None = None) -> Part:
-        """The same part with other slices, or in another order of the same stages; it shares weights,
-        gradients and wires."""
-        plan = replace(self.plan, schedule=schedule) if schedule else self.plan
-        return replace(self, plan=plan, strategy=replace(strategy, tp=self.strategy.tp), costs=costs)
+    def under(self, plan: Plan) -> Part:
+        """The same part under another plan for the same stages and meshes: other slices, another order. It
+        shares weights, gradients and wires."""
+        return replace(self, plan=plan)
 
     def _interpreter(self, schedule: Schedule) -> Pipeline:
-        recorder = self.recorder if schedule.trains else None
+        plan, place, recorder = self.plan, self.groups.place, self.recorder if schedule.trains else None
         executors = {
             model.stage.index: make_executor(
                 model,
-                self.strategy,
+                plan.strategy_of(place),
                 self.groups.tp,
                 gradients=self.gradients if schedule.trains else None,
                 device=self.device,
-                batch=self.share,
-                sequence=self.sequence,
-                costs=self.costs,
+                batch=plan.largest_share(place),
+                sequence=plan.workload.sequence,
+                costs=plan.costs,
                 recorder=recorder,
-                seed=self.seed,
+                seed=plan.seed,
                 phases=_phases(schedule, model.stage.index),
                 shards=self.shards,
             )
             for model in self.models.stages
         }
-        return Pipeline(schedule, self.plan.names, self.groups.place, executors, self.courier, recorder, self.shards)
+        return Pipeline(schedule, plan.names, place, executors, self.courier, recorder, self.shards)
 
 
-def assemble(
-    spec: ModelSpec,
-    strategy: Strategy,
-    plan: PipelinePlan,
-    rank: int,
-    device: Device,
-    *,
-    micro_batch: int,
-    sequence: int,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-    costs: SegmentCosts | None = None,
-    recorder: Recorder | None = None,
-    eval_batches: int = 0,
-) -> Part:
-    """Called by all ranks at the same point. strategy: its ``tp`` is the plan's. eval_batches: micro-batches
-    of an evaluation.
-
-    Raises ScheduleError naming the ranks that have another plan.
-    """
-    _agree_on(plan)
-    place = plan.place_of(rank)
-    dp, tp = plan.degrees[place]
-    tied = bool(spec.tied_embeddings) and len(plan.stages) > 1
-    groups = open_groups(
-        plan.meshes,
-        rank,
-        device.backend,
-        last=plan.schedule.rank_of[len(plan.stages) - 1],
-        tied=tied,
-        shardings=plan.shardings,
-        sequence=plan.sequence,
-    )
-    strategy = replace(strategy, tp=tp)
-    to = device.torch_device
+def assemble(plan: Plan, rank: int, device: Device, *, recorder: Recorder | None = None, eval_batches: int = 0) -> Part:
+    """Called by all ranks at the same point, with the same plan."""
+    groups = open_groups(plan, rank, device.backend)
     models = Stages(
         [
             Transformer(
-                spec,
-                strategy,
+                plan.model,
+                plan.strategy_of(groups.place),
                 tp_rank=groups.tp_rank,
-                stage=plan.stages[s],
-                seed=seed,
-                dtype=dtype,
-                device=to,
+                stage=plan.stages[stage],
+                seed=plan.seed,
+                dtype=torch_dtype(plan.workload.precision),
+                device=device.torch_device,
                 sharding=groups.sharding,
                 sequence=groups.sequence,
                 shard_rank=groups.replica,
             )
-            for s in plan.schedule.stages_of(place)
+            for stage in plan.schedule.stages_of(groups.place)
         ]
     )
     gradients = Gradients(models)
     return Part(
         plan=plan,
         rank=rank,
-        strategy=strategy,
         models=models,
         gradients=gradients,
         groups=groups,
-        courier=LaneCourier(plan.schedule, plan.reshards, groups, device, dtype),
+        lanes=Lanes(plan, rank, device),
         device=device,
-        share=slice_sizes(micro_batch, dp)[plan.meshes[place].coordinates(rank)["dp"]],
-        sequence=sequence,
-        seed=seed,
-        costs=costs,
         recorder=recorder,
-        eval_batches=eval_batches,
         shards=Shards(models, gradients, groups.shards, device, recorder) if groups.mesh.replicas > 1 else None,
+        eval_batches=eval_batches,
     )
-
-
-def _agree_on(plan: PipelinePlan) -> None:
-    """Ranks that obey different plans wait for each other, or add up what does not belong together."""
-    if not dist.is_initialized():
-        return
-    found: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(found, plan.hash)
-    others = [rank for rank, each in enumerate(found) if each != found[0]]
-    if others:
-        raise ScheduleError(
-            f"ranks {others} have another pipeline plan than rank 0: every node needs the same pipeline.json and plait"
-        )
 
 
 def _phases(schedule: Schedule, stage: int) -> Sequence[Phase]:
     kinds = {op.kind for ops in schedule.ranks for op in ops if op.stage == stage}
-    return [phase for phase in ("F", "B", "I", "W") if phase in kinds]
+    return [phase for phase, kind in PHASES.items() if kind in kinds]
+
+
+PHASES: dict[Phase, str] = {"F": "F", "B": "B", "I": "I", "W": "W", "step": "S"}
+"""The kind of schedule op that runs each phase."""

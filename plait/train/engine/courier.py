@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from plait.core.plan import Plan, Reshards
 from plait.core.reshard_plan import ReshardPlan
-from plait.core.schedule import Edge, Schedule, Transfer
+from plait.core.schedule import Schedule, Transfer
 from plait.train.comm.background import Handle
 from plait.train.comm.lanes import Lane
-from plait.train.engine.groups import Groups
-from plait.train.machine.device import Device
+from plait.train.machine.device import Device, torch_dtype
 
 Channel = tuple[int, int]
 
@@ -44,35 +44,43 @@ class Parcel:
             handle.wait()
 
 
-class LaneCourier:
-    """plans: of every tensor from each source stage to each target stage on another place, forward and
-    backward; the same on all ranks."""
+class Lanes:
+    """This rank's lanes, ready for every reshard that its plan may come to use. Opened by all ranks at one
+    point."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        plans: Mapping[Edge, Mapping[str, ReshardPlan]],
-        groups: Groups,
-        device: Device,
-        dtype: torch.dtype,
-    ) -> None:
-        self.schedule, self.plans, self.device, self.dtype = schedule, plans, device, dtype
-        places = schedule.rank_of
-        members = {
-            (places[a], places[b]): [*groups.meshes[places[a]].ranks, *groups.meshes[places[b]].ranks]
-            for a, b in sorted(plans)
-        }
+    def __init__(self, plan: Plan, rank: int, device: Device) -> None:
+        self.rank, self.device, self.dtype = rank, device, torch_dtype(plan.workload.precision)
+        places, meshes = plan.schedule.rank_of, plan.layout.meshes
+        here = plan.layout.place_of(rank)
+        every = [item for reshards in plan.reshards.values() for item in reshards.items()]
+        channels = sorted({(places[a], places[b]) for (a, b), _ in every})
         self._lanes: dict[Channel, Lane] = {}
-        for channel, ranks in sorted(members.items()):  # every rank opens every lane: torch makes groups like that
-            lane = Lane(device, ranks)
-            if groups.place in channel:
+        for channel in channels:  # every rank opens every lane: torch makes groups like that
+            lane = Lane(device, [rank for place in channel for rank in meshes[place].ranks])
+            if here in channel:
                 self._lanes[channel] = lane
             else:
                 lane.close()
-        for (a, b), named in sorted(plans.items()):
-            for plan in named.values() if (channel := (places[a], places[b])) in self._lanes else ():
-                self._lanes[channel].prepare(plan)
-        self.rank = next(iter(self._lanes.values())).rank if self._lanes else 0
+        for (a, b), named in sorted(every, key=lambda item: item[0]):
+            for reshard in named.values() if (places[a], places[b]) in self._lanes else ():
+                self._lanes[places[a], places[b]].prepare(reshard)
+
+    def __getitem__(self, channel: Channel) -> Lane:
+        return self._lanes[channel]
+
+    def close(self) -> None:
+        """End them."""
+        for lane in self._lanes.values():
+            lane.close()
+
+
+class LaneCourier:
+    """plans: of every tensor from each source stage to each target stage on another place, forward and
+    backward; the
+    same on all ranks."""
+
+    def __init__(self, schedule: Schedule, plans: Reshards, lanes: Lanes) -> None:
+        self.schedule, self.plans, self.lanes = schedule, plans, lanes
 
     def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Parcel:
         """Start to send this rank's tiles."""
@@ -90,18 +98,14 @@ class LaneCourier:
             name: (plan.destination if receiving else plan.source, plan.shape)
             for name, plan in self._plans(transfer).items()
         }
+        lanes = self.lanes
         return {
-            name: torch.empty(layout.tile(self.rank, shape).shape, dtype=self.dtype, device=self.device.torch_device)
+            name: torch.empty(layout.tile(lanes.rank, shape).shape, dtype=lanes.dtype, device=lanes.device.torch_device)
             for name, (layout, shape) in layouts.items()
         }
-
-    def close(self) -> None:
-        """End the lanes."""
-        for lane in self._lanes.values():
-            lane.close()
 
     def _plans(self, transfer: Transfer) -> Mapping[str, ReshardPlan]:
         return self.plans[transfer.source, transfer.target]
 
     def _lane(self, transfer: Transfer) -> Lane:
-        return self._lanes[self.schedule.rank_of[transfer.source], self.schedule.rank_of[transfer.target]]
+        return self.lanes[self.schedule.rank_of[transfer.source], self.schedule.rank_of[transfer.target]]

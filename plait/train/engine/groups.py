@@ -10,8 +10,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from plait.core.layout import Mesh, SequenceCut
-from plait.core.pipeline_plan import WHOLE_SEQUENCE
+from plait.core.layout import Layout, Mesh, SequenceCut
+from plait.core.plan import Plan
 from plait.core.sharding import Level, Sharding
 from plait.train.comm.wire import NullWire, Wire, open_wire, sum_over
 from plait.train.engine.gradients import Gradients
@@ -24,7 +24,7 @@ AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
 
 @dataclass(frozen=True)
 class Groups:
-    """One rank's place in a pipeline of meshes, and its wires.
+    """One rank's place in the layout, and its wires.
 
     place: which mesh. replica, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all
     ranks. sharding: of the ranks that hold the same weights as this one; shards: its groups, by axis.
@@ -32,7 +32,7 @@ class Groups:
     the gradient of tied embeddings.
     """
 
-    meshes: tuple[Mesh, ...]
+    layout: Layout
     place: int
     replica: int
     tp_rank: int
@@ -46,7 +46,7 @@ class Groups:
     @property
     def mesh(self) -> Mesh:
         """This rank's own."""
-        return self.meshes[self.place]
+        return self.layout.meshes[self.place]
 
     def complete(self, gradients: Gradients, shards: Shards | None, *, sequence_parallel: bool) -> None:
         """Sum what several ranks have seen parts of; afterwards every optimizer has the whole gradient of
@@ -79,67 +79,54 @@ class Groups:
         return total, norm_square, wishes > 0
 
 
-def one_place(tp: Wire) -> Groups:
-    """A model that is not cut into stages, over one tensor-parallel group."""
-    return Groups((Mesh(0, tp=tp.size),), 0, 0, tp.rank, tp, tp, NullWire())
+def alone(tp: Wire) -> Groups:
+    """A model that is not cut into stages, over one tensor-parallel group: for programs that have no plan."""
+    return Groups(Layout.of(tp=tp.size), 0, 0, tp.rank, tp, tp, NullWire())
 
 
-def open_groups(
-    meshes: Sequence[Mesh],
-    rank: int,
-    backend: str,
-    *,
-    last: int = -1,
-    tied: bool = False,
-    shardings: Sequence[Sharding] = (),
-    sequence: SequenceCut = WHOLE_SEQUENCE,
-) -> Groups:
-    """This rank's groups. Called by all ranks at the same point.
-
-    last: the place of the last stage. tied: whether two stages hold the embedding. shardings: of every place.
-    sequence: how cp ranks share sequences.
-    """
-    place = next(i for i, mesh in enumerate(meshes) if rank in mesh.ranks)
-    own = meshes[place]
-
-    shardings = shardings or [Sharding()] * len(meshes)
+def open_groups(plan: Plan, rank: int, backend: str) -> Groups:
+    """This rank's groups. Called by all ranks at the same point."""
+    layout, cut = plan.layout, plan.sequence_cut
+    place = layout.place_of(rank)
+    own, last = layout.meshes[place], plan.schedule.rank_of[len(plan.stages) - 1]
 
     def open_all(groups: Iterable[tuple[int, ...]]) -> Wire:
         """Every rank opens every group, in one order; this rank's."""
         found = {rank in group: open_wire(backend, group) for group in sorted(set(groups))}
         return found[True]
 
-    ends = sorted({*meshes[0].ranks, *meshes[last].ranks}) if tied else [rank]
-    tp_rank = own.coordinates(rank)["tp"]
-    tp = open_all(mesh.group_of(member, "tp") for mesh in meshes for member in mesh.ranks)
-    shards: dict[Axis, Wire] = {axis: open_all(_shard_groups(meshes, shardings, axis)) for axis in AXES}
-    heads, ring = (open_all(_sequence_groups(meshes, sequence, kind)) for kind in ("ulysses", "ring"))
-    world = open_wire(backend, range(meshes[-1].ranks.stop))
+    everybody = tuple(range(layout.world_size))
+    tp = open_all(mesh.group_of(member, "tp") for mesh in layout.meshes for member in mesh.ranks)
+    shards: dict[Axis, Wire] = {axis: open_all(_shard_groups(layout, plan.shardings, axis)) for axis in AXES}
+    heads, ring = (open_all(_sequence_groups(layout, cut, kind)) for kind in ("ulysses", "ring"))
+    ends = sorted({*layout.meshes[0].ranks, *layout.meshes[last].ranks}) if plan.tied else [rank]
     return Groups(
-        tuple(meshes),
+        layout,
         place,
         own.replica(rank),
-        tp_rank,
+        own.coordinates(rank)["tp"],
         tp,
-        world,
+        # One tensor-parallel group of everybody sums for everybody: nothing of its own is under way between
+        # lists.
+        tp if own.group_of(rank, "tp") == everybody else open_wire(backend, everybody),
         open_wire(backend, ends),
-        shardings[place],
+        plan.shardings[place],
         SequenceGroup(heads, ring),
         shards,
     )
 
 
-def _sequence_groups(meshes: Sequence[Mesh], cut: SequenceCut, kind: str) -> Iterator[tuple[int, ...]]:
+def _sequence_groups(layout: Layout, cut: SequenceCut, kind: str) -> Iterator[tuple[int, ...]]:
     """Everybody's group along a way of sharing sequences."""
-    for mesh in meshes:
+    for mesh in layout.meshes:
         for member in mesh.ranks:
             along, at = mesh.group_of(member, "cp"), mesh.coordinates(member)["cp"]
             yield tuple(along[i] for i in (cut.ulysses_group(at) if kind == "ulysses" else cut.ring_group(at)))
 
 
-def _shard_groups(meshes: Sequence[Mesh], shardings: Sequence[Sharding], axis: Axis) -> Iterator[tuple[int, ...]]:
+def _shard_groups(layout: Layout, shardings: Sequence[Sharding], axis: Axis) -> Iterator[tuple[int, ...]]:
     """Everybody's group along an axis of sharding."""
-    for mesh, sharding in zip(meshes, shardings, strict=True):
+    for mesh, sharding in zip(layout.meshes, shardings, strict=True):
         for member in mesh.ranks:
             replicas, at = mesh.group_of(member, "replicas"), mesh.replica(member)
             group = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, mesh.replicas)

@@ -74,7 +74,7 @@ class Pipeline:
         self.names, self.shards = names, shards
         self.schedule, self.executors, self.courier, self.recorder = schedule, dict(executors), courier, recorder
         runs: dict[str, Callable[[Op], None]] = {
-            "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights,
+            "S": self._whole, "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights,
             "SEND_F": self._send, "SEND_B": self._send, "RECV_F": self._receive, "RECV_B": self._receive,
         }  # fmt: skip
         self.device = next(iter(self.executors.values())).device
@@ -123,6 +123,13 @@ class Pipeline:
     def _ahead(self, op: Op | None) -> None:
         if op is not None and self.shards:
             self.executors[op.stage].ahead(op.kind)  # type: ignore[arg-type]  (an op that computes)
+
+    def _whole(self, op: Op) -> None:
+        executor = self.executors[op.stage]
+        state = executor.begin(self._batches[op.micro_batch])
+        self.peak[op.stage] = 1
+        executor.phase("step", state)
+        self._losses.append(executor.loss(state))
 
     def _forward(self, op: Op) -> None:
         executor, at = self.executors[op.stage], op.micro_batch

@@ -1,8 +1,7 @@
 """One small interface to the accelerator: CPU, CUDA and ROCm behind the same few calls.
 
 Nothing outside this file names ``torch.cuda``. The CPU form is trivial: a mark is a clock reading. On a GPU a
-mark is
-an event on the current stream, read only after the step, so that recording never makes the host wait.
+mark is an event on the current stream, read only after the step, so that recording never makes the host wait.
 """
 
 from __future__ import annotations
@@ -18,6 +17,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from plait.core.env import expand_segments
 from plait.core.errors import JobError
+from plait.core.settings import Precision
+
+
+def torch_dtype(precision: Precision) -> torch.dtype:
+    """Of parameters and activations."""
+    return {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp64": torch.float64}[precision]
 
 
 class Allocated(NamedTuple):

@@ -1,0 +1,193 @@
+"""Making a plan from a job and a cluster, before any rank starts.
+
+What is decided here: the schedule with its transfers, proven free of deadlock; the layers of every stage; how
+every boundary is resharded; which candidates timed steps are to choose from. ``assemble_plan`` does it from
+parts, for
+programs that have no job file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from plait.core.cluster import MEMORY_RATE, Cluster
+from plait.core.dry_run import dry_run
+from plait.core.errors import JobError
+from plait.core.job import Job
+from plait.core.layout import Layout, Mesh
+from plait.core.model import ModelSpec
+from plait.core.plan import Choices, Plan, Reshards, Workload
+from plait.core.reshard import TensorLayout
+from plait.core.reshard_plan import ReshardPlan
+from plait.core.schedule import Edge, Schedule, whole_steps, with_edges, with_transfers
+from plait.core.schedules import Shape, find_schedule
+from plait.core.sharding import Sharding
+from plait.core.stages import Stage, crossings, split_layers
+from plait.core.strategy import Strategy, slice_sizes
+from plait.plan.reshard import plan_reshard
+from plait.plan.reshard_cost import Fabric
+
+P1, P2 = (1, 2, 4, 8), (1, 2)
+"""Slices worth timing."""
+
+
+def make_plan(job: Job, cluster: Cluster, *, vocab: int) -> Plan:
+    """The plan of a job. vocab: of its tokenizer, for models that do not say.
+
+    Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot
+    run.
+    """
+    model, strategy, layout = job.model_spec(vocab), job.base_strategy, job.layout
+    workload = Workload(
+        micro_batch=job.micro_batch,
+        num_micro_batches=job.num_micro_batches,
+        sequence=job.data.sequence_length,
+        precision=job.train.precision,
+    )
+    shardings = tuple(job.sharding(mesh.replicas) for mesh in layout.meshes)
+    choices = Choices(
+        strategies=_candidates(job, model, workload),
+        shard_overlap=job.tunes_sharding and max(mesh.replicas for mesh in layout.meshes) > 1,
+        slack=job.measures_slack and len(layout.degrees) > 1,
+    )
+    design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices)
+    return assemble_plan(design, _schedule(job, layout), cluster, job=job)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is to be run: a model's step, on a layout, under a strategy. stage_layers: as equal as can be if
+    empty."""
+
+    model: ModelSpec
+    workload: Workload
+    strategy: Strategy
+    layout: Layout
+    shardings: tuple[Sharding, ...] = ()
+    stage_layers: Sequence[int] = ()
+    choices: Choices = field(default_factory=Choices)
+
+
+def assemble_plan(design: Design, schedule: Schedule, cluster: Cluster, *, job: Job | None = None) -> Plan:
+    """The plan of a design under a ``schedule``, with transfers or without. Raises as ``make_plan`` does."""
+    model, workload, layout = design.model, design.workload, design.layout
+    _check_fits(schedule, layout, workload)
+    stages = split_layers(model.num_layers, schedule.num_stages, design.stage_layers)
+    tensors = crossings(model, stages)
+    if all(op.computes for ops in schedule.ranks for op in ops):
+        schedule = with_transfers(with_edges(schedule, tensors))
+    elif set(schedule.edges) != set(tensors):
+        wanted = " ".join(f"{a}>{b}" for a, b in tensors)
+        raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")
+    dry_run(schedule, transfers="rendezvous")
+    streams = {one.sequence_parallel for one in design.choices.strategies} or {design.strategy.sequence_parallel}
+    boundaries = _Boundaries(design, schedule, stages, cluster)
+    return Plan(
+        job=job,
+        model=model,
+        workload=workload,
+        strategy=design.strategy,
+        layout=layout,
+        shardings=design.shardings or (Sharding(),) * len(layout.degrees),
+        stages=stages,
+        schedule=schedule,
+        reshards={parallel: boundaries.reshards(parallel) for parallel in sorted(streams)},
+        choices=design.choices,
+    )
+
+
+def _schedule(job: Job, layout: Layout) -> Schedule:
+    """The job's schedule, computation only unless it is written in a file."""
+    asked, count = job.strategy, job.num_micro_batches
+    written = Path(asked.schedule).is_file()
+    if asked.pp == asked.virtual_stages == 1 and layout.meshes[0].replicas == 1 and not written:
+        return whole_steps(count)
+    # Slack that the job leaves open is measured when the ranks have started; until then it is eager-1f1b's.
+    slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
+    shape = Shape(ranks=asked.pp, micro_batches=count, chunks=asked.virtual_stages, slack=slack)
+    return find_schedule(asked.schedule, shape)[0]
+
+
+def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:
+    places, count = len(layout.degrees), workload.num_micro_batches
+    if len(schedule.ranks) != places:
+        problem = f"{schedule.name} is for {len(schedule.ranks)} places, the job has {places}"
+        raise JobError(problem, key="strategy.schedule")
+    if schedule.num_micro_batches != count:
+        raise JobError(
+            f"{schedule.name} is for {schedule.num_micro_batches} micro-batches, a step has {count}",
+            key="strategy.schedule",
+            fix="Change train.global_batch_size or train.micro_batch_size",
+        )
+    for dp, _ in layout.degrees:
+        if dp > workload.micro_batch:
+            problem = f"dp = {dp} shares a micro-batch of {workload.micro_batch} sequences"
+            raise JobError(problem, key="strategy.dp", fix=f"Use dp <= {workload.micro_batch}")
+
+
+def _candidates(job: Job, model: ModelSpec, workload: Workload) -> tuple[Strategy, ...]:
+    """Slices and manners of sequence parallelism that the job leaves open and every place allows, if anything
+    is left open and any place has tensor parallelism to hide."""
+    asked, base = job.strategy, job.base_strategy
+    if "auto" not in (asked.slices, asked.sequence_parallel) or all(tp == 1 for _, tp in job.degrees):
+        return ()
+    parallel = (False, True) if asked.sequence_parallel == "auto" else (base.sequence_parallel,)
+    grid = [(p1, p2) for p1 in P1 for p2 in P2] if asked.slices == "auto" else [(base.p1, base.p2)]
+    every = [replace(base, p1=p1, p2=p2, sequence_parallel=sp) for sp in parallel for p1, p2 in grid]
+    return tuple(one for one in every if _allowed(one, job, model, workload))
+
+
+def _allowed(strategy: Strategy, job: Job, model: ModelSpec, workload: Workload) -> bool:
+    """Whether every place can run it, with its smallest share of a micro-batch."""
+    for dp, tp in job.degrees:
+        share = slice_sizes(workload.micro_batch, dp)[-1]
+        try:
+            replace(strategy, tp=tp).check(model, batch=share, sequence=workload.sequence)
+        except JobError:
+            return False
+    return True
+
+
+class _Boundaries:
+    """Plans every tensor that goes from one place to another, each pair of layouts once."""
+
+    def __init__(self, design: Design, schedule: Schedule, stages: Sequence[Stage], cluster: Cluster) -> None:
+        self.schedule, self.layout, self.workload = schedule, design.layout, design.workload
+        self.hidden, self.tensors = design.model.hidden, crossings(design.model, stages)
+        self.cluster = cluster
+        self._known: dict[tuple[TensorLayout, TensorLayout, int], ReshardPlan] = {}
+
+    def reshards(self, sequence_parallel: bool) -> Reshards:
+        """Of every edge between places, both directions."""
+        meshes, rank_of = self.layout.meshes, self.schedule.rank_of
+        lying = [_layout(meshes[rank_of[stage]], sequence_parallel) for stage in range(self.schedule.num_stages)]
+        found: dict[Edge, dict[str, ReshardPlan]] = {}
+        for source, target in (*self.schedule.edges, *((b, a) for a, b in self.schedule.edges)):
+            if rank_of[source] != rank_of[target]:
+                for name, level in self.tensors[min(source, target), max(source, target)]:
+                    plan = self._plan(lying[source], lying[target], level)
+                    found.setdefault((source, target), {})[name] = plan
+        return found
+
+    def _plan(self, source: TensorLayout, target: TensorLayout, level: int) -> ReshardPlan:
+        key = source, target, level
+        if key not in self._known:
+            work = self.workload
+            shape = (work.sequence >> level, work.micro_batch, self.hidden)
+            rate = self.cluster.rate or MEMORY_RATE
+            fabric = Fabric(hosts=self.cluster.hosts(self.layout.world_size), rate=rate)
+            self._known[key] = plan_reshard(source, target, shape, work.itemsize, fabric)
+        return self._known[key]
+
+
+def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:
+    """[S, B, H] on a mesh (dp, cp, tp): B over dp, S over cp, and over tp where ranks hold shards of it
+    between layers.
+
+    Which tokens stand where in S is the same at every place, so a boundary need not know it.
+    """
+    return TensorLayout(
+        (mesh.dp, mesh.cp, mesh.tp), tuple(mesh.ranks), ((1, 2) if sequence_parallel else (1,), (0,), ())
+    )

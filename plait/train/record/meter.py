@@ -1,0 +1,41 @@
+"""A step in numbers: speed, MFU, how much of the communication was hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.core.plan import Plan
+from plait.core.timeline import Hidden
+from plait.train.record.recorder import RecordedSpan
+
+
+@dataclass(frozen=True)
+class Meter:
+    """tokens: of a step, over all ranks. work: FLOPs of a step on one rank. peak: FLOPs per second of its
+    device."""
+
+    tokens: int
+    work: float
+    peak: float
+
+    @staticmethod
+    def of(plan: Plan, batch: int, peak: float) -> Meter:
+        """For steps of ``batch`` sequences."""
+        sequence = plan.workload.sequence
+        work = plan.model.step_flops(sequence, batch) / plan.layout.world_size
+        return Meter(batch * sequence, work, peak)
+
+    def metrics(self, seconds: float, communication: Hidden, spans: Sequence[RecordedSpan]) -> dict[str, Any]:
+        """Of a step that took so long; idle: share of the step in which this rank's stages waited for
+        others."""
+        idle = [span.end - span.start for span in spans if span.kind == "idle"]
+        return {
+            "seconds": seconds,
+            "tokens_per_second": self.tokens / seconds,
+            "mfu": self.work / seconds / self.peak,
+            "communication_seconds": communication.total,
+            "hidden": communication.fraction,
+            **({"idle": sum(idle) / seconds} if idle else {}),
+        }

@@ -1,0 +1,103 @@
+"""Timing on the real kernels and the real links: what ops and collectives cost, how long runs take side by
+side."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from plait.core.segment_costs import SegmentCosts
+from plait.core.segments import SegmentOp
+from plait.train.machine.device import Device
+from plait.train.record.recorder import RecordedSpan, Recorder
+from plait.train.tune.exchange import gathered
+
+RECORDED = 5
+"""Steps whose costs are measured; orders made from the costs of one, which may have been disturbed, were up
+to 3 % longer."""
+
+
+def typical_costs(run: Callable[[], object], recorder: Recorder, micro_batches: int = 1) -> SegmentCosts:
+    """What ops and collectives of one micro-batch take when ``run`` is run alone, which records: medians of
+    several
+    runs, the mean over ranks, the same on every rank."""
+    run()  # to warm up
+    steps: list[SegmentCosts] = []
+    for _ in range(RECORDED):
+        recorder.take()
+        run()
+        steps.append(measured_costs(recorder.take(), micro_batches))
+
+    def median(tables: Sequence[dict[str, float]]) -> dict[str, float]:
+        return {key: statistics.median(table[key] for table in tables) for key in tables[0]}
+
+    own = SegmentCosts(median([one.compute for one in steps]), median([one.collective for one in steps]))
+    return mean_over_ranks(own)
+
+
+def mean_over_ranks(own: SegmentCosts) -> SegmentCosts:
+    """Ranks have different stages, and one order needs the costs of all."""
+
+    def mean(tables: Sequence[dict[str, float]]) -> dict[str, float]:
+        keys = sorted({key for table in tables for key in table})
+        return {key: statistics.fmean(table[key] for table in tables if key in table) for key in keys}
+
+    every = gathered([own.compute, own.collective])
+    return SegmentCosts(mean([compute for compute, _ in every]), mean([collective for _, collective in every]))
+
+
+def measured_costs(spans: Iterable[RecordedSpan], micro_batches: int = 1) -> SegmentCosts:
+    """What one micro-batch spends on every kind of op and collective, from recorded spans of segment ops."""
+    compute: dict[str, float] = defaultdict(float)
+    collective: dict[str, float] = defaultdict(float)
+    layers: dict[str, set[int]] = defaultdict(set)
+    for span in spans:
+        if not isinstance(span.op, SegmentOp):
+            continue
+        layers[span.op.site].add(span.op.layer)
+        if span.kind != "wait":
+            table = collective if span.kind == "comm" else compute
+            table[f"{span.op.site}.{span.op.kind}"] += span.end - span.start
+
+    def mean(totals: dict[str, float]) -> dict[str, float]:
+        return {key: value / micro_batches / len(layers[key.split(".")[0]]) for key, value in sorted(totals.items())}
+
+    return SegmentCosts(mean(compute), mean(collective))
+
+
+def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, rounds: int) -> list[float]:
+    """Median seconds of each run over ``rounds`` interleaved rounds after one to warm up; the slowest rank's
+    time counts."""
+    times: list[list[float]] = [[] for _ in runs]
+    for number in range(rounds + 1):
+        for run, taken in zip(runs, times, strict=True):
+            if dist.is_initialized():
+                dist.barrier()
+            start = time.perf_counter()
+            run()
+            device.synchronize()
+            seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+            if dist.is_initialized():
+                dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            if number:
+                taken.append(seconds.item())
+    return [statistics.median(taken) for taken in times]
+
+
+def matrix_rate(device: Device, dtype: torch.dtype, *, size: int = 768, seconds: float = 0.1) -> float:
+    """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs:
+    the peak that MFU is taken against where the job names none."""
+    a, b = (torch.randn(size, size, device=device.torch_device).to(dtype) for _ in range(2))
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        device.synchronize()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
