@@ -122,7 +122,8 @@ def _run(job: Job, folder: Path, on: str, pipeline: PipelinePlan | None) -> int:
             pipeline.write(folder / "pipeline.json")
     except OSError as error:
         raise LaunchError(
-            f"the run folder {folder} cannot be written: {error.strerror or error}. Choose another with run.folder=FOLDER."
+            f"the run folder {folder} cannot be written: {error.strerror or error}. "
+            "Choose another with run.folder=FOLDER."
         ) from None
     argv = [sys.executable, "-m", WORKER, str(folder)]
     spec = _lab_spec(on)

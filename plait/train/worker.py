@@ -55,8 +55,8 @@ def _join_world(rank: RankEnv, device: Device) -> Wire:
         dist.init_process_group(backend, timeout=timedelta(minutes=10))
     except dist.DistNetworkError as error:
         raise LaunchError(
-            f"rank {rank.rank} cannot use {rank.master_addr}:{rank.master_port} to meet the other ranks ({_first_line(error)}); "
-            "if the port is in use, choose another with MASTER_PORT"
+            f"rank {rank.rank} cannot use {rank.master_addr}:{rank.master_port} to meet the other ranks "
+            f"({_first_line(error)}); if the port is in use, choose another with MASTER_PORT"
         ) from None
     return open_wire(device.backend)
 
