@@ -6,9 +6,11 @@ transfers removed.
 Four cases, each on a lab of its own (``plait lab``; needs Linux and root or user namespaces):
 
     gpt      2 hosts of one rank, a GPT really computed on both
-    u        likewise a U-Transformer, cut at its bottom: two skip connections cross beside the residual stream
-    waits    4 hosts, a transfer takes about as long as a forward. Four ranks would hide waiting behind each other's computation on two
-             cores, so every computation is a STAND-IN: a wait of fixed length. The transfers are real
+    u        likewise a U-Transformer, cut at its bottom: two skip connections cross beside the residual
+             stream
+    waits    4 hosts, a transfer takes about as long as a forward. Four ranks would hide waiting behind each
+             other's computation on two cores, so every computation is a STAND-IN: a wait of fixed length. The
+             transfers are real
     slow     as waits, with only the last boundary slow: what slack-1f1b is for
 
 Variants: 1f1b (sends awaited), 1f1b_overlap, eager, slack, torch_1f1b (Schedule1F1B), torch_runtime (the same
@@ -113,7 +115,10 @@ def work_out(name: str, case: dict[str, Any], found: dict[str, Any]) -> dict[str
 def show(point: dict[str, Any]) -> None:
     """One table for people."""
     travel = ", ".join(f"{seconds * 1e3:.0f}" for seconds in point["transfer_s"])
-    title = f"{point['case']}: computation {point['computation']}, links {point['nic']}, a transfer takes {travel} ms; slack {point['slack']}"
+    title = (
+        f"{point['case']}: computation {point['computation']}, links {point['nic']}, "
+        f"a transfer takes {travel} ms; slack {point['slack']}"
+    )
     table = Table(
         "variant",
         "ms",

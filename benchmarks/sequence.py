@@ -8,12 +8,12 @@ hosts, loopback inside, four ranks on the machine's cores in all variants alike.
 backward of one sequence through a Llama, and AdamW whose states four ranks share wherever they hold the same
 weights.
 
-    speed    all variants interleaved: tensor parallelism with all-reduce, Megatron's sequence parallelism (all-gather and reduce-scatter,
-             a backward collective hidden behind its weight gradient), Ulysses, ring, both; and the memory
-             that ``plan`` predicts for each
-    memory   a sequence of 65,536 tokens in the memory that is predicted for both at once, and 5 % more: a rank that
-             takes more is ended, and what was resident at most is measured. Tensor parallelism is given as
-             much. Counted from the moment at which processes and wires are there
+    speed    all variants interleaved: tensor parallelism with all-reduce, Megatron's sequence parallelism
+             (all-gather and reduce-scatter, a backward collective hidden behind its weight gradient),
+             Ulysses, ring, both; and the memory that ``plan`` predicts for each
+    memory   a sequence of 65,536 tokens in the memory that is predicted for both at once, and 5 % more: a
+             rank that takes more is ended, and what was resident at most is measured. Tensor parallelism is
+             given as much. Counted from the moment at which processes and wires are there
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ Two cases, each on a lab of its own (``plait lab``; needs Linux and root or user
 forward and backward of all micro-batches of a GPT and AdamW; one thread a rank; ratios are medians of the
 ratios within a round.
 
-    overlap      2 hosts of one rank, a core each; the link's rate is found such that communication is ``--share`` of the step without
-                 overlap. Variants: zero3, the same waiting for every transfer (zero3_sync), FSDP2 with the
-                 same sharding; ``compute`` leaves the network out (wrong numbers), ``comm`` does the
-                 transfers alone; the limit is the slower of the two
-    redundancy   2 hosts of 2 ranks, 1 Gbit/s between hosts, loopback inside: full sharding, node-local and partial, FSDP2 1-D and HSDP.
-                 Four ranks share two cores, in all variants alike. Bytes over a host's link as counted by the
-                 kernel, beside the formula's
+    overlap      2 hosts of one rank, a core each; the link's rate is found such that communication is
+                 ``--share`` of the step without overlap. Variants: zero3, the same waiting for every transfer
+                 (zero3_sync), FSDP2 with the same sharding; ``compute`` leaves the network out (wrong
+                 numbers), ``comm`` does the transfers alone; the limit is the slower of the two
+    redundancy   2 hosts of 2 ranks, 1 Gbit/s between hosts, loopback inside: full sharding, node-local and
+                 partial, FSDP2 1-D and HSDP. Four ranks share two cores, in all variants alike. Bytes over a
+                 host's link as counted by the kernel, beside the formula's
 """
 
 from __future__ import annotations

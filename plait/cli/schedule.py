@@ -135,7 +135,8 @@ def _mode(text: str) -> Any:
 
 def _title(run: DryRun) -> str:
     schedule = run.schedule
-    return f"{schedule.name}: {len(schedule.ranks)} ranks, {schedule.num_stages} stages, {schedule.num_micro_batches} micro-batches"
+    sizes = f"{len(schedule.ranks)} ranks, {schedule.num_stages} stages, {schedule.num_micro_batches} micro-batches"
+    return f"{schedule.name}: {sizes}"
 
 
 def _report(run: DryRun, known: Known | None) -> dict[str, Any]:

@@ -4,9 +4,11 @@ wait in a circle.
 Each rank works through its list; a computation waits for its transfers; each channel (one rank to one other)
 carries one transfer at a time, in order. How a transfer starts:
 
-    buffered     when it is sent: the receiver's memory is always there (gloo with a posted receive, or a mailbox)
+    buffered     when it is sent: the receiver's memory is always there (gloo with a posted receive, or a
+                 mailbox)
     rendezvous   when it is sent and its receive is posted (NCCL; gloo without a posted receive)
-    blocking     as rendezvous, and sender and receiver stand still until it has arrived (send and recv one call after the other)
+    blocking     as rendezvous, and sender and receiver stand still until it has arrived (send and recv one
+                 call after the other)
 """
 
 from __future__ import annotations

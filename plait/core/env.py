@@ -1,20 +1,20 @@
 """Everything Plait takes from environment variables, and where its data files lie. The only file that reads
 them.
 
-    variable            meaning                                           when it is not set
-    ------------------  ------------------------------------------------  --------------------------------------
-    RANK                this process's number in the run                  a run of one process
-    WORLD_SIZE          how many processes the run has                    1; needed as soon as RANK is set
-    LOCAL_WORLD_SIZE    how many of them are on this machine              all
-    LOCAL_RANK          this process's number on this machine             RANK modulo LOCAL_WORLD_SIZE
-    GROUP_RANK          this machine's number (torchrun; also NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
-    MASTER_ADDR         where rank 0 listens                              127.0.0.1 on one machine, else needed
-    MASTER_PORT         its port                                          29500
-    GLOO_SOCKET_IFNAME  network interface for gloo                        the one this machine's name leads to
-    PLAIT_SPECS         folder to read presets from                       the one that came with Plait
-    PLAIT_LAB           name of the lab (emulated cluster) we run in      not in a lab
-    OMP_NUM_THREADS     threads of one rank, passed on to it              1: ranks share the machine's cores
-    PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it      segments that grow in place
+    variable            meaning                                         when it is not set
+    ------------------  ----------------------------------------------  -------------------------------------
+    RANK                this process's number in the run                a run of one process
+    WORLD_SIZE          how many processes the run has                  1; needed as soon as RANK is set
+    LOCAL_WORLD_SIZE    how many of them are on this machine            all
+    LOCAL_RANK          this process's number on this machine           RANK modulo LOCAL_WORLD_SIZE
+    GROUP_RANK          this machine's number (torchrun; or NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
+    MASTER_ADDR         where rank 0 listens                            127.0.0.1 on one machine, else needed
+    MASTER_PORT         its port                                        29500
+    GLOO_SOCKET_IFNAME  network interface for gloo                      the one this machine's name leads to
+    PLAIT_SPECS         folder to read presets from                     the one that came with Plait
+    PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
+    OMP_NUM_THREADS     threads of one rank, passed on to it            1: ranks share the machine's cores
+    PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
 scheduler alike.
@@ -47,7 +47,8 @@ _RANK_DEFAULTS = {
 class RankEnv:
     """Who this process is. Without arguments: the only one.
 
-    >>> RankEnv.read({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host0"}).local_rank
+    >>> env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host0"}
+    >>> RankEnv.read(env).local_rank
     1
     """
 
@@ -71,14 +72,16 @@ class RankEnv:
             )
         if "WORLD_SIZE" in env and "RANK" not in env and env["WORLD_SIZE"] != "1":
             raise LaunchError(
-                f"WORLD_SIZE is {env['WORLD_SIZE']!r} but RANK is not set. Start ranks with plait train or torchrun, or set both."
+                f"WORLD_SIZE is {env['WORLD_SIZE']!r} but RANK is not set. "
+                "Start ranks with plait train or torchrun, or set both."
             )
         world_size = _number(env, "WORLD_SIZE", 1, least=1)
         rank = _number(env, "RANK", 0, most=world_size - 1)
         local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
         if local_world_size < world_size and "MASTER_ADDR" not in env:
             raise LaunchError(
-                "MASTER_ADDR is not set though ranks run on several machines. Set it to the address of rank 0's machine."
+                "MASTER_ADDR is not set though ranks run on several machines. "
+                "Set it to the address of rank 0's machine."
             )
         node = "GROUP_RANK" if "GROUP_RANK" in env else "NODE_RANK"
         return RankEnv(

@@ -57,7 +57,8 @@ def drawn_rows(bars: Sequence[Bar], width: int = 100) -> list[tuple[str, list[Pi
 def text_gantt(bars: Sequence[Bar], width: int = 100) -> list[str]:
     """One line a row, names aligned.
 
-    >>> print(*text_gantt([Bar("stage 0", 0, 2, "F0", "F"), Bar("stage 1", 2, 5, "F0", "F")], width=10), sep="\\n")
+    >>> bars = [Bar("stage 0", 0, 2, "F0", "F"), Bar("stage 1", 2, 5, "F0", "F")]
+    >>> print(*text_gantt(bars, width=10), sep="\\n")
     stage 0 |F0──      |
     stage 1 |    F0────|
     """

@@ -136,8 +136,8 @@ class ModelSpec:
         """(layer, direction, level) of every change of the sequence's length, just before that layer; level:
         the finer one.
 
-        >>> spec = ModelSpec(family="utransformer", num_layers=5, hidden=8, num_heads=1, vocab=9, max_sequence=8, levels=2)
-        >>> spec.resampling
+        >>> shape = dict(num_layers=5, hidden=8, num_heads=1, vocab=9, max_sequence=8)
+        >>> ModelSpec(family="utransformer", levels=2, **shape).resampling
         ((1, 'down', 0), (2, 'down', 1), (3, 'up', 1), (4, 'up', 0))
         """
         each, levels = self.num_layers // (2 * self.levels + 1), self.levels

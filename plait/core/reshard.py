@@ -105,7 +105,8 @@ class TensorLayout:
             )
         if len(self.ranks) != prod(self.mesh) or len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
             raise ReshardError(
-                f"The mesh {_mesh(self.mesh)} needs {prod(self.mesh)} different ranks from 0 up, got {_list(self.ranks)}."
+                f"The mesh {_mesh(self.mesh)} needs {prod(self.mesh)} different ranks from 0 up, "
+                f"got {_list(self.ranks)}."
             )
         for axis in used:
             if axis >= len(self.mesh):
@@ -125,7 +126,8 @@ class TensorLayout:
         match = _TEXT.fullmatch(text.strip())
         if not match:
             raise ReshardError(
-                f"'{text}' is not a layout. Write the mesh, then for every dimension of the tensor R, or S with mesh axes: '(2,4) S0 R S1'."
+                f"'{text}' is not a layout. Write the mesh, then for every dimension of the tensor R, "
+                "or S with mesh axes: '(2,4) S0 R S1'."
             )
         mesh = tuple(int(number) for number in match["mesh"].split(",") if number.strip())
         listed = [int(number) for number in match["ranks"].split(",")] if match["ranks"] else [first_rank]
@@ -134,7 +136,8 @@ class TensorLayout:
         for word in match["spec"].split():
             if not _WORD.fullmatch(word):
                 raise ReshardError(
-                    f"'{word}' in '{text}' is neither R (replicated) nor S and the mesh axes that split, such as S0 or S01."
+                    f"'{word}' in '{text}' is neither R (replicated) nor S and the mesh axes that split, "
+                    "such as S0 or S01."
                 )
         return TensorLayout(mesh, tuple(listed), tuple(tuple(map(int, word[1:])) for word in match["spec"].split()))
 
@@ -165,7 +168,8 @@ class TensorLayout:
         if len(shape) != len(self.spec):
             sizes = _list(shape) or "of a scalar"
             raise ReshardError(
-                f"The layout '{self}' has {len(self.spec)} dimensions, the shape {sizes} has {len(shape)}. Give one word for each."
+                f"The layout '{self}' has {len(self.spec)} dimensions, the shape {sizes} has {len(shape)}. "
+                "Give one word for each."
             )
         parts = [prod(self.mesh[axis] for axis in axes) for axes in self.spec]
         return [list(accumulate(slice_sizes(size, count), initial=0)) for size, count in zip(shape, parts, strict=True)]

@@ -6,10 +6,10 @@ a rank works through those that it sends or receives, in that order. All ways ar
 communicator of its own
 (A receiver hosts, t = bytes / bandwidth of a NIC):
 
-    send_recv          a full copy to every receiver                                            A B t for B receivers a host
-    local_all_gather   every host's receivers get a share each and exchange within the host     A t
-    global_all_gather  all receivers get a share each, then pass shares on in a ring            about 2 t
-    broadcast          K chunks from host to host and on within each, forwarded as they come    (K + A - 1) t / K
+    send_recv          A B t for B receivers a host: a full copy to every receiver
+    local_all_gather   A t: every host's receivers get a share each and exchange within the host
+    global_all_gather  about 2 t: all receivers get a share each, then pass shares on in a ring
+    broadcast          (K + A - 1) t / K: K chunks from host to host and within each, forwarded as they come
 
 The list cannot deadlock. What each rank does follows from it (`script`): every wait is for a message that is
 posted and that stands no later in the list than what the wait holds up. So the first unfinished message of

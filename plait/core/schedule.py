@@ -3,8 +3,8 @@
 An op is one action of one stage on one micro-batch. Text form, as in torch.distributed.pipelining:
 
     2F0        forward of micro-batch 0 on stage 2
-    2B0        its whole backward; or, split (Qi 2023, arXiv 2401.10241), ``2I0`` for the gradient of the input, ``2W0`` of
-               the weights
+    2B0        its whole backward; or, split (Qi 2023, arXiv 2401.10241), ``2I0`` for the gradient of the
+               input, ``2W0`` of the weights
     0S0        forward and backward in one, where one stage is the whole model
     1SEND_F3   send what 1F3 gave to the next stage; ``1SEND_F3>5`` to stage 5 (a skip connection)
     2RECV_F3   post the receive for it; ``5RECV_F3<1`` from stage 1
@@ -232,7 +232,8 @@ def parse_schedule(text: str) -> Schedule:
             ranks.append(tuple(parse_op(word) for word in rest.split()))
         elif line.strip():
             raise ScheduleError(
-                f"line {number} of the schedule is neither a comment nor 'edges: 0>1 ...' nor 'rank {len(ranks)}: 0F0 ...'"
+                f"line {number} of the schedule is neither a comment nor 'edges: 0>1 ...' "
+                f"nor 'rank {len(ranks)}: 0F0 ...'"
             )
     stages = {op.stage for ops in ranks for op in ops}
     if not stages:

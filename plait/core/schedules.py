@@ -2,13 +2,19 @@
 micro-batches.
 
     gpipe           all forwards, then all backwards (Huang 2019)
-    1f1b            rank i runs S-i forwards, then one backward, one forward, ... (Narayanan 2019, PipeDream-Flush)
-    eager-1f1b      2(S-i)-1 forwards first, so that every transfer has half a period to hide in (arXiv 2211.05322)
-    slack-1f1b      only as many forwards first as each boundary's transfer needs: ``slack`` of ``enough_slack``
-    interleaved     several stages a rank, 2(P-i-1) + (v-1)P forwards first (arXiv 2104.04473); sends and receives decoupled (MegaScale)
-    zb-h1           1f1b with its backwards split, weight gradients fill the end; memory of 1f1b (arXiv 2401.10241)
+    1f1b            rank i runs S-i forwards, then one backward, one forward, ... (Narayanan 2019,
+                    PipeDream-Flush)
+    eager-1f1b      2(S-i)-1 forwards first, so that every transfer has half a period to hide in
+                    (arXiv 2211.05322)
+    slack-1f1b      only as many forwards first as each boundary's transfer needs: ``slack`` of
+                    ``enough_slack``
+    interleaved     several stages a rank, 2(P-i-1) + (v-1)P forwards first (arXiv 2104.04473); sends and
+                    receives decoupled (MegaScale)
+    zb-h1           1f1b with its backwards split, weight gradients fill the end; memory of 1f1b
+                    (arXiv 2401.10241)
     zb-h2           eager-1f1b with its backwards split: no bubble, memory of eager-1f1b (same)
-    zb-v            two stages a rank, down and up again, no bubble with the memory of 1f1b where F, I and W take equally long (same)
+    zb-v            two stages a rank, down and up again, no bubble with the memory of 1f1b where F, I and W
+                    take equally long (same)
 
 ``steady_period`` is the theorem behind eager and slack: with asynchronous links the time per micro-batch is
 the longest mean circuit.
@@ -54,7 +60,8 @@ def generate(name: str, shape: Shape) -> Schedule:
     allowed = CHUNKS.get(name, (1,))
     if allowed and shape.chunks not in allowed:
         raise ScheduleError(
-            f"{name} has {allowed[0]} stage{'s' * (allowed[0] > 1)} a rank, not {shape.chunks}; chunks are for interleaved"
+            f"{name} has {allowed[0]} stage{'s' * (allowed[0] > 1)} a rank, not {shape.chunks}; "
+            "chunks are for interleaved"
         )
     if shape.slack and name != "slack-1f1b":
         raise ScheduleError(f"slack is for slack-1f1b, not for {name}")
@@ -88,7 +95,8 @@ def _eager(shape: Shape) -> Iterable[list[Op]]:
 def _slack(shape: Shape) -> Iterable[list[Op]]:
     if len(shape.slack) != shape.ranks - 1 or min(shape.slack, default=1) < 1:
         raise ScheduleError(
-            f"slack-1f1b of {shape.ranks} ranks needs {shape.ranks - 1} slacks of at least 1, one for every boundary; got {shape.slack}"
+            f"slack-1f1b of {shape.ranks} ranks needs {shape.ranks - 1} slacks of at least 1, "
+            f"one for every boundary; got {shape.slack}"
         )
     return _one_backward_one_forward(warm_up(shape.slack), shape.micro_batches)
 

@@ -9,15 +9,18 @@ down1, ...`` and ``up1, up0`` between layers, which change the sequence's length
 in the up of its number (a skip connection). Each segment is cut by hand (detached) into ops, and an op
 exists once for every slice of the batch:
 
-    N  norm       add the previous segment's output to the residual stream, normalise (or, in down and up, change its length)
-    F  forward    first weight (column-parallel) and what follows it: attention core, activation, vocabulary softmax
+    N  norm       add the previous segment's output to the residual stream, normalise (or, in down and up,
+                  change its length)
+    F  forward    first weight (column-parallel) and what follows it: attention core, activation, vocabulary
+                  softmax
     R  row        second weight (row-parallel), one op per column part; its partial sum is reduced
     L  loss       combine the softmax statistics of the vocabulary shards (head only)
     M  norm again, where the forward did not keep what it normalised (recomputation)
     A  first weight and core again, likewise ("again"); an activation alone if recomputation is selective
     D  input gradient through the second weight and the core
     C  input gradient of the first weight, one op per part; its partial sum is reduced
-    W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only; block: 2 and 3 of the MLP's)
+    W  weight gradient: part 0 of the second weight, part 1 of the first (embed and head: part 0 only; block:
+       2 and 3 of the MLP's)
     J  backward of N ("join")
 
 Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention,
@@ -370,7 +373,8 @@ def check(graph: SegmentGraph, actions: Sequence[Action]) -> None:
     for verb, op in actions:
         if op not in needs:
             raise ScheduleError(
-                f"{op} does not exist in phase {graph.phase} of {graph.num_layers} layers, p1 = {graph.p1}, p2 = {graph.p2}"
+                f"{op} does not exist in phase {graph.phase} of {graph.num_layers} layers, "
+                f"p1 = {graph.p1}, p2 = {graph.p2}"
             )
         if op in done[verb]:
             raise ScheduleError(f"{Action(verb, op)} stands twice")

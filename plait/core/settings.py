@@ -1,7 +1,7 @@
-"""The sections of a job file, each key with its type, default and meaning; ``docs/job.md`` is made from these.
+"""The sections of a job file, each key with its type, default and meaning.
 
-Values are taken as they are: no text for a number, no number for a truth value, nothing that is not finite.
-Rules about several values at once stand in ``Job.check``.
+``docs/job.md`` is made from these. Values are taken as they are: no text for a number, no number for a truth
+value, nothing that is not finite. Rules about several values at once stand in ``Job.check``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class DataSection(Section):
     """What to train on."""
 
     text: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = STDLIB
-    """Files and folders, or ``python-stdlib``, the source of Python's standard library, which is always there."""
+    """Files and folders, or ``python-stdlib``, the source of Python's standard library, which is always
+    there."""
     pattern: str = "*"
     """Which files of a folder."""
     tokenizer: str = BYTES
@@ -78,8 +79,8 @@ class TrainSection(Section):
     global_batch_size: Count = 8
     """Sequences of one optimizer step, over all ranks."""
     micro_batch_size: Natural = 0
-    """Sequences that one data-parallel replica (of the first pipeline stage) computes at once; the rest of the
-    global batch is gradient accumulation. 0: the whole global batch at once."""
+    """Sequences that one data-parallel replica (of the first pipeline stage) computes at once; the rest of
+    the global batch is gradient accumulation. 0: the whole global batch at once."""
     learning_rate: Positive = 3e-4
     """At its peak."""
     min_learning_rate: NotNegative = 0.0
@@ -87,8 +88,8 @@ class TrainSection(Section):
     warmup_steps: Natural = 0
     """Steps in which the rate rises from nothing to its peak."""
     lr_decay_style: Literal["cosine", "wsd"] = "cosine"
-    """``cosine``: falls from the end of the warm-up on. ``wsd`` (warm-up, stable, decay): stays at its peak, then
-    falls linearly over the last ``lr_wsd_decay_steps``."""
+    """``cosine``: falls from the end of the warm-up on. ``wsd`` (warm-up, stable, decay): stays at its peak,
+    then falls linearly over the last ``lr_wsd_decay_steps``."""
     lr_decay_steps: Natural = 0
     """Steps after which the rate is at its end, so that more ``steps`` need not change the rates before.
     0: ``steps``."""
@@ -177,7 +178,8 @@ Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)
 
 
 class StrategySection(Section):
-    """How the model is split, and how its communication is hidden. ``auto``: candidates are timed before training."""
+    """How the model is split, and how its communication is hidden. ``auto``: candidates are timed before
+    training."""
 
     tp: Degrees = 1
     """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""
@@ -194,7 +196,8 @@ class StrategySection(Section):
     stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     """Layers of every stage; as equal as can be if empty."""
     shard: str | Shard = "ddp"
-    """Sharded data parallelism over dp x cp: ``ddp``, ``zero1``, ``zero2``, ``zero3`` (``fsdp``), or factors."""
+    """Sharded data parallelism over dp x cp: ``ddp``, ``zero1``, ``zero2``, ``zero3`` (``fsdp``), or
+    factors."""
     cp: Count = 1
     """Context-parallel degree: ranks that share every sequence."""
     cp_kind: Literal["ulysses", "ring"] | ContextKind = "ulysses"

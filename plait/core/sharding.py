@@ -7,8 +7,10 @@ params <= grads <= optim <= R, each dividing the next (InternEvo, arXiv 2401.091
 factor's group is made of neighbouring ranks, and cuts are nested: what a rank's optimizer updates is a part
 of what it accumulates, which is a part of the parameters it keeps. Named points:
 
-    ddp     (1, 1, 1)      zero1   (1, 1, R)      zero2   (1, R, R)      zero3, fsdp   (R, R, R)
-    hsdp, mics (k, k, k)   hierarchical FSDP (k, k, R)                   hpz: (R, R, R) with ``secondary`` = k (ZeRO++, arXiv 2306.10209)
+    ddp          (1, 1, 1)      hsdp, mics         (k, k, k)
+    zero1        (1, 1, R)      hierarchical FSDP  (k, k, R)
+    zero2        (1, R, R)      hpz                (R, R, R) with ``secondary`` = k (ZeRO++, arXiv 2306.10209)
+    zero3, fsdp  (R, R, R)
 
 A *unit* is the matrices of one segment: what is gathered, and whose gradient is reduced, at once. Vectors
 (norms, biases) are a unit of their own, whole on every rank but for the optimizer's part: they are small, and

@@ -130,7 +130,8 @@ class Strategy:
         )
         if heads % ulysses or (kv_heads % ulysses and ulysses % kv_heads):
             raise JobError(
-                f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) of a tensor-parallel rank",
+                f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) "
+                "of a tensor-parallel rank",
                 key="strategy.cp",
                 fix='Use a divisor, or cp_kind = "ring", which shares no heads',
             )

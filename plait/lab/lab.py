@@ -143,8 +143,9 @@ def _why_not(code: str, message: str) -> str:
     """One paragraph on why the kernel refused a namespace."""
     if code in ("EPERM", "EACCES", "ENOSPC", "EINVAL", "ENOSYS"):
         return (
-            f"the lab may not create network namespaces here ({message}): it needs root, or a kernel that lets users create "
-            "user namespaces. Run it as root, or allow them (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+            f"the lab may not create network namespaces here ({message}): it needs root, or a kernel that lets "
+            "users create user namespaces. Run it as root, or allow them (sysctl user.max_user_namespaces, "
+            "kernel.unprivileged_userns_clone=1, "
             "or on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0)."
         )
     return f"the lab could not start: {message}."

@@ -63,7 +63,8 @@ def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
     bucket = max(mtu + 14, int(bits / 8 * TIMER_SLACK))
     queue = max(SHORTEST_QUEUE, int(bits / 8 * QUEUE_SECONDS))
     return [
-        f"class replace dev {device} parent 1: classid 1:1 htb rate {bits}bit burst {bucket} cburst {bucket} quantum 65536",
+        f"class replace dev {device} parent 1: classid 1:1 htb rate {bits}bit "
+        f"burst {bucket} cburst {bucket} quantum 65536",
         f"qdisc replace dev {device} parent 1:1 handle 10: bfifo limit {min(queue, 2**31)}",
     ]
 

@@ -50,7 +50,8 @@ def plan_reshard(
         raise ReshardError(f"'{way}' is no way to reshard{nearest(way, WAYS)}. Use one of {', '.join(WAYS)}.")
     if min(shape, default=1) < 0 or itemsize < 1:
         raise ReshardError(
-            f"A tensor of shape {shape} with {itemsize} bytes an element cannot be. Give sizes from 0 and at least one byte."
+            f"A tensor of shape {shape} with {itemsize} bytes an element cannot be. "
+            "Give sizes from 0 and at least one byte."
         )
     for rank in (max(source.ranks), max(destination.ranks)):
         fabric.host(rank)

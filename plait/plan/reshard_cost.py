@@ -58,7 +58,8 @@ class Fabric:
         if not (0 < self.rate < inf and self.local_rate > 0 and 0 <= self.latency < inf and self.nics_per_host >= 1):
             raise ReshardError(
                 f"A fabric of rate {self.rate} B/s, local rate {self.local_rate} B/s, latency {self.latency} s and "
-                f"{self.nics_per_host} NICs a host cannot be. Rates must be positive, the latency not negative, and a host needs a NIC."
+                f"{self.nics_per_host} NICs a host cannot be. Rates must be positive, the latency not negative, "
+                "and a host needs a NIC."
             )
 
     @cached_property
@@ -80,7 +81,8 @@ class Fabric:
         """Where ``rank`` is. Raises ReshardError for one that the fabric does not have."""
         if rank >= len(self.hosts):
             raise ReshardError(
-                f"Rank {rank} has no host: the fabric has {len(self.hosts)} ranks. Name a host for every rank of both meshes."
+                f"Rank {rank} has no host: the fabric has {len(self.hosts)} ranks. "
+                "Name a host for every rank of both meshes."
             )
         return self.hosts[rank]
 

@@ -7,7 +7,8 @@ Every task occupies its NICs for its whole duration; two tasks that share one ca
     load_balance  the least loaded holder sends, same order
     greedy        the paper's randomised sets of tasks that do not touch each other, one set after the other
     dfs           depth first over orders and senders, with an admissible bound: optimal if it ends
-    list          largest remaining load first, tried with noise, tasks one by one and merged; ends at the lower bound
+    list          largest remaining load first, tried with noise, tasks one by one and merged; ends at the
+                  lower bound
     exact         CP-SAT (see reshard_exact.py)
 
 All are functions of their arguments alone: fixed seeds, budgets counted in nodes and rounds instead of

@@ -124,7 +124,8 @@ def wrong(move: Move, rank: int, destination: Tensor | None, around: Tensor | No
         return ""
     want = whole(move, salt)[move.plan.destination.tile(rank, move.plan.shape).slices]
     if not torch.equal(destination.to(torch.complex128), want.to(torch.complex128)):
-        return f"rank {rank}: {move.plan.source} -> {move.plan.destination} {move.plan.shape} {move.dtype} {[s.way for s in move.plan.steps]}"
+        ways = [step.way for step in move.plan.steps]
+        return f"rank {rank}: {move.plan.source} -> {move.plan.destination} {move.plan.shape} {move.dtype} {ways}"
     destination.fill_(1)
     return "" if bool((around.to(torch.complex128) == 1).all()) else f"rank {rank}: wrote beside its tile"
 

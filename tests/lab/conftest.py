@@ -72,12 +72,13 @@ def nobody_python() -> str:
     for candidate in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
         # setpriv may still start what the user could not, so a child of the first Python is the one that
         # counts.
-        probe = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import plait.core.env, typing; typing.Self']))"
-        if (
-            candidate
-            and not subprocess.run(
-                [*as_nobody(candidate), "-c", probe], cwd=REPOSITORY, stderr=subprocess.DEVNULL
-            ).returncode
-        ):  # noqa: PLW1510
+        child = "import plait.core.env, typing; typing.Self"
+        probe = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', '{child}']))"
+        if not candidate:
+            continue
+        tried = subprocess.run(
+            [*as_nobody(candidate), "-c", probe], cwd=REPOSITORY, stderr=subprocess.DEVNULL, check=False
+        )
+        if not tried.returncode:
             return candidate
     pytest.skip("no Python from 3.11 on, and no copy of plait, that an ordinary user may read")

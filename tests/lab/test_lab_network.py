@@ -16,7 +16,10 @@ from tests.lab.lab_measure import goodputs
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("needs_lab")]
 
 PING = "import socket, sys; socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2])).close()"
-LISTEN = "import socket, sys; s = socket.create_server((sys.argv[1], 7000)); print(flush=True)\nwhile True: s.accept()[0].close()"
+LISTEN = (
+    "import socket, sys; s = socket.create_server((sys.argv[1], 7000)); print(flush=True)\n"
+    "while True: s.accept()[0].close()"
+)
 
 
 def listen(lab: Lab, rank: int, address: str) -> None:

@@ -23,7 +23,9 @@ from tests.core.test_reshard import layouts
 TEN_GBIT = 1.25e9
 CUBE = (1024, 1024, 512)
 
-# Zhuang et al. 2022, section 5.1.2: int32, 10 Gbit/s, one NIC a host. Seconds of our model, worked out independently of this code.   source, destination, shape, bound, naive, load balance, greedy, best, send/recv, local all-gather
+# Zhuang et al. 2022, section 5.1.2: int32, 10 Gbit/s, one NIC a host. Seconds of our model, worked out
+# independently of this code: source, destination, shape, bound, naive, load balance, greedy, best, send/recv,
+# local all-gather.
 CASES = {
     1: ("(2,4) S0 R R", "(2,4) S0 R R", CUBE, 0.859, 0.859, 0.859, 0.859, 0.859, 3.44, 0.859),
     2: ("(2,4) R R R", "(2,4) S0 R R", CUBE, 0.859, 1.718, 0.859, 0.859, 0.859, 6.01, 1.503),

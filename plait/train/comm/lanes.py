@@ -205,18 +205,21 @@ def _check(plan: ReshardPlan, rank: int, tile: Tensor | None, side: str) -> None
     if (rank in layout.ranks) != (tile is not None):
         has = "has one" if tile is not None else "has none"
         raise ReshardError(
-            f"Rank {rank} {has}, but a {side} tile belongs to ranks {layout.ranks} of '{layout}'. Pass None on all others."
+            f"Rank {rank} {has}, but a {side} tile belongs to ranks {layout.ranks} of '{layout}'. "
+            "Pass None on all others."
         )
     if tile is None:
         return
     wanted = layout.tile(rank, plan.shape).shape
     if tuple(tile.shape) != wanted:
         raise ReshardError(
-            f"The {side} tile of rank {rank} has shape {tuple(tile.shape)}, by the layout '{layout}' it must have {wanted}."
+            f"The {side} tile of rank {rank} has shape {tuple(tile.shape)}, "
+            f"by the layout '{layout}' it must have {wanted}."
         )
     if tile.element_size() != plan.itemsize:
         raise ReshardError(
-            f"The {side} tile of rank {rank} is {tile.dtype}, {tile.element_size()} bytes an element; the plan is for {plan.itemsize}."
+            f"The {side} tile of rank {rank} is {tile.dtype}, {tile.element_size()} bytes an element; "
+            f"the plan is for {plan.itemsize}."
         )
 
 

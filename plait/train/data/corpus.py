@@ -187,8 +187,8 @@ class Batches:
             )
         if self.windows < 1:
             raise DataError(
-                f"{corpus.folder}: the {split} split has {tokens} tokens and one sequence of {sequence} needs {sequence + 1}; "
-                "add text or lower the sequence length"
+                f"{corpus.folder}: the {split} split has {tokens} tokens and one sequence of {sequence} "
+                f"needs {sequence + 1}; add text or lower the sequence length"
             )
 
     @cached_property

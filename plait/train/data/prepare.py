@@ -187,8 +187,8 @@ def _build(
             raise
         needed = DTYPES[dtype].itemsize * (total * tokens / read if read else total)
         raise DataError(
-            f"{out}: the disk is full: this corpus needs about {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB were free; "
-            "make room, or choose a folder on another disk"
+            f"{out}: the disk is full: this corpus needs about {needed / 1e6:.1f} MB "
+            f"and {free / 1e6:.1f} MB were free; make room, or choose a folder on another disk"
         ) from error
     finally:
         for writer in writers.values():
@@ -266,11 +266,13 @@ def _check_splits(
         return
     if documents == 1:
         raise DataError(
-            f"{out}: all the text is one document, which cannot be both train and eval; add text or set eval_fraction = 0"
+            f"{out}: all the text is one document, which cannot be both train and eval; "
+            "add text or set eval_fraction = 0"
         )
     if not splits["train"].tokens:
         raise DataError(
-            f"{out}: all {documents} documents fell into the eval split; add text or lower eval_fraction ({eval_fraction})"
+            f"{out}: all {documents} documents fell into the eval split; "
+            f"add text or lower eval_fraction ({eval_fraction})"
         )
     fraction = math.floor(writers["train"].lowest * 1000 + 1) / 1000
     raise DataError(

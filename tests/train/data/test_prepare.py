@@ -29,7 +29,10 @@ BYTES = ByteTokenizer()
 TEXTS = st.dictionaries(
     st.text("abcxyz", min_size=1, max_size=6), st.binary(min_size=1, max_size=40), min_size=1, max_size=12
 )
-PREPARE = "import sys, os; from pathlib import Path; from plait.train.data.prepare import prepare; from plait.train.data.tokenizer import *;"
+PREPARE = (
+    "import sys, os; from pathlib import Path; from plait.train.data.prepare import prepare; "
+    "from plait.train.data.tokenizer import *;"
+)
 
 
 class Untouchable(ByteTokenizer):
