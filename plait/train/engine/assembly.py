@@ -32,7 +32,8 @@ from plait.train.record.recorder import Recorder
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of a pipelined job. share: this rank's sequences of a micro-batch. eval_batches:
+    """What one rank has of a pipelined job. largest_share: the most sequences of a micro-batch that a replica
+    of its place has, from which orders are made, so that all replicas have the same. eval_batches:
     micro-batches of an evaluation."""
 
     plan: PipelinePlan
@@ -43,7 +44,7 @@ class Part:
     groups: Groups
     courier: LaneCourier
     device: Device
-    share: int
+    largest_share: int
     sequence: int
     seed: int
     costs: SegmentCosts | None
@@ -95,7 +96,7 @@ class Part:
                 self.groups.tp,
                 gradients=self.gradients if schedule.trains else None,
                 device=self.device,
-                batch=self.share,
+                batch=self.largest_share,
                 sequence=self.sequence,
                 costs=self.costs,
                 recorder=recorder,
@@ -170,7 +171,7 @@ def assemble(
         groups=groups,
         courier=LaneCourier(plan.schedule, plan.reshards, groups, device, dtype),
         device=device,
-        share=slice_sizes(micro_batch, dp)[plan.meshes[place].coordinates(rank)["dp"]],
+        largest_share=slice_sizes(micro_batch, dp)[0],
         sequence=sequence,
         seed=seed,
         costs=costs,
