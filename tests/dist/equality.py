@@ -72,18 +72,21 @@ def wire() -> Wire:
     return open_wire("gloo") if dist.is_initialized() and dist.get_world_size() > 1 else NullWire()
 
 
-def batch_of(spec: ModelSpec, step: int, batch: int = BATCH) -> tuple[Tensor, Tensor, Tensor]:
+def batch_of(
+    spec: ModelSpec, step: int, batch: int = BATCH, sequence: int = SEQUENCE
+) -> tuple[Tensor, Tensor, Tensor]:
     """tokens, targets (a few ignored), sample numbers."""
     generator = torch.Generator().manual_seed(100 + step)
-    tokens = torch.randint(0, spec.vocab, (batch, SEQUENCE), generator=generator)
-    targets = torch.randint(0, spec.vocab, (batch, SEQUENCE), generator=generator)
+    tokens = torch.randint(0, spec.vocab, (batch, sequence), generator=generator)
+    targets = torch.randint(0, spec.vocab, (batch, sequence), generator=generator)
     targets[torch.rand(targets.shape, generator=generator) < 0.15] = -100
     return tokens, targets, torch.arange(batch) + step * batch
 
 
 @cache
-def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
-    """The reference's answer: first step's loss, gradients and norm; weights after all steps."""
+def expected(spec: ModelSpec, batch: int = BATCH, sequence: int = SEQUENCE, evaluated: int = 0) -> dict[str, Any]:
+    """The reference's answer: first step's loss, gradients and norm; weights after all steps, and with these
+    the mean loss of an evaluation of two batches of ``evaluated`` sequences."""
     reference = Reference(spec)
     reference.perturb()
     start = {name: weight.detach().clone() for name, weight in reference.weights.items()}
@@ -91,7 +94,7 @@ def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
     averages = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
     found: dict[str, Any] = {"start": start}
     for step in range(STEPS):
-        tokens, targets, samples = batch_of(spec, step, batch)
+        tokens, targets, samples = batch_of(spec, step, batch, sequence)
         for w in weights.values():
             w.grad = None
         loss = reference.loss(tokens, targets, dropout=DropoutKey(SEED, step), samples=samples)
@@ -102,7 +105,15 @@ def expected(spec: ModelSpec, batch: int = BATCH) -> dict[str, Any]:
             found |= {"loss": loss.item(), "norm": norm.item(), "gradients": gradients}
         for name, w in weights.items():
             adamw(w, gradients[name] * min(1.0, CLIP / norm.item()), averages[name], step + 1)
+    if evaluated:
+        losses = [reference.loss(tokens, targets) for tokens, targets, _ in evaluation_of(spec, evaluated, sequence)]
+        found["evaluation"] = sum(loss.item() for loss in losses) / len(losses)
     return found | {"weights": {name: w.detach().clone() for name, w in weights.items()}}
+
+
+def evaluation_of(spec: ModelSpec, batch: int, sequence: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Two batches that no step sees."""
+    return [batch_of(spec, STEPS + number, batch, sequence) for number in range(2)]
 
 
 @torch.no_grad()
