@@ -96,6 +96,8 @@ class Plan:
     schedule: Schedule
     reshards: Mapping[bool, Reshards] = field(default_factory=dict[bool, Reshards])
     costs: SegmentCosts | None = None
+    seed: int = 0
+    """Of initial weights and dropout."""
     choices: Choices = field(default_factory=Choices)
     origin: str = ""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -112,11 +114,6 @@ class Plan:
             sharding.check(mesh.replicas)
 
     # ---- what follows from it ----
-
-    @property
-    def seed(self) -> int:
-        """Of initial weights and dropout."""
-        return self.job.train.seed if self.job else 0
 
     @property
     def sequence_cut(self) -> SequenceCut:
@@ -237,6 +234,7 @@ class Plan:
             "schedule": str(self.schedule),
             "reshards": {str(parallel).lower(): _pack(plans) for parallel, plans in sorted(self.reshards.items())},
             "costs": asdict(self.costs) if self.costs else None,
+            "seed": self.seed,
             "choices": asdict(self.choices),
             "origin": self.origin,
         }
@@ -259,6 +257,7 @@ class Plan:
             schedule=parse_schedule(values["schedule"]),
             reshards={key == "true": _unpack(plans) for key, plans in values["reshards"].items()},
             costs=SegmentCosts(**values["costs"]) if values["costs"] else None,
+            seed=int(values["seed"]),
             choices=Choices(**(choices | {"strategies": strategies})),
             origin=str(values["origin"]),
             notes={str(key): str(value) for key, value in values.get("notes", {}).items()},

@@ -52,7 +52,7 @@ def make_plan(job: Job, cluster: Cluster, *, vocab: int) -> Plan:
         shard_overlap=job.tunes_sharding and max(mesh.replicas for mesh in layout.meshes) > 1,
         slack=job.measures_slack and len(layout.degrees) > 1,
     )
-    design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices)
+    design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices, job.train.seed)
     return assemble_plan(design, _schedule(job, layout), cluster, job=job)
 
 
@@ -68,6 +68,7 @@ class Design:
     shardings: tuple[Sharding, ...] = ()
     stage_layers: Sequence[int] = ()
     choices: Choices = field(default_factory=Choices)
+    seed: int = 0
 
 
 def assemble_plan(design: Design, schedule: Schedule, cluster: Cluster, *, job: Job | None = None) -> Plan:
@@ -88,13 +89,14 @@ def assemble_plan(design: Design, schedule: Schedule, cluster: Cluster, *, job: 
         job=job,
         model=model,
         workload=workload,
-        strategy=design.strategy,
+        strategy=replace(design.strategy, tp=layout.degrees[0][1]),
         layout=layout,
         shardings=design.shardings or (Sharding(),) * len(layout.degrees),
         stages=stages,
         schedule=schedule,
         reshards={parallel: boundaries.reshards(parallel) for parallel in sorted(streams)},
         choices=design.choices,
+        seed=design.seed,
     )
 
 

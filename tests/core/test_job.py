@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,16 +90,13 @@ def test_recomputation_may_be_of_some_layers() -> None:
         assert (strategy.recompute, strategy.recompute_layers) == (kind, layers)
 
 
-def test_an_earlier_choice_holds_as_long_as_the_job_leaves_it_open() -> None:
+def test_a_word_alone_is_tensor_parallelisms_overlap() -> None:
     def job(**strategy: Any) -> Job:
         return Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": strategy})
 
-    chosen = Strategy(p1=4, shard_overlap="forward")
-    assert job(overlap={"shard": "auto"}).allows(chosen)
-    assert not job().allows(chosen)
-    assert not job(overlap={"shard": "auto"}, p1=2).allows(chosen)
-    assert not job(overlap={"shard": "auto"}, recompute="full").allows(chosen)
     assert job(overlap="sync").base_strategy.shard_overlap == "none"
+    assert job(overlap="async").base_strategy.shard_overlap == "both"
+    assert job(overlap={"shard": "auto"}).tunes_sharding
 
 
 def test_automatic_choices_are_marked() -> None:
@@ -258,3 +256,36 @@ def test_reading_a_job_loads_nothing_heavy() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("data.sequence=32", "data.sequence_length"),
+        ("train.batch=4", "train.global_batch_size"),
+        ("train.micro_batch=4", "train.micro_batch_size"),
+        ('train.dtype="bf16"', "train.precision"),
+        ("strategy.sp=2", "strategy.cp"),
+        ('strategy.sp_kind="ring"', "strategy.cp_kind"),
+        ("strategy.interleave=2", "strategy.virtual_stages"),
+    ],
+)
+def test_an_old_name_is_refused_with_the_new_one(job_file, old: str, new: str) -> None:
+    with pytest.raises(JobError, match=rf"{re.escape(old.partition('=')[0])}: is called {re.escape(new)} now"):
+        Job.read(job_file(MODEL), [old])
+
+
+@pytest.mark.parametrize(("size", "dp", "batch", "micro", "count"), [
+    (0, 1, 8, 8, 1), (0, 2, 7, 7, 1), (2, 2, 8, 4, 2), (4, 2, 7, 7, 1), (4, 2, 14, 7, 2), (1, 4, 8, 4, 2),
+])  # fmt: skip
+def test_a_micro_batch_is_a_replicas(size: int, dp: int, batch: int, micro: int, count: int) -> None:
+    train = {"global_batch_size": batch, "micro_batch_size": size}
+    job = Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": train, "strategy": {"dp": dp}})
+    assert (job.micro_batch, job.num_micro_batches) == (micro, count)
+
+
+@pytest.mark.parametrize(("size", "dp", "batch"), [(3, 1, 8), (4, 1, 6), (3, 2, 8), (8, 1, 4)])
+def test_a_batch_that_is_no_multiple_is_refused(size: int, dp: int, batch: int) -> None:
+    train = {"global_batch_size": batch, "micro_batch_size": size}
+    with pytest.raises(JobError, match=r"train\.global_batch_size.*not a multiple"):
+        Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": train, "strategy": {"dp": dp}})

@@ -7,25 +7,30 @@ from typing import Any
 
 import pytest
 
+from plait.core.cluster import HERE
 from plait.core.errors import JobError
 from plait.core.job import Job
-from plait.core.layout import Layout
 from plait.core.plan import Plan
+from plait.core.refine import Measurements, Timed, refine
 from plait.core.segment_costs import SegmentCosts
+from plait.plan.make import make_plan
+
+
+def make(**settings: Any) -> Plan:
+    strategy = {"tp": 2, "p1": 2} | settings.pop("strategy", {})
+    job = Job.from_dict({"model": {"preset": "llama3-405b"}, "strategy": strategy} | settings)
+    return make_plan(job, HERE, vocab=257)
 
 
 @pytest.fixture
 def plan() -> Plan:
-    job = Job.from_dict({"model": {"preset": "llama3-405b"}, "strategy": {"tp": 2, "p1": 2}})
     costs = SegmentCosts({"attn.F": 0.1 + 0.2}, {"attn.R": 1e-9}, 5e-6)
-    return Plan(
-        job=job.to_dict(), job_fingerprint=job.fingerprint, model=job.model_spec(257), strategy=job.base_strategy,
-        layout=Layout(tp=2), costs=costs, notes={"slices": "as the job says"},
-    )  # fmt: skip
+    return replace(make(), costs=costs, notes={"slices": "as the job says"})
 
 
 def test_a_plan_reads_back_equal_with_an_equal_hash(plan: Plan, tmp_path: Path) -> None:
-    for one in (plan, replace(plan, costs=None)):
+    pipeline = make(strategy={"pp": 2, "dp": [2, 1], "shard": "fsdp", "slices": "auto", "sequence_parallel": "auto"})
+    for one in (plan, replace(plan, costs=None), pipeline):
         one.write(tmp_path / "plan.json")
         again = Plan.read(tmp_path / "plan.json")
         assert again == one
@@ -34,16 +39,42 @@ def test_a_plan_reads_back_equal_with_an_equal_hash(plan: Plan, tmp_path: Path) 
 
 def test_another_jobs_plan_is_refused(plan: Plan, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    plan.write(file)
-    assert Plan.of_job(file, plan.job_fingerprint) == plan
+    assert plan.continued(file) is plan
+    make(train={"learning_rate": 1e-5}).write(file)
     with pytest.raises(JobError, match=r"another job.*run\.name") as caught:
-        Plan.of_job(file, "0" * 64)
+        plan.continued(file)
     assert caught.value.file == str(tmp_path)
+
+
+def test_a_run_goes_on_with_what_was_measured_unless_its_shape_changes(tmp_path: Path) -> None:
+    file, asked = tmp_path / "plan.json", {"strategy": {"slices": "auto", "sequence_parallel": "auto"}}
+    fresh = make(**asked)
+    fastest = Timed(fresh.choices.strategies[-1], 1.0)
+    refined = refine(fresh, Measurements(strategies=(Timed(fresh.strategy, 2.0), fastest)))
+    refined.write(file)
+    again = make(**asked, train={"steps": 900}, run={"name": "other"}).continued(file)
+    assert again.strategy == fastest.strategy
+    assert again.job is not None and again.job.train.steps == 900
+    assert not again.choices.any and again.intent == fresh.intent
+    assert make(strategy={"dp": 2} | asked["strategy"]).continued(file).choices.any
+
+
+def test_refining_closes_what_was_open_once() -> None:
+    fresh = make(strategy={"slices": "auto", "sequence_parallel": "auto", "pp": 2})
+    assert set(fresh.reshards) == {False, True}
+    costs = {False: SegmentCosts({}, {}), True: SegmentCosts({"attn.F": 1.0}, {})}
+    parallel = next(one for one in fresh.choices.strategies if one.sequence_parallel)
+    refined = refine(fresh, Measurements(costs=costs, strategies=(Timed(parallel, 1.0), Timed(fresh.strategy, 2.0))))
+    assert refined.strategy == parallel and refined.costs == costs[True]
+    assert set(refined.reshards) == {True}
+    assert not refined.choices.any
+    assert refined.hash != fresh.hash and refined.intent == fresh.intent
+    assert refine(refined, Measurements()) == refined
 
 
 def test_the_hash_covers_the_content_and_not_the_notes(plan: Plan) -> None:
     assert replace(plan, notes={}).hash == plan.hash
-    assert replace(plan, layout=Layout(dp=2)).hash != plan.hash
+    assert replace(plan, seed=5).hash != plan.hash
     assert replace(plan, strategy=replace(plan.strategy, p2=2)).hash != plan.hash
 
 
@@ -59,7 +90,10 @@ def test_writing_leaves_nothing_but_the_plan(plan: Plan, tmp_path: Path) -> None
         ({"version": 1}, "1 is not a plan version"),
         ({"strategy": {"tp": 4}}, "edited or damaged"),
         ({"layout": {"qp": 4}}, "not a complete plan"),
-        ({"layout": {"tp": 0}}, "not a complete plan"),
+        ({"layout": {"degrees": [[0, 1]], "cp": 1}}, "not a complete plan"),
+        ({"stage_layers": "x"}, "not a complete plan"),
+        ({"reshards": [1]}, "not a complete plan"),
+        ({"schedule": "rank 0: 0F0"}, "not a complete plan"),
         ({"costs": 3}, "not a complete plan"),
         ({"model": {}}, "is missing"),
         ({"hash": "0" * 64}, "edited or damaged"),

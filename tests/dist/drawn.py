@@ -6,14 +6,14 @@ from __future__ import annotations
 import random
 from typing import Any, get_args
 
+from plait.core.cluster import Cluster
 from plait.core.job import Job
 from plait.core.model import ModelSpec
-from plait.core.pipeline_plan import PipelinePlan
-from plait.core.schedules import GENERATORS, Shape, find_schedule
+from plait.core.plan import Plan
+from plait.core.schedules import GENERATORS
 from plait.core.segment_costs import SegmentCosts, segment_costs
 from plait.core.strategy import Overlap, Recompute, ShardOverlap
-from plait.plan.pipeline import plan_pipeline
-from plait.plan.reshard_cost import Fabric
+from plait.plan.make import make_plan
 
 Values = dict[str, Any]
 HEADS = {2: (8, 16), 3: (12, 24), 4: (8, 16, 24), 5: (10, 20), 6: (12, 24), 10: (20,), 12: (24,), 15: (15, 30)}
@@ -99,26 +99,9 @@ def _batches(chance: random.Random, dp: int | list[int]) -> Values:
     return {"global_batch_size": micro * count, "micro_batch_size": chance.choice((each, each, 0))}
 
 
-def plan_of(job: Job) -> PipelinePlan:
-    """As ``plait train`` plans it. Raises JobError or ScheduleError."""
-    asked = job.strategy
-    shape = Shape(
-        ranks=asked.pp, micro_batches=job.num_micro_batches, chunks=asked.virtual_stages, slack=asked.slack
-    )
-    return plan_pipeline(
-        job.model_spec(vocab=1),
-        find_schedule(asked.schedule, shape)[0],
-        job.degrees,
-        Fabric(hosts=tuple(range(job.world_size)), rate=1e9),
-        micro_batch=job.micro_batch,
-        num_micro_batches=job.num_micro_batches,
-        sequence=job.data.sequence_length,
-        itemsize=8,
-        sequence_parallel=job.base_strategy.sequence_parallel,
-        stage_layers=asked.stage_layers,
-        shardings=[job.sharding(dp * asked.cp) for dp, _ in job.degrees],
-        sequence_cut=job.sequence_cut,
-    )
+def plan_of(job: Job) -> Plan:
+    """As ``plait train`` plans it, every rank on a host of its own. Raises JobError or ScheduleError."""
+    return make_plan(job, Cluster(ranks_per_host=1, rate=1e9), vocab=1)
 
 
 def measured(chance: random.Random, job: Job, spec: ModelSpec) -> SegmentCosts:

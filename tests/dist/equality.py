@@ -19,7 +19,7 @@ from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.groups import one_place
+from plait.train.engine.groups import alone
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import make_executor, micro_batches, train_step, whole
 from plait.train.machine.device import Device
@@ -72,9 +72,7 @@ def wire() -> Wire:
     return open_wire("gloo") if dist.is_initialized() and dist.get_world_size() > 1 else NullWire()
 
 
-def batch_of(
-    spec: ModelSpec, step: int, batch: int = BATCH, sequence: int = SEQUENCE
-) -> tuple[Tensor, Tensor, Tensor]:
+def batch_of(spec: ModelSpec, step: int, batch: int = BATCH, sequence: int = SEQUENCE) -> tuple[Tensor, Tensor, Tensor]:
     """tokens, targets (a few ignored), sample numbers."""
     generator = torch.Generator().manual_seed(100 + step)
     tokens = torch.randint(0, spec.vocab, (batch, sequence), generator=generator)
@@ -174,7 +172,7 @@ def worst_error(
         train_step(
             whole(executor),
             optimizer,
-            one_place(over),
+            alone(over),
             batches,
             sequence_parallel=strategy.sequence_parallel,
             learning_rate=RATE,

@@ -18,7 +18,6 @@ from torch.distributed.pipelining import (
 )
 
 from plait.core.model import ModelSpec
-from plait.core.strategy import Strategy
 from plait.train.checkpoint import huggingface
 from plait.train.engine.assembly import assemble
 from plait.train.engine.steps import micro_batches
@@ -75,8 +74,7 @@ def worst_error(rank: int, spec: ModelSpec, name: str, places: int) -> tuple[flo
     loss = _peer(rank, whole, spec, name, places, tokens, targets)
     named = {key.removeprefix(PREFIX[spec.family]): parameter for key, parameter in whole.named_parameters()}
 
-    planned = plan(spec, [(1, 1)] * places, name, False, ())
-    part = assemble(spec, Strategy(), planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64)
+    part = assemble(plan(spec, [(1, 1)] * places, name), rank, DEVICE)
     try:
         with torch.no_grad():
             for piece in part.models.pieces:
@@ -88,7 +86,7 @@ def worst_error(rank: int, spec: ModelSpec, name: str, places: int) -> tuple[flo
             found = piece.view(part.gradients.named[piece.parameter])
             errors[piece.name] = relative_error(found, _cut(spec, piece, named, gradient=True))
     finally:
-        part.courier.close()
+        part.lanes.close()
     worst = max(errors, key=errors.__getitem__)
     return errors[worst], worst
 

@@ -3,6 +3,7 @@ unsharded reference."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -11,37 +12,38 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
+from unittest import mock
 
-import torch
 from torch import Tensor
 
+from plait.core.cluster import Cluster
 from plait.core.dry_run import peak_activations
 from plait.core.errors import ScheduleError
-from plait.core.job import Job
-from plait.core.layout import SequenceCut
+from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
-from plait.core.pipeline_plan import WHOLE_SEQUENCE, PipelinePlan
+from plait.core.plan import Choices, Plan, Workload
+from plait.core.refine import refine
 from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, generate
 from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import Collective
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
+from plait.plan.make import Design, assemble_plan
 from plait.plan.memory import states
-from plait.plan.pipeline import plan_pipeline
-from plait.plan.reshard_cost import Fabric
 from plait.plan.sharding import step_bytes
 from plait.plan.traffic import micro_batch_bytes
 from plait.train.comm.wire import Wire, wire_bytes
+from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.courier import LaneCourier
+from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import Courier, Delivery
-from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.steps import evaluate, micro_batches, train_step
 from plait.train.model.sequence import SequenceGroup
 from plait.train.record.recorder import Recorder
-from plait.train.tune.pipeline import choose_slack
+from plait.train.tune.measure import measure
 from tests.dist.equality import (
     CLIP,
     DEVICE,
@@ -58,6 +60,8 @@ from tests.dist.equality import (
 
 BATCH, MICRO = 16, 4
 CHUNKS = {"interleaved": 2, "zb-v": 2}
+WHOLE_SEQUENCE = SequenceCut()
+SYNC = Strategy()
 
 
 @dataclass(frozen=True)
@@ -102,30 +106,19 @@ def plan(
     spec: ModelSpec,
     degrees: Sequence[tuple[int, int]],
     name: str,
-    sequence_parallel: bool,
-    layers: Sequence[int],
+    strategy: Strategy = SYNC,
+    layers: Sequence[int] = (),
     shardings: Sequence[Sharding] = (),
-    cut: SequenceCut = WHOLE_SEQUENCE,
-) -> PipelinePlan:
-    """Equal on every rank."""
-    chunks = CHUNKS.get(name, 1)
+) -> Plan:
+    """Equal on every rank, each of which is a host of its own."""
     slack = (2,) * (len(degrees) - 1) if name == "slack-1f1b" else ()
-    schedule = generate(name, Shape(ranks=len(degrees), micro_batches=BATCH // MICRO, chunks=chunks, slack=slack))
-    fabric = Fabric(hosts=tuple(range(cut.cp * sum(dp * tp for dp, tp in degrees))), rate=1e9)
-    return plan_pipeline(
-        spec,
-        schedule,
-        degrees,
-        fabric,
-        micro_batch=MICRO,
-        num_micro_batches=BATCH // MICRO,
-        sequence=SEQUENCE,
-        itemsize=8,
-        sequence_parallel=sequence_parallel,
-        stage_layers=layers,
-        shardings=shardings,
-        sequence_cut=cut,
-    )
+    count = BATCH // MICRO
+    shape = Shape(ranks=len(degrees), micro_batches=count, chunks=CHUNKS.get(name, 1), slack=slack)
+    workload = Workload(micro_batch=MICRO, num_micro_batches=count, sequence=SEQUENCE, precision="fp64")
+    layout = Layout(tuple(degrees), strategy.cp)
+    choices = Choices(slack=name == "slack-1f1b")
+    design = Design(spec, workload, strategy, layout, tuple(shardings), layers, choices, SEED)
+    return assemble_plan(design, generate(name, shape), Cluster(ranks_per_host=1, rate=1e9))
 
 
 def worst_error(
@@ -147,26 +140,25 @@ def worst_error(
     more: other fields of the strategy.
     """
     strategy = Strategy(p1=p1, sequence_parallel=sequence_parallel, cp=cut.cp, ring=cut.ring, **more)
-    planned = plan(spec, degrees, name, sequence_parallel, layers, shardings, cut)
-    with _part(rank, spec, strategy, planned, Sizes()) as part:
+    with _part(rank, plan(spec, degrees, name, strategy, layers, shardings)) as part:
         return _worst(part, Sizes(), expected(spec, BATCH), delay)
 
 
 def job_error(
-    rank: int, job: Job, planned: PipelinePlan, costs: SegmentCosts | None = None, delay: int | None = None
+    rank: int, planned: Plan, costs: SegmentCosts | None = None, delay: int | None = None
 ) -> tuple[float, str]:
-    """``worst_error`` of a job with its plan, and of an evaluation after its steps. costs: as if measured."""
-    spec, sizes = job.model_spec(vocab=1), sizes_of(job)
-    want = expected(spec, sizes.batch, sizes.sequence, sizes.micro)
-    with _part(rank, spec, job.base_strategy, planned, sizes, costs=costs, eval_batches=2) as part:
+    """``worst_error`` of a job's plan, and of an evaluation after its steps. costs: as if measured."""
+    sizes = sizes_of(planned)
+    want = expected(planned.model, sizes.batch, sizes.sequence, sizes.micro)
+    with _part(rank, replace(planned, costs=costs, seed=SEED), eval_batches=2) as part:
         return _worst(part, sizes, want, delay)
 
 
-def lists(rank: int, job: Job, planned: PipelinePlan, costs: SegmentCosts | None = None) -> tuple[int, list[str]]:
+def lists(rank: int, planned: Plan, costs: SegmentCosts | None = None) -> tuple[int, list[str]]:
     """A rank's place, and what it runs in which order: every stage's list of every phase, to train and to
     evaluate."""
-    spec, found = job.model_spec(vocab=1), list[str]()
-    with _part(rank, spec, job.base_strategy, planned, sizes_of(job), costs=costs, eval_batches=1) as part:
+    found = list[str]()
+    with _part(rank, replace(planned, costs=costs), eval_batches=1) as part:
         for pipeline in (part.pipeline, part.evaluator):
             assert pipeline is not None
             for stage, executor in pipeline.executors.items():
@@ -177,22 +169,20 @@ def lists(rank: int, job: Job, planned: PipelinePlan, costs: SegmentCosts | None
         return part.groups.place, found
 
 
-def sizes_of(job: Job) -> Sizes:
-    """What a job says of batches."""
-    return Sizes(job.train.global_batch_size, job.micro_batch, job.data.sequence_length)
+def sizes_of(planned: Plan) -> Sizes:
+    """What a plan says of batches."""
+    work = planned.workload
+    return Sizes(work.micro_batch * work.num_micro_batches, work.micro_batch, work.sequence)
 
 
 @contextmanager
-def _part(
-    rank: int, spec: ModelSpec, strategy: Strategy, planned: PipelinePlan, sizes: Sizes, **more: Any
-) -> Iterator[Part]:
+def _part(rank: int, planned: Plan, **more: Any) -> Iterator[Part]:
     """This rank's, closed in the end."""
-    shape = {"micro_batch": sizes.micro, "sequence": sizes.sequence, "dtype": torch.float64, "seed": SEED}
-    part = assemble(spec, strategy, planned, rank, DEVICE, **shape, **more)
+    part = assemble(planned, rank, DEVICE, **more)
     try:
         yield part
     finally:
-        part.courier.close()
+        part.lanes.close()
 
 
 def _worst(alone: Part, sizes: Sizes, want: dict[str, Any], delay: int | None) -> tuple[float, str]:
@@ -219,7 +209,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
             gradients.zero()
             mine = part.pipeline.run(batches)
             errors |= _traffic(part, wires, sizes)
-            part.groups.complete(gradients, part.shards, sequence_parallel=part.strategy.sequence_parallel)
+            part.groups.complete(gradients, part.shards, sequence_parallel=part.plan.strategy.sequence_parallel)
             loss, square, _ = part.groups.totals(gradients, mine, False)
             errors |= {"loss": abs(loss / want["loss"] - 1), "norm": abs(square**0.5 / want["norm"] - 1)}
             for one, found in gradients.held:
@@ -240,7 +230,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
             optimizer,
             part.groups,
             batches,
-            sequence_parallel=part.strategy.sequence_parallel,
+            sequence_parallel=part.plan.strategy.sequence_parallel,
             learning_rate=RATE,
             clip=CLIP,
             shards=part.shards,
@@ -251,7 +241,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
         units = {unit: store.numel for unit, store in held.units.items()}
         planned = states(units, part.groups.sharding, itemsize=8).buffers
         # An order of several slices may put weight gradients off, and then more than two of a size are open.
-        fits = pool >= planned if part.strategy.p1 > 1 else pool == planned
+        fits = pool >= planned if part.plan.strategy_of(part.groups.place).p1 > 1 else pool == planned
         errors[f"buffers of {pool} bytes, {planned} by the formula"] = 0.0 if fits else float("inf")
         errors["buffers allocated after the first step"] = 0.0 if part.shards.pool == pool else float("inf")
         for axis, count in _bytes(part, sizes).items():
@@ -311,8 +301,13 @@ def _traffic(part: Part, wires: dict[str, CountedWire], sizes: Sizes) -> dict[st
     want: Counter[str] = Counter()
     own = part.plan.rows_of(part.rank, sizes.micro)
     for stage in part.models.stages:
-        shape = {"batch": own.stop - own.start, "sequence": part.sequence, "itemsize": 8, "loss_itemsize": 8}
-        want.update(micro_batch_bytes(part.models.spec, part.strategy, stage.stage, **shape))
+        shape = {
+            "batch": own.stop - own.start,
+            "sequence": part.plan.workload.sequence,
+            "itemsize": 8,
+            "loss_itemsize": 8,
+        }
+        want.update(micro_batch_bytes(part.models.spec, part.plan.strategy_of(part.groups.place), stage.stage, **shape))
     errors: dict[str, float] = {}
     for axis, wire in wires.items():
         count = sizes.count * want[axis]
@@ -324,44 +319,20 @@ def _traffic(part: Part, wires: dict[str, CountedWire], sizes: Sizes) -> dict[st
     return errors
 
 
-class SlowBoundary:
-    """A courier that takes ``seconds`` longer over the boundary behind ``stage``."""
-
-    def __init__(self, courier: LaneCourier, stage: int, seconds: float) -> None:
-        self.courier, self.stage, self.seconds, self.tiles = courier, stage, seconds, courier.tiles
-
-    def send(self, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
-        if min(transfer.source, transfer.target) == self.stage:
-            time.sleep(self.seconds)
-        return self.courier.send(transfer, tensors)
-
-    def receive(self, transfer: Transfer) -> tuple[Mapping[str, Tensor], Delivery]:
-        return self.courier.receive(transfer)
-
-
 def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[int]:
     """Micro-batches alive by stage under the schedule that is chosen where one boundary takes far longer than
     all computation."""
-    recorder = Recorder(DEVICE)
-    planned = plan(spec, [(1, 1)] * places, "slack-1f1b", False, ())
-    part = assemble(
-        spec,
-        Strategy(),
-        planned,
-        rank,
-        DEVICE,
-        micro_batch=MICRO,
-        sequence=SEQUENCE,
-        dtype=torch.float64,
-        recorder=recorder,
-    )
-    try:
-        part = replace(part, courier=cast("LaneCourier", SlowBoundary(part.courier, slow, 0.1)))
-        tokens, targets, samples = batch_of(spec, 0, BATCH)
-        schedule = choose_slack(part, part.own(micro_batches(tokens, targets, samples, MICRO, 0)), recorder)
-        return list(peak_activations(schedule).values())
-    finally:
-        getattr(part.courier, "courier", part.courier).close()
+    send = LaneCourier.send
+
+    def slowly(courier: LaneCourier, transfer: Transfer, tensors: Mapping[str, Tensor]) -> Delivery:
+        if min(transfer.source, transfer.target) == slow:
+            time.sleep(0.1)
+        return send(courier, transfer, tensors)
+
+    planned = plan(spec, [(1, 1)] * places, "slack-1f1b")
+    with _part(rank, planned, recorder=Recorder(DEVICE)) as part, mock.patch.object(LaneCourier, "send", slowly):
+        refined = refine(planned, measure(part, Sizes().step(part, 0)))
+        return list(peak_activations(refined.schedule).values())
 
 
 def _bytes(part: Part, sizes: Sizes) -> dict[str, int]:
@@ -382,9 +353,32 @@ def _bytes(part: Part, sizes: Sizes) -> dict[str, int]:
 
 def disagreement(rank: int, spec: ModelSpec) -> str:
     """What a rank says whose plan is another than the others'."""
-    planned = plan(spec, [(1, 1)] * 2, "1f1b" if rank == 0 else "gpipe", False, ())
+    planned = plan(spec, [(1, 1)] * 2, "1f1b" if rank == 0 else "gpipe")
+    with _part(rank, planned) as part:
+        return _said(part)
+
+
+def other_order(rank: int, spec: ModelSpec, odd: int) -> str:
+    """What a rank says where all have the same plan, and rank ``odd`` gets another order from it: one of its costs
+    differs in the last digit."""
+    equal = {f"{site}.{kind}": 1.0 for site in ("embed", "attn", "mlp", "head") for kind in "NFRLDCWJ"}
+    planned = replace(plan(spec, [(1, 2)] * 2, "1f1b", Strategy(p1=2)), costs=SegmentCosts(equal, equal))
+    with _part(rank, planned) as part:
+        if rank == odd:
+            own = statement(part).lists
+            for key in equal:
+                nudged = replace(planned, costs=SegmentCosts({**equal, key: math.nextafter(1.0, 2.0)}, equal))
+                part = part.under(nudged)
+                if statement(part).lists != own:
+                    break
+            assert statement(part).lists != own, "no last digit changes this order"
+            part.plan.__dict__["hash"] = planned.hash  # as if the plan itself were the same
+        return _said(part)
+
+
+def _said(part: Part) -> str:
     try:
-        assemble(spec, Strategy(), planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE)
+        agree(part)
     except ScheduleError as error:
         return str(error)
     return "nothing"

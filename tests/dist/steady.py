@@ -6,8 +6,6 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-import torch
-
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
@@ -15,7 +13,7 @@ from plait.train.engine.assembly import assemble
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import micro_batches, train_step
 from tests.dist import pipelining
-from tests.dist.equality import DEVICE, SEED, SEQUENCE, batch_of
+from tests.dist.equality import DEVICE, batch_of
 from tests.dist.pipelining import BATCH, MICRO
 
 
@@ -24,10 +22,7 @@ def many_steps(
 ) -> dict[str, list[int]]:
     """Of steps 4, one in the middle and the last: bytes that were allocated and not freed, the most at once,
     buffers of the sharding engine, resident bytes afterwards."""
-    planned = pipelining.plan(spec, degrees, "1f1b", strategy.sequence_parallel, (), [sharding] * len(degrees))
-    part = assemble(
-        spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED
-    )
+    part = assemble(pipelining.plan(spec, degrees, "1f1b", strategy, (), [sharding] * len(degrees)), rank, DEVICE)
     optimizer = Optimizer(part.models, part.gradients)
     found: dict[str, list[int]] = {"left": [], "peak": [], "pool": [], "resident": []}
     try:
@@ -51,7 +46,7 @@ def many_steps(
             found["pool"].append(part.shards.pool if part.shards else 0)
             found["resident"].append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
     finally:
-        part.courier.close()
+        part.lanes.close()
         if part.shards:
             part.shards.stop()
     return found

@@ -42,7 +42,7 @@ def test_a_drawn_job_equals_the_reference(pool: Callable[[int], Ranks], number: 
     job, chance = sample(number)
     costs = drawn.measured(chance, job, job.model_spec(vocab=1)) if chance.random() < 0.7 else None
     delay = number if chance.random() < 0.3 else None
-    args = job, drawn.plan_of(job), costs, delay
+    args = drawn.plan_of(job), costs, delay
     for error, what in pool(job.world_size).run(pipelining.job_error, *args, timeout=60.0):
         assert error < TOLERANCE, f"{what} is off by {error:.1e} in\n{job.to_toml()}"
 
@@ -79,14 +79,12 @@ UNEVEN = {
 
 @pytest.mark.parametrize("ffn_hidden", [32, 64])
 @pytest.mark.parametrize("shard", ["ddp", "zero1", "zero2", "fsdp"])
-def test_replicas_with_unequal_shares_have_one_order(
-    pool: Callable[[int], Ranks], shard: str, ffn_hidden: int
-) -> None:
+def test_replicas_with_unequal_shares_have_one_order(pool: Callable[[int], Ranks], shard: str, ffn_hidden: int) -> None:
     model, strategy = UNEVEN["model"] | {"ffn_hidden": ffn_hidden}, UNEVEN["strategy"] | {"shard": shard}
     job = Job.from_dict(UNEVEN | {"model": model, "strategy": strategy})
     planned, costs = drawn.plan_of(job), drawn.measured(random.Random(0), job, job.model_spec(vocab=1))
     for given in (None, costs):
-        found = pool(4).run(pipelining.lists, job, planned, given)
+        found = pool(4).run(pipelining.lists, planned, given)
         assert all(one == found[0] for one in found)
-        for error, what in pool(4).run(pipelining.job_error, job, planned, given, timeout=60.0):
+        for error, what in pool(4).run(pipelining.job_error, planned, given, timeout=60.0):
             assert error < TOLERANCE, f"{what} is off by {error:.1e}"

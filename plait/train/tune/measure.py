@@ -23,7 +23,9 @@ from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
 from plait.core.strategy import ShardOverlap, Strategy
 from plait.train.engine.assembly import Part
+from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
+from plait.train.machine.device import Device
 from plait.train.record.recorder import RecordedSpan, Recorder
 from plait.train.tune.exchange import gathered
 from plait.train.tune.timing import time_interleaved, typical_costs
@@ -102,7 +104,8 @@ def _times(part: Part, batches: Sequence[MicroBatch]) -> Times:
     busy = defaultdict[int, float](float)
     for place, seconds in gathered([part.groups.place, _busy(part, batches, part.recorder) / len(batches)]):
         busy[place] = max(busy[place], seconds)
-    return Times(tuple(busy[place] for place in range(len(part.plan.layout.degrees))), tuple(travel_times(part)))
+    compute = tuple(busy[place] for place in range(len(part.plan.layout.degrees)))
+    return Times(compute, tuple(travel_times(part.courier, part.groups.place, part.device)))
 
 
 def _busy(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) -> float:
@@ -116,7 +119,7 @@ def _busy(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) -> floa
     return sum(span.end - span.start for span in spans if span.kind != "comm" and isinstance(span.op, SegmentOp))
 
 
-def travel_times(part: Part) -> list[float]:
+def travel_times(courier: LaneCourier, place: int, device: Device) -> list[float]:
     """Seconds of a lone transfer over the boundary behind every stage until it has arrived, the mean of both
     directions; the same on every rank.
 
@@ -125,7 +128,7 @@ def travel_times(part: Part) -> list[float]:
     running pipeline do
     not tell: a sender is done when its kernel has the data.
     """
-    courier, place, rank_of = part.courier, part.groups.place, part.plan.schedule.rank_of
+    rank_of = courier.schedule.rank_of
 
     def send(transfer: Transfer) -> None:
         courier.send(transfer, courier.tiles(transfer, receiving=False)).wait()
@@ -137,14 +140,14 @@ def travel_times(part: Part) -> list[float]:
         if place == rank_of[stage]:
             send(there)
             courier.receive(back)[1].wait()
-            part.device.synchronize()
+            device.synchronize()
             seconds = time.perf_counter() - start
         elif place == rank_of[stage + 1]:
             courier.receive(there)[1].wait()
             send(back)
         return max(gathered(seconds))
 
-    crossed = [rank_of[stage] != rank_of[stage + 1] for stage in range(len(part.plan.stages) - 1)]
+    crossed = [rank_of[stage] != rank_of[stage + 1] for stage in range(courier.schedule.num_stages - 1)]
     return [min(round_trip(stage) for _ in range(REPEATS)) / 2 if far else 0.0 for stage, far in enumerate(crossed)]
 
 

@@ -8,34 +8,37 @@ from typing import Any
 
 import pytest
 
+from plait.core.cluster import Cluster
 from plait.core.errors import JobError, PlaitError
+from plait.core.layout import Layout
 from plait.core.model import ModelSpec
-from plait.core.pipeline_plan import PipelinePlan
+from plait.core.plan import Plan, Workload
 from plait.core.schedule import Schedule, parse_schedule, with_transfers
 from plait.core.schedules import Shape, generate
-from plait.plan.pipeline import plan_pipeline
-from plait.plan.reshard_cost import Fabric
+from plait.core.strategy import Strategy
+from plait.plan.make import Design, assemble_plan
 
 U = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=8, num_heads=2, vocab=9, max_sequence=16)
 DEGREES = ((2, 1), (1, 2), (1, 1))
 
 
-def planned(schedule: Schedule | None = None, **changes: Any) -> PipelinePlan:
-    given: dict[str, Any] = {"micro_batch": 4, "num_micro_batches": 3, "sequence": 16, "itemsize": 4} | changes
-    degrees = given.pop("degrees", DEGREES)
+def planned(schedule: Schedule | None = None, **changes: Any) -> Plan:
+    given: dict[str, Any] = {"micro_batch": 4, "num_micro_batches": 3, "sequence": 16} | changes
+    degrees, layers = given.pop("degrees", DEGREES), given.pop("stage_layers", ())
     schedule = schedule or generate("eager-1f1b", Shape(ranks=3, micro_batches=3))
-    return plan_pipeline(U, schedule, degrees, Fabric(hosts=(0, 0, 1, 1, 2), rate=1e9), **given)
+    design = Design(U, Workload(**given), Strategy(), Layout(degrees), stage_layers=layers)
+    return assemble_plan(design, schedule, Cluster(ranks_per_host=2, rate=1e9))
 
 
 def test_every_tensor_is_planned_both_ways_with_its_own_shape() -> None:
     plan = planned(stage_layers=(2, 1, 2))
     assert plan.names == {(0, 1): ("h",), (0, 2): ("skip0",), (1, 2): ("h", "skip1")}
-    assert set(plan.reshards) == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
-    shapes = {(edge, name): one.shape for edge, named in plan.reshards.items() for name, one in named.items()}
+    assert set(plan.reshards[False]) == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
+    shapes = {(edge, name): one.shape for edge, named in plan.reshards[False].items() for name, one in named.items()}
     assert shapes[(0, 1), "h"] == (8, 4, 8)
     assert shapes[(2, 0), "skip0"] == (16, 4, 8)
     assert shapes[(1, 2), "skip1"] == (8, 4, 8)
-    assert [list(mesh.ranks) for mesh in plan.meshes] == [[0, 1], [2, 3], [4]]
+    assert [list(mesh.ranks) for mesh in plan.layout.meshes] == [[0, 1], [2, 3], [4]]
     assert [plan.rows_of(rank, 4) for rank in range(5)] == [
         slice(0, 2),
         slice(2, 4),
@@ -47,18 +50,18 @@ def test_every_tensor_is_planned_both_ways_with_its_own_shape() -> None:
 
 def test_the_file_reads_back_equal(tmp_path: Path) -> None:
     plan = planned()
-    plan.write(tmp_path / "pipeline.json")
-    again = PipelinePlan.read(tmp_path / "pipeline.json")
+    plan.write(tmp_path / "plan.json")
+    again = Plan.read(tmp_path / "plan.json")
     assert again == plan
     assert again.hash == plan.hash != planned(micro_batch=8).hash
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schedule": "rank 0: 0F0", "degrees": [], "layers": []}'])
 def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "pipeline.json"
+    file = tmp_path / "plan.json"
     file.write_text(content)
     with pytest.raises(PlaitError):
-        PipelinePlan.read(file)
+        Plan.read(file)
 
 
 def test_a_schedule_by_hand_must_have_the_models_edges() -> None:
@@ -83,5 +86,5 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], says: str) -> None:
 def test_one_place_needs_no_transfer() -> None:
     schedule = replace(generate("interleaved", Shape(ranks=1, micro_batches=2, chunks=2)), name="two on one")
     plan = planned(schedule, degrees=((1, 1),), num_micro_batches=2)
-    assert plan.reshards == {}
+    assert plan.reshards == {False: {}}
     assert plan.names == {(0, 1): ("h", "skip0", "skip1")}

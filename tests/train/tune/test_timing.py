@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from plait.core.segments import Action, SegmentOp
 from plait.train.machine.device import open_device
 from plait.train.record.recorder import Recorder
-from plait.train.tune.slices import RECORDED, typical_costs
+from plait.train.tune.timing import RECORDED, typical_costs
 
 
 class Steps:
@@ -18,7 +16,7 @@ class Steps:
     def __init__(self, recorder: Recorder, seconds: list[float]) -> None:
         self.recorder, self.seconds = recorder, iter(seconds)
 
-    def run(self, batch: object) -> None:
+    def run(self) -> None:
         taken = next(self.seconds)
         for layer in range(2):
             self.recorder.add(Action("run", SegmentOp("mlp", layer, "F", 0)), 1.0, 1.0 + taken)
@@ -29,7 +27,7 @@ def test_a_disturbed_step_does_not_count(disturbed: int) -> None:
     steps = [0.02] * RECORDED
     steps[disturbed] = 0.5
     recorder = Recorder(open_device("cpu", 0))
-    plain: Any = Steps(recorder, [3.0, *steps])  # the first one only warms up
-    costs = typical_costs(plain, batch=None, recorder=recorder)  # pyright: ignore[reportArgumentType]
+    plain = Steps(recorder, [3.0, *steps])  # the first one only warms up
+    costs = typical_costs(plain.run, recorder)
     assert costs.compute == pytest.approx({"mlp.F": 0.02})
     assert costs.collective == {}
