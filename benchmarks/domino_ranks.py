@@ -31,7 +31,7 @@ from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
-from plait.train.tune.slices import typical_costs
+from plait.train.tune.timing import typical_costs
 
 SLICED = {
     "sync": Strategy(tp=2, overlap="sync"),
@@ -138,7 +138,8 @@ def _build(family: str, layers: int, hidden: int, sequence: int, size: int) -> B
 
 def _costs(bench: Bench, recorder: Recorder) -> SegmentCosts:
     """Measured costs, from which the orders are made, as a run does before training."""
-    return typical_costs(bench.executor(SLICED["sync"], recorder=recorder), bench.batch, recorder)
+    plain = bench.executor(SLICED["sync"], recorder=recorder)
+    return typical_costs(lambda: plain.run(bench.batch), recorder)
 
 
 def _time(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Any]:

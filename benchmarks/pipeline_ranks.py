@@ -17,24 +17,25 @@ import torch.distributed as dist
 from pipeline_peer import GptStage, StandInStage, UStage, peer_step
 from torch import Tensor
 
+from plait.core.cluster import Cluster
 from plait.core.env import RankEnv
+from plait.core.layout import Layout
 from plait.core.model import ModelSpec
-from plait.core.pipeline_plan import PipelinePlan
+from plait.core.plan import Plan, Workload
+from plait.core.refine import SLACK_TOLERANCE
 from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, enough_slack, generate, steady_period
 from plait.core.segments import SegmentGraph
 from plait.core.strategy import Strategy
-from plait.plan.pipeline import plan_pipeline
-from plait.plan.reshard_cost import Fabric
+from plait.plan.make import Design, assemble_plan
 from plait.train.engine.assembly import assemble
-from plait.train.engine.courier import LaneCourier
-from plait.train.engine.groups import open_groups
+from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.pipeline import Courier, Delivery, Pipeline
 from plait.train.machine.device import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
-from plait.train.tune.pipeline import SLACK_TOLERANCE, travel_times
+from plait.train.tune.measure import travel_times
 
 DEVICE = open_device("cpu", 0)
 
@@ -128,43 +129,37 @@ class Bench:
         self.tokens, self.targets = tokens, tokens.roll(-1, 1)
         parts = zip(self.tokens.split(batch), self.targets.split(batch), strict=True)
         self.batches = [MicroBatch(t, y, torch.arange(batch), 1.0 / tokens.numel(), 0) for t, y in parts]
-        self.groups = open_groups([*self.plan("1f1b").meshes], rank, "gloo")
         first = self.plan("1f1b")
-        self.courier = LaneCourier(first.schedule, first.reshards, self.groups, DEVICE, torch.float32)
+        self.courier = self.courier_of(first)
         self.signals = self._signals()
-        self.travel = travel_times(first.schedule, self.courier, rank, DEVICE)
+        self.travel = travel_times(self.courier, rank, DEVICE)
         self.stand_ins: dict[str, StandIn] = {}
 
-    def plan(
-        self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None
-    ) -> PipelinePlan:
+    def plan(self, name: str, slack: tuple[int, ...] = (), boundary: tuple[int, int, int] | None = None) -> Plan:
         setup, (sequence, batch, hidden) = self.setup, boundary or self.setup.boundary
-        return plan_pipeline(
-            replace(self.spec, hidden=hidden, num_heads=1, num_kv_heads=1, head_size=hidden),
-            generate(name, Shape(ranks=setup.places, micro_batches=setup.micro_batches, slack=slack)),
-            [(1, 1)] * setup.places,
-            Fabric(hosts=tuple(range(setup.places)), rate=1e8),
-            micro_batch=batch,
-            num_micro_batches=setup.micro_batches,
-            sequence=sequence,
-            itemsize=4,
-        )
+        spec = replace(self.spec, hidden=hidden, num_heads=1, num_kv_heads=1, head_size=hidden)
+        workload = Workload(micro_batch=batch, num_micro_batches=setup.micro_batches, sequence=sequence)
+        design = Design(spec, workload, Strategy(), Layout.of(pp=setup.places))
+        shape = Shape(ranks=setup.places, micro_batches=setup.micro_batches, slack=slack)
+        return assemble_plan(design, generate(name, shape), Cluster(ranks_per_host=1, rate=1e8))
+
+    def courier_of(self, plan: Plan) -> LaneCourier:
+        """Lanes of its own."""
+        return LaneCourier(plan.schedule, plan.reshards[False], Lanes(plan, self.rank, DEVICE))
 
     def _signals(self) -> Signals:
         small = self.plan("1f1b", boundary=(1 << self.setup.levels, 1, 1))
-        courier = LaneCourier(small.schedule, small.reshards, self.groups, DEVICE, torch.float32)
-        return Signals(courier, self.tensors(small), self.tensors(self.plan("1f1b")))
+        return Signals(self.courier_of(small), self.tensors(small), self.tensors(self.plan("1f1b")))
 
-    def tensors(self, plan: PipelinePlan) -> dict[str, Tensor]:
+    def tensors(self, plan: Plan) -> dict[str, Tensor]:
         """One of everything that crosses boundaries."""
-        return {name: torch.zeros(one.shape) for named in plan.reshards.values() for name, one in named.items()}
+        return {name: torch.zeros(one.shape) for named in plan.reshards[False].values() for name, one in named.items()}
 
     def ours(self, name: str, schedule: str, courier: Courier, slack: tuple[int, ...] = ()) -> Callable[[], object]:
         plan = self.plan(schedule, slack)
         if self.setup.forward is None:
-            sequence, batch, _ = self.setup.boundary
-            part = assemble(self.spec, Strategy(), plan, self.rank, DEVICE, micro_batch=batch, sequence=sequence)
-            part.courier.close()  # all variants share lanes, so that none has more connections than another
+            part = assemble(replace(plan, model=self.spec), self.rank, DEVICE)
+            part.lanes.close()  # all variants share lanes, so that none has more connections than another
             executors: dict[int, Any] = dict(part.pipeline.executors)
         else:
             self.stand_ins[name] = StandIn(self.setup, self.rank)

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from plait.core.cluster import HERE
 from plait.core.env import RankEnv
-from plait.core.layout import SequenceCut
+from plait.core.layout import Layout
 from plait.core.model import ModelSpec
+from plait.core.plan import Workload
 from plait.core.schedules import Shape, generate
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
-from plait.plan.pipeline import plan_pipeline
-from plait.plan.reshard_cost import Fabric
+from plait.plan.make import Design, assemble_plan
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
@@ -66,27 +67,16 @@ class Variant:
         given = dict(what)
         self.setup, self.rank, optim = setup, rank, given.pop("optim", 1)
         self.strategy = Strategy(**given)
-        self.cut, self.sharding = SequenceCut(cp=self.strategy.cp, ring=self.strategy.ring), Sharding(optim=optim)
+        self.sharding = Sharding(optim=optim)
 
     def assemble(self) -> None:
         """Wires, weights, gradients, optimizer."""
         setup, strategy = self.setup, self.strategy
-        plan = plan_pipeline(
-            setup.spec,
-            generate("1f1b", Shape(ranks=1, micro_batches=1)),
-            [(1, strategy.tp)],
-            Fabric(hosts=(0,) * setup.ranks, rate=1e9),
-            micro_batch=1,
-            num_micro_batches=1,
-            sequence=setup.sequence,
-            itemsize=4,
-            sequence_parallel=strategy.sequence_parallel,
-            shardings=[self.sharding],
-            sequence_cut=self.cut,
-        )
-        self.part: Part = assemble(
-            setup.spec, strategy, plan, self.rank, DEVICE, micro_batch=1, sequence=setup.sequence
-        )
+        workload = Workload(micro_batch=1, num_micro_batches=1, sequence=setup.sequence)
+        layout = Layout.of(tp=strategy.tp, cp=strategy.cp)
+        design = Design(setup.spec, workload, strategy, layout, (self.sharding,))
+        schedule = generate("1f1b", Shape(ranks=1, micro_batches=1))
+        self.part: Part = assemble(assemble_plan(design, schedule, HERE), self.rank, DEVICE)
         self.optimizer = Optimizer(self.part.models, self.part.gradients)
         tokens = torch.randint(0, 256, (1, setup.sequence), generator=torch.Generator().manual_seed(0))
         self.batches = self.part.own([MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(1), 1.0 / setup.sequence, 0)])

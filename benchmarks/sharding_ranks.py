@@ -14,13 +14,15 @@ import torch
 import torch.distributed as dist
 from sharding_peer import fsdp_step
 
+from plait.core.cluster import HERE
 from plait.core.env import RankEnv
+from plait.core.layout import Layout
 from plait.core.model import ModelSpec
+from plait.core.plan import Workload
 from plait.core.schedules import Shape, generate
 from plait.core.sharding import Sharding, UnitAction
 from plait.core.strategy import Strategy
-from plait.plan.pipeline import plan_pipeline
-from plait.plan.reshard_cost import Fabric
+from plait.plan.make import Design, assemble_plan
 from plait.plan.sharding import step_bytes
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import Part, assemble
@@ -74,18 +76,10 @@ class Bench:
     def part(self, sharding: Sharding, strategy: Strategy) -> Part:
         setup = self.setup
         micro = setup.ranks * setup.batch // setup.micro_batches
-        plan = plan_pipeline(
-            setup.spec,
-            generate("1f1b", Shape(ranks=1, micro_batches=setup.micro_batches)),
-            [(setup.ranks, 1)],
-            Fabric(hosts=(0,) * setup.ranks, rate=1e9),
-            micro_batch=micro,
-            num_micro_batches=setup.micro_batches,
-            sequence=setup.sequence,
-            itemsize=4,
-            shardings=[sharding],
-        )
-        return assemble(setup.spec, strategy, plan, self.rank, DEVICE, micro_batch=micro, sequence=setup.sequence)
+        workload = Workload(micro_batch=micro, num_micro_batches=setup.micro_batches, sequence=setup.sequence)
+        design = Design(setup.spec, workload, strategy, Layout.of(dp=setup.ranks), (sharding,))
+        schedule = generate("1f1b", Shape(ranks=1, micro_batches=setup.micro_batches))
+        return assemble(assemble_plan(design, schedule, HERE), self.rank, DEVICE)
 
     def variant(self, name: str, what: Mapping[str, Any]) -> Callable[[bool], object]:
         """Its step, told whether another variant's follows."""

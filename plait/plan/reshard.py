@@ -21,7 +21,7 @@ from plait.core.reshard_plan import WAYS, ReshardPlan, Step, Way
 from plait.plan.reshard_cost import Fabric, Option, even_hosts, lower_bound, options
 from plait.plan.reshard_order import Choice, Job, Slot, dfs, ends, greedy, list_order, load_balance, naive
 
-__all__ = ["ORDERS", "Fabric", "Order", "even_hosts", "plan_reshard", "mesh_hosts", "problem", "search", "unicast"]
+__all__ = ["ORDERS", "Fabric", "Order", "even_hosts", "mesh_hosts", "plan_reshard", "problem", "search", "unicast"]
 
 Order = Literal["list", "naive", "load_balance", "greedy", "dfs", "exact"]
 ORDERS: tuple[Order, ...] = get_args(Order)
