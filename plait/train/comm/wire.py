@@ -81,6 +81,11 @@ class GroupWire:
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start the collective asynchronously."""
+        work = self._start(kind, result, source)
+        assert work is not None, "this rank is not in the group"
+        return work
+
+    def _start(self, kind: Collective, result: Tensor, source: Tensor) -> dist.Work | None:
         if kind == "all_reduce":
             return dist.all_reduce(result, group=self.group, async_op=True)
         if kind in ("all_to_all", "rotate"):

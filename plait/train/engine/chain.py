@@ -1,4 +1,5 @@
-"""The chain of segments of a micro-batch, made when it comes in: one object for each segment of each slice."""
+"""The chain of segments of a micro-batch, made when it comes in: one object for each segment of each
+slice."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ KINDS: Mapping[Site, type[Segment]] = {
 
 @dataclass(frozen=True)
 class _Slice:
-    """One slice of a micro-batch, on the device. samples: which of its sequences. contexts: by how often the sequence
-    has been halved. exchange: only where the stage embeds."""
+    """One slice of a micro-batch, on the device. samples: which of its sequences. contexts: by how often the
+    sequence has been halved. exchange: only where the stage embeds."""
 
     number: int
     samples: slice

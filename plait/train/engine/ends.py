@@ -1,5 +1,5 @@
-"""The ends of a stage where the residual stream comes from another one or goes to one, and what changes its length in
-between."""
+"""The ends of a stage where the residual stream comes from another one or goes to one, and what changes its
+length in between."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class Resampled(End, Before):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Down(Resampled):
-    """Halves the sequence. What comes in is kept for the up of its level; ``crosses`` says that this is elsewhere."""
+    """Halves the sequence. What comes in is kept for the up of its level; ``crosses`` says that this is
+    elsewhere."""
 
     module: DownModule
     crosses: bool
@@ -107,7 +108,8 @@ class Down(Resampled):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Up(Resampled):
-    """Doubles the sequence and adds what came into ``down``, that of its level; None if this is on another stage."""
+    """Doubles the sequence and adds what came into ``down``, that of its level; None if this is on another
+    stage."""
 
     module: UpModule
     down: Down | None

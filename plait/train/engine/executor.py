@@ -1,9 +1,10 @@
 """Runs segment lists: the only place where the model's mathematics meets the wire.
 
-What an op does is a method of its segment (``segment``, ``sublayers``, ``vocabulary``, ``ends``), found once when a
-list becomes a programme. Segments are detached from each other: autograd sees only what lies inside one (``join`` and
-``norm``; ``core``), the linears are called by name, so that the list alone decides when an input gradient, a weight
-gradient or a collective happens. Equal to unsharded training by test, for any legal list.
+What an op does is a method of its segment (``segment``, ``sublayers``, ``vocabulary``, ``ends``), found once
+when a list becomes a programme. Segments are detached from each other: autograd sees only what lies inside
+one (``join`` and ``norm``; ``core``), the linears are called by name, so that the list alone decides when an
+input gradient, a weight gradient or a collective happens. Equal to unsharded training by test, for any legal
+list.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from plait.core.segments import Action, Kind, Phase, SegmentGraph, SegmentOp, check
+from plait.core.segment_lists import check
+from plait.core.segments import Action, Kind, Phase, SegmentGraph, SegmentOp
 from plait.core.sharding import UnitAction, UnitOp, with_units
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import Handle, NullWire, Wire
@@ -41,8 +43,8 @@ def nothing() -> None:
 class Turn:
     """One phase of one micro-batch, while it runs.
 
-    last: whether it is the step's last of its stage, so that gradients reduced in it are complete. then: starts to
-    gather what runs next. handles: collectives under way.
+    last: whether it is the step's last of its stage, so that gradients reduced in it are complete. then:
+    starts to gather what runs next. handles: collectives under way.
     """
 
     segments: Mapping[Key, Segment]
@@ -116,8 +118,8 @@ class SegmentExecutor:
     def phase(self, phase: Phase, state: InFlight, *, last: bool = False, then: Callable[[], object] = nothing) -> None:
         """Run one phase of a micro-batch.
 
-        last: whether it is the step's last of this stage, so that its gradients are complete. then: starts to gather
-        what runs next; called as soon as there is room.
+        last: whether it is the step's last of this stage, so that its gradients are complete. then: starts to
+        gather what runs next; called as soon as there is room.
         """
         turn = Turn(state.segments, last, then)
         if self.recorder is None:
@@ -195,7 +197,8 @@ def _bound(
     parts: Mapping[Kind, Callable[[Segment, int], Found]],
 ) -> Callable[[Turn], Found]:
     """The function that a kind of segment has for an op, of the segment and part that it is about."""
-    key, part = (op.site, op.layer, op.slice), op.part
+    key: Key = (op.site, op.layer, op.slice)
+    part = op.part
     if op.kind in parts:
         in_part = parts[op.kind]
         return lambda turn: in_part(turn.segments[key], part)

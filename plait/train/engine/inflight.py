@@ -33,10 +33,11 @@ class MicroBatch:
 
 @dataclass
 class Crossing:
-    """What crosses the ends of a stage with a micro-batch of ``size`` sequences, by name, each [S_local, B, H].
+    """What crosses the ends of a stage with a micro-batch of ``size`` sequences, by name, each [S_local, B,
+    H].
 
-    Names: ``h`` is the residual stream, ``skip0`` the skip connection of level 0. entering: from other stages; leaving:
-    for other stages; returning: the gradients of ``leaving``; gradient: of ``entering``.
+    Names: ``h`` is the residual stream, ``skip0`` the skip connection of level 0. entering: from other
+    stages; leaving: for other stages; returning: the gradients of ``leaving``; gradient: of ``entering``.
     """
 
     size: int

@@ -55,8 +55,8 @@ class Courier(Protocol):
 
 
 class _Turn(NamedTuple):
-    """One entry of a rank's list. last: of its stage and phase, the step's last. following: the computation after it,
-    where units are gathered for it."""
+    """One entry of a rank's list. last: of its stage and phase, the step's last. following: the computation
+    after it, where units are gathered for it."""
 
     op: Op
     run: Callable[[_Step, _Turn], None]

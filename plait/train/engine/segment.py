@@ -1,12 +1,14 @@
 """What the kinds of segments have in common.
 
-One object is one segment of one slice of a micro-batch: its fields are what lives between its ops, its methods are the
-ops (``plait.core.segments`` lists the letters) and what their collectives work on. Fields without a value at first are
-set by an op and deleted by the last op that reads them, so that no tensor lives longer than it must; that they are there
-when an op reads them is what ``check`` has made sure of for the list.
+One object is one segment of one slice of a micro-batch: its fields are what lives between its ops, its
+methods are the ops (``plait.core.segments`` lists the letters) and what their collectives work on. Fields
+without a value at first are set by an op and deleted by the last op that reads them, so that no tensor lives
+longer than it must; that they are there when an op reads them is what ``check`` has made sure of for the
+list.
 
-``runs`` and ``sends`` are the tables of a kind of segment: what an op does, and which (result, source) the collective of
-its result works on. Where an op comes in parts, ``run_parts`` and ``send_parts`` have it, and take the part's number.
+``runs`` and ``sends`` are the tables of a kind of segment: what an op does, and which (result, source) the
+collective of its result works on. Where an op comes in parts, ``run_parts`` and ``send_parts`` have it, and
+take the part's number.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ class Before(Segment):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Adding(Before):
-    """Has an output that is reduced or gathered, and joins the residual stream: embed, attention, MLP, block."""
+    """Has an output that is reduced or gathered, and joins the residual stream: embed, attention, MLP,
+    block."""
 
     context: SliceContext
     y_partial: Tensor = field(init=False)
@@ -132,7 +135,8 @@ class Adding(Before):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Normed(Segment):
-    """Normalises the residual stream and multiplies it with a column-parallel weight: attention, MLP, block, head.
+    """Normalises the residual stream and multiplies it with a column-parallel weight: attention, MLP, block,
+    head.
 
     shape: S and b of what that weight sees. again: the kinds of op that run again before the backward.
     """
@@ -168,7 +172,8 @@ class Normed(Segment):
         return self.full, shard
 
     def _input_gradient(self, part: int, products: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """One part of C: products of gradients [S * b, out] and weights [out, H], added up; whether it is the last."""
+        """One part of C: products of gradients [S * b, out] and weights [out, H], added up; whether it is the
+        last."""
         parts = self.shared.parts
         if part == 0:
             self.g_full = products[0][1].new_empty((*self.shape, products[0][1].shape[1]))

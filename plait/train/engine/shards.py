@@ -121,8 +121,8 @@ class Shards:
             self.gradients.open(store, whole)
 
     def close(self, op: UnitOp, *, last: bool) -> None:
-        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and if this is the step's last
-        one, to the step's."""
+        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and if this is the
+        step's last one, to the step's."""
         whole = self._open.pop(op.unit, None)
         if whole is not None or last:
             self._begin_reduce(self.units[op.unit], whole, last=last)

@@ -17,7 +17,8 @@ from plait.train.model.sublayers import ParallelBlock
 
 @dataclass(eq=False, repr=False)
 class Core:
-    """Between a first and a second weight: what one core reads and makes, [S, b, ...]; o and gradients are [S * b, ...].
+    """Between a first and a second weight: what one core reads and makes, [S, b, ...]; o and gradients are [S
+    * b, ...].
 
     repeats: whether op A runs it again.
     """
@@ -76,7 +77,8 @@ class Sublayer(Normed, Adding):
             del self.n, self.full
 
     def row(self, part: int) -> None:
-        """R: second weights of all branches, one column part; what will be computed again is dropped after the last."""
+        """R: second weights of all branches, one column part; what will be computed again is dropped after
+        the last."""
         parts, weights = self.shared.graph.p2, [core.module.row.weight for core in self.cores]  # of [H, K]
         width = weights[0].shape[0] // parts
         if part == 0:

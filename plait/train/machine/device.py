@@ -25,6 +25,7 @@ def torch_dtype(precision: Precision) -> torch.dtype:
     """Of parameters and activations."""
     return {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp64": torch.float64}[precision]
 
+
 Mark = float | torch.cuda.Event
 """A moment in a device's order of work, which ``Device.seconds`` reads: on a CPU a clock reading."""
 Fork = torch.cuda.Event | None
@@ -35,8 +36,8 @@ class Work(Protocol):
     """Something asynchronous, as torch.distributed has it."""
 
     def wait(self) -> object:
-        """Return when what it makes may be used by work submitted from now on (the host itself may run ahead on a
-        GPU)."""
+        """Return when what it makes may be used by work submitted from now on (the host itself may run ahead
+        on a GPU)."""
         ...
 
     def get_future(self) -> Future[object]:

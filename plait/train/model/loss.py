@@ -35,8 +35,8 @@ class VocabularyLoss:
         self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
 
     def finish(self, scale: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """Combine the gathered statistics: scale * sum of token losses, and the logits' gradient, [M, V / tp], where
-        it is wanted."""
+        """Combine the gathered statistics: scale * sum of token losses, and the logits' gradient, [M, V /
+        tp], where it is wanted."""
         maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
         maximum = maxima.amax(dim=0)
         normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
