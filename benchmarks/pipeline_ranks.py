@@ -30,7 +30,7 @@ from plait.core.strategy import Strategy
 from plait.plan.make import Design, assemble_plan
 from plait.train.engine.assembly import assemble
 from plait.train.engine.courier import LaneCourier, Lanes
-from plait.train.engine.inflight import InFlight, MicroBatch
+from plait.train.engine.inflight import Crossing, InFlight, MicroBatch
 from plait.train.engine.pipeline import Courier, Delivery, Pipeline
 from plait.train.machine.device import open_device
 from plait.train.machine.rank_process import run_and_end
@@ -65,13 +65,13 @@ class StandIn:
         self.spans: list[tuple[str, float, float]] = []
 
     def begin(self, _batch: MicroBatch, _entering: Mapping[str, Tensor] | None = None) -> InFlight:
-        return InFlight(1, 1.0)
+        return InFlight(Crossing(1))
 
-    def phase(self, phase: str, state: InFlight) -> None:
+    def phase(self, phase: str, state: InFlight, **_turn: object) -> None:
         start = time.perf_counter()
         time.sleep(self.seconds * {"F": 1, "B": 2, "I": 1, "W": 1}[phase])
         self.spans.append((phase, start, time.perf_counter()))
-        state.leaving = state.gradient = {"h": self.result}
+        state.crossing.leaving = state.crossing.gradient = {"h": self.result}
 
     def loss(self, _state: InFlight) -> Tensor:
         return torch.zeros((), dtype=torch.float64)

@@ -26,8 +26,10 @@ from plait.plan.make import Design, assemble_plan
 from plait.plan.sharding import step_bytes
 from plait.train.comm.wire import NullWire
 from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.executor import Turn
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.pipeline import PHASES
 from plait.train.engine.steps import train_step
 from plait.train.machine.device import open_device
 from plait.train.machine.rank_process import run_and_end
@@ -134,10 +136,10 @@ def _communicate(part: Part) -> None:
     shards.begin()
     last = len(part.plan.schedule.ranks[0]) - 1
     for at, op in enumerate(part.plan.schedule.ranks[0]):
-        shards.last, shards.then = at == last, None
-        for action, method in pipeline.executors[op.stage].programmes[op.kind]:  # type: ignore[index]
+        turn = Turn({}, last=at == last)
+        for action, step in pipeline.executors[op.stage].programmes[PHASES[op.kind]]:
             if isinstance(action, UnitAction):
-                method(action.op)
+                step(turn)
     shards.complete()
     shards.publish()
     shards.settle()

@@ -31,7 +31,7 @@ ONLY_IN = {
     "matplotlib": ("plait/diagnose/plots.py",),
     "typer": ("plait/cli/",),
     "rich": ("plait/cli/", "plait/train/report.py"),
-    "pydantic": ("plait/core/job.py", "plait/core/explain.py"),
+    "pydantic": ("plait/core/job.py", "plait/core/settings.py", "plait/core/explain.py"),
 }
 STARTS_FAST = {
     "torch",

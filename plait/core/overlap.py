@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from plait.core.climb import Climber
 from plait.core.segment_costs import NumberedOps, SegmentCosts
-from plait.core.segments import Action, SegmentGraph, async_order, insert_waits, sync_order
+from plait.core.segment_lists import async_order, insert_waits, sync_order
+from plait.core.segments import Action, SegmentGraph
 from plait.core.strategy import Overlap
 
 # Orders are made for collectives that are so many times slower than measured ...

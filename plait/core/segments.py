@@ -1,13 +1,15 @@
-"""The inside of a stage as data: which segment of which slice runs next, where a collective starts and is
-awaited.
+"""The inside of a stage as data: which op of which slice can run when, and which collectives its results
+need.
 
-A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``; where
-attention and MLP stand side by side (a parallel block), ``block0, block1, ...`` have both, and half the
-collectives. A pipeline stage is a part of the chain that begins with ``enter`` where the residual stream
-comes from another stage, and ends with ``leave`` where it goes to one. A U-Transformer also has ``down0,
-down1, ...`` and ``up1, up0`` between layers, which change the sequence's length; what enters a down is added
-in the up of its number (a skip connection). Each segment is cut by hand (detached) into ops, and an op
-exists once for every slice of the batch:
+A transformer is a chain of *segments*: ``embed``, then ``attn0, mlp0, attn1, ...``, then ``head``. In a
+parallel block attention and MLP stand side by side: ``block0, block1, ...`` have both, and half the
+collectives. A pipeline stage is a part of the chain. It begins with ``enter`` where the residual stream comes
+from another stage, and ends with ``leave`` where it goes to one. A U-Transformer has ``down0, down1, ...``
+and ``up1, up0`` between layers, which change the sequence's length; what enters a down is added in the up of
+its number (a skip connection).
+
+Segments are cut into ops by hand (activations are detached), and an op exists once for every slice of the
+batch:
 
     N  norm       add the previous segment's output to the residual stream, normalise (or, in down and up,
                   change its length)
@@ -23,34 +25,30 @@ exists once for every slice of the batch:
        2 and 3 of the MLP's)
     J  backward of N ("join")
 
-Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention,
-``>attn3.R0.1``
-starts the collective of its result, ``<attn3.R0.1`` waits for it. With all-reduce tensor parallelism R and C
-carry the collectives (the embedding's R gathers rows instead); sequence-parallel, N, M and J (all-gather) do
-too, and R and C become reduce-scatters. R is never run again: what it sent over the network is kept, as the
-residual stream. M and A may run as soon as the segment behind is done with its own activations, so that they
-hide that segment's collective.
-A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F``
-forward, ``B`` backward, or ``I`` for the part of the backward that other stages wait for and ``W`` for the
-weight gradients.
-The list is the same on every rank, hence so is the order of collectives, and any legal order adds into each
-weight's gradient slice by slice, so that results do not depend on the order chosen.
+With all-reduce tensor parallelism R and C have collectives (the embedding's R gathers rows instead). With
+sequence parallelism N, M and J have all-gathers, and R and C have reduce-scatters. R is never run again: what
+it sent over the network is kept, as the residual stream. M and A may run as soon as the segment behind is
+done with its own activations, so that they overlap that segment's collective.
 
->>> graph = SegmentGraph(num_layers=1, p1=2)
->>> actions = sync_order(graph)
->>> parse(format_actions(actions)) == actions
-True
+A micro-batch is run whole (phase ``step``), or in the phases that a pipeline schedule calls for: ``F``
+forward, ``B`` backward; or, instead of ``B``, ``I`` for the gradients that other stages wait for and ``W``
+for those of weights. What runs in which order is a list of actions (``segment_lists``), the same on every
+rank; hence so is the order of collectives. Any legal order adds into each weight's gradient slice by slice:
+results do not depend on the order.
+
+Text form, one action a word: ``attn3.R0.1`` runs part 1 of R of slice 0 in layer 3's attention,
+``>attn3.R0.1`` starts the collective of its result, ``<attn3.R0.1`` waits for it.
+
+>>> print(*SegmentGraph(num_layers=1, communicates=False).ops()[:4])
+embed.R0 attn0.N0 attn0.F0 attn0.R0
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
 
-from plait.core.errors import ScheduleError
 from plait.core.model import ModelSpec
 from plait.core.stages import Stage
 from plait.core.strategy import Recompute, Strategy
@@ -63,6 +61,8 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 
 LAYERS: tuple[Site, ...] = ("attn", "mlp", "block")
 """What layers consist of."""
+SIGNS: dict[Verb, str] = {"run": "", "start": ">", "wait": "<"}
+"""What a verb puts before an op's name."""
 FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
 
 
@@ -93,7 +93,7 @@ class Action(NamedTuple):
     op: SegmentOp
 
     def __str__(self) -> str:
-        return _SIGNS[self.verb] + str(self.op)
+        return SIGNS[self.verb] + str(self.op)
 
 
 class Need(NamedTuple):
@@ -103,39 +103,15 @@ class Need(NamedTuple):
     collective: bool = False
 
 
-_SIGNS: dict[str, str] = {"run": "", "start": ">", "wait": "<"}
-_VERBS = {sign: verb for verb, sign in _SIGNS.items()}
-_WORD = re.compile(
-    r"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.([NFRLMADCWJ])(\d+)(?:\.(\d+))?"
-)
-
-
-def format_actions(actions: Iterable[Action]) -> str:
-    """The text form, words separated by blanks."""
-    return " ".join(str(action) for action in actions)
-
-
-def parse(text: str) -> list[Action]:
-    """The actions of a text form. Raises ScheduleError naming the word that is none."""
-    actions: list[Action] = []
-    for word in text.split():
-        match = _WORD.fullmatch(word)
-        if not match:
-            raise ScheduleError(f"'{word}' is not a segment action; one looks like attn3.F0, >mlp0.R1.1 or <head.C0")
-        sign, site, layer, end, kind, at, part = match.groups()
-        op = SegmentOp(cast(Site, site or end), int(layer or 0), cast(Kind, kind), int(at), int(part or 0))
-        actions.append(Action(cast(Verb, _VERBS[sign]), op))
-    return actions
-
-
 @dataclass(frozen=True, kw_only=True)
 class SegmentGraph:
-    """All ops of one micro-batch on one stage in one phase, and what each needs.
+    """All ops of one micro-batch on one stage in one phase, and what each needs. What another phase or
+    another stage computes counts as done.
 
-    communicates: False where tp = 1, so that no collective exists at all. backward: False to evaluate.
-    first_layer, num_layers: the stage's; embeds, heads: whether it has the model's beginning and end;
-    resampling, parallel_block: the model's. recompute: what the first ``recomputed`` layers do not keep for
-    their backward (None: all layers). What another phase or another stage computes counts as being there.
+    communicates: False where tp = 1: there are no collectives. backward: False to evaluate. first_layer,
+    num_layers: of the stage. embeds, heads: whether the stage has the model's beginning and end. resampling,
+    parallel_block: the model's. recompute: what is not kept for the backward, in the stage's first
+    ``recomputed`` layers (None: in all).
     """
 
     num_layers: int
@@ -220,10 +196,10 @@ class SegmentGraph:
         return cast("tuple[Kind, ...]", tuple(kind for kind in every if kind in _PHASES[self.phase]))
 
     def again(self, site: Site, layer: int) -> str:
-        """The kinds that are run again before a segment's backward, because it keeps their inputs only.
+        """The kinds that run again before a segment's backward, because only their inputs are kept.
 
-        Selectively: what costs neither a matrix product nor a collective. Attention is never among it: its
-        kernels keep little.
+        Selective recomputation: those that cost neither a matrix product nor a collective. Attention never
+        runs again: its kernels keep little.
         """
         exempt = self.recomputed is not None and layer - self.first_layer >= self.recomputed
         if not self.backward or site not in LAYERS or exempt:
@@ -360,89 +336,3 @@ _PHASES: dict[Phase, str] = {"step": "NFRLMADCWJ", "F": "NFRL", "B": "MADCWJ", "
 def needs_table(graph: SegmentGraph) -> dict[SegmentOp, tuple[Need, ...]]:
     """``needs`` of every op of the graph."""
     return {op: tuple(graph.needs(op)) for op in graph.ops()}
-
-
-def check(graph: SegmentGraph, actions: Sequence[Action]) -> None:
-    """Raise ScheduleError, naming the op, unless ``actions`` runs the whole graph legally.
-
-    Every op once; nothing before what it needs; every collective started after its op, awaited once, and
-    awaited before anybody reads its result.
-    """
-    needs = needs_table(graph)
-    done: dict[Verb, set[SegmentOp]] = {"run": set(), "start": set(), "wait": set()}
-    for verb, op in actions:
-        if op not in needs:
-            raise ScheduleError(
-                f"{op} does not exist in phase {graph.phase} of {graph.num_layers} layers, "
-                f"p1 = {graph.p1}, p2 = {graph.p2}"
-            )
-        if op in done[verb]:
-            raise ScheduleError(f"{Action(verb, op)} stands twice")
-        if verb == "run":
-            for need in needs[op]:
-                if need.op not in done["run"]:
-                    raise ScheduleError(f"{op} runs before {need.op}, which it needs")
-                if need.collective and need.op not in done["wait"]:
-                    raise ScheduleError(f"{op} reads the result of {need.op} before its collective is awaited")
-        elif graph.collective(op) is None:
-            raise ScheduleError(f"{Action(verb, op)}: {op} has no collective")
-        elif op not in done["run" if verb == "start" else "start"]:
-            raise ScheduleError(f"{Action(verb, op)} stands before {'the op' if verb == 'start' else 'its start'}")
-        done[verb].add(op)
-    _check_complete(graph, done)
-
-
-def _check_complete(graph: SegmentGraph, done: dict[Verb, set[SegmentOp]]) -> None:
-    for op in graph.ops():
-        if op not in done["run"]:
-            raise ScheduleError(f"{op} never runs")
-        if graph.collective(op) and op not in done["wait"]:
-            raise ScheduleError(f"the collective of {op} is never {'awaited' if op in done['start'] else 'started'}")
-
-
-def sync_order(graph: SegmentGraph) -> list[Action]:
-    """Plain tensor parallelism: every collective is awaited where it starts."""
-    actions: list[Action] = []
-    for op in graph.ops():
-        actions.append(Action("run", op))
-        if graph.collective(op):
-            actions += [Action("start", op), Action("wait", op)]
-    return actions
-
-
-def async_order(graph: SegmentGraph) -> list[Action]:
-    """Megatron-LM's overlap: a backward collective is hidden behind its own sublayer's weight gradients
-    only."""
-    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == "C")
-
-
-def insert_waits(
-    graph: SegmentGraph, order: Iterable[SegmentOp], late: Callable[[SegmentOp], bool] = lambda _: True
-) -> list[Action]:
-    """Actions for a run order: a collective starts right after its op, and is awaited just before its first
-    reader.
-
-    late: where it says no, the collective is awaited at once.
-    """
-    needs, awaited = needs_table(graph), set[SegmentOp]()
-    actions: list[Action] = []
-
-    def wait(op: SegmentOp) -> None:
-        if op not in awaited:
-            awaited.add(op)
-            actions.append(Action("wait", op))
-
-    pending: list[SegmentOp] = []
-    for op in order:
-        for need in needs[op]:
-            if need.collective:
-                wait(need.op)
-        actions.append(Action("run", op))
-        if graph.collective(op):
-            actions.append(Action("start", op))
-            pending.append(op)
-            if not late(op):
-                wait(op)
-    for op in pending:
-        wait(op)
-    return actions

@@ -1,20 +1,19 @@
-"""Sharded data parallelism as data: factors, who shares what with whom, which unit is gathered when, what
-travels.
+"""Sharded data parallelism as data: factors, groups of ranks, and when each unit is gathered and reduced.
 
-R ranks hold the same share of a model (the data-parallel group of one place of the pipeline and one
-tensor-parallel rank). Parameters, gradients and optimizer states are each cut by a factor of their own, 1 <=
-params <= grads <= optim <= R, each dividing the next (InternEvo, arXiv 2401.09149; AMSP, arXiv 2311.00257). A
-factor's group is made of neighbouring ranks, and cuts are nested: what a rank's optimizer updates is a part
-of what it accumulates, which is a part of the parameters it keeps. Named points:
+A model's weights are replicated over R = dp x cp ranks. Parameters, gradients and optimizer states are each
+sharded by a factor of their own: 1 <= params <= grads <= optim <= R, each dividing the next (InternEvo, arXiv
+2401.09149; AMSP, arXiv 2311.00257). A factor's group is made of neighbouring ranks. Shards are nested: what a
+rank's optimizer updates is a part of the gradient it accumulates, which is a part of the parameters it keeps.
+Named points:
 
     ddp          (1, 1, 1)      hsdp, mics         (k, k, k)
     zero1        (1, 1, R)      hierarchical FSDP  (k, k, R)
     zero2        (1, R, R)      hpz                (R, R, R) with ``secondary`` = k (ZeRO++, arXiv 2306.10209)
     zero3, fsdp  (R, R, R)
 
-A *unit* is the matrices of one segment: what is gathered, and whose gradient is reduced, at once. Vectors
-(norms, biases) are a unit of their own, whole on every rank but for the optimizer's part: they are small, and
-every segment needs some. So are the few matrices of a U-Transformer that change the sequence's length.
+A *unit* is the matrices of one segment. They are gathered together, and their gradients are reduced together.
+Vectors (norms, biases) are a unit too, of which only the optimizer states are sharded: they are small, and
+every segment reads some. So are the few matrices with which a U-Transformer changes the sequence's length.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ WHOLE = ("vectors", "down", "up")
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Factors of parameters, gradients and optimizer states. secondary: backward gathers happen within so
-    many neighbours, which keep a second copy of the parameters cut that way since the forward (0: they do
-    not).
+    """Factors of parameters, gradients and optimizer states.
+
+    secondary: so many neighbours keep a second copy of the parameters between forward and backward, sharded
+    among them, so that backward gathers stay within these ranks. 0: there is no second copy.
 
     >>> Sharding(params=2, grads=2, optim=4).shard(3, "optim", 80)
     (60, 80)
@@ -84,13 +84,12 @@ class Sharding:
             )
 
     def factors(self, ranks: int) -> tuple[int, int, int, int]:
-        """params, grads, optim and R: each level's groups lead from the factor before (1 at first) to its
-        own."""
+        """params, grads, optim and R, level by level."""
         return self.params, self.grads, self.optim, ranks
 
     def group(self, rank: int, level: Level, ranks: int) -> tuple[int, ...]:
-        """The ranks, of 0 .. R-1, among which ``rank``'s level is cut further than the level before; alone
-        where it is not.
+        """``rank``'s group of a level: the ranks, of 0 .. R-1, over which it is sharded further than the
+        level before. Only ``rank`` where it is not sharded further.
 
         >>> Sharding(params=2, grads=2, optim=4).group(5, "optim", 8)
         (5, 7)
@@ -156,8 +155,13 @@ def _own(op: SegmentOp, head: Unit) -> tuple[Unit, ...]:
 
 
 class UnitOp(NamedTuple):
-    """Something that happens to a unit: gathered before it is read, dropped, opened for additions to its
-    gradient, reduced after them, and settled where the reduction is awaited at once."""
+    """Something that happens to a unit.
+
+    gather: start to gather its parameters. need: wait until they are here. drop: nobody reads them any more.
+    open: make place for its gradient. close: start to reduce that (``reduce`` in recordings). settle: wait
+    for reductions. publish: start to gather what optimizers changed. next: gather what the list that runs
+    afterwards reads first.
+    """
 
     verb: UnitVerb
     unit: Unit
@@ -196,10 +200,10 @@ class Window(NamedTuple):
 
 
 def reading(graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit]) -> list[list[Window]]:
-    """When the list of one phase reads the ``units`` that exist, in the order in which that begins.
+    """When the list of one phase reads ``units``: groups of windows, ordered by their first actions.
 
-    Windows that are gathered together stand together: forward both halves of a layer, backward every module
-    by itself. A unit that is read at both ends of a forward (tied embeddings) has a window for each.
+    A group is gathered together: in the forward a layer's attention and MLP, in the backward one module. A
+    unit that is read at both ends of a forward (tied embeddings) has a window for each.
     """
     exist, found = set(units), dict[tuple[Unit, bool], Window]()
     for at, (verb, op) in enumerate(actions):
@@ -232,12 +236,14 @@ def _head(units: set[Unit]) -> Unit:
 def with_units(
     graph: SegmentGraph, actions: Sequence[Action], units: Iterable[Unit], strategy: Strategy
 ) -> list[Action | UnitAction]:
-    """The list of one phase with what must happen to units in between.
+    """The list of one phase, with the unit ops inserted.
 
-    A unit is gathered when the group of windows before its own begins (where the strategy hides that;
-    otherwise when its own does) and needed just before its first reader; its gradient is reduced right after
-    the last addition. ``next`` stands where the first group of the list that runs after this one may be
-    gathered.
+    The list reads units group by group (``reading``). When a group's first reader runs, the group is
+    gathered, if it is not yet; where gathers overlap computation, so is the group after it. A unit is needed
+    just before its first reader and dropped after its last. While the list's last group is read, ``next``
+    gathers the first group of the list that runs afterwards. A unit's gradient is opened before the first op
+    that adds to it, and closed after the last: that starts its reduction, which is settled at once where it
+    does not overlap computation.
     """
     units = list(units)
     before, after = defaultdict[int, list[UnitOp]](list), defaultdict[int, list[UnitOp]](list)

@@ -1,4 +1,4 @@
-"""Strategy: how one job is split and in which manner its communication is hidden, with the rules of validity.
+"""Strategy: how one job is split and which communication overlaps computation, with the rules of validity.
 
 The planner and the runtime check a strategy by the same function, before any process starts.
 """
@@ -19,22 +19,31 @@ ShardOverlap = Literal["none", "forward", "backward", "both"]
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """Degrees, slices and manner of overlap.
+    """Degrees, slices, and which communication overlaps computation.
 
-    overlap: ``sync`` waits for every collective where it starts (plain tensor parallelism); ``async`` hides a
-    backward collective behind the weight gradient of its own sublayer (Megatron-LM); ``domino`` lets slices
-    hide each other's collectives (arXiv 2409.15241); ``none`` leaves the tensor-parallel collectives out and
-    computes wrong numbers at the speed that hiding everything would reach: for measurements only.
+    tp: tensor-parallel degree. overlap: of its collectives. ``sync``: none (plain tensor parallelism).
+    ``async``: a backward collective overlaps the weight gradients of its own sublayer (Megatron-LM).
+    ``domino``: the collectives of one slice overlap the computation of the others (arXiv 2409.15241).
+    ``none``: the collectives are left out, and numbers are wrong, at the speed that full overlap would reach:
+    for measurements only.
+
     p1: slices of the batch. p2: column slices of every second weight, reduced as they appear.
-    cp: ranks that share every sequence and, as dp's, hold the same weights; rings of ``ring`` of them, each
-    of groups that exchange heads (``SequenceCut``). sequence_parallel: residual stream sharded over tp over
-    the sequence, all-gather and reduce-scatter instead of all-reduce (Korthikanti 2022, arXiv 2205.05198).
-    recompute: what layers do not keep for their backward: ``selective``, normalised inputs and activations,
-    which cost neither a matrix product nor a collective; ``full``, everything but the residual stream at
-    every attention and MLP, so that nothing that tensor parallelism reduced is reduced again.
-    recompute_layers: of so many first layers of every stage (None: of all). shard_overlap: what of sharded
-    data parallelism is left under way beside computation. ``forward``: gathers of the next layer and of new
-    parameters; ``backward``: gathers of the module before and reductions of gradients.
+
+    cp: context-parallel degree. Each sequence is split over cp ranks. Weights are replicated over them, as
+    they are over dp. ring: keys and values travel along rings of so many of these ranks; groups of cp / ring
+    ranks exchange heads (Ulysses).
+
+    sequence_parallel: the residual stream is sharded over tp along the sequence, with all-gathers and
+    reduce-scatters instead of all-reduces (Korthikanti 2022, arXiv 2205.05198).
+
+    recompute: what is computed again in the backward. ``selective``: normalised inputs and activations, which
+    cost neither a matrix product nor a collective. ``full``: everything but the residual stream before every
+    attention and MLP; no tensor-parallel reduction runs again. recompute_layers: in the first so many layers
+    of every stage (None: in all).
+
+    shard_overlap: which communication of sharded data parallelism overlaps computation. ``forward``: the
+    gather of the next layer, and of the parameters that optimizers changed. ``backward``: the gather of the
+    next module, and the reduction of gradients. ``both``; ``none``.
     """
 
     tp: int = 1
@@ -150,7 +159,8 @@ class Strategy:
             )
 
     def hides_shards(self, *, forward: bool) -> bool:
-        """Whether sharding's communication of a direction is left under way."""
+        """Whether the communication of sharded data parallelism overlaps computation, in the forward or in
+        the backward."""
         return self.shard_overlap in ("both", "forward" if forward else "backward")
 
     def kv_replicas(self, model: ModelSpec) -> int:

@@ -12,7 +12,8 @@ from ortools.sat.python import cp_model
 from plait.core.climb import Climber
 from plait.core.overlap import domino_order
 from plait.core.segment_costs import Durations, SegmentCosts, makespan, simulate
-from plait.core.segments import SegmentGraph, check, insert_waits, needs_table
+from plait.core.segment_lists import check, insert_waits
+from plait.core.segments import SegmentGraph, needs_table
 
 graphs = st.builds(
     SegmentGraph,

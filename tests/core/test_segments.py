@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 from plait.core.errors import ScheduleError
 from plait.core.overlap import domino_order, segment_order
 from plait.core.segment_costs import SegmentCosts, makespan, simulate
-from plait.core.segments import (
-    Action,
-    SegmentGraph,
-    async_order,
-    check,
-    format_actions,
-    insert_waits,
-    needs_table,
-    parse,
-    sync_order,
-)
+from plait.core.segment_lists import async_order, check, format_actions, insert_waits, parse, sync_order
+from plait.core.segments import Action, SegmentGraph, needs_table
 
 graphs = st.builds(
     SegmentGraph,

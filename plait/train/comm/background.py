@@ -12,11 +12,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from plait.train.machine.device import Device
+from plait.train.machine.device import Device, Fork
 
 
 class Handle:
@@ -25,7 +24,7 @@ class Handle:
     def __init__(self) -> None:
         self._done = threading.Event()
         self._error: BaseException | None = None
-        self._mark: Any = None
+        self._mark: Fork = None
         self._device: Device | None = None
         self.span = (0.0, 0.0)
         """When it was under way, by the host's clock."""
@@ -42,7 +41,7 @@ class Handle:
         if self._device is not None:
             self._device.join(self._mark)
 
-    def finish(self, error: BaseException | None, device: Device | None = None, mark: Any = None) -> None:
+    def finish(self, error: BaseException | None, device: Device | None = None, mark: Fork = None) -> None:
         """The thread's last word."""
         self._error, self._device, self._mark = error, device, mark
         self._done.set()
@@ -53,7 +52,7 @@ class Background:
 
     def __init__(self, device: Device, name: str) -> None:
         self.device = device
-        self._jobs: queue.SimpleQueue[tuple[Handle, Callable[[], object], Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Handle, Callable[[], object], Fork] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 

@@ -17,19 +17,16 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from plait.core.env import gloo_interface
 from plait.core.segments import Collective
+from plait.train.machine.device import Work
 from plait.train.machine.threads import running, serve_first
 
 
-class Handle(Protocol):
+class Handle(Work, Protocol):
     """A collective in flight."""
-
-    def wait(self) -> object:
-        """Return when the result may be used by work submitted from now on (the host itself may run ahead on
-        a GPU)."""
-        ...
 
 
 class Wire(Protocol):
@@ -39,15 +36,22 @@ class Wire(Protocol):
     size: int
     rank: int
 
-    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start a sum all-reduce of ``result``; an all-gather, a sum reduce-scatter or an all-to-all along
         dim 0; a rotation, by which every rank gets the ``source`` of the one before it."""
         ...
 
 
 class _Done:
+    """Nothing is in flight."""
+
     def wait(self) -> None:
-        """Nothing is in flight."""
+        pass
+
+    def get_future(self) -> Future[object]:
+        future: Future[object] = Future()
+        future.set_result(None)
+        return future
 
 
 class NullWire:
@@ -75,8 +79,13 @@ class GroupWire:
         self.group = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start the collective asynchronously."""
+        work = self._start(kind, result, source)
+        assert work is not None, "this rank is not in the group"
+        return work
+
+    def _start(self, kind: Collective, result: Tensor, source: Tensor) -> dist.Work | None:
         if kind == "all_reduce":
             return dist.all_reduce(result, group=self.group, async_op=True)
         if kind in ("all_to_all", "rotate"):
@@ -115,7 +124,7 @@ class GlooWire:
         self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         serve_first(running() - before)
 
-    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start the collective asynchronously."""
         if kind == "all_reduce":
             return self._gloo.allreduce([result], c10d.AllreduceOptions())  # a sum
@@ -144,7 +153,7 @@ class _ScatteredSum:
     """A reduce-scatter in flight: every rank's share for this one arrives, and is added up by whoever waits;
     its memory is used again."""
 
-    def __init__(self, work: Any, received: Tensor, result: Tensor, spare: list[Tensor]) -> None:
+    def __init__(self, work: Handle, received: Tensor, result: Tensor, spare: list[Tensor]) -> None:
         self.work, self.received, self.result, self.spare = work, received, result, spare
 
     def wait(self) -> None:
@@ -152,7 +161,7 @@ class _ScatteredSum:
         torch.sum(self.received, dim=0, out=self.result)
         self.spare.append(self.received.view(-1))
 
-    def get_future(self) -> Any:
+    def get_future(self) -> Future[object]:
         """Of the transfer, for the recorder."""
         return self.work.get_future()
 

@@ -17,7 +17,7 @@ from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups, open_groups
 from plait.train.engine.inflight import MicroBatch
-from plait.train.engine.pipeline import Pipeline
+from plait.train.engine.pipeline import PHASES, Pipeline
 from plait.train.engine.shards import Shards
 from plait.train.engine.steps import make_executor
 from plait.train.machine.device import Device, torch_dtype
@@ -140,8 +140,4 @@ def assemble(plan: Plan, rank: int, device: Device, *, recorder: Recorder | None
 
 def _phases(schedule: Schedule, stage: int) -> Sequence[Phase]:
     kinds = {op.kind for ops in schedule.ranks for op in ops if op.stage == stage}
-    return [phase for phase, kind in PHASES.items() if kind in kinds]
-
-
-PHASES: dict[Phase, str] = {"F": "F", "B": "B", "I": "I", "W": "W", "step": "S"}
-"""The kind of schedule op that runs each phase."""
+    return [phase for kind, phase in PHASES.items() if kind in kinds]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from plait.train.model.loss import VocabularyLoss
-from plait.train.model.transformer import RowExchange, SliceContext
+from plait.core.segments import Site
+from plait.train.engine.segment import Segment
+
+Key = tuple[Site, int, int]
+"""(site, layer, slice) of a segment."""
 
 
 @dataclass(frozen=True)
@@ -28,63 +32,36 @@ class MicroBatch:
 
 
 @dataclass
-class Branch:
-    """Between a first and a second weight: what one core reads and makes, [S, b, ...]; gradients and o are [S
-    * b, ...]."""
+class Crossing:
+    """What crosses the ends of a stage with a micro-batch of ``size`` sequences, by name, each [S_local, B,
+    H].
 
-    z: Tensor | None = None
-    o: Tensor | None = None
-    o_graph: Tensor | None = None  # o with what autograd knows of it
-    g_z: Tensor | None = None
-    kept: list[Tensor] | None = None  # where the core will run again: what it keeps of what it needed other ranks for
-
-
-@dataclass
-class Slot:
-    """What lives between the ops of one segment of one slice; fields are dropped as soon as nobody needs
-    them."""
-
-    context: SliceContext
-    samples: slice  # which sequences of the micro-batch
-    sequence: int  # S where this segment works
-    tokens: Tensor  # [S, b]
-    targets: Tensor  # [S, b]
-    rows: RowExchange | None = None  # embed only
-    h: Tensor | None = None  # residual stream leaving join, or down, or up
-    leaf: Tensor | None = None  # residual stream entering down or up
-    skip: Tensor | None = None  # what enters a down, and is added in the up of its level
-    skip_in: Tensor | None = None  # the same as the up reads it
-    n: Tensor | None = None  # normalised input, this rank's shard; recomputed segments keep h alone
-    full: Tensor | None = None  # n over the whole sequence, [S, b, H]
-    y: Tensor | None = None  # [parts, S_local, b, H / parts] once reduced
-    y_partial: Tensor | None = None
-    g_h: Tensor | None = None  # gradient of h
-    g_skip: Tensor | None = None
-    g_y: Tensor | None = None  # gradient of y, this rank's shard
-    g_y_full: Tensor | None = None
-    g_full: Tensor | None = None  # partial, then reduced, gradient of full
-    g_n: Tensor | None = None  # gradient of n, this rank's shard
-    operands: list[tuple[Tensor, Tensor] | None] = field(
-        default_factory=list
-    )  # (output gradient, input) of the weight gradients
-    loss: VocabularyLoss | None = None
-    n_graph: Tensor | None = None  # n, or what a down or up made of h, with what autograd knows of it
-    branches: list[Branch] = field(default_factory=list)  # one; a parallel block: attention, MLP
-
-
-@dataclass
-class InFlight:
-    """A micro-batch between its forward and the end of its backward, and what crosses the ends of the stage,
-    each [S_local, B, H].
-
-    entering: from other stages, by name: ``h`` the residual stream, ``skip0`` the skip connection of level 0;
-    leaving: for other stages; returning: the gradients of ``leaving``; gradient: of ``entering``.
+    Names: ``h`` is the residual stream, ``skip0`` the skip connection of level 0. entering: from other
+    stages; leaving: for other stages; returning: the gradients of ``leaving``; gradient: of ``entering``.
     """
 
-    size: int  # sequences
-    scale: float
-    slots: dict[tuple[str, int, int], Slot] = field(default_factory=dict)
+    size: int
     entering: dict[str, Tensor] = field(default_factory=dict)
     leaving: dict[str, Tensor] = field(default_factory=dict)
     returning: dict[str, Tensor] = field(default_factory=dict)
     gradient: dict[str, Tensor] = field(default_factory=dict)
+
+    def leave(self, name: str, samples: slice, h: Tensor) -> None:
+        """Put a slice's tensor into what another stage gets."""
+        if name not in self.leaving:
+            self.leaving[name] = h.new_empty((h.shape[0], self.size, h.shape[2]))
+        self.leaving[name][:, samples] = h.detach()
+
+    def return_gradient(self, name: str, samples: slice, gradient: Tensor) -> None:
+        """Put a slice's gradient into what the stage gets that its tensor came from."""
+        if name not in self.gradient:
+            self.gradient[name] = torch.empty_like(self.entering[name])
+        self.gradient[name][:, samples] = gradient
+
+
+@dataclass
+class InFlight:
+    """A micro-batch between its forward and the end of its backward."""
+
+    crossing: Crossing
+    segments: dict[Key, Segment] = field(default_factory=dict)

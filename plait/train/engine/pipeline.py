@@ -12,12 +12,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from plait.core.schedule import Edge, Op, Schedule, Transfer, ends
+from plait.core.schedule import Edge, Op, OpKind, Schedule, Transfer, ends
+from plait.core.segments import Phase
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.shards import Shards
@@ -53,6 +54,16 @@ class Courier(Protocol):
         ...
 
 
+class _Turn(NamedTuple):
+    """One entry of a rank's list. last: of its stage and phase, the step's last. following: the computation
+    after it, where units are gathered for it."""
+
+    op: Op
+    run: Callable[[_Step, _Turn], None]
+    last: bool
+    following: Op | None
+
+
 class Pipeline:
     """One rank's part of a pipeline.
 
@@ -73,18 +84,13 @@ class Pipeline:
     ) -> None:
         self.names, self.shards = names, shards
         self.schedule, self.executors, self.courier, self.recorder = schedule, dict(executors), courier, recorder
-        runs: dict[str, Callable[[Op], None]] = {
-            "S": self._whole, "F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights,
-            "SEND_F": self._send, "SEND_B": self._send, "RECV_F": self._receive, "RECV_B": self._receive,
-        }  # fmt: skip
         self.device = next(iter(self.executors.values())).device
-        self._no_loss = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
-        self._programme = [(op, runs[op.kind]) for op in schedule.ranks[place]]
+        self.peak: Counter[int] = Counter()
         computing = [op for op in schedule.ranks[place] if op.computes]
         self._first = computing[0]
-        self._following = dict(pairwise(computing))
-        self._last = set({(op.stage, op.kind): op for op in computing}.values())
-        """Of every stage and phase, the step's last: afterwards its gradients are complete."""
+        following = dict(pairwise(computing))
+        last = set({(op.stage, op.kind): op for op in computing}.values())
+        self._turns = [_Turn(op, _RUNS[op.kind], op in last, following.get(op)) for op in schedule.ranks[place]]
 
     @torch.no_grad()
     def run(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -93,105 +99,127 @@ class Pipeline:
         assert len(batches) == self.schedule.num_micro_batches, (
             f"{len(batches)} micro-batches, the schedule has another number"
         )
-        self._batches = batches
-        self._alive: dict[tuple[int, int], InFlight] = {}
-        self._incoming: dict[Transfer, tuple[Mapping[str, Tensor], Delivery]] = {}
-        self._results: dict[Transfer, Mapping[str, Tensor]] = {}
-        self._sending: deque[tuple[Op, Delivery, Mapping[str, Tensor]]] = deque()
-        self.peak: Counter[int] = Counter()
-        self._losses: list[Tensor] = []
-        try:
-            if self.shards:
-                self.shards.begin()
-                if not self.executors[self._first.stage].strategy.hides_shards(forward=True):
-                    self.shards.settle()
-            for op, method in self._programme:
-                if self.shards and op.computes:
-                    self.shards.last, self.shards.then = op in self._last, partial(self._ahead, self._following.get(op))
-                method(op)
-            self._sent(all_of_them=True)
-            assert not self._alive and not self._incoming and not self._results, "the schedule left something behind"
-            return torch.stack(self._losses).sum() if self._losses else self._no_loss.clone()
-        finally:
-            self._alive, self._incoming, self._results, self._losses = {}, {}, {}, []
-            self._sending.clear()
+        if self.shards:
+            self.shards.begin()
+            if not self.executors[self._first.stage].strategy.hides_shards(forward=True):
+                self.shards.settle()
+        step = _Step(self, batches)
+        for turn in self._turns:
+            turn.run(step, turn)
+        self.peak = step.peak
+        return step.finish()
 
     def ahead(self) -> None:
         """Start to gather what the step reads first: while data are loaded, for example."""
-        self._ahead(self._first)
+        self.gather(self._first)
 
-    def _ahead(self, op: Op | None) -> None:
+    def gather(self, op: Op | None) -> None:
+        """Start to gather what a computation reads first."""
         if op is not None and self.shards:
-            self.executors[op.stage].ahead(op.kind)  # type: ignore[arg-type]  (an op that computes)
+            self.executors[op.stage].ahead(PHASES[op.kind])
 
-    def _whole(self, op: Op) -> None:
-        executor = self.executors[op.stage]
-        state = executor.begin(self._batches[op.micro_batch])
+
+class _Step:
+    """One step while it runs: which micro-batches are alive, what has come and what is to go."""
+
+    def __init__(self, pipeline: Pipeline, batches: Sequence[MicroBatch]) -> None:
+        self.of, self.schedule, self.batches = pipeline, pipeline.schedule, batches
+        self.alive: dict[tuple[int, int], InFlight] = {}
+        self.incoming: dict[Transfer, tuple[Mapping[str, Tensor], Delivery]] = {}
+        self.results: dict[Transfer, Mapping[str, Tensor]] = {}
+        self.sending: deque[tuple[Op, Delivery, Mapping[str, Tensor]]] = deque()
+        self.peak: Counter[int] = Counter()
+        self.losses: list[Tensor] = []
+
+    def whole(self, turn: _Turn) -> None:
+        op, executor = turn.op, self.of.executors[turn.op.stage]
+        state = executor.begin(self.batches[op.micro_batch])
         self.peak[op.stage] = 1
-        executor.phase("step", state)
-        self._losses.append(executor.loss(state))
+        self._compute(turn, state)
+        self.losses.append(executor.loss(state))
 
-    def _forward(self, op: Op) -> None:
-        executor, at = self.executors[op.stage], op.micro_batch
+    def forward(self, turn: _Turn) -> None:
+        op, executor = turn.op, self.of.executors[turn.op.stage]
         entering: dict[str, Tensor] = {}
         for producer in self.schedule.producers[op.stage]:
-            entering |= self._take(Transfer(producer, op.stage, "F", at))
-        state = executor.begin(self._batches[at], entering)
-        self._alive[op.stage, at] = state
-        self.peak[op.stage] = max(self.peak[op.stage], sum(stage == op.stage for stage, _ in self._alive))
-        executor.phase("F", state)
+            entering |= self._take(Transfer(producer, op.stage, "F", op.micro_batch))
+        state = executor.begin(self.batches[op.micro_batch], entering)
+        self.alive[op.stage, op.micro_batch] = state
+        self.peak[op.stage] = max(self.peak[op.stage], sum(stage == op.stage for stage, _ in self.alive))
+        self._compute(turn, state)
         for consumer in self.schedule.consumers[op.stage]:
-            self._results[Transfer(op.stage, consumer, "F", at)] = {
-                name: state.leaving[name] for name in self.names[op.stage, consumer]
+            self.results[Transfer(op.stage, consumer, "F", op.micro_batch)] = {
+                name: state.crossing.leaving[name] for name in self.of.names[op.stage, consumer]
             }
-        state.leaving = {}
+        state.crossing.leaving = {}
         if executor.graph.heads:
-            self._losses.append(executor.loss(state))
+            self.losses.append(executor.loss(state))
         if not executor.graph.backward:
-            del self._alive[op.stage, at]
+            del self.alive[op.stage, op.micro_batch]
 
-    def _backward(self, op: Op) -> None:
-        executor, at = self.executors[op.stage], op.micro_batch
-        state = self._alive[op.stage, at]
+    def backward(self, turn: _Turn) -> None:
+        op, state = turn.op, self.alive[turn.op.stage, turn.op.micro_batch]
+        crossing = state.crossing
         for consumer in self.schedule.consumers[op.stage]:
-            state.returning |= self._take(Transfer(consumer, op.stage, "B", at))
-        executor.phase("B" if op.kind == "B" else "I", state)
+            crossing.returning |= self._take(Transfer(consumer, op.stage, "B", op.micro_batch))
+        self._compute(turn, state)
         for producer in self.schedule.producers[op.stage]:
-            self._results[Transfer(op.stage, producer, "B", at)] = {
-                name: state.gradient[name] for name in self.names[producer, op.stage]
+            self.results[Transfer(op.stage, producer, "B", op.micro_batch)] = {
+                name: crossing.gradient[name] for name in self.of.names[producer, op.stage]
             }
-        state.returning, state.gradient, state.entering = {}, {}, {}
+        crossing.returning, crossing.gradient, crossing.entering = {}, {}, {}
         if op.kind == "B":
-            del self._alive[op.stage, at]
+            del self.alive[op.stage, op.micro_batch]
 
-    def _weights(self, op: Op) -> None:
-        self.executors[op.stage].phase("W", self._alive.pop((op.stage, op.micro_batch)))
+    def weights(self, turn: _Turn) -> None:
+        self._compute(turn, self.alive.pop((turn.op.stage, turn.op.micro_batch)))
+
+    def _compute(self, turn: _Turn, state: InFlight) -> None:
+        self.of.executors[turn.op.stage].phase(
+            PHASES[turn.op.kind], state, last=turn.last, then=partial(self.of.gather, turn.following)
+        )
 
     def _take(self, transfer: Transfer) -> Mapping[str, Tensor]:
         """What a stage needs from another: of this rank, or as soon as it has arrived."""
-        if transfer in self._results:
-            return self._results.pop(transfer)
-        tensors, delivery = self._incoming.pop(transfer)
-        start = self.device.mark()
+        if transfer in self.results:
+            return self.results.pop(transfer)
+        tensors, delivery = self.incoming.pop(transfer)
+        device, recorder = self.of.device, self.of.recorder
+        start = device.mark()
         delivery.wait()
-        if self.recorder:
-            self.recorder.stood(ends(transfer)[1], start, self.device.mark())
+        if recorder:
+            recorder.stood(ends(transfer)[1], start, device.mark())
         return tensors
 
-    def _send(self, op: Op) -> None:
+    def send(self, turn: _Turn) -> None:
         self._sent(all_of_them=False)
-        tensors = self._results.pop(op.transfer)
-        self._sending.append((op, self.courier.send(op.transfer, tensors), tensors))
+        tensors = self.results.pop(turn.op.transfer)
+        self.sending.append((turn.op, self.of.courier.send(turn.op.transfer, tensors), tensors))
 
     def _sent(self, *, all_of_them: bool) -> None:
         """Let go of what has been sent; raises what went wrong."""
-        while self._sending and (all_of_them or self._sending[0][1].done()):
-            op, delivery, tensors = self._sending.popleft()
+        while self.sending and (all_of_them or self.sending[0][1].done()):
+            op, delivery, tensors = self.sending.popleft()
             delivery.wait()
-            if self.recorder:
-                self.recorder.moved(
-                    op, *delivery.span, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-                )
+            if self.of.recorder:
+                size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+                self.of.recorder.moved(op, *delivery.span, size)
 
-    def _receive(self, op: Op) -> None:
-        self._incoming[op.transfer] = self.courier.receive(op.transfer)
+    def receive(self, turn: _Turn) -> None:
+        self.incoming[turn.op.transfer] = self.of.courier.receive(turn.op.transfer)
+
+    def finish(self) -> Tensor:
+        """Wait until everything is sent; the loss of the heads that are here."""
+        self._sent(all_of_them=True)
+        assert not self.alive and not self.incoming and not self.results, "the schedule left something behind"
+        if self.losses:
+            return torch.stack(self.losses).sum()
+        return torch.zeros((), dtype=torch.float64, device=self.of.device.torch_device)
+
+
+_RUNS: Mapping[OpKind, Callable[[_Step, _Turn], None]] = {
+    "S": _Step.whole, "F": _Step.forward, "B": _Step.backward, "I": _Step.backward, "W": _Step.weights,
+    "SEND_F": _Step.send, "SEND_B": _Step.send, "RECV_F": _Step.receive, "RECV_B": _Step.receive,
+}  # fmt: skip
+PHASES: Mapping[OpKind, Phase] = {"S": "step", "F": "F", "B": "B", "I": "I", "W": "W"}
+"""The phase of an executor's that each computation is."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plait.core.segments import Collective
-from plait.core.sharding import Level, Unit, UnitOp
+from plait.core.sharding import Level, Unit, UnitOp, UnitVerb
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.gradients import Gradients
@@ -42,10 +42,6 @@ class Shards:
         self.device = device
         self.wires: dict[Axis, Wire] = dict(wires)
         self.sent: Counter[str] = Counter()
-        self.last = False
-        """Whether gradients closed from now on are complete: the step's last micro-batch."""
-        self.then: Callable[[], None] | None = None
-        """Gathers what the next list reads first."""
         self.pool = 0
         """Bytes of buffers, all of them allocated in the first step at the latest."""
         self._background = Background(device, "shards")
@@ -55,15 +51,14 @@ class Shards:
         self._reducing: deque[tuple[Handle, Tensor | None]] = deque()
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         self._reserve()
-        self.act: dict[str, Callable[[UnitOp], None]] = {
+        self.acts: dict[UnitVerb, Callable[[UnitOp], None]] = {
             "gather": self.gather,
             "need": self.need,
             "drop": self.drop,
             "open": self.open,
-            "close": self.close,
             "settle": self._settle,
-            "next": self._next,
         }
+        """What the verbs do that need to know no more than the unit."""
 
     def _reserve(self) -> None:
         """Two buffers for every size of unit, one where there is one such unit only."""
@@ -105,10 +100,6 @@ class Shards:
             self.units[op.unit].point(None)
             self._give(slot)
 
-    def _next(self, _op: UnitOp) -> None:
-        if self.then:
-            self.then()
-
     def _gather(self, store: UnitStore, slot: Tensor, forward: bool) -> None:
         if store.second is None:
             self._run("params", "all_gather", slot, store.kept)
@@ -129,12 +120,12 @@ class Shards:
             whole.zero_()
             self.gradients.open(store, whole)
 
-    def close(self, op: UnitOp) -> None:
-        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and after the last
-        micro-batch to the step's."""
+    def close(self, op: UnitOp, *, last: bool) -> None:
+        """Start to reduce a unit's gradient: to this rank's part of the micro-batch's, and if this is the
+        step's last one, to the step's."""
         whole = self._open.pop(op.unit, None)
-        if whole is not None or self.last:
-            self._begin_reduce(self.units[op.unit], whole, last=self.last)
+        if whole is not None or last:
+            self._begin_reduce(self.units[op.unit], whole, last=last)
 
     def complete(self) -> None:
         """Reduce the gradients of vectors and the like, and wait until every gradient is this rank's

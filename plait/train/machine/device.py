@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
+from torch.futures import Future
 from torch.profiler import ProfilerActivity, profile
 
 from plait.core.env import expand_segments
@@ -23,6 +24,25 @@ from plait.core.settings import Precision
 def torch_dtype(precision: Precision) -> torch.dtype:
     """Of parameters and activations."""
     return {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp64": torch.float64}[precision]
+
+
+Mark = float | torch.cuda.Event
+"""A moment in a device's order of work, which ``Device.seconds`` reads: on a CPU a clock reading."""
+Fork = torch.cuda.Event | None
+"""The end of a thread's work so far; on a CPU there is nothing to wait for."""
+
+
+class Work(Protocol):
+    """Something asynchronous, as torch.distributed has it."""
+
+    def wait(self) -> object:
+        """Return when what it makes may be used by work submitted from now on (the host itself may run ahead
+        on a GPU)."""
+        ...
+
+    def get_future(self) -> Future[object]:
+        """Done when it is over."""
+        ...
 
 
 class Allocated(NamedTuple):
@@ -45,30 +65,31 @@ class Device:
         """What a report should call the device."""
         return "cpu"
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         """A moment in the device's order of work; ``seconds`` reads it later."""
         return time.perf_counter()
 
-    def seconds(self, mark: Any) -> float:
+    def seconds(self, mark: Mark) -> float:
         """Seconds of a mark on this process's clock; on a GPU only after ``synchronize``."""
+        assert isinstance(mark, float)
         return mark
 
-    def mark_when_done(self, work: Any, callback: Any) -> None:
+    def mark_when_done(self, work: Work, callback: Callable[[Mark], object]) -> None:
         """Call ``callback(mark)`` with the moment at which an asynchronous collective ended."""
         work.get_future().then(lambda _: callback(time.perf_counter()))
 
-    def fork(self) -> Any:
+    def fork(self) -> Fork:
         """The current end of the calling thread's work, for ``aside`` and ``join``."""
 
-    def aside(self, after: Any) -> AbstractContextManager[object]:
+    def aside(self, after: Fork) -> AbstractContextManager[object]:
         """What a background thread submits in here runs beside other work, after the work that ``fork``
         marked."""
         return nullcontext()
 
-    def join(self, after: Any) -> None:
+    def join(self, after: Fork) -> None:
         """What the calling thread submits from now on runs after the work that ``fork`` marked."""
 
-    def settle(self, work: Any) -> None:
+    def settle(self, work: Work) -> None:
         """Wait, with the host, for a message."""
         work.wait()
 
@@ -107,26 +128,28 @@ class CudaDevice(Device):
     def description(self) -> str:
         return torch.cuda.get_device_name(self.torch_device)
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def seconds(self, mark: Any) -> float:
+    def seconds(self, mark: Mark) -> float:
+        assert isinstance(mark, torch.cuda.Event)
         return self._base_seconds + self._base.elapsed_time(mark) / 1e3
 
-    def mark_when_done(self, work: Any, callback: Any) -> None:
+    def mark_when_done(self, work: Work, callback: Callable[[Mark], object]) -> None:
         with torch.cuda.stream(self._side):
             work.wait()  # makes the side stream wait, not the host
             callback(self.mark())
 
-    def fork(self) -> Any:
+    def fork(self) -> Fork:
         event = torch.cuda.Event()
         event.record()
         return event
 
     @contextmanager
-    def aside(self, after: Any) -> Iterator[None]:
+    def aside(self, after: Fork) -> Iterator[None]:
+        assert after is not None
         if not hasattr(
             self._background, "stream"
         ):  # one for each thread: a thread waiting for its own must not wait for another's
@@ -136,10 +159,11 @@ class CudaDevice(Device):
             stream.wait_event(after)
             yield
 
-    def join(self, after: Any) -> None:
+    def join(self, after: Fork) -> None:
+        assert after is not None
         torch.cuda.current_stream(self.torch_device).wait_event(after)
 
-    def settle(self, work: Any) -> None:
+    def settle(self, work: Work) -> None:
         work.wait()  # makes the stream wait, not the host
         torch.cuda.current_stream(self.torch_device).synchronize()
 

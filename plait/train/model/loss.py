@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait.train.model.transformer import Embedding
+from plait.train.model.embedding import Embedding
 
 IGNORED = -100
 
@@ -33,21 +33,20 @@ class VocabularyLoss:
         self._exponentials: Tensor | None = logits.sub_(maximum[:, None]).exp_()
         self.statistics = torch.stack((maximum, logits.sum(dim=1), target))[None]  # [1, 3, M]
         self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
-        self.total: Tensor
 
-    def finish(self, scale: float, *, gradient: bool) -> Tensor | None:
-        """Combine the gathered statistics: set ``total`` to scale * sum of token losses; return the logits'
-        gradient, [M, V / tp]."""
+    def finish(self, scale: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """Combine the gathered statistics: scale * sum of token losses, and the logits' gradient, [M, V /
+        tp], where it is wanted."""
         maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
         maximum = maxima.amax(dim=0)
         normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
         losses = (normaliser.log() + maximum - targets.sum(dim=0)) * self._valid
-        self.total = losses.double().sum() * scale
+        total = losses.double().sum() * scale
         exponentials, self._exponentials = self._exponentials, None
         if not gradient:
-            return None
+            return total, None
         assert exponentials is not None
         weight = self._valid.to(exponentials.dtype) * scale
         exponentials *= ((self.statistics[0, 0] - maximum).exp() / normaliser * weight)[:, None]
         exponentials.scatter_add_(1, self._rows[:, None], -(self._here * weight)[:, None])
-        return exponentials.to(self._dtype)
+        return total, exponentials.to(self._dtype)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.train.comm.wire import NullWire, Wire
+from plait.train.comm.wire import Handle, NullWire, Wire
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Ring(torch.autograd.Function):
         return found, own[0], own[1], None, None, None
 
 
-def _rotate(block: Tensor, wire: Wire) -> tuple[Tensor, Any]:
+def _rotate(block: Tensor, wire: Wire) -> tuple[Tensor, Handle]:
     """What the rank before has, as soon as the handle says so; this rank's goes to the next."""
     received = torch.empty_like(block)
     return received, wire.start("rotate", received, block)

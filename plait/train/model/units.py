@@ -1,10 +1,10 @@
-"""Where a rank's parameters live: one flat tensor for each unit, cut over the ranks that hold the same share
-of the model.
+"""Where a rank's parameters live: one flat tensor for each unit, sharded over the ranks that would replicate
+it.
 
-A unit (``plait.core.sharding``) is the matrices of one segment. What a rank keeps of it, its shard, is
-allocated once; the parameters that the model computes with are views: of the shard where it is the whole
-unit, else of a buffer into which the unit is gathered. Everything that looks at numbers from outside (initial
-values, imports, checkpoints) sees ranges of logical tensors, ``Held``.
+A unit (``plait.core.sharding``) is the matrices of one segment. A rank's shard of it is allocated once. The
+parameters that the model computes with are views: of the shard if the unit is not sharded, else of a buffer
+into which it is gathered. Initial values, imports and checkpoints see ranges of logical tensors instead
+(``Held``).
 """
 
 from __future__ import annotations
@@ -66,8 +66,13 @@ def _held(piece: Piece, first: int, last: int, start: int) -> list[Held]:
 
 
 class UnitStore:
-    """One unit on one rank. kept: this rank's shard of it. rank: among those that hold the same weights.
-    whole: parameters and gradients are so everywhere, and only the optimizer's part is cut."""
+    """One unit on one rank: its parameters, and this rank's shard of them.
+
+    rank: this one's number among those over which the unit is sharded. kept: this rank's shard of the
+    parameters. whole: parameters and gradients are replicated, and only optimizer states are sharded. params,
+    grads: by which factors parameters and gradients are sharded. second: the shard of the second copy, if
+    there is one (``Sharding.secondary``).
+    """
 
     def __init__(
         self, unit: Unit, shapes: Mapping[str, tuple[int, ...]], pieces: Sequence[Piece], sharding: Sharding, rank: int,

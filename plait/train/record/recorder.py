@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from plait.core.schedule import Op
 from plait.core.segments import Action, Collective, SegmentOp
 from plait.core.sharding import UnitOp
-from plait.train.comm.wire import wire_bytes
-from plait.train.machine.device import Device
+from plait.train.comm.wire import Handle, wire_bytes
+from plait.train.machine.device import Device, Mark
 
 
 class _Flight:
@@ -21,10 +21,11 @@ class _Flight:
 
     __slots__ = ("bytes", "ended", "op", "started")
 
-    def __init__(self, op: SegmentOp, started: Any, size: int) -> None:
-        self.op, self.started, self.bytes, self.ended = op, started, size, None
+    def __init__(self, op: SegmentOp, started: Mark, size: int) -> None:
+        self.op, self.started, self.bytes = op, started, size
+        self.ended: Mark | None = None
 
-    def end(self, mark: Any) -> None:
+    def end(self, mark: Mark) -> None:
         self.ended = mark
 
 
@@ -44,28 +45,28 @@ class Recorder:
 
     def __init__(self, device: Device, capacity: int = 200_000) -> None:
         self.device = device
-        self._marks: deque[tuple[Action, Any, Any]] = deque(maxlen=capacity)
+        self._marks: deque[tuple[Action, Mark, Mark]] = deque(maxlen=capacity)
         self._flights: deque[_Flight] = deque(maxlen=capacity)
-        self._spent: deque[tuple[Op | UnitOp, str, Any, Any, int]] = deque(maxlen=capacity)
+        self._spent: deque[tuple[Op | UnitOp, str, Mark, Mark, int]] = deque(maxlen=capacity)
         self._moves: deque[RecordedSpan] = deque(maxlen=capacity)
 
-    def add(self, action: Action, start: Any, end: Any) -> None:
+    def add(self, action: Action, start: Mark, end: Mark) -> None:
         """An op or a wait ran between two marks."""
         self._marks.append((action, start, end))
 
     def watch(
-        self, op: SegmentOp, kind: Collective, result: Tensor, source: Tensor, size: int, started: Any, work: Any
+        self, op: SegmentOp, kind: Collective, result: Tensor, source: Tensor, size: int, started: Mark, work: Handle
     ) -> None:
         """A collective was started; note when it ends."""
         flight = _Flight(op, started, wire_bytes(kind, result, source, size))
         self._flights.append(flight)
         self.device.mark_when_done(work, flight.end)
 
-    def stood(self, op: Op, start: Any, end: Any) -> None:
+    def stood(self, op: Op, start: Mark, end: Mark) -> None:
         """A pipeline stage waited for a transfer between two marks."""
         self.spent(op, "idle", start, end)
 
-    def spent(self, op: Op | UnitOp, kind: str, start: Any, end: Any, size: int = 0) -> None:
+    def spent(self, op: Op | UnitOp, kind: str, start: Mark, end: Mark, size: int = 0) -> None:
         """Something else took the time between two marks, and moved ``size`` bytes."""
         self._spent.append((op, kind, start, end, size))
 
@@ -102,5 +103,5 @@ class Recorder:
             yield RecordedSpan(flight.op, "comm", min(max(self._at(flight.started), free), end), end, flight.bytes)
             free = max(free, end)
 
-    def _at(self, mark: Any) -> float:
+    def _at(self, mark: Mark) -> float:
         return self.device.seconds(mark)

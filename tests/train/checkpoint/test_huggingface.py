@@ -18,13 +18,15 @@ from torch import Tensor
 
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
-from plait.core.segments import SegmentGraph, SegmentOp, sync_order
+from plait.core.segment_lists import sync_order
+from plait.core.segments import SegmentGraph, SegmentOp
 from plait.core.strategy import Strategy
 from plait.train.checkpoint import huggingface, safetensors_folder
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.executor import SegmentExecutor, Turn
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
+from plait.train.engine.vocabulary import Head
 from plait.train.machine.device import Device
 from plait.train.model.transformer import Transformer
 from tests.ranks import Ranks
@@ -88,22 +90,11 @@ def make(kind: str, config: dict[str, Any], folder: Path) -> tuple[Any, Path]:
     return model, folder
 
 
-class Spy(SegmentExecutor):
-    """Keeps this rank's share of the logits, which the loss consumes."""
-
-    def _F(self, op: SegmentOp) -> None:  # noqa: N802
-        if op.site == "head":
-            full = self._at(op).full
-            assert full is not None
-            self.logits = (full @ self.model.head.weight.t()).transpose(0, 1)  # [B, S, V / tp]
-        super()._F(op)
-
-
 def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, Gradients]:
     """This rank's logits, the mean next-token loss and the gradients."""
     gradients = Gradients(model)
     graph = SegmentGraph(num_layers=model.spec.num_layers, communicates=wire.size > 1)
-    executor = Spy(
+    executor = SegmentExecutor(
         model,
         graph,
         {"step": sync_order(graph)},
@@ -115,8 +106,15 @@ def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, 
     targets = torch.cat((tokens[:, 1:], torch.full((len(tokens), 1), -100)), dim=1)
     model.eval()
     scale = 1 / int((targets != -100).sum())
-    loss = executor.run(MicroBatch(tokens, targets, torch.arange(len(tokens)), scale, 0))
-    return executor.logits, loss.item(), gradients
+    state = executor.begin(MicroBatch(tokens, targets, torch.arange(len(tokens)), scale, 0))
+    head, turn, logits = state.segments["head", 0, 0], Turn(state.segments), torch.empty(0)
+    assert isinstance(head, Head)
+    with torch.no_grad():
+        for action, step in executor.programmes["step"]:
+            if action == Action("run", SegmentOp("head", 0, "F", 0)):  # the loss consumes the logits that F makes
+                logits = (head.full @ model.head.weight.t()).transpose(0, 1)  # [B, S, V / tp]
+            step(turn)
+    return logits, executor.loss(state).item(), gradients
 
 
 def load(folder: Path, tp: int = 1, rank: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:

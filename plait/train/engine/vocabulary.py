@@ -1,0 +1,108 @@
+"""The model's two ends: word embeddings, and the head with its loss. Both are cut over the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from plait.train.comm.wire import empty_like_gathered
+from plait.train.engine.segment import Adding, Buffers, Normed, RunParts, Runs, SendParts, Sends
+from plait.train.model.embedding import RowExchange
+from plait.train.model.loss import VocabularyLoss
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Embed(Adding):
+    """tokens: [S, b]. exchange: which rows of the embedding travel."""
+
+    tokens: Tensor
+    exchange: RowExchange
+
+    def look_up(self) -> None:
+        """R: this rank's rows of those that the tokens name."""
+        self.y_partial = self.shared.model.embedding.words.weight[self.exchange.send]
+        self.y = self.y_partial
+
+    def gather_rows(self) -> Buffers:
+        """After R."""
+        self.y = empty_like_gathered(self.y_partial, self.shared.wire.size)
+        return self.y, self.y_partial
+
+    def stream(self) -> Tensor:
+        """The residual stream's beginning: every row at its token's place."""
+        h = self.shared.model.embedding.join(self.y[self.exchange.arrival], self.context)
+        del self.y, self.y_partial
+        return h
+
+    def back(self, gradient: Tensor) -> None:
+        """The gradient of that."""
+        self._take_gradient(self.shared.model.embedding.join_gradient(gradient, self.context))
+
+    def weight_gradient(self) -> None:
+        """W: into the rows that are here."""
+        embedding = self.shared.model.embedding
+        rows, here = embedding.local(self.tokens)
+        found = self._output_gradient() * here.flatten()[:, None]
+        self.shared.gradients.add_rows(embedding.words.weight, rows.flatten(), found)
+
+    runs: ClassVar[Runs] = {"R": look_up, "W": weight_gradient}
+    sends: ClassVar[Sends] = {"R": gather_rows, "J": Adding.gather_gradient}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Head(Normed):
+    """targets: [S, b]. scale: of the loss. ``total``, after L: the scaled loss of the slice, 0-d."""
+
+    targets: Tensor
+    scale: float
+    loss: VocabularyLoss = field(init=False)
+    total: Tensor = field(init=False)
+    g_z: Tensor = field(init=False)  # gradient of the logits
+    operands: tuple[Tensor, Tensor] = field(init=False)  # what W multiplies
+
+    def forward(self) -> None:
+        """F: this rank's logits, and what other ranks need of their softmax."""
+        model = self.shared.model
+        logits = self.full.flatten(0, 1) @ model.head.weight.t()
+        self.loss = VocabularyLoss(
+            logits, self.targets.flatten(), model.embedding, model.spec.vocab, self.shared.wire.size
+        )
+
+    def gather_statistics(self) -> Buffers:
+        """After F."""
+        return self.loss.gathered, self.loss.statistics
+
+    def finish_loss(self) -> None:
+        """L."""
+        self.total, gradient = self.loss.finish(self.scale, gradient=self.shared.graph.backward)
+        if gradient is not None:
+            self.g_z, self.operands = gradient, (gradient, self.full.flatten(0, 1))
+        del self.loss, self.full
+
+    def input_gradient(self, part: int) -> None:
+        """C."""
+        if self._input_gradient(part, [(self.g_z, self.shared.model.head.weight)]):
+            del self.g_z
+
+    def weight_gradient(self) -> None:
+        """W."""
+        self.shared.gradients.add_product(self.shared.model.head.weight, *self.operands)
+        del self.operands
+
+    def leave_gradient(self) -> None:
+        """J; nobody reads the residual stream past the last norm."""
+        self.before.back(self._back_through_norm())
+        self._forget()
+
+    runs: ClassVar[Runs] = {
+        "N": Normed.take_in,
+        "F": forward,
+        "L": finish_loss,
+        "W": weight_gradient,
+        "J": leave_gradient,
+    }
+    run_parts: ClassVar[RunParts] = {"C": input_gradient}
+    sends: ClassVar[Sends] = {"N": Normed.gather_norm, "F": gather_statistics}
+    send_parts: ClassVar[SendParts] = {"C": Normed.reduce_input_gradient}

@@ -1,0 +1,172 @@
+"""GPT and Llama as plain modules: parameters and the mathematics between collectives, no wire and no order.
+
+Activations are [S, B, H] (sequence first), so that a sequence shard is a contiguous range of rows. A sublayer
+is::
+
+    h' = join(h, y)      residual stream plus the previous sublayer's reduced output (bias, dropout)
+    n  = norm(h')
+    z  = n @ column^T + bias        this rank's heads, or its share of the feed-forward features
+    o  = core(z)                    attention, or activation
+    y  = o @ row^T                  partial sums over ranks, to be reduced
+
+The linears are called by the executor (their input and weight gradients are scheduled apart); ``join``,
+``norm`` and ``core`` are differentiated by autograd, ``join`` by ``join_gradient``, which needs no
+activations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
+from plait.train.model.dropout import DropoutSite
+from plait.train.model.rope import Rope, rotate
+from plait.train.model.sequence import ALONE, SequenceGroup, ring_attention, to_heads, to_tokens
+
+
+class Sublayer(nn.Module):
+    """Attention or MLP: norm, a column-parallel weight, a core, a row-parallel weight."""
+
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
+        super().__init__()
+        self.spec, self.layer = spec, layer
+        self.norm = Norm(spec)
+        self.column = Weight()
+        self.row = Weight()
+
+    site: DropoutSite
+    cheap = False
+    """Whether the core costs little to run again."""
+
+    @property
+    def branches(self) -> list[Sublayer]:
+        """What stands side by side between norm and join."""
+        return [self]
+
+    def join(self, h: Tensor, y: Tensor, context: SliceContext) -> Tensor:
+        """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts], reduced.
+
+        Column parts are read where the collectives left them: the sum writes the contiguous result, so there
+        is no concatenation.
+        """
+        parts, width = y.shape[0], y.shape[3]
+        y = y.permute(1, 2, 0, 3) if parts > 1 else y.view(*h.shape)
+        h = h.view(*h.shape[:2], parts, width) if parts > 1 else h
+        if self.row.bias is not None:
+            y = y + (self.row.bias.view(parts, width) if parts > 1 else self.row.bias)
+        if context.dropout is not None and self.spec.dropout:
+            like = h.view(*h.shape[:2], -1)
+            mask = context.dropout.hidden(
+                self.spec.dropout, self.layer, self.site, context.samples, context.positions, like
+            )
+            y = y * mask.view(y.shape)
+        return (h + y).view(*h.shape[:2], -1)
+
+    def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
+        """Gradient of ``y`` from that of the sum."""
+        if context.dropout is not None and self.spec.dropout:
+            mask = context.dropout.hidden(
+                self.spec.dropout, self.layer, self.site, context.samples, context.positions, gradient
+            )
+            gradient = gradient * mask
+        return gradient, [(self.row.bias, gradient.sum((0, 1)), None)] if self.row.bias is not None else []
+
+    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
+        """[S, B, first weight's rows] -> [S, B, second weight's columns].
+
+        kept: given to a core that will run again; the first time it may leave there what it does not want to
+        ask other ranks for twice.
+        """
+        raise NotImplementedError
+
+
+class Attention(Sublayer):
+    """Causal self-attention over this rank's heads; grouped-query where there are fewer key/value heads."""
+
+    site = "attn"
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: int,
+        strategy: Strategy,
+        tp_rank: int,
+        rope: Rope | None,
+        sequence: SequenceGroup = ALONE,
+    ) -> None:
+        super().__init__(spec, layer)
+        self.sequence = sequence
+        self.num_heads = spec.num_heads // strategy.tp
+        self.num_kv_heads = max(1, spec.num_kv_heads // strategy.tp)
+        self.first_head = tp_rank * self.num_heads
+        self.rope = rope
+
+    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
+        """Rotary positions, attention (over the tokens of all ranks that share the sequence), heads side by
+        side again."""
+        s, b, _ = z.shape
+        size = self.spec.head_size
+        q, k, v = z.view(s, b, -1, size).split(
+            [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2
+        )  # [S, B, N, D]
+        if self.rope is not None:
+            cos, sin = self.rope.tables(s, z, context.spread)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        heads, ring = self.sequence.ulysses, self.sequence.ring
+        if heads.size > 1:
+            q, k, v = to_heads(q, k, v, heads)
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))  # [B, N, S, D]
+        o = ring_attention(q, k, v, ring, kept) if ring.size > 1 else self._attend(q, k, v, context)
+        o = o.permute(2, 0, 1, 3)
+        if heads.size > 1:
+            o = to_tokens(o, heads)
+        return o.reshape(s, b, -1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
+        dropout, grouped = context.dropout, q.shape[1] != k.shape[1]
+        if dropout is None or not self.spec.attention_dropout:
+            if not grouped or q.is_cuda:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        # The fused kernels draw their own random numbers; masks that do not depend on order need the weights
+        # in the open.
+        if grouped:
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+        s = q.shape[2]
+        scores = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
+        scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
+        first = self.first_head + self.sequence.ulysses.rank * q.shape[1]
+        heads = torch.arange(first, first + q.shape[1], device=q.device)
+        mask = dropout.attention(self.spec.attention_dropout, self.layer, context.samples, heads, scores)
+        return (scores.softmax(dim=-1) * mask) @ v
+
+
+class Mlp(Sublayer):
+    """GELU (tanh form, as GPT-2) or SwiGLU over this rank's features."""
+
+    site = "mlp"
+    cheap = True
+
+    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
+        """Activation; with a gate, its rows come first."""
+        if not self.spec.gated:
+            return F.gelu(z, approximate="tanh")
+        gate, up = z.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+class ParallelBlock:
+    """Attention and MLP side by side, y = attention(norm(h)) + mlp(norm(h)): one norm, one bias, one gather
+    and one reduction (Wang 2021; MegaScale, arXiv 2402.15627, section 3.1)."""
+
+    def __init__(self, attention: Attention, mlp: Mlp) -> None:
+        self.branches: list[Sublayer] = [attention, mlp]
+        self.norm = attention.norm
+        self.join, self.join_gradient = mlp.join, mlp.join_gradient
