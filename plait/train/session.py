@@ -18,7 +18,7 @@ from plait.core.plan import Plan
 from plait.core.refine import refine
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import load as load_huggingface
-from plait.train.data.corpus import Batches
+from plait.train.data.batches import Batches
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import Part, assemble
