@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plait.core.cluster import HERE
 from plait.core.errors import NotFinite
-from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
-from plait.core.strategy import Strategy
+from plait.core.job import Job
+from plait.plan.make import make_plan
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.finite import check_state
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import StepResult, micro_batches, train_step
-from tests.dist.equality import CLIP, DEVICE, RATE, SEED, SEQUENCE, batch_of
-from tests.dist.pipelining import BATCH, MICRO, plan
+from plait.train.machine.device import Device
+
+MODEL: dict[str, Any] = {"family": "gpt", "num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 37, "max_sequence": 8}
+BATCH, SEQUENCE = 8, 8
+
+Strategy = dict[str, Any]
+"""The job's section."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How the model is split."""
-
-    degrees: tuple[tuple[int, int], ...]
-    sharding: str = "ddp"
-    sequence_parallel: bool = False
-
-
-def _part(rank: int, spec: ModelSpec, shape: Shape) -> tuple[Part, Optimizer]:
-    shardings = [Sharding.named(shape.sharding, dp) for dp, _ in shape.degrees]
-    planned = plan(spec, shape.degrees, "1f1b", shape.sequence_parallel, (), shardings)
-    strategy = Strategy(sequence_parallel=shape.sequence_parallel)
-    part = assemble(
-        spec, strategy, planned, rank, DEVICE, micro_batch=MICRO, sequence=SEQUENCE, dtype=torch.float64, seed=SEED
+def _part(rank: int, strategy: Strategy) -> tuple[Part, Optimizer]:
+    job = Job.from_dict(
+        {
+            "model": MODEL,
+            "data": {"sequence_length": SEQUENCE},
+            "train": {"global_batch_size": BATCH, "micro_batch_size": 4 // strategy.get("dp", 1), "precision": "fp64"},
+            "strategy": {"slices": {"p1": 1, "p2": 1}, "schedule": "1f1b", **strategy},
+        }
     )
+    part = assemble(make_plan(job, HERE, vocab=37), rank, Device(torch.device("cpu")))
     return part, Optimizer(part.models, part.gradients)
 
 
 def _step(part: Part, optimizer: Optimizer, step: int, **more: Any) -> StepResult:
-    spec = part.models.spec
-    batches = part.own(micro_batches(*batch_of(spec, step, BATCH), MICRO, step))
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, MODEL["vocab"], (BATCH, SEQUENCE + 1), generator=generator)
+    samples = torch.arange(BATCH) + step * BATCH
+    batches = part.own(micro_batches(tokens[:, :-1], tokens[:, 1:], samples, 4, step))
     return train_step(
-        part.pipeline.run, optimizer, part.groups, batches, shards=part.shards, learning_rate=RATE, clip=CLIP,
-        sequence_parallel=part.strategy.sequence_parallel, **more,
+        part.pipeline.run, optimizer, part.groups, batches, shards=part.shards, learning_rate=1e-2, clip=1.0,
+        sequence_parallel=part.plan.strategy.sequence_parallel, **more,
     )  # fmt: skip
 
 
@@ -74,14 +74,14 @@ def _everything(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _close(part: Part) -> None:
-    part.courier.close()
+    part.lanes.close()
     if part.shards:
         part.shards.stop()
 
 
-def stopped(rank: int, spec: ModelSpec, shape: Shape, culprit: int, tensor: str, times: int) -> tuple[str, bool]:
+def stopped(rank: int, strategy: Strategy, culprit: int, tensor: str, times: int) -> tuple[str, bool]:
     """After a good step, one with a NaN: what this rank says, and whether its weights are those before."""
-    part, optimizer = _part(rank, spec, shape)
+    part, optimizer = _part(rank, strategy)
     try:
         _step(part, optimizer, 0)
         before = _everything(optimizer)
@@ -97,13 +97,13 @@ def stopped(rank: int, spec: ModelSpec, shape: Shape, culprit: int, tensor: str,
         _close(part)
 
 
-def skipped(rank: int, spec: ModelSpec, shape: Shape, culprit: int, tensor: str) -> tuple[list[int], bool]:
+def skipped(rank: int, strategy: Strategy, culprit: int, tensor: str) -> tuple[list[int], bool]:
     """Steps 0, 1 (with a NaN) and 2: updates left out so far after each, and whether the weights in the end
     are those of a run that has never seen step 1."""
     ends: list[list[Tensor]] = []
     counts: list[int] = []
     for steps in ((0, 1, 2), (0, 2)):
-        part, optimizer = _part(rank, spec, shape)
+        part, optimizer = _part(rank, strategy)
         try:
             for step in steps:
                 if step == 1 and rank == culprit:
@@ -116,9 +116,9 @@ def skipped(rank: int, spec: ModelSpec, shape: Shape, culprit: int, tensor: str)
     return counts, all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def for_ever(rank: int, spec: ModelSpec, shape: Shape) -> tuple[int, str]:
+def for_ever(rank: int, strategy: Strategy) -> tuple[int, str]:
     """A NaN in every step, left out: how many steps, and what ended them."""
-    part, optimizer = _part(rank, spec, shape)
+    part, optimizer = _part(rank, strategy)
     _plant(part, "norm.weight", -1)
     try:
         for step in range(100):
@@ -130,9 +130,9 @@ def for_ever(rank: int, spec: ModelSpec, shape: Shape) -> tuple[int, str]:
     return 100, "nothing"
 
 
-def bad_state(rank: int, spec: ModelSpec, shape: Shape, culprit: int, kind: str) -> str:
+def bad_state(rank: int, strategy: Strategy, culprit: int, kind: str) -> str:
     """One rank's weights, or averages, have an infinity: what every rank says before they are saved."""
-    part, optimizer = _part(rank, spec, shape)
+    part, optimizer = _part(rank, strategy)
     try:
         _step(part, optimizer, 0)
         check_state(optimizer, part.groups, 1)

@@ -6,22 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from plait.core.model import ModelSpec
 from tests.dist import finite
-from tests.dist.finite import Shape
+from tests.dist.finite import Strategy
 from tests.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 
-GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
-TP, DP, PP = Shape(((1, 2),)), Shape(((2, 1),)), Shape(((1, 1), (1, 1)))
-ZERO2, FSDP = Shape(((2, 1),), "zero2"), Shape(((2, 1),), "fsdp")
-SP = Shape(((1, 2),), sequence_parallel=True)
+TP, DP, PP = Strategy(tp=2), Strategy(dp=2), Strategy(pp=2)
+ZERO2, FSDP = Strategy(dp=2, shard="zero2"), Strategy(dp=2, shard="fsdp")
+SP = Strategy(tp=2, sequence_parallel=True)
 ALWAYS = -1
 
 
 @pytest.mark.parametrize(
-    ("shape", "culprit", "tensor"),
+    ("strategy", "culprit", "tensor"),
     [
         pytest.param(TP, 1, "layers.1.attn.k.weight", id="tp"),
         pytest.param(TP, 0, "embedding.weight", id="tp-embedding"),
@@ -34,8 +32,8 @@ ALWAYS = -1
         pytest.param(PP, 0, "positions.weight", id="pp-first-stage"),
     ],
 )
-def test_a_nan_is_traced_to_its_rank_and_tensor(pool: Pool, shape: Shape, culprit: int, tensor: str) -> None:
-    for said, same in pool(2).run(finite.stopped, GPT, shape, culprit, tensor, ALWAYS):
+def test_a_nan_is_traced_to_its_rank_and_tensor(pool: Pool, strategy: Strategy, culprit: int, tensor: str) -> None:
+    for said, same in pool(2).run(finite.stopped, strategy, culprit, tensor, ALWAYS):
         assert said.startswith("step 2: the loss is ")
         assert "the norm of the gradients nan; " in said
         assert f"is the gradient of {tensor} on rank {culprit}. The update was not made." in said
@@ -43,21 +41,21 @@ def test_a_nan_is_traced_to_its_rank_and_tensor(pool: Pool, shape: Shape, culpri
 
 
 def test_a_nan_that_does_not_come_again_points_to_the_machine(pool: Pool) -> None:
-    for said, same in pool(2).run(finite.stopped, GPT, DP, 1, "layers.0.mlp.up.weight", 1):
+    for said, same in pool(2).run(finite.stopped, DP, 1, "layers.0.mlp.up.weight", 1):
         assert "is the gradient of layers.0.mlp.up.weight on rank 0. When the step was computed again" in said
         assert "a machine computes wrongly" in said
         assert same
 
 
-@pytest.mark.parametrize("shape", [TP, DP, FSDP, PP], ids=["tp", "dp", "fsdp", "pp"])
-def test_an_update_left_out_is_as_if_its_step_had_never_been(pool: Pool, shape: Shape) -> None:
-    for counts, same in pool(2).run(finite.skipped, GPT, shape, 1, "layers.1.mlp.up.bias"):
+@pytest.mark.parametrize("strategy", [TP, DP, FSDP, PP], ids=["tp", "dp", "fsdp", "pp"])
+def test_an_update_left_out_is_as_if_its_step_had_never_been(pool: Pool, strategy: Strategy) -> None:
+    for counts, same in pool(2).run(finite.skipped, strategy, 1, "layers.1.mlp.up.bias"):
         assert counts == [0, 1, 1]
         assert same
 
 
 def test_too_many_left_out_in_a_row_end_the_run(pool: Pool) -> None:
-    for count, said in pool(2).run(finite.for_ever, GPT, DP):
+    for count, said in pool(2).run(finite.for_ever, DP):
         assert count == 20
         assert said.startswith("step 20: ")
         assert "the gradient of norm.weight on rank 0" in said
@@ -66,9 +64,11 @@ def test_too_many_left_out_in_a_row_end_the_run(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"), [("master", "weight"), ("exp_avg", "first moment of"), ("exp_avg_sq", "second moment of")]
 )
-@pytest.mark.parametrize("shape", [TP, FSDP, PP], ids=["tp", "fsdp", "pp"])
-def test_a_state_that_is_not_finite_is_found_before_it_is_saved(pool: Pool, shape: Shape, kind: str, name: str) -> None:
-    said = pool(2).run(finite.bad_state, GPT, shape, 1, kind)
+@pytest.mark.parametrize("strategy", [TP, FSDP, PP], ids=["tp", "fsdp", "pp"])
+def test_a_state_that_is_not_finite_is_found_before_it_is_saved(
+    pool: Pool, strategy: Strategy, kind: str, name: str
+) -> None:
+    said = pool(2).run(finite.bad_state, strategy, 1, kind)
     assert said[0] == said[1]
     assert said[0].startswith(f"step 1: the {name} ")
     assert "on rank 1 is not finite after this step, of which nothing is saved" in said[0]

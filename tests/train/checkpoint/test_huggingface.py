@@ -273,6 +273,21 @@ def test_wrong_tensors(tmp_path: Path, change: Any, message: str) -> None:
     assert bits(model) == before
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_numbers_that_are_not_finite_are_refused_by_tensor(tmp_path: Path, value: float) -> None:
+    """Also those that are too large for the dtype that they are trained in."""
+    make(*CASES["gpt"], tmp_path)
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        name = next(name for name in tensors if name.endswith("h.1.mlp.c_fc.weight"))
+        tensors[name] = tensors[name].double()
+        tensors[name][0, 0] = value
+
+    rewrite(tmp_path, spoil)
+    with pytest.raises(CheckpointError, match=r"mlp\.c_fc\.weight has numbers that are not finite in torch\.float32"):
+        load(tmp_path)
+
+
 def test_wrong_files(tmp_path: Path) -> None:
     _, folder = make("llama", LLAMA, tmp_path)
     model, file = load(folder), folder / "model.safetensors"

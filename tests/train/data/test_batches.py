@@ -10,15 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.core.cluster import HERE
 from plait.core.errors import DataError
-from plait.core.model import ModelSpec
+from plait.core.job import Job
+from plait.plan.make import make_plan
 from plait.train.data.batches import Batches, _permute
 from plait.train.data.corpus import Corpus
 from plait.train.engine.steps import micro_batches
-from tests.dist import pipelining
 from tests.train.data.conftest import make
 
-SPEC = ModelSpec(family="gpt", num_layers=2, hidden=8, num_heads=2, vocab=257, max_sequence=8)
+MODEL = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
 
 
 @given(size=st.integers(1, 3000), key=st.text(max_size=5))
@@ -87,24 +88,26 @@ def test_another_batch_size_continues_the_stream(
     assert torch.equal(before.take(consumed, new)[1], after.batch_at(steps * old)[1])
 
 
-@pytest.mark.parametrize("degrees", [[(1, 1)], [(2, 1)], [(3, 2)], [(4, 1)], [(2, 2), (4, 1)]], ids=str)
+@pytest.mark.parametrize("dp", [1, 2, 3, 4, 8, [2, 4]], ids=str)
 def test_the_order_of_the_data_does_not_depend_on_the_number_of_ranks(
-    corpora: Callable[[int], Corpus], degrees: list[tuple[int, int]]
+    corpora: Callable[[int], Corpus], dp: int | list[int]
 ) -> None:
     """On every stage, the rows of its replicas one after the other are the batch that one rank would have."""
-    planned = pipelining.plan(SPEC, degrees, "1f1b", False, ())
-    batches = Batches(corpora(257), "train", sequence=8, batch=pipelining.BATCH)
+    strategy = {"dp": dp, "pp": len(dp)} if isinstance(dp, list) else {"dp": dp}
+    train = {"global_batch_size": 8}
+    job = Job.from_dict({"model": MODEL, "data": {"sequence_length": 8}, "train": train, "strategy": strategy})
+    plan = make_plan(job, HERE, vocab=257)
+    batches = Batches(corpora(257), "train", sequence=8, batch=8)
     for step in (0, 3):
         tokens, targets = batches.batch_at(step)
-        micro = micro_batches(tokens, targets, torch.from_numpy(batches.sample_ids(step)), pipelining.MICRO, step)
-        for mesh, (dp, tp) in zip(planned.meshes, degrees, strict=True):
-            for at in range(tp):
-                ranks = [rank for rank in mesh.ranks if mesh.coordinates(rank)["tp"] == at]
-                assert len(ranks) == dp
-                parts = [(one, planned.rows_of(rank, pipelining.MICRO)) for one in micro for rank in ranks]
-                assert torch.equal(torch.cat([one.tokens[rows] for one, rows in parts]), tokens)
-                samples = torch.cat([one.samples[rows] for one, rows in parts])
-                assert samples.tolist() == batches.sample_ids(step).tolist()
+        samples = torch.from_numpy(batches.sample_ids(step))
+        micro = micro_batches(tokens, targets, samples, plan.workload.micro_batch, step)
+        for mesh in plan.layout.meshes:
+            parts = [(one, plan.rows_of(rank, plan.workload.micro_batch)) for one in micro for rank in mesh.ranks]
+            assert torch.equal(torch.cat([one.tokens[rows] for one, rows in parts]), tokens)
+            assert torch.equal(torch.cat([one.targets[rows] for one, rows in parts]), targets)
+            assert torch.equal(torch.cat([one.samples[rows] for one, rows in parts]), samples)
+            assert samples.tolist() == list(range(step * 8, step * 8 + 8))
 
 
 @settings(max_examples=25, deadline=None)
