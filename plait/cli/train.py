@@ -85,12 +85,10 @@ def _folder(job: Job) -> Path:
 
 
 def _check_files(job: Job, folder: Path) -> None:
-    """Refuse at once what the ranks would refuse, seconds later: data or a tokenizer that is not there."""
-    from plait.train.data.sources import find_files
-    from plait.train.data.tokenizer import load_tokenizer
+    """Refuse at once what the ranks would refuse, seconds later: data that are not there or not enough."""
+    from plait.train.data.check import check_data
 
-    load_tokenizer(job.data.tokenizer)
-    find_files(job.data.sources, job.data.pattern, leave_out=folder / "corpus")
+    check_data(job.data, job.train, folder / "corpus")
 
 
 def _lab_spec(on: str) -> LabSpec | None:

@@ -9,7 +9,8 @@
     ├── DataError         a corpus, shard or tokenizer file    exit status 2
     ├── CheckpointError   a checkpoint cannot be used          exit status 2
     ├── LaunchError       ranks or the lab could not start     exit status 2
-    └── RankFailure       a running rank died or hung          exit status 1
+    ├── RankFailure       a running rank died or hung          exit status 1
+    └── NotFinite         loss, gradients or weights are NaN   exit status 1
 
 The command line prints one paragraph for each of these, never a traceback; any other exception is a bug and
 does show its traceback. ``assert`` is for our own invariants.
@@ -76,6 +77,12 @@ class LaunchError(PlaitError):
 
 class RankFailure(PlaitError):
     """A running rank died or stopped answering: names the rank and the cause."""
+
+    exit_status = 1
+
+
+class NotFinite(PlaitError):
+    """Training gave numbers that are not finite: names the step, the rank and the first tensor."""
 
     exit_status = 1
 

@@ -12,7 +12,7 @@ feed-forward, V vocabulary.
 
 from __future__ import annotations
 
-import json
+import math
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -31,6 +31,16 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_positions: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, key = getattr(self, field.name), f"model.rope_scaling.{field.name}"
+            _check_number(value, key, whole=field.name == "original_max_positions")
+            if value <= 0:
+                raise JobError(f"{value!r} is not positive", key=key)
+        if self.low_freq_factor >= self.high_freq_factor:
+            problem = f"{self.low_freq_factor} is not below high_freq_factor = {self.high_freq_factor}"
+            raise JobError(problem, key="model.rope_scaling.low_freq_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +78,8 @@ class ModelSpec:
                 key="model.family",
                 fix=f"Use one of {', '.join(get_args(Family))}",
             )
+        for field in fields(self):
+            _check_type(field.name, getattr(self, field.name))
         for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
             if getattr(self, name) < 1:
                 raise JobError(f"{getattr(self, name)} is not a positive number", key=f"model.{name}")
@@ -113,6 +125,10 @@ class ModelSpec:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise JobError(f"{getattr(self, name)} is not a probability in [0, 1)", key=f"model.{name}")
+        if not 0.0 < self.norm_eps < 1.0:
+            raise JobError(f"{self.norm_eps} is not between 0 and 1", key="model.norm_eps", fix="1e-5 is usual")
+        if not self.rope_theta > 0.0:
+            raise JobError(f"{self.rope_theta} is not positive", key="model.rope_theta", fix="10000 is usual")
 
     # ---- what the family decides ----
 
@@ -245,20 +261,9 @@ class ModelSpec:
     def from_huggingface(path: str | Path) -> ModelSpec:
         """The spec a Hugging Face ``config.json`` (``gpt2`` or ``llama``) describes. Raises JobError for what
         we cannot run."""
-        file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-        try:
-            config = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise JobError(f"cannot be read as a Hugging Face config: {error}", file=str(file)) from None
-        try:
-            return _FROM_HUGGINGFACE[config.get("model_type")](config)
-        except KeyError as error:
-            if config.get("model_type") in _FROM_HUGGINGFACE:
-                raise JobError("is missing", file=str(file), key=str(error).strip("'")) from None
-            raise JobError(f"model_type '{config.get('model_type')}' is not supported", file=str(file),
-                           key="model_type", fix=f"Supported: {', '.join(_FROM_HUGGINGFACE)}") from None  # fmt: skip
-        except JobError as error:
-            raise error.in_file(str(file)) from None
+        from plait.core.huggingface import read_config  # which makes a ModelSpec
+
+        return read_config(Path(path))
 
     @staticmethod
     def preset(name: str, folder: Path) -> ModelSpec:
@@ -280,73 +285,44 @@ class ModelSpec:
         return tomllib.loads(file.read_text())
 
 
-def _check_type(key: str, value: Any) -> None:
-    """Refuse a value whose type is not its field's: TOML gives ints, floats, strings, booleans and tables."""
-    expected: tuple[type, ...] = {
-        "family": (str,),
-        "tied_embeddings": (bool, type(None)),
-        "parallel_block": (bool,),
-        "rope_scaling": (dict, RopeScaling, type(None)),
-        "norm_eps": (float, int),
-        "rope_theta": (float, int),
-        "dropout": (float, int),
-        "attention_dropout": (float, int),
-    }.get(key, (int,))
-    if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-        names = {bool: "true or false", str: "a text", int: "a whole number", float: "a number", dict: "a table"}
-        raise JobError(f"{value!r} is not {names[expected[0]]}", key=f"model.{key}")
+LARGEST = 2**31 - 1
+"""Of every size: more than any model has, and little enough for all that is computed from it."""
+_NUMBERS = ("norm_eps", "rope_theta", "dropout", "attention_dropout")
+_OTHERS: dict[str, tuple[tuple[type, ...], str]] = {
+    "family": ((str,), "a text"),
+    "tied_embeddings": ((bool, type(None)), "true or false"),
+    "parallel_block": ((bool,), "true or false"),
+    "rope_scaling": ((dict, RopeScaling, type(None)), "a table"),
+}
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Refuse a value that is not of its field's type: a file may have anything anywhere."""
+    if name not in _OTHERS:
+        _check_number(value, f"model.{name}", whole=name not in _NUMBERS)
+    elif not isinstance(value, _OTHERS[name][0]):
+        raise JobError(f"{shown(value)} is not {_OTHERS[name][1]}", key=f"model.{name}")
+
+
+def _check_number(value: Any, key: str, *, whole: bool) -> None:
+    """Refuse what is no number, not finite or, where ``whole``, not a whole number of a possible size."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise JobError(f"{value} is not finite", key=key)
+    limit = LARGEST if whole else 2**53
+    if isinstance(value, int) and abs(value) > limit:
+        raise JobError(f"{shown(value)} is out of range", key=key, fix=f"Use at most {limit}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, however large it is."""
+    text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >> 64 else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
     known = {f.name for f in fields(RopeScaling)}
     if set(values) != known:
         raise JobError(f"needs exactly the keys {', '.join(sorted(known))}", key="model.rope_scaling")
-    for key, value in values.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise JobError(f"{value!r} is not a number", key=f"model.rope_scaling.{key}")
     return RopeScaling(**values)
-
-
-def _from_gpt2(config: dict[str, Any]) -> ModelSpec:
-    if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
-        raise JobError(
-            f"activation '{config['activation_function']}' is not supported",
-            key="activation_function",
-            fix="Supported: gelu_new",
-        )
-    if config.get("resid_pdrop", 0.1) != config.get("embd_pdrop", 0.1):
-        raise JobError("differs from embd_pdrop, and one probability serves both sites", key="resid_pdrop")
-    return ModelSpec(
-        family="gpt", num_layers=config["n_layer"], hidden=config["n_embd"], num_heads=config["n_head"],
-        vocab=config["vocab_size"], max_sequence=config["n_positions"], ffn_hidden=config.get("n_inner") or 0,
-        tied_embeddings=config.get("tie_word_embeddings", True), norm_eps=config.get("layer_norm_epsilon", 1e-5),
-        dropout=config.get("resid_pdrop", 0.1), attention_dropout=config.get("attn_pdrop", 0.1),
-    )  # fmt: skip
-
-
-def _from_llama(config: dict[str, Any]) -> ModelSpec:
-    for key, only in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
-        if config.get(key, only) != only:
-            raise JobError(f"{config[key]!r} is not supported", key=key, fix=f"Supported: {only!r}")
-    # Newer files hold everything rotary under rope_parameters; older ones split it over rope_theta and
-    # rope_scaling.
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise JobError(f"rope type '{kind}' is not supported", key="rope_scaling", fix="Supported: default, llama3")
-    scaling = None
-    if kind == "llama3":
-        scaling = RopeScaling(
-            rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
-        )
-    return ModelSpec(
-        family="llama", num_layers=config["num_hidden_layers"], hidden=config["hidden_size"],
-        num_heads=config["num_attention_heads"], num_kv_heads=config.get("num_key_value_heads") or 0,
-        head_size=config.get("head_dim") or 0, ffn_hidden=config["intermediate_size"], vocab=config["vocab_size"],
-        max_sequence=config["max_position_embeddings"], tied_embeddings=config.get("tie_word_embeddings", False),
-        norm_eps=config.get("rms_norm_eps", 1e-6), rope_theta=rope.get("rope_theta", config.get("rope_theta", 10000.0)),
-        rope_scaling=scaling, attention_dropout=config.get("attention_dropout", 0.0),
-    )  # fmt: skip
-
-
-_FROM_HUGGINGFACE = {"gpt2": _from_gpt2, "llama": _from_llama}

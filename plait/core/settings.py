@@ -20,6 +20,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "bf16-mixed", "fp64"]
+OnNan = Literal["stop", "skip"]
 
 STDLIB, BYTES = "python-stdlib", "bytes"
 ITEMSIZE: Mapping[Precision, int] = {"fp32": 4, "bf16-mixed": 2, "fp64": 8}
@@ -105,9 +106,9 @@ class TrainSection(Section):
     """Gradients are scaled down to this norm. 0: never."""
     precision: Precision = "fp32"
     """Of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too."""
-    on_nan: Literal["stop", "skip"] = "stop"
+    on_nan: OnNan = "stop"
     """What to do when loss or gradients are not finite: ``stop`` ends the run with its last good checkpoint;
-    ``skip`` leaves this update out and goes on."""
+    ``skip`` leaves this update out and goes on, up to twenty times in a row."""
     seed: int = 0
     """Of initial weights and dropout."""
     eval_every: Natural = 100

@@ -28,10 +28,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise JobError(f"cannot be read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError as error:
         raise JobError(f"byte {error.start} is not UTF-8, so this is no TOML file", file=str(path)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise JobError(
-            f"not valid TOML: {error}", file=str(path), fix='Text needs quotes, as in name = "value"'
-        ) from None
+    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
+        problem = "nested too deeply" if isinstance(error, RecursionError) else f"not valid TOML: {error}"
+        raise JobError(problem, file=str(path), fix='Text needs quotes, as in name = "value"') from None
 
 
 def override(
@@ -72,7 +71,7 @@ def _value(text: str) -> Any:
     """``text`` as one TOML value, or as itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if list(parsed) == ["value"] else text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,8 @@ class Reporter:
         if self.bar:
             self.bar.stop()
         started = {"steps": done, "seconds": seconds, "tokens": tokens}  # the latter two since this start
-        summary = {**started, "plan": plan.hash, "strategy": plan.strategy.to_dict(), "latest": self.last}
+        latest = {key: _json(value) for key, value in self.last.items()}
+        summary = {**started, "plan": plan.hash, "strategy": plan.strategy.to_dict(), "latest": latest}
         _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if stopped:
             self.say(f"stopped and saved after step {done}; the same command goes on from there")
@@ -87,7 +89,7 @@ class Reporter:
         if not self.speaks:
             return
         self.last.update(metrics)
-        self._metrics.write(json.dumps(metrics) + "\n")
+        self._metrics.write(json.dumps({key: _json(value) for key, value in metrics.items()}) + "\n")
         self._metrics.flush()
         text = describe(metrics)
         if self.bar:
@@ -133,6 +135,8 @@ def describe(metrics: dict[str, Any]) -> str:
     parts = [f"loss {metrics['loss']:.3f}"]
     if "eval_loss" in metrics:
         parts.append(f"eval {metrics['eval_loss']:.3f}")
+    if metrics.get("skipped"):
+        parts.append(f"{metrics['skipped']} updates skipped")
     parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.0%}")
@@ -141,6 +145,11 @@ def describe(metrics: dict[str, Any]) -> str:
     if metrics.get("hidden") is not None:
         parts.append(f"communication {metrics['communication_seconds'] * 1e3:.0f} ms, hidden {metrics['hidden']:.0%}")
     return "  ".join(parts)
+
+
+def _json(value: Any) -> Any:
+    """JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step_of(line: str) -> int:

@@ -3,6 +3,7 @@ train."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,16 +13,17 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from plait.core.errors import CheckpointError
+from plait.core.errors import CheckpointError, NotFinite
 from plait.core.job import Job
 from plait.core.plan import Plan
 from plait.core.refine import refine
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import load as load_huggingface
-from plait.train.data.corpus import Batches
+from plait.train.data.batches import Batches
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.finite import check_state
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import LearningRate, Optimizer
 from plait.train.engine.steps import evaluate, micro_batches, train_step
@@ -67,7 +69,13 @@ class Session:
             self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
             return 0
         began = time.perf_counter()
-        done = self._steps(start, stop)
+        try:
+            done = self._steps(start, stop)
+            check_state(self.optimizer, self.part.groups, done)
+        except NotFinite as error:
+            kept = self.checkpoints.latest()  # also waits for one that is being written
+            last = f"The last good checkpoint is that of step {kept}" if kept else "There is no checkpoint yet"
+            raise NotFinite(f"{error} {last}.") from None
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
         tokens = (done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
         stopped = done < steps
@@ -108,7 +116,7 @@ class Session:
         if state["data"] != self.stream.train.identity:
             sources = ", ".join(self.job.data.sources)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
-        self.optimizer.loaded(step)
+        self.optimizer.loaded(step, skipped=state.get("skipped", 0))
         if self.part.shards:
             self.part.shards.publish()
         self.report.say(f"resuming after step {step}")
@@ -152,11 +160,14 @@ class Session:
                 clip=job.clip_norm,
                 stop=bool(stop),
                 shards=part.shards,
+                on_nan=job.on_nan,
             )
             spans = self.recorder.take()
             measured = meter.metrics(result.seconds, journal.add(done, spans), spans)
             asked = result.stop
             metrics = {"loss": result.loss, "norm": result.norm, "learning_rate": rate(done), **measured}
+            if result.skipped:
+                metrics["skipped"] = result.skipped
             done += 1
             self._after(done, {"step": done, **metrics}, asked)
         journal.close()
@@ -166,7 +177,10 @@ class Session:
         """What is due after a step: an evaluation, a line, a checkpoint."""
         job, last = self.job.train, done == self.job.train.steps
         if self.part.evaluator and (done % job.eval_every == 0 or last):
-            metrics["eval_loss"] = self._evaluate(self._evaluation())
+            metrics["eval_loss"] = loss = self._evaluate(self._evaluation())
+            if not math.isfinite(loss):
+                check_state(self.optimizer, self.part.groups, done)
+                self.report.say(f"warning: the evaluation loss after step {done} is {loss}; the weights are finite")
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         if job.checkpoint_every and done % job.checkpoint_every == 0 and not last and not asked:
             self._save(done)
@@ -178,13 +192,15 @@ class Session:
     def _save(self, done: int) -> None:
         """Start a checkpoint; if the one before could not be written (a full disk), that costs the
         checkpoint, not the run."""
+        check_state(self.optimizer, self.part.groups, done)
         try:
             self.checkpoints.save(done, self.optimizer.state(), self._state())
         except CheckpointError as error:
             self.report.say(f"warning: {error} Training goes on; older checkpoints are intact.")
 
     def _state(self) -> dict[str, Any]:
-        return {"data": self.stream.train.identity, "plan": self.part.plan.hash}
+        skipped = self.optimizer.skipped  # updates are counted without them
+        return {"data": self.stream.train.identity, "plan": self.part.plan.hash, "skipped": skipped}
 
 
 def _own_group(job: Job) -> dist.ProcessGroup | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
@@ -21,6 +24,13 @@ TINY: dict[str, Any] = {
     "ffn_hidden": 64,
     "vocab": 50,
     "max_sequence": 16,
+}
+
+SCALING: dict[str, Any] = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_positions": 8192,
 }
 
 PUBLISHED = {  # counted from the released weights
@@ -219,6 +229,65 @@ def test_a_missing_or_broken_config_is_refused(tmp_path: Path) -> None:
         ModelSpec.from_huggingface(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"hidden_size": 10**400}, "hidden_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rope_theta": math.inf}, "rope_theta"),
+        ({"attention_dropout": math.nan}, "attention_dropout"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"head_dim": [16]}, "head_dim"),
+        ({"rope_scaling": "llama3"}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor"),
+        ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope_scaling"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "gpt2", "n_layer": 1e12, "n_embd": 8, "n_head": 2, "n_positions": 8}, "n_layer"),
+        ({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 8, "n_inner": "x"}, "n_inner"),
+    ],
+)
+def test_what_no_config_may_say_is_refused_by_its_own_key(tmp_path: Path, change: dict[str, Any], key: str) -> None:
+    file = _config(tmp_path, **OLD_LLAMA | change)
+    with pytest.raises(JobError) as caught:
+        ModelSpec.from_huggingface(file)
+    assert (caught.value.file, caught.value.key) == (str(file), key)
+    assert len(str(caught.value)) < len(str(file)) + 300
+
+
+@given(
+    changes=st.dictionaries(
+        st.sampled_from([*OLD_LLAMA, "rope_scaling", "rope_parameters", "head_dim", "rms_norm_eps"]),
+        st.one_of(
+            st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=9),
+            st.lists(st.integers(), max_size=2), st.just({"rope_type": "llama3", "factor": "x"}),
+            st.dictionaries(st.sampled_from(["type", "factor", "rope_theta"]), st.floats() | st.text(max_size=5)),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_a_hostile_config_gives_a_model_or_one_paragraph(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]
+) -> None:
+    file = _config(tmp_path_factory.mktemp("hostile"), **OLD_LLAMA | changes)
+    with contextlib.suppress(JobError):
+        assert ModelSpec.from_huggingface(file).num_parameters > 0
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "3", "[]", '{"n_layer": ' + "9" * 5000 + "}", "\ud800"])
+def test_what_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(JobError, match="Hugging Face config"):
+        ModelSpec.from_huggingface(tmp_path)
+
+
 # ---- plain values ----
 
 
@@ -245,6 +314,22 @@ def test_plain_values_round_trip() -> None:
         ({"head_size": 5}, "head_size"),
         ({"layers": 5}, "layers"),
         ({"rope_scaling": {"factor": 8.0}}, "rope_scaling"),
+        ({"rope_scaling": 3}, "rope_scaling"),
+        ({"rope_scaling": SCALING | {"factor": math.nan}}, "rope_scaling.factor"),
+        ({"rope_scaling": SCALING | {"factor": "8"}}, "rope_scaling.factor"),
+        ({"rope_scaling": SCALING | {"high_freq_factor": math.inf}}, "rope_scaling.high_freq_factor"),
+        ({"rope_scaling": SCALING | {"low_freq_factor": 4.0}}, "rope_scaling.low_freq_factor"),
+        ({"rope_scaling": SCALING | {"original_max_positions": 8192.0}}, "rope_scaling.original_max_positions"),
+        ({"rope_scaling": SCALING | {"original_max_positions": -1}}, "rope_scaling.original_max_positions"),
+        *(
+            ({"norm_eps": value}, "norm_eps")
+            for value in (math.nan, math.inf, -1e-5, 0.0, 1e300, 10**400, "1e-5", True)
+        ),
+        *(({"rope_theta": value}, "rope_theta") for value in (math.nan, math.inf, -1.0, 0.0, 10**400, None)),
+        *(({"dropout": value}, "dropout") for value in (math.nan, math.inf, -0.1, 10**400, "0.1")),
+        *(({"attention_dropout": value}, "attention_dropout") for value in (math.nan, 1)),
+        *(({"num_layers": value}, "num_layers") for value in (1e8, 2.0, math.nan, 10**12, -(10**400), None)),
+        *(({"vocab": value}, "vocab") for value in (1e3, 2**31)),
     ],
 )
 def test_contradictions_are_refused_by_key(change: dict[str, Any], key: str) -> None:

@@ -75,3 +75,12 @@ def test_an_override_leaves_what_it_was_given_alone() -> None:
 def test_what_is_no_setting_is_refused(setting: str) -> None:
     with pytest.raises(JobError, match="is not a setting"):
         override({}, [setting], lambda key: False)
+
+
+@pytest.mark.parametrize(("text", "says"), [("[" * 100_000, "nested too deeply"), ("9" * 5000, "not valid TOML")])
+def test_hostile_text_is_one_paragraph(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f"a = {text}")
+    with pytest.raises(JobError, match=says):
+        read_toml(file)
+    assert override({}, [f"a={text}"], lambda key: False)[0] == {"a": text}

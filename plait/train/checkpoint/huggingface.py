@@ -134,7 +134,8 @@ def load(model: Share, folder: Path) -> None:
     """Fill this rank's weights from a Hugging Face folder; numbers are converted to the model's dtype.
 
     Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing,
-    superfluous, damaged or of another shape, or if ``config.json`` describes another model.
+    superfluous, damaged or of another shape, or if ``config.json`` describes another model; and, with some
+    of the model filled, for numbers that are not finite.
     """
     _check_family(model.spec)
     _check_config(model.spec, folder)
@@ -153,6 +154,12 @@ def load(model: Share, folder: Path) -> None:
 
         for store in model.units.values():
             store.fill(value)
+            for held in store.held("params"):
+                if not held.of(store.kept).isfinite().all():
+                    raise CheckpointError(
+                        f"{folder}: {place(model.spec, held.piece).name} has numbers that are not finite in "
+                        f"{store.kept.dtype}, and no training begins with these; export the weights anew"
+                    )
 
 
 def _check_family(spec: ModelSpec) -> None:

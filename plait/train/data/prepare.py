@@ -1,10 +1,6 @@
 """Text files to a prepared corpus: find, cut into documents, split, encode, write shards, publish atomically.
 
-A file up to ``WHOLE`` bytes is one document. A longer file is cut at line ends into documents of up to
-``PIECE`` bytes, so that one long file also has an eval split. Whether a document is for training or
-evaluation follows from its content alone: adding files never moves others, and equal documents never land on
-both sides. End-of-text is written where a
-file ends, and inside a file where its next document went to the other split.
+End-of-text is written where a file ends, and inside a file where its next document went to the other split.
 """
 
 from __future__ import annotations
@@ -13,11 +9,11 @@ import errno
 import fcntl
 import glob
 import hashlib
-import math
 import os
 import re
 import secrets
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,27 +24,31 @@ from pathlib import Path
 import numpy as np
 
 from plait.core.errors import DataError, JobError
-from plait.train.data.corpus import DTYPES, INDEX_FILE, SPLITS, Corpus, Index, Shard, Split, SplitName
+from plait.train.data.checksums import VERIFIED_FILE, is_large, remember, verify
+from plait.train.data.corpus import (
+    DTYPES,
+    INDEX_FILE,
+    SPLITS,
+    Corpus,
+    DamagedCorpus,
+    Index,
+    Shard,
+    Split,
+    SplitName,
+    is_shard,
+    shard_name,
+)
+from plait.train.data.documents import SHARD_TOKENS, groups, source_fingerprint
 from plait.train.data.sources import SourceFile, find_files
 from plait.train.data.tokenizer import Tokenizer
 
-WHOLE, PIECE = 32 << 10, 8 << 10
-GROUP = 4 << 20  # bytes encoded at once: enough documents to occupy every core, little memory
-OUR_FILES = re.compile(rf"{re.escape(INDEX_FILE)}|({'|'.join(SPLITS)})-\d{{5,}}\.bin")
+OTHER_FILES = re.compile(rf"{re.escape(INDEX_FILE)}|\.?{re.escape(VERIFIED_FILE)}(\..*)?")
 Progress = Callable[[int, int], None]
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """A piece of a file; ``offset`` 0 begins a file."""
-
-    text: bytes
-    offset: int
-
-    @property
-    def place(self) -> float:
-        """A number in [0, 1) that depends on the content only; below ``eval_fraction`` is for evaluation."""
-        return int.from_bytes(hashlib.blake2b(self.text, digest_size=6).digest(), "big") / 2**48
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def prepare(
@@ -58,8 +58,9 @@ def prepare(
     *,
     pattern: str = "*.txt",
     eval_fraction: float = 0.1,
-    shard_tokens: int = 1 << 27,
+    shard_tokens: int = SHARD_TOKENS,
     progress: Progress | None = None,
+    say: Say = _to_stderr,
 ) -> Corpus:
     """The corpus of ``sources`` in the folder ``out``; at once when it is already there and nothing changed.
 
@@ -68,9 +69,13 @@ def prepare(
     names, sizes or modification times of the files, the tokenizer, ``eval_fraction`` (of documents; 0 for no
     eval split) or ``shard_tokens``. ``progress(done, total)`` is called in bytes of text.
 
+    What is there already is read and compared with its checksums (``plait.train.data.checksums``). Where it
+    is damaged and its sources are unchanged it is prepared again, which ``say`` says; the result must be the
+    same stream.
+
     ``out`` appears complete or not at all, also when two processes prepare it at once. Raises ``DataError``
-    when a source cannot be read, the text is empty, a split would be empty, the disk is full or ``out`` holds
-    something else.
+    when a source cannot be read, the text is empty, nothing is left to train on, the disk is full, ``out``
+    holds something else, or it holds a corpus of which nobody can tell whether it may be replaced.
     """
     if not 0 <= eval_fraction < 1:
         raise JobError(f"must be at least 0 and below 1, got {eval_fraction}", key="eval_fraction")
@@ -78,48 +83,61 @@ def prepare(
         raise JobError(f"must be at least 1, got {shard_tokens}", key="shard_tokens")
     out = Path(os.path.realpath(Path(out).expanduser()))
     files = find_files(sources, pattern, leave_out=out)
-    source = _fingerprint(files, eval_fraction, shard_tokens)
-    if corpus := _prepared(out, tokenizer.fingerprint, source):
+    source = source_fingerprint(files, eval_fraction, shard_tokens)
+    made_from = (tokenizer.fingerprint, source)
+    if corpus := _look(out, made_from).corpus:
         return corpus
     _refuse_foreign(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(out) as alone:
-            if corpus := _prepared(out, tokenizer.fingerprint, source):  # another process made it while this one waited
-                return corpus
+            found = _look(out, made_from)
+            if found.corpus:  # another process made it while this one waited
+                return found.corpus
             if alone:  # nobody else is writing, so what is here was left by a preparation that was killed
                 for leftover in out.parent.glob(f".{glob.escape(out.name)}.tmp-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
+            if found.damage:
+                say(f"warning: {found.damage}. Its sources are unchanged, so the corpus is prepared again")
             _build(
-                out, files, tokenizer, source, eval_fraction=eval_fraction, shard_tokens=shard_tokens, progress=progress
-            )
+                out, files, tokenizer, source, eval_fraction=eval_fraction, shard_tokens=shard_tokens,
+                progress=progress, damaged=found.index,
+            )  # fmt: skip
     except OSError as error:
         raise DataError(
             f"{out}: cannot write the corpus: {error.strerror or error}; choose another folder for it"
         ) from error
-    if corpus := _prepared(out, tokenizer.fingerprint, source):
+    if corpus := _look(out, made_from).corpus:
         return corpus
     raise DataError(
         f"{out}: another process put a different corpus there at the same time; run again, or give each its own folder"
     )
 
 
-def _fingerprint(files: list[SourceFile], eval_fraction: float, shard_tokens: int) -> str:
-    """A hash of all that decides the corpus, apart from the tokenizer."""
-    digest = hashlib.sha256(repr((WHOLE, PIECE, eval_fraction, shard_tokens)).encode())
-    for file in files:
-        digest.update(b"%s\0%d\0%d\0" % (os.fsencode(file.name), file.bytes, file.mtime_ns))
-    return digest.hexdigest()[:32]
+@dataclass(frozen=True)
+class _Found:
+    """What a folder holds already of a corpus made from the same things: itself, or what is damaged and what
+    it was."""
+
+    corpus: Corpus | None = None
+    index: Index | None = None
+    damage: str = ""
 
 
-def _prepared(out: Path, tokenizer: str, source: str) -> Corpus | None:
-    """The corpus in ``out`` when it is whole and made from the same things; anything else is prepared
-    anew."""
+def _look(out: Path, made_from: tuple[str, str]) -> _Found:
+    """What is in ``out``. Raises DataError for an index that cannot be used: nobody knows then what the
+    corpus was made from, and whether it would be the same again."""
+    if not (out / INDEX_FILE).exists():
+        return _Found()
+    index = Index.read(out / INDEX_FILE)
+    if (index.tokenizer, index.source) != made_from:
+        return _Found()
     try:
         corpus = Corpus.open(out)
-    except DataError:
-        return None
-    return corpus if (corpus.index.tokenizer, corpus.index.source) == (tokenizer, source) else None
+        verify(corpus)
+    except DamagedCorpus as error:
+        return _Found(index=index, damage=error.what)
+    return _Found(corpus=corpus)
 
 
 @contextmanager
@@ -144,7 +162,7 @@ def _refuse_foreign(out: Path) -> None:
     other = (
         "not a folder"
         if not out.is_dir()
-        else next((p.name for p in out.iterdir() if not OUR_FILES.fullmatch(p.name)), None)
+        else next((p.name for p in out.iterdir() if not (is_shard(p.name) or OTHER_FILES.fullmatch(p.name))), None)
     )
     if other:
         raise DataError(
@@ -154,10 +172,10 @@ def _refuse_foreign(out: Path) -> None:
 
 def _build(
     out: Path, files: list[SourceFile], tokenizer: Tokenizer, source: str, *,
-    eval_fraction: float, shard_tokens: int, progress: Progress | None,
+    eval_fraction: float, shard_tokens: int, progress: Progress | None, damaged: Index | None,
 ) -> None:  # fmt: skip
     """Write the corpus into a temporary folder beside ``out`` and rename it there; on any error nothing
-    remains."""
+    remains. damaged: what it must be the same as."""
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     writers: dict[SplitName, _SplitWriter] = {
@@ -172,7 +190,7 @@ def _build(
             if progress:
                 progress(min(read, total), total)
         splits = {str(name): writer.finish() for name, writer in writers.items()}
-        _check_splits(out, splits, writers, eval_fraction)
+        _check_splits(out, splits, damaged, eval_fraction)
         index = Index(
             dtype=dtype, vocab=tokenizer.vocab, end_of_text=tokenizer.end_of_text,
             tokenizer=tokenizer.fingerprint, source=source, splits=splits,
@@ -181,14 +199,16 @@ def _build(
             file.write(index.to_json().encode())
             file.flush()
             os.fsync(file.fileno())
+        if is_large(index):
+            remember(Corpus(temporary, index))  # its checksums were made a moment ago
         _publish(temporary, out, index)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         needed = DTYPES[dtype].itemsize * (total * tokens / read if read else total)
         raise DataError(
-            f"{out}: the disk is full: this corpus needs about {needed / 1e6:.1f} MB "
-            f"and {free / 1e6:.1f} MB were free; make room, or choose a folder on another disk"
+            f"{out}: the disk is full: this corpus needs about {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB were "
+            "free; make room, or choose a folder on another disk"
         ) from error
     finally:
         for writer in writers.values():
@@ -201,15 +221,14 @@ def _encode_all(
 ) -> Iterator[int]:
     """Write every document to its split; yields the bytes of text done so far."""
     end, last, done = np.array([tokenizer.end_of_text]), None, 0
-    for group in _groups(files):
+    for group in groups(files):
         parts: dict[SplitName, list[np.ndarray]] = {name: [] for name in SPLITS}
         for document, ids in zip(group, tokenizer.encode_many([document.text for document in group]), strict=True):
-            place = document.place
-            split: SplitName = "eval" if place < eval_fraction else "train"
+            split = document.split(eval_fraction)
             if last is not None and (document.offset == 0 or split != last):
                 parts[last].append(end)
             parts[split].append(ids)
-            writers[split].count(place)
+            writers[split].documents += 1
             last, done = split, done + len(document.text)
         for name, ids in parts.items():
             if ids:
@@ -219,66 +238,19 @@ def _encode_all(
         writers[last].add(end)
 
 
-def _groups(files: list[SourceFile]) -> Iterator[list[Document]]:
-    """Documents in order, in lists of about ``GROUP`` bytes."""
-    group: list[Document] = []
-    size = 0
-    for document in (document for file in files for document in _documents(file)):
-        group.append(document)
-        size += len(document.text)
-        if size >= GROUP:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-def _documents(file: SourceFile) -> Iterator[Document]:
-    """The documents of one file, read a piece at a time; none when it is empty."""
-    limit, offset, rest = WHOLE if file.bytes <= WHOLE else PIECE, 0, b""
-    try:
-        with open(file.path, "rb") as stream:
-            while text := rest + stream.read(limit - len(rest)):
-                cut = len(text) if len(text) < limit or limit == WHOLE else _cut(text)
-                yield Document(text=text[:cut], offset=offset)
-                offset, rest = offset + cut, text[cut:]
-    except OSError as error:
-        raise DataError(f"{file.path}: cannot read this source file: {error.strerror}; repair or remove it") from error
-
-
-def _cut(text: bytes) -> int:
-    """Where to cut ``text``: after its last line end, or else before a UTF-8 character that may go on behind
-    it."""
-    if line := text.rfind(b"\n") + 1:
-        return line
-    for back in range(1, min(4, len(text))):
-        if text[-back] & 0xC0 != 0x80:  # the first byte of the last character
-            return len(text) - back if text[-back] >= 0xC0 else len(text)
-    return len(text)
-
-
-def _check_splits(
-    out: Path, splits: dict[str, Split], writers: dict[SplitName, _SplitWriter], eval_fraction: float
-) -> None:
-    """Raise when a split that was asked for got no document, with the fraction that would give it one."""
-    documents = sum(split.documents for split in splits.values())
-    if splits["train"].tokens and (splits["eval"].tokens or not eval_fraction):
-        return
-    if documents == 1:
-        raise DataError(
-            f"{out}: all the text is one document, which cannot be both train and eval; "
-            "add text or set eval_fraction = 0"
-        )
+def _check_splits(out: Path, splits: dict[str, Split], damaged: Index | None, eval_fraction: float) -> None:
+    """Raise when nothing is left to train on, or a corpus that is to be repaired becomes another one."""
     if not splits["train"].tokens:
         raise DataError(
-            f"{out}: all {documents} documents fell into the eval split; "
+            f"{out}: all {splits['eval'].documents} documents fell into the eval split; "
             f"add text or lower eval_fraction ({eval_fraction})"
         )
-    fraction = math.floor(writers["train"].lowest * 1000 + 1) / 1000
-    raise DataError(
-        f"{out}: the eval split is empty, eval_fraction = {eval_fraction} selects none of {documents} documents; "
-        f"add text, set eval_fraction = {fraction} or more, or 0 for no evaluation"
-    )
+    if damaged and any(splits[name].digest != split.digest for name, split in damaged.splits.items()):
+        raise DataError(
+            f"{out}: is damaged, and cannot be made again: its sources have other contents than when it was prepared, "
+            "though their names, sizes and times are the same; restore them, or delete the folder to train on what "
+            "they hold now"
+        )
 
 
 def _publish(temporary: Path, out: Path, index: Index) -> None:
@@ -291,7 +263,7 @@ def _publish(temporary: Path, out: Path, index: Index) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        if _prepared(out, index.tokenizer, index.source):
+        if _look(out, (index.tokenizer, index.source)).corpus:
             return
         _refuse_foreign(out)  # again: preparation may have taken hours, and what is here now is about to be removed
         out.rename(older)
@@ -315,15 +287,10 @@ class _SplitWriter:
     def __init__(self, folder: Path, name: SplitName, dtype: np.dtype, shard_tokens: int) -> None:
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.tokens = self.documents = 0
-        self.lowest = 1.0  # of the places of the documents
         self._shards: list[Shard] = []
         self._digest = hashlib.sha256(str(dtype.itemsize).encode())
         self._file: FileIO | None = None
         self._filled = self._crc = 0
-
-    def count(self, place: float) -> None:
-        self.documents += 1
-        self.lowest = min(self.lowest, place)
 
     def add(self, ids: np.ndarray) -> None:
         """Append ``ids`` [tokens] to the stream."""
@@ -332,7 +299,7 @@ class _SplitWriter:
         while len(ids):
             if self._file is None:
                 # Unbuffered: a write to a full disk fails here, and not later in close().
-                self._file = FileIO(self.folder / f"{self.name}-{len(self._shards):05d}.bin", "wb")
+                self._file = FileIO(self.folder / shard_name(self.name, len(self._shards)), "wb")
             piece, ids = np.split(ids, [self.shard_tokens - self._filled])
             data = memoryview(piece.tobytes())
             self._crc = zlib.crc32(data, self._crc)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.job import Job
-from plait.train.data.corpus import Batches, Corpus
+from plait.train.data.batches import Batches
+from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import prepare
 from plait.train.data.tokenizer import load_tokenizer
 
@@ -22,7 +23,7 @@ class Stream:
 
     @staticmethod
     def open(job: Job, folder: Path) -> Stream:
-        """From a prepared corpus. Raises JobError or DataError for one that gives no batch."""
+        """From a prepared corpus. Raises DataError for one that gives no batch."""
         corpus, data = Corpus.open(folder), job.data
         train = Batches(
             corpus, "train", batch=job.train.global_batch_size, sequence=data.sequence_length, seed=data.seed
@@ -39,4 +40,4 @@ def prepare_corpus(job: Job, folder: Path, say: Callable[[str], None]) -> None:
     data = job.data
     say(f"preparing {', '.join(data.sources)}")
     tokenizer = load_tokenizer(data.tokenizer)
-    prepare(data.sources, tokenizer, folder, pattern=data.pattern, eval_fraction=data.eval_fraction)
+    prepare(data.sources, tokenizer, folder, pattern=data.pattern, eval_fraction=data.eval_fraction, say=say)

@@ -83,6 +83,9 @@ class Optimizer:
         )
         self.updates = {unit: torch.zeros((), dtype=torch.float32, device=m.device) for unit, m in self.masters.items()}
         """How many each had, for AdamW's correction of its averages."""
+        self.skipped = 0
+        """Updates left out because they were not finite, since the run's first step."""
+        self.skipped_in_a_row = 0
 
     def step(self, learning_rate: float, *, norm: float, clip: float) -> None:
         """One update; gradients are scaled down to ``clip`` where their ``norm`` exceeds it (0: never)."""
@@ -93,6 +96,12 @@ class Optimizer:
         self._update(matrices, learning_rate, self.weight_decay)
         self._update(vectors, learning_rate, 0.0)
         self._publish()
+        self.skipped_in_a_row = 0
+
+    def skip(self) -> None:
+        """Leave this update out: weights, averages and counts of updates stay."""
+        self.skipped += 1
+        self.skipped_in_a_row += 1
 
     def _update(self, units: Sequence[Unit], learning_rate: float, weight_decay: float) -> None:
         every = (self.masters, self.gradients.final, self.exp_avg, self.exp_avg_sq, self.updates)
@@ -122,9 +131,10 @@ class Optimizer:
             for kind, tensors in kinds.items()
         }
 
-    def loaded(self, updates: int) -> None:
-        """Call after ``state`` was filled from a checkpoint made after ``updates`` updates; other ranks'
-        updates are not gathered."""
+    def loaded(self, steps: int, skipped: int = 0) -> None:
+        """Call after ``state`` was filled from a checkpoint made after so many steps, ``skipped`` of them
+        without an update; other ranks' updates are not gathered."""
+        self.skipped = skipped
         for count in self.updates.values():
-            count.fill_(float(updates))
+            count.fill_(float(steps - skipped))
         self._publish()

@@ -42,6 +42,8 @@ class Shards:
         self.device = device
         self.wires: dict[Axis, Wire] = dict(wires)
         self.sent: Counter[str] = Counter()
+        self.watch: Callable[[UnitStore, Tensor], None] | None = None
+        """Sees every unit's gradient as this rank alone has it, before it is reduced."""
         self.pool = 0
         """Bytes of buffers, all of them allocated in the first step at the latest."""
         self._background = Background(device, "shards")
@@ -154,6 +156,8 @@ class Shards:
     def _reduce(self, store: UnitStore, whole: Tensor | None, last: bool) -> None:
         shard = self.gradients.shards[store.unit]
         full = shard if store.whole else whole
+        if self.watch:
+            self.watch(store, shard if full is None else full)
         if full is not None:
             own, mine = full[store.part("params")], full[store.part("grads")]
             self._run("params", "reduce_scatter", own, full)

@@ -14,9 +14,11 @@ from torch import Tensor
 from plait.core.overlap import segment_order
 from plait.core.segment_costs import SegmentCosts, segment_costs
 from plait.core.segments import Action, Phase, SegmentGraph
+from plait.core.settings import OnNan
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.finite import check_state, explain
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
@@ -65,15 +67,20 @@ def make_executor(
     )
 
 
+MAX_SKIPPED = 20
+"""Updates that may be left out one after the other: what goes on longer does not go away."""
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: mean loss per target, gradient norm before clipping, seconds, and whether any rank
-    was asked to stop."""
+    """What one step gave: mean loss per target, gradient norm before clipping, seconds, whether any rank was
+    asked to stop, and how many updates the run has left out so far."""
 
     loss: float
     norm: float
     seconds: float
     stop: bool
+    skipped: int = 0
 
 
 def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int) -> list[MicroBatch]:
@@ -104,9 +111,14 @@ def train_step(
     clip: float,
     stop: bool = False,
     shards: Shards | None = None,
+    on_nan: OnNan = "stop",
 ) -> StepResult:
     """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same
-    result."""
+    result.
+
+    Where loss or gradients are not finite there is no update. Raises NotFinite on every rank then, unless
+    ``on_nan`` is ``skip`` and not too many were left out one after the other.
+    """
     start = time.perf_counter()
     gradients = optimizer.gradients
     gradients.zero()
@@ -115,10 +127,17 @@ def train_step(
     # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
     total, square, stops = groups.totals(gradients, loss, stop)
     norm = math.sqrt(square)
-    optimizer.step(learning_rate, norm=norm, clip=clip)
-    if shards:
-        shards.publish()
-    return StepResult(total, norm, time.perf_counter() - start, stops)
+    if math.isfinite(total) and math.isfinite(norm):
+        optimizer.step(learning_rate, norm=norm, clip=clip)
+        if shards:
+            shards.publish()
+    else:
+        optimizer.skip()
+        number = batches[0].step + 1
+        if on_nan == "stop" or optimizer.skipped_in_a_row >= MAX_SKIPPED:
+            raise explain(lambda: run(batches), optimizer, groups, shards, step=number, loss=total, norm=norm)
+        check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out
+    return StepResult(total, norm, time.perf_counter() - start, stops, optimizer.skipped)
 
 
 def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:

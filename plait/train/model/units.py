@@ -130,6 +130,13 @@ class UnitStore:
                 found += _held(piece, low - first, high - first, low - start)
         return found
 
+    @property
+    def everything(self) -> list[Held]:
+        """What the whole unit holds."""
+        return [
+            held for piece, first in self._pieces() for held in _held(piece, 0, math.prod(piece.local_shape), first)
+        ]
+
     def fill(self, value: Callable[[Piece], Tensor]) -> None:
         """Set the numbers that this rank keeps; ``value`` gives this rank's range of a piece, in any
         dtype."""

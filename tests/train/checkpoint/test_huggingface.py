@@ -19,7 +19,7 @@ from torch import Tensor
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
 from plait.core.segment_lists import sync_order
-from plait.core.segments import SegmentGraph, SegmentOp
+from plait.core.segments import Action, SegmentGraph, SegmentOp
 from plait.core.strategy import Strategy
 from plait.train.checkpoint import huggingface, safetensors_folder
 from plait.train.comm.wire import NullWire, Wire, open_wire
@@ -269,6 +269,21 @@ def test_wrong_tensors(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         huggingface.load(model, tmp_path)
     assert bits(model) == before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_numbers_that_are_not_finite_are_refused_by_tensor(tmp_path: Path, value: float) -> None:
+    """Also those that are too large for the dtype that they are trained in."""
+    make(*CASES["gpt"], tmp_path)
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        name = next(name for name in tensors if name.endswith("h.1.mlp.c_fc.weight"))
+        tensors[name] = tensors[name].double()
+        tensors[name][0, 0] = value
+
+    rewrite(tmp_path, spoil)
+    with pytest.raises(CheckpointError, match=r"mlp\.c_fc\.weight has numbers that are not finite in torch\.float32"):
+        load(tmp_path)
 
 
 def test_wrong_files(tmp_path: Path) -> None:

@@ -82,6 +82,25 @@ def test_it_goes_on_where_a_checkpoint_was_made() -> None:
     assert all(torch.equal(found, weights(straight)[name]) for name, found in weights(second).items())
 
 
+def test_updates_left_out_are_not_counted_also_after_a_checkpoint() -> None:
+    straight, resumed = make(GPT, torch.float32), make(GPT, torch.float32)
+    for step in range(3):
+        norm = fill(straight, step)
+        if step == 1:
+            straight.skip()
+        else:
+            straight.step(1e-2, norm=norm, clip=1.0)
+    kept = straight.state()
+    for kind, tensors in resumed.state().items():
+        for key, tensor in tensors.items():
+            tensor.copy_(kept[kind][key])
+    resumed.loaded(3, skipped=straight.skipped)
+    for optimizer in (straight, resumed):
+        optimizer.step(1e-2, norm=fill(optimizer, 3), clip=1.0)
+    assert all(torch.equal(found, weights(straight)[name]) for name, found in weights(resumed).items())
+    assert (resumed.skipped, {float(count) for count in resumed.updates.values()}) == (1, {3.0})
+
+
 def test_gradients_below_the_limit_are_left_alone() -> None:
     clipped, free = make(GPT, torch.float32), make(GPT, torch.float32)
     norm = fill(clipped, 0)

@@ -1,0 +1,119 @@
+"""Whether a job's data are enough to train and to evaluate on: asked before a rank starts."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from plait.core.errors import DataError, JobError
+from plait.core.settings import DataSection, TrainSection
+from plait.train.data.corpus import INDEX_FILE, SPLITS, Index, SplitName
+from plait.train.data.documents import documents, source_fingerprint
+from plait.train.data.sources import SourceFile, find_files
+from plait.train.data.tokenizer import Tokenizer, load_tokenizer
+
+LOOK = 64 << 20
+"""Bytes of text that are read at most, some tenths of a second. Who finds no document for evaluation in so
+many leaves the answer to the preparation."""
+
+
+def check_data(data: DataSection, train: TrainSection, out: Path) -> None:
+    """Refuse at once what ranks would refuse when they have started and the corpus is prepared in ``out``.
+
+    That is: sources or a tokenizer that are not there, and a split that would not fill one sequence. Tokens
+    are counted as the preparation counts them, from the first document on, and only until there are enough.
+    """
+    tokenizer = load_tokenizer(data.tokenizer)
+    files = find_files(data.sources, data.pattern, leave_out=Path(os.path.realpath(out.expanduser())))
+    if train.eval_every and not data.eval_fraction:
+        fix = "Set a fraction such as 0.02, or train.eval_every = 0"
+        raise JobError(f"0 keeps no text for the evaluation of train.eval_every = {train.eval_every}",
+                       key="data.eval_fraction", fix=fix)  # fmt: skip
+    needed: tuple[SplitName, ...] = SPLITS if train.eval_every else ("train",)
+    counted = _Count(files, tokenizer, data, needed)
+    if not counted.of_index(out):
+        counted.by_reading()
+    if counted.complete:
+        for split in needed:
+            _refuse_short(split, counted, data)
+
+
+class _Count:
+    """Tokens of each split, up to what one sequence needs. complete: whether all text was seen."""
+
+    def __init__(
+        self, files: Sequence[SourceFile], tokenizer: Tokenizer, data: DataSection, needed: Sequence[SplitName]
+    ) -> None:
+        self.files, self.tokenizer, self.data, self.needed = files, tokenizer, data, needed
+        self.tokens: Counter[SplitName] = Counter()
+        self.documents: Counter[SplitName] = Counter()
+        self.lowest = 1.0
+        """Of the places of the documents that are for training."""
+        self.complete = False
+
+    @property
+    def enough(self) -> bool:
+        """Whether every split that is needed fills a sequence."""
+        return all(self.tokens[split] > self.data.sequence_length for split in self.needed)
+
+    def of_index(self, out: Path) -> bool:
+        """Take the counts of the corpus that is there already, if it is made of the same things."""
+        try:
+            index = Index.read(out / INDEX_FILE)
+        except DataError:
+            return False
+        source = source_fingerprint(self.files, self.data.eval_fraction)
+        if (index.tokenizer, index.source) != (self.tokenizer.fingerprint, source):
+            return False
+        for split in SPLITS:
+            self.tokens[split], self.documents[split] = index.splits[split].tokens, index.splits[split].documents
+        # Of a corpus that is too small the documents are read again: they say which fraction would do.
+        return self.enough
+
+    def by_reading(self) -> None:
+        """Read documents until there are enough."""
+        self.tokens.clear()
+        self.documents.clear()
+        read, last = 0, None
+        for document in (document for file in self.files for document in documents(file)):
+            split = document.split(self.data.eval_fraction)
+            if last is not None and (document.offset == 0 or split != last):
+                self.tokens[last] += 1  # end-of-text
+            if self.tokens[split] <= self.data.sequence_length:  # encoding is the slow part
+                self.tokens[split] += len(self.tokenizer.encode(document.text))
+            if split == "train":
+                self.lowest = min(self.lowest, document.place)
+            self.documents[split] += 1
+            read, last = read + len(document.text), split
+            if self.enough or read >= LOOK:
+                return
+        if last is not None:
+            self.tokens[last] += 1
+        self.complete = True
+
+
+def _refuse_short(split: SplitName, counted: _Count, data: DataSection) -> None:
+    """Raise JobError if a split does not fill one sequence."""
+    have, need, documents = counted.tokens[split], data.sequence_length + 1, sum(counted.documents.values())
+    if have >= need:
+        return
+    where = {"train": "training", "eval": "evaluation"}[split]
+    what = f"{counted.documents[split]} of {documents} documents, {have} tokens,"
+    fixes = ["Add text"]
+    if have > 1:
+        fixes.append(f"set data.sequence_length = {have - 1} or less")
+    if split == "eval":
+        fraction = math.floor(counted.lowest * 1000 + 1) / 1000  # selects one document more
+        if counted.documents["train"] > 1 and fraction < 1:
+            fixes.append(f"set data.eval_fraction = {fraction} or more")
+        fixes.append("set train.eval_every = 0")
+    elif counted.documents["eval"]:
+        fixes.append(f"lower data.eval_fraction ({data.eval_fraction:g})")
+    raise JobError(
+        f"{what} are for {where}, and one sequence of {data.sequence_length} needs {need} tokens",
+        key="data.sequence_length" if counted.documents[split] else "data.eval_fraction",
+        fix=f"{', '.join(fixes[:-1])} or {fixes[-1]}" if len(fixes) > 1 else fixes[0],
+    )

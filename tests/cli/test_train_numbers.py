@@ -1,0 +1,113 @@
+"""Bad numbers and damaged data in a whole run: it ends or goes on as documented, and never saves them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runs import metrics, train, write_job
+
+pytestmark = pytest.mark.slow
+
+SABOTAGE = """
+import os, sys
+if "plait.train.worker" in sys.orig_argv:
+    from plait.train.engine import steps
+    train_step = steps.train_step
+    def sabotaged(run, optimizer, groups, batches, **more):
+        def spoiled(batches):
+            loss = run(batches)
+            if batches[0].step + 1 == int(os.environ["SPOIL_STEP"]) and os.environ["RANK"] == "1":
+                optimizer.gradients.shards["mlp", 1][5] = float("nan")
+            return loss
+        return train_step(spoiled, optimizer, groups, batches, **more)
+    steps.train_step = sabotaged
+"""
+
+
+def sabotage(folder: Path, step: int) -> dict[str, str]:
+    """An environment in which rank 1 has a NaN among its gradients in a step."""
+    (folder / "sabotage").mkdir()
+    (folder / "sabotage" / "sitecustomize.py").write_text(SABOTAGE)
+    before = os.environ.get("PYTHONPATH")
+    paths = [str(folder / "sabotage"), *([before] if before else [])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "SPOIL_STEP": str(step)}
+
+
+@pytest.mark.parametrize("every", [1, 0], ids=["at a checkpoint", "at the end"])
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, every: int) -> None:
+    job = write_job(tmp_path, steps=1 if every == 0 else 3, every=every)
+    done = train(job, "train.learning_rate=1e300", "train.warmup_steps=0", "strategy.tp=1", "train.eval_every=0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = " ".join(done.stderr.split())
+    assert "step 1: the weight embedding.weight on rank 0 is not finite after this step" in text
+    assert "There is no checkpoint yet" in text
+    assert "Traceback" not in text
+    assert not list((tmp_path / "runs" / "job" / "checkpoints").glob("step-*"))
+
+
+def test_a_nan_stops_the_run_by_name_and_the_last_good_checkpoint_goes_on(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=8)
+    done = train(job, environ=sabotage(tmp_path, 7))
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = " ".join(done.stderr.split())
+    assert "step 7: the loss is" in text
+    assert "is the gradient of layers.1.mlp.up.weight on rank 1. The update was not made" in text
+    assert "The last good checkpoint is that of step 4." in text
+    assert [m["step"] for m in metrics(job)] == [1, 2, 3, 4, 5, 6]
+    again = train(job)
+    assert again.returncode == 0, again.stderr
+    assert "resuming after step 4" in again.stdout
+    assert [m["step"] for m in metrics(job)] == list(range(1, 9))
+    assert all(math.isfinite(m["loss"]) for m in metrics(job))
+
+
+def test_an_update_may_be_left_out(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=6)
+    done = train(job, "train.on_nan=skip", environ=sabotage(tmp_path, 3))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 updates skipped" in done.stdout
+    assert [m.get("skipped") for m in metrics(job)] == [None, None, 1, 1, 1, 1]
+    lines = (tmp_path / "runs" / "job" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [m["norm"] is None for m in found] == [False, False, True, False, False, False]
+
+
+def test_a_flipped_byte_in_a_token_shard_is_found_and_the_corpus_prepared_again(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=2)
+    assert train(job, "strategy.tp=1").returncode == 0
+    shard = tmp_path / "runs" / "job" / "corpus" / "train-00000.bin"
+    intact = shard.read_bytes()
+    shard.write_bytes(intact[:99] + bytes([intact[99] ^ 1]) + intact[100:])
+    done = train(job, "strategy.tp=1")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "train-00000.bin: damaged (checksum" in said
+    assert "Its sources are unchanged, so the corpus is prepared again" in said
+    assert shard.read_bytes() == intact
+
+
+@pytest.mark.parametrize(("setting", "says"), [
+    ("data.eval_fraction=1e-9", ("data.eval_fraction", "0 of 12 documents", "train.eval_every = 0")),
+    ("data.sequence_length=100000", ("data.sequence_length", "are for training", "100001 tokens")),
+    ("model.norm_eps=nan", ("model.norm_eps", "nan is not finite")),
+    ("model.norm_eps=-1", ("model.norm_eps", "-1")),
+    ("model.rope_theta=inf", ("model.rope_theta", "inf is not finite")),
+    ("model.num_layers=1e8", ("model.num_layers", "100000000.0 is not a whole number")),
+    ("model.num_layers=1000000000000", ("model.num_layers", "out of range")),
+    ("train.eps=nan", ("train.eps", "nan")),
+])  # fmt: skip
+def test_what_cannot_train_is_refused_before_ranks_start(tmp_path: Path, setting: str, says: tuple[str, ...]) -> None:
+    done = train(write_job(tmp_path), setting)
+    assert done.returncode == 2, done.stdout + done.stderr
+    text = " ".join(done.stderr.split())
+    assert text.startswith("plait: ")
+    assert "Traceback" not in text
+    for word in says:
+        assert word in text
+    assert "preparing" not in done.stdout
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,38 @@
+"""Small corpora of numbers, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plait.train.data.corpus import Corpus
+from plait.train.data.prepare import prepare
+from plait.train.data.tokenizer import ByteTokenizer
+
+BYTES = ByteTokenizer()
+
+
+def make(folder: Path, tokens: int, *, shard_tokens: int = 1 << 20) -> Corpus:
+    """A train split of ``tokens`` tokens of which no two neighbourhoods are alike (the last is
+    end-of-text)."""
+    folder.mkdir(exist_ok=True)
+    text = np.random.default_rng(7).integers(0, 256, tokens - 1, dtype=np.uint8).tobytes()
+    (folder / "text.txt").write_bytes(text)
+    return prepare(
+        [folder / "text.txt"], BYTES, folder / f"corpus-{shard_tokens}", eval_fraction=0, shard_tokens=shard_tokens
+    )
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Corpus]:
+    root, made = tmp_path_factory.mktemp("corpora"), dict[int, Corpus]()
+
+    def of_size(tokens: int) -> Corpus:
+        if tokens not in made:
+            made[tokens] = make(root / str(tokens), tokens)
+        return made[tokens]
+
+    return of_size

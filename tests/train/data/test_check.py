@@ -1,0 +1,144 @@
+"""Whether there is enough to train and to evaluate on: found before ranks start, with what to change."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import DataError, JobError, PlaitError
+from plait.core.settings import DataSection, TrainSection
+from plait.train.data import check
+from plait.train.data.batches import Batches
+from plait.train.data.check import check_data
+from plait.train.data.corpus import Corpus
+from plait.train.data.prepare import prepare
+from plait.train.data.tokenizer import ByteTokenizer
+
+BYTES = ByteTokenizer()
+
+
+def write(folder: Path, texts: list[bytes]) -> Path:
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number:03}.txt").write_bytes(text)
+    return folder
+
+
+def sections(texts: Path, *, eval_every: int = 100, **data: Any) -> tuple[DataSection, TrainSection]:
+    return DataSection(text=str(texts), **data), TrainSection(eval_every=eval_every)
+
+
+def really(data: DataSection, train: TrainSection, out: Path) -> None:
+    """What ranks do."""
+    corpus = prepare(data.sources, BYTES, out, pattern=data.pattern, eval_fraction=data.eval_fraction)
+    _use(corpus, data, train)
+
+
+def _use(corpus: Corpus, data: DataSection, train: TrainSection) -> None:
+    Batches(corpus, "train", sequence=data.sequence_length, batch=1)
+    if train.eval_every:
+        Batches(corpus, "eval", sequence=data.sequence_length, batch=1)
+
+
+def refused(function: Any, *args: Any) -> bool:
+    try:
+        function(*args)
+    except PlaitError:
+        return True
+    return False
+
+
+@given(
+    texts=st.lists(st.binary(max_size=60), min_size=1, max_size=8),
+    fraction=st.sampled_from([0.0, 1e-6, 0.2, 0.5, 0.9]),
+    sequence=st.integers(1, 120),
+    eval_every=st.sampled_from([0, 5]),
+    prepared=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_it_refuses_what_ranks_would_refuse_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[bytes],
+    fraction: float,
+    sequence: int,
+    eval_every: int,
+    prepared: bool,
+) -> None:
+    root = tmp_path_factory.mktemp("check")
+    settings = sections(write(root / "texts", texts), eval_fraction=fraction, sequence_length=sequence)
+    data, train = settings[0], TrainSection(eval_every=eval_every)
+    if prepared:
+        refused(really, data, train, root / "corpus")
+    assert refused(check_data, data, train, root / "corpus") == refused(really, data, train, root / "corpus")
+
+
+def test_no_document_for_evaluation_comes_with_a_fraction_that_selects_one(tmp_path: Path) -> None:
+    texts = write(tmp_path / "texts", [b"text number %d" % number * 20 for number in range(30)])
+    data, train = sections(texts, eval_fraction=1e-6, sequence_length=64)
+    with pytest.raises(JobError) as caught:
+        check_data(data, train, tmp_path / "corpus")
+    assert "0 of 30 documents, 0 tokens, are for evaluation, and one sequence of 64 needs 65" in str(caught.value)
+    assert "train.eval_every = 0" in str(caught.value)
+    assert caught.value.key == "data.eval_fraction"
+    advised = re.search(r"data\.eval_fraction = (\S+) or more", str(caught.value))
+    assert advised
+    check_data(*sections(texts, eval_fraction=float(advised[1]), sequence_length=64), tmp_path / "corpus")
+    check_data(*sections(texts, eval_fraction=1e-6, sequence_length=64, eval_every=0), tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["new", "prepared"])
+def test_a_split_shorter_than_a_sequence_comes_with_a_length_that_fits(tmp_path: Path, made: bool) -> None:
+    texts = write(tmp_path / "texts", [b"a text of some words, number %d" % number for number in range(20)])
+    if made:
+        prepare([texts], BYTES, tmp_path / "corpus", pattern="*", eval_fraction=0.2)
+    for sequence, part in ((400, "evaluation"), (5000, "training")):
+        with pytest.raises(JobError) as caught:
+            check_data(*sections(texts, eval_fraction=0.2, sequence_length=sequence), tmp_path / "corpus")
+        assert f"are for {part}, and one sequence of {sequence} needs {sequence + 1} tokens" in str(caught.value)
+        assert caught.value.key == "data.sequence_length"
+        advised = re.search(r"data\.sequence_length = (\d+) or less", str(caught.value))
+        assert advised
+        fits = sections(
+            texts, eval_fraction=0.2, sequence_length=int(advised[1]), eval_every=100 * (part != "training")
+        )
+        check_data(*fits, tmp_path / "corpus")
+
+
+def test_no_fraction_and_an_evaluation_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    texts = write(tmp_path / "texts", [b"words " * 99])
+    with pytest.raises(JobError, match=r"data\.eval_fraction: 0 keeps no text .* or train\.eval_every = 0"):
+        check_data(*sections(texts, eval_fraction=0.0), tmp_path / "corpus")
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    texts = write(tmp_path / "texts", [b"words"])
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
+        check_data(*sections(tmp_path / "nowhere"), tmp_path / "corpus")
+    with pytest.raises(DataError, match=r"missing\.json: no such tokenizer file"):
+        check_data(*sections(texts, tokenizer="missing.json"), tmp_path / "corpus")
+
+
+def test_of_much_text_only_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough was found, or as much was read as may be: then nothing is claimed."""
+    texts = write(tmp_path / "texts", [b"%d words " % number * 99 for number in range(200)])
+    read: list[str] = []
+    documents = check.documents
+    monkeypatch.setattr(check, "documents", lambda file: (read.append(file.name), documents(file))[1])
+    check_data(*sections(texts, eval_fraction=0.5, sequence_length=64), tmp_path / "corpus")
+    assert len(read) < 20
+    read.clear()
+    monkeypatch.setattr(check, "LOOK", 2000)
+    check_data(*sections(texts, eval_fraction=1e-9, sequence_length=64), tmp_path / "corpus")
+    assert len(read) < 20
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys, plait.train.data.check; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
