@@ -2,10 +2,9 @@
 piece.
 
 Reading, a rank takes only its own ranges out of the files. Writing, rank 0 puts one tensor after the other
-into the
-file while the other ranks hand it their ranges, so that nobody ever holds more than one whole tensor. GPT-2
-keeps
-its linear weights transposed and query, key and value fused; Llama's rotary halves are laid out as ours.
+into the file while the other ranks hand it their ranges, so that nobody ever holds more than one whole
+tensor. GPT-2 keeps its linear weights transposed and query, key and value fused; Llama's rotary halves are
+laid out as ours.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +24,7 @@ from torch import Tensor
 from plait.core.errors import CheckpointError
 from plait.core.model import Family, ModelSpec
 from plait.core.strategy import Strategy
-from plait.train.checkpoint.safetensors_folder import DTYPES, INDEX, SINGLE, FolderWriter
+from plait.train.checkpoint.safetensors_folder import DTYPES, INDEX, SINGLE, FolderWriter, code_of
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.model.pieces import Piece, pieces
 from plait.train.model.transformer import Share, Transformer
@@ -134,10 +133,12 @@ def load(model: Share, folder: Path) -> None:
     """Fill this rank's weights from a Hugging Face folder; numbers are converted to the model's dtype.
 
     Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing,
-    superfluous, damaged or of another shape, or if ``config.json`` describes another model.
+    superfluous, damaged or of another shape, or if ``config.json`` describes another model. Also, then with
+    the model partly filled, for a number that is not finite in the model's dtype.
     """
     _check_family(model.spec)
     _check_config(model.spec, folder)
+    dtype = next(iter(model.units.values())).kept.dtype
     with _opened(folder, model.spec) as tensors:
         for piece in model.pieces:
             _check(tensors, place(model.spec, piece), folder)
@@ -148,7 +149,13 @@ def load(model: Share, folder: Path) -> None:
             at = place(model.spec, piece)
             if not math.prod(piece.local_shape):
                 return torch.empty(piece.local_shape)
-            found = tensors[at.name][at.ranges(piece)]
+            stored = tensors[at.name]
+            found = stored.values[at.ranges(piece)].to(dtype)
+            if not found.isfinite().all():
+                problem = f"tensor '{stored.name}' has numbers that are NaN or infinite"
+                if stored.values.get_dtype() != code_of(dtype):
+                    problem += f", as {stored.values.get_dtype()} or once converted to {code_of(dtype)}"
+                raise CheckpointError(f"{stored.file}: {problem}. Training from it could give nothing but NaN")
             return found.t() if at.transposed else found
 
         for store in model.units.values():
@@ -176,10 +183,18 @@ def _check_config(spec: ModelSpec, folder: Path) -> None:
             )
 
 
+class _Stored(NamedTuple):
+    """A tensor of a file: its name there, and its values, of which only what is cut out is read."""
+
+    file: Path
+    name: str
+    values: Any
+
+
 @contextmanager
-def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Lazy slices of every tensor in the folder, by name without the family's prefix."""
-    tensors: dict[str, Any] = {}
+def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, _Stored]]:
+    """Every tensor in the folder, by name without the family's prefix."""
+    tensors: dict[str, _Stored] = {}
     for file in _files(folder):
         try:
             handle = safe_open(file, framework="pt", device="cpu")
@@ -187,7 +202,7 @@ def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, Any]]:
             problem = "missing" if isinstance(error, FileNotFoundError) else f"damaged or cut short: {error}"
             raise CheckpointError(f"{file}: {problem}") from None
         for name in handle.keys():  # noqa: SIM118  (not a mapping)
-            tensors[name.removeprefix(_PREFIX[spec.family])] = handle.get_slice(name)
+            tensors[name.removeprefix(_PREFIX[spec.family])] = _Stored(file, name, handle.get_slice(name))
     yield tensors
 
 
@@ -204,11 +219,11 @@ def _files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder / INDEX}: cannot be read: {error}") from None
 
 
-def _check(tensors: Mapping[str, Any], at: Place, folder: Path) -> None:
+def _check(tensors: Mapping[str, _Stored], at: Place, folder: Path) -> None:
     if at.name not in tensors:
         fix = ". A model without a head of its own needs tied_embeddings = true" if at.name == "lm_head.weight" else ""
         raise CheckpointError(f"{folder}: tensor '{at.name}' is missing{fix}")
-    shape, dtype = tuple(tensors[at.name].get_shape()), tensors[at.name].get_dtype()
+    shape, dtype = tuple(tensors[at.name].values.get_shape()), tensors[at.name].values.get_dtype()
     if shape != at.shape:
         raise CheckpointError(f"{folder}: tensor '{at.name}' has shape {list(shape)}, expected {list(at.shape)}")
     if dtype not in DTYPES:

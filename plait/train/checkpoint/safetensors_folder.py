@@ -24,6 +24,28 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+def code_of(dtype: torch.dtype) -> str:
+    """What safetensors calls a dtype."""
+    return next(code for code, known in DTYPES.items() if known == dtype)
+
+
+def header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bytes:
+    """What a file begins with: where each tensor (dtype, shape) lies, one after the other."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": code_of(dtype), "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # the data begin aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in host memory."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
 class FolderWriter:
     """``config.json``, the weights in one file or several, their index. Files get their names at the end.
 
@@ -91,7 +113,7 @@ class FolderWriter:
             self._open(next(file for file, shard in self._shards.items() if name in shard))
         assert self._file is not None
         assert self._left[0] == name, f"{name} added where {self._left[0]} was announced"
-        self._file.write(value.contiguous().view(torch.uint8).numpy().data)
+        self._file.write(content(value))
         self._left.pop(0)
         if not self._left:
             _close(self._file)
@@ -103,15 +125,8 @@ class FolderWriter:
             self._partial(name).rename(self.folder / name)
 
     def _open(self, file: str) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        code, end = next(code for code, dtype in DTYPES.items() if dtype == self.dtype), 0
-        for name, (shape, size) in self._shards[file].items():
-            header[name] = {"dtype": code, "shape": shape, "data_offsets": [end, end + size]}
-            end += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # the data begin aligned
         self._file, self._left = self._create(file), list(self._shards[file])
-        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.write(header({name: (self.dtype, shape) for name, (shape, _) in self._shards[file].items()}))
 
     def _write_text(self, name: str, text: str) -> None:
         file = self._create(name)
