@@ -46,6 +46,12 @@ def content(tensor: Tensor) -> memoryview:
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
+def check_no_model(folder: Path) -> None:
+    """Raise CheckpointError if the folder holds a model already."""
+    if found := next((file for file in folder.glob("model*.safetensors*") if file.suffix != ".partial"), None):
+        raise CheckpointError(f"{found}: this folder holds a model already. Choose another folder, or remove it first")
+
+
 class FolderWriter:
     """``config.json``, the weights in one file or several, their index. Files get their names at the end.
 
@@ -65,10 +71,10 @@ class FolderWriter:
         self._left: list[str] = []  # tensors that the open file still expects
         self._made: list[str] = []
 
-    def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
-        """Make the folder, ``config.json`` and, for several files, the index. Fails if the folder holds a
-        model already."""
-        self._attempt(lambda: self._begin(config()))
+    def begin(self, config: Callable[[], Mapping[str, Any]], files: Mapping[str, bytes]) -> None:
+        """Make the folder, ``config.json``, ``files`` by name and, for several files of weights, the index.
+        Fails if the folder holds a model already."""
+        self._attempt(lambda: self._begin(config(), files))
 
     def add(self, name: str, value: Tensor) -> None:
         """The next tensor, in host memory."""
@@ -94,19 +100,17 @@ class FolderWriter:
             for name in self._made:
                 self._partial(name).unlink(missing_ok=True)
 
-    def _begin(self, config: Mapping[str, Any]) -> None:
+    def _begin(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if found := next((file for file in self.folder.glob("model*.safetensors*") if file.suffix != ".partial"), None):
-            raise CheckpointError(
-                f"{found}: this folder holds a model already. Choose another folder, or remove it first"
-            )
-        self._write_text("config.json", json.dumps(config, indent=2) + "\n")
+        check_no_model(self.folder)
+        self._write("config.json", json.dumps(config, indent=2).encode() + b"\n")
+        for name, data in files.items():
+            self._write(name, data)
         if len(self._shards) > 1:
             total = sum(size for shard in self._shards.values() for _, size in shard.values())
-            files = {name: file for file, shard in self._shards.items() for name in shard}
-            self._write_text(
-                INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2) + "\n"
-            )
+            where = {name: file for file, shard in self._shards.items() for name in shard}
+            index = {"metadata": {"total_size": total}, "weight_map": where}
+            self._write(INDEX, json.dumps(index, indent=2).encode() + b"\n")
 
     def _add(self, name: str, value: Tensor) -> None:
         if self._file is None:
@@ -128,9 +132,9 @@ class FolderWriter:
         self._file, self._left = self._create(file), list(self._shards[file])
         self._file.write(header({name: (self.dtype, shape) for name, (shape, _) in self._shards[file].items()}))
 
-    def _write_text(self, name: str, text: str) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         file = self._create(name)
-        file.write(text.encode())
+        file.write(data)
         _close(file)
 
     def _create(self, name: str) -> BinaryIO:

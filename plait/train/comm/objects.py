@@ -26,11 +26,11 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     mine = _encoded(value)
     if not dist.is_initialized():
         return [_decoded(mine)]
-    world = dist.get_world_size(group)
-    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([mine.numel()]), group=group)
+    world, device = dist.get_world_size(group), _device(group)
+    sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([mine.numel()], device=device), group=group)
     lengths = [int(size.item()) for size in sizes]
-    padded = mine.new_zeros(max(lengths))
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
     padded[: mine.numel()] = mine
     parts = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(parts, padded, group=group)
@@ -41,13 +41,18 @@ def broadcast(value: Any, source: int = 0, group: dist.ProcessGroup | None = Non
     """The value of rank ``source`` of the group, on all of its ranks; the others' is not looked at."""
     if not dist.is_initialized():
         return _decoded(_encoded(value))
-    sends = dist.get_rank(group) == source
+    sends, device = dist.get_rank(group) == source, _device(group)
     mine = _encoded(value) if sends else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([mine.numel()])
+    size = torch.tensor([mine.numel()], device=device)
     dist.broadcast(size, group=group, group_src=source)
-    content = mine if sends else torch.empty(int(size.item()), dtype=torch.uint8)
+    content = mine.to(device) if sends else torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     dist.broadcast(content, group=group, group_src=source)
     return _decoded(content)
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where the group's tensors live: in host memory wherever one of its backends takes them."""
+    return torch.device(dist.distributed_c10d._get_object_coll_device(group))
 
 
 def _encoded(value: Any) -> Tensor:
@@ -55,4 +60,4 @@ def _encoded(value: Any) -> Tensor:
 
 
 def _decoded(content: Tensor) -> Any:
-    return json.loads(content.numpy().tobytes())
+    return json.loads(content.cpu().numpy().tobytes())
