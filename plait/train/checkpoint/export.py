@@ -14,7 +14,7 @@ from plait.train.checkpoint.safetensors_folder import check_no_model
 from plait.train.checkpoint.tokenizer_files import tokenizer_files
 from plait.train.checkpoint.whole import load_whole, master_dtype
 from plait.train.comm.wire import NullWire
-from plait.train.data.tokenizer import load_tokenizer
+from plait.train.data.tokenizer import Tokenizer, load_tokenizer
 
 
 class Exported(NamedTuple):
@@ -33,14 +33,20 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
     plan = Plan.read(run / "plan.json")
     huggingface_config(plan.model, master_dtype(plan))  # what it refuses need not be loaded first
     check_no_model(out)
-    whole, name = load_whole(run, step), plan.job["data"]["tokenizer"]
+    whole = load_whole(run, step)
     try:
-        tokenizer = load_tokenizer(name)
+        tokenizer = _tokenizer(plan)
     except DataError as error:  # the weights are what counts
         save(whole.model, NullWire(), out)
-        told = f"{error}. Without it {out} has no tokenizer, and its config.json no end-of-text id"
+        told = f"{error}. So {out} has no tokenizer, and its config.json no end-of-text id"
         return Exported(whole.step, (*whole.warnings, told))
     tokens = {"eos_token_id": tokenizer.end_of_text}
     files = {**tokenizer_files(tokenizer), "generation_config.json": json.dumps(tokens, indent=2).encode() + b"\n"}
     save(whole.model, NullWire(), out, extra=tokens, files=files)
     return Exported(whole.step, whole.warnings)
+
+
+def _tokenizer(plan: Plan) -> Tokenizer:
+    if plan.job is None:
+        raise DataError("plan.json was made without a job, and names no tokenizer")
+    return load_tokenizer(plan.job.data.tokenizer)

@@ -24,7 +24,7 @@ class Whole(NamedTuple):
 
 def master_dtype(plan: Plan) -> torch.dtype:
     """Of the weights that a run keeps: those that its optimizer updates."""
-    return torch.float64 if plan.job["train"]["precision"] == "fp64" else torch.float32
+    return torch.float64 if plan.workload.precision == "fp64" else torch.float32
 
 
 def load_whole(run: Path, step: int | None = None) -> Whole:
