@@ -8,7 +8,9 @@ import errno
 import os
 import shutil
 import signal
+import time
 import zlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -199,3 +201,23 @@ def one_of_two_killed(rank: int, store: Path, folder: Path) -> None:
         except CheckpointError as error:
             (folder / "verdict.txt").write_text(str(error))
     os._exit(0)  # a group that has lost a rank cannot be taken down in order
+
+
+def one_of_two_silent(rank: int, store: Path, folder: Path) -> None:
+    """Rank 1 stops answering; rank 0 writes down what it is told, within the group's timeout."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = build(GPT, 2, rank)
+    groups = [dist.new_group(backend="gloo", timeout=timedelta(seconds=3)) for _ in range(2)]
+    saving, restoring = (Checkpoints(folder, held_of(model.pieces), group=group) for group in groups)
+    if rank == 1:
+        time.sleep(600)
+    for name, work in (
+        ("save", lambda: saving.save(2, tensors_of(model, 2), {}, wait=True)),
+        ("restore", lambda: restoring.restore(tensors_of(model, 2))),
+    ):
+        try:
+            work()
+        except CheckpointError as error:
+            (folder / f"{name}.txt").write_text(str(error))
+    os._exit(0)

@@ -376,6 +376,46 @@ def test_reading_leaves_a_running_job_alone(one: One) -> None:
     assert not (one.folder / "none").exists()
 
 
+def test_a_folder_that_is_gone_is_an_error(one: One) -> None:
+    shutil.rmtree(one.folder)
+    one.save(3, wait=False)
+    with pytest.raises(CheckpointError, match=r"checkpoints: this folder is gone"):
+        one.save(4, wait=False)
+    with pytest.raises(CheckpointError, match=r"checkpoints: this folder is gone"):
+        one.checkpoints.finish()
+    assert not one.folder.exists(), "a run that is gone is not begun anew"
+
+
+def test_a_folder_that_goes_while_it_is_written(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.write_ranges
+
+    def write(*args: Any) -> Any:
+        shutil.rmtree(one.folder)
+        return real(*args)
+
+    monkeypatch.setattr(module, "write_ranges", write)
+    with pytest.raises(CheckpointError, match=r"step-00000003\.partial: cannot be written: .*No such file"):
+        one.save(3)
+
+
+def test_a_rank_that_does_not_answer(tmp_path: Path) -> None:
+    processes = [
+        CONTEXT.Process(target=checkpointing.one_of_two_silent, args=(rank, tmp_path / "store", tmp_path / "folder"))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        processes[0].join(120)
+        assert processes[0].exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    for verdict in ("save", "restore"):
+        assert "Timed out" in (tmp_path / "folder" / f"{verdict}.txt").read_text()
+
+
 def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "measure", None)
     one.save(3, wait=False)
