@@ -123,6 +123,25 @@ def test_the_environment_is_read_in_one_file(file: Path) -> None:
         assert {"os.environ", "os.getenv"} & set(_imports(_tree(file))) == set()
 
 
+UNPICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+UNPICKLING_CALLS = {"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list",
+                    "send_object_list", "recv_object_list", "read_pickle"}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_nothing_is_unpickled(file: Path) -> None:
+    """Whoever unpickles runs what somebody else has written: not from files, not from other ranks."""
+    tree = _tree(file)
+    imported = {part for name in _imports(tree) for part in name.split(".")}
+    assert imported & (UNPICKLES | UNPICKLING_CALLS) == set()
+    assert not any(name.startswith("torch.distributed.checkpoint") for name in _imports(tree))
+    called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert called & UNPICKLING_CALLS == set()
+    assert "load" not in _attributes(file, "torch")
+    keywords = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+    assert "allow_pickle" not in keywords
+
+
 @pytest.mark.parametrize("file", FILES, ids=_name)
 def test_torch_cuda_is_named_in_one_file(file: Path) -> None:
     if _name(file) != "plait/train/machine/device.py":

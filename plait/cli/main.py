@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import lab, reshard, runs, schedule, train
+from plait.cli import export, lab, reshard, runs, schedule, train
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.",
 )
 app.command("train")(train.train)
-app.command("export")(runs.export)
+app.command("export")(export.export)
 app.command("timeline")(runs.timeline)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")

@@ -1,4 +1,4 @@
-"""``plait export`` and ``plait timeline``: what a finished run gives to other programs."""
+"""``plait timeline``: what a run has measured."""
 
 from __future__ import annotations
 
@@ -6,17 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; Hugging Face transformers reads it.")],
-) -> None:
-    """Write a run's newest checkpoint as Hugging Face safetensors."""
-    from plait.train.checkpoint.export import export_run
-
-    step = export_run(run, out)
-    typer.echo(f"{out} holds {run} after step {step}")
 
 
 def timeline(

@@ -109,11 +109,13 @@ class Session:
 
     def _resume(self) -> int:
         """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
-        step = self.checkpoints.latest()
-        if step is None:
+        restored = self.checkpoints.restore(self.optimizer.state())
+        if restored is None:
             return 0
-        state = self.checkpoints.load(step, self.optimizer.state())
-        if state["data"] != self.stream.train.identity:
+        for warning in restored.warnings:
+            self.report.say(f"warning: {warning}")
+        step = restored.step
+        if restored.state["data"] != self.stream.train.identity:
             sources = ", ".join(self.job.data.sources)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
         self.optimizer.loaded(step, skipped=state.get("skipped", 0))
@@ -196,6 +198,8 @@ class Session:
         try:
             self.checkpoints.save(done, self.optimizer.state(), self._state())
         except CheckpointError as error:
+            if not self.folder.is_dir():  # nothing of what is trained from here on would be kept
+                raise
             self.report.say(f"warning: {error} Training goes on; older checkpoints are intact.")
 
     def _state(self) -> dict[str, Any]:

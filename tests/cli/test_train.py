@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,20 +124,51 @@ def test_another_job_under_the_same_name_is_refused(finished: Path) -> None:
 def test_a_truncated_token_shard_is_prepared_again_and_a_damaged_checkpoint_is_skipped(damaged: Path) -> None:
     run, wanted = damaged.parent / "runs" / "job", curve(damaged)
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    os.truncate(next(newest.glob("*.distcp")), 100)
+    os.truncate(next(newest.glob("*.safetensors")), 100)
     os.truncate(run / "corpus" / "train-00000.bin", 1000)
     done = train(damaged)
     assert done.returncode == 0, done.stderr
     assert "resuming after step 8" in done.stdout
+    (warning,) = (line for line in " ".join(done.stdout.split()).split("warning: ")[1:])
+    assert re.match(r"\S+/step-00000012/rank-\d+\.safetensors: damaged: .*The checkpoint of step 8 is used", warning)
+    assert (run / "checkpoints" / "step-00000012.unusable").is_dir()
     assert curve(damaged) == wanted
 
 
 def test_a_damaged_only_checkpoint_is_one_clear_error(damaged: Path) -> None:
-    for shard in (damaged.parent / "runs" / "job" / "checkpoints").glob("step-*/*.distcp"):
+    for shard in (damaged.parent / "runs" / "job" / "checkpoints").glob("step-*/*.safetensors"):
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 1  # right size, wrong bits
         shard.write_bytes(content)
-    assert_refused(train(damaged), "checkpoint")
+    assert_refused(train(damaged), "none of its checkpoints can be used", "run.name=NAME")
+
+
+def export(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "plait.cli.main", "export", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_export_of_an_older_step(finished: Path, tmp_path: Path) -> None:
+    run = finished.parent / "runs" / "job"
+    done = export(run, tmp_path / "out", "--step", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == f"{tmp_path / 'out'} holds {run} after step 8".split()
+    assert {"tokenizer.json", "generation_config.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert export(run, tmp_path / "newest").stdout.endswith("after step 12\n")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "newest")]
+    assert weights[0] != weights[1]
+    assert_refused(export(run, tmp_path / "no", "--step", "5"), "step-00000005", "also holds steps 8, 12")
+    assert_refused(export(tmp_path, tmp_path / "no"), "plan.json")
+
+
+def test_a_run_whose_folder_is_deleted_does_not_end_well(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=100000, every=2)
+    process = start(job)
+    wait_for_step(process, job, 2)
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # what was written meanwhile
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode not in (0, 130), errors
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import errno
 import os
 import shutil
 import signal
+import time
 import zlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,13 +18,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint.manifest import file_of
 from plait.train.model.transformer import Transformer
 from plait.train.model.units import held_of
 
@@ -91,7 +93,7 @@ def save(rank: int, folder: Path, spec: ModelSpec, tp: int, world: int, step: in
 def load(
     rank: int, folder: Path, spec: ModelSpec, tp: int, step: int
 ) -> tuple[int | None, dict[str, Any], list[str]] | None:
-    """(latest, state, names of pieces that differ from what was saved)."""
+    """(step, state, names of pieces that differ from what was saved)."""
     group = group_of(tp) if tp > 1 else None
     if rank >= tp:
         return None
@@ -99,10 +101,12 @@ def load(
     expected = tensors_of(model, step)
     found = zeros_like(expected)
     checkpoints = Checkpoints(folder, held_of(model.pieces), group=group)
-    state = checkpoints.load(step, found)
+    restored = checkpoints.restore(found)
+    assert restored is not None
+    assert restored.warnings == ()
     padding = found["weights"]["embedding.weight"][model.pieces[0].local_shape[0] :]
     assert not padding.any(), "padding of the vocabulary was overwritten"
-    return checkpoints.latest(), state, differences(model, found, expected)
+    return restored.step, restored.state, differences(model, found, expected)
 
 
 def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]]:
@@ -111,9 +115,7 @@ def fill_disk_of_one(rank: int, folder: Path) -> tuple[str, list[str], list[str]
     model = build(GPT, 4, rank)
     checkpoints = Checkpoints(folder, held_of(model.pieces), group=group_of(4))
     checkpoints.save(1, tensors_of(model, 1), {}, wait=True)
-    full = mock.patch.object(
-        FileSystemWriter, "write_data", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    )
+    full = mock.patch.object(module, "write_ranges", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     message = "nothing was raised"
     with full if rank == 1 else contextlib.nullcontext():
         checkpoints.save(2, tensors_of(model, 2), {})
@@ -139,6 +141,16 @@ def load_damaged(rank: int, folder: Path) -> tuple[str, bool]:
     return "nothing was raised", False
 
 
+def restore_damaged(rank: int, folder: Path) -> tuple[int, tuple[str, ...], list[str]]:
+    """(step, warnings, names of pieces that differ from step 1's)."""
+    model = build(GPT, 4, rank)
+    expected = tensors_of(model, 1)
+    found = zeros_like(expected)
+    restored = Checkpoints(folder, held_of(model.pieces), group=group_of(4)).restore(found)
+    assert restored is not None
+    return restored.step, restored.warnings, differences(model, found, expected)
+
+
 def die(*_: Any, **__: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -149,7 +161,7 @@ def killed_at(stage: str, folder: Path) -> None:
     checkpoints = Checkpoints(folder, held_of(model.pieces), keep=1)
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
     owner, name, deadly = {
-        "write": (FileSystemWriter, "write_data", _half_a_file),
+        "write": (module, "write_ranges", _half_a_file),
         "measure": (module, "measure", die),
         "rename": (Path, "rename", _last_rename),
         "delete": (shutil, "rmtree", _half_a_deletion),
@@ -158,8 +170,8 @@ def killed_at(stage: str, folder: Path) -> None:
         checkpoints.save(2, tensors_of(model, 2), {"n": 2}, wait=True)
 
 
-def _half_a_file(writer: Any, *_: Any) -> None:
-    (Path(writer.path) / "__0_0.distcp").write_bytes(b"half")
+def _half_a_file(folder: Path, *_: Any) -> None:
+    (folder / file_of(0)).write_bytes(b"half")
     die()
 
 
@@ -171,7 +183,7 @@ def _last_rename(path: Path, target: Path) -> None:
 
 def _half_a_deletion(path: Path, **_: Any) -> None:
     if path.name == "step-00000001.partial":
-        next(path.glob("*.distcp")).unlink()
+        next(path.glob("*.safetensors")).unlink()
         die()
 
 
@@ -182,10 +194,30 @@ def one_of_two_killed(rank: int, store: Path, folder: Path) -> None:
     model = build(GPT, 2, rank)
     checkpoints = Checkpoints(folder, held_of(model.pieces), group=group_of(2))
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
-    with mock.patch.object(FileSystemWriter, "write_data", die) if rank == 1 else contextlib.nullcontext():
+    with mock.patch.object(module, "write_ranges", die) if rank == 1 else contextlib.nullcontext():
         checkpoints.save(2, tensors_of(model, 2), {"n": 2})
         try:
             checkpoints.finish()
         except CheckpointError as error:
             (folder / "verdict.txt").write_text(str(error))
     os._exit(0)  # a group that has lost a rank cannot be taken down in order
+
+
+def one_of_two_silent(rank: int, store: Path, folder: Path) -> None:
+    """Rank 1 stops answering; rank 0 writes down what it is told, within the group's timeout."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = build(GPT, 2, rank)
+    groups = [dist.new_group(backend="gloo", timeout=timedelta(seconds=3)) for _ in range(2)]
+    saving, restoring = (Checkpoints(folder, held_of(model.pieces), group=group) for group in groups)
+    if rank == 1:
+        time.sleep(600)
+    for name, work in (
+        ("save", lambda: saving.save(2, tensors_of(model, 2), {}, wait=True)),
+        ("restore", lambda: restoring.restore(tensors_of(model, 2))),
+    ):
+        try:
+            work()
+        except CheckpointError as error:
+            (folder / f"{name}.txt").write_text(str(error))
+    os._exit(0)

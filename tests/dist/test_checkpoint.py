@@ -21,6 +21,7 @@ from plait.core.model import ModelSpec
 from plait.train.checkpoint import checkpoints as module
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder
+from plait.train.checkpoint.manifest import file_of
 from plait.train.model.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, build, differences, tensors_of, zeros_like
@@ -43,6 +44,12 @@ class One:
 
     def save(self, step: int, *, wait: bool = True) -> None:
         self.checkpoints.save(step, tensors_of(self.model, step), {"step": step}, wait=wait)
+
+    def latest(self) -> int:
+        """The step that a run would go on from."""
+        restored = self.checkpoints.restore({})
+        assert restored is not None
+        return restored.step
 
     def names(self) -> list[str]:
         return sorted(entry.name for entry in self.folder.iterdir())
@@ -72,21 +79,21 @@ def test_data_parallel_copies_are_written_once(four: Ranks, tmp_path: Path) -> N
     four.run(checkpointing.save, tmp_path / "once", LLAMA, 2, 2, 1)
     four.run(checkpointing.save, tmp_path / "copied", LLAMA, 2, 4, 1)
     once, copied = (
-        sum(file.stat().st_size for file in (tmp_path / name).rglob("*.distcp")) for name in ("once", "copied")
+        sum(file.stat().st_size for file in (tmp_path / name).rglob("*.safetensors")) for name in ("once", "copied")
     )
     assert copied == pytest.approx(once, rel=0.02)
-    assert len(list((tmp_path / "copied").rglob("*.distcp"))) == 4, "all ranks share the writing"
+    assert len(list((tmp_path / "copied").rglob("*.safetensors"))) == 4, "all ranks share the writing"
     assert four.run(checkpointing.load, tmp_path / "copied", LLAMA, 1, 1)[0][2] == []
 
 
 def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed, real = threading.Event(), module.save_distributed
+    changed, real = threading.Event(), module.write_ranges
 
     def late(*args: Any, **kwargs: Any) -> Any:
         assert changed.wait(30)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(module, "save_distributed", late)
+    monkeypatch.setattr(module, "write_ranges", late)
     tensors, state = tensors_of(one.model, 3), {"list": [1]}
     one.checkpoints.save(3, tensors, state)
     assert one.checkpoints.saving
@@ -102,13 +109,13 @@ def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_save_waits_for_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module.save_distributed
+    real = module.write_ranges
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         threading.Event().wait(0.2)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(module, "save_distributed", slow)
+    monkeypatch.setattr(module, "write_ranges", slow)
     one.save(3, wait=False)
     assert "step-00000003" not in one.names()
     one.save(4, wait=False)
@@ -130,7 +137,7 @@ def test_part_of_a_checkpoint_can_be_loaded(one: One) -> None:
 def test_keeps_the_newest(one: One) -> None:
     for step in (3, 4, 10):
         one.save(step)
-        assert one.checkpoints.latest() == step
+        assert one.latest() == step
     assert one.names() == ["step-00000004", "step-00000010"]
 
 
@@ -139,16 +146,16 @@ def test_going_back_counts_as_newest(tmp_path: Path) -> None:
     one.save(3)
     for step, latest in ((1, 1), (2, 2)):  # an abandoned step 3 must neither be resumed from nor push these out
         one.save(step)
-        assert one.checkpoints.latest() == latest
+        assert one.latest() == latest
     one.save(4)
     assert one.names() == ["step-00000001", "step-00000002", "step-00000004"]
 
 
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "a" / "b", held_of(build(GPT).pieces))
-    assert checkpoints.latest() is None
+    assert checkpoints.restore({}) is None
     with pytest.raises(
-        CheckpointError, match=r"no complete checkpoint there\. No other checkpoint in this folder can be used"
+        CheckpointError, match=r"no complete checkpoint there\. There is no other checkpoint in this folder"
     ):
         checkpoints.load(5, {})
 
@@ -166,9 +173,8 @@ def test_killed_while_saving(tmp_path: Path, stage: str, usable: int) -> None:
     model = build(GPT)
     checkpoints = Checkpoints(tmp_path, held_of(model.pieces))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [f"step-{usable:08d}"]
-    assert checkpoints.latest() == usable
     found = zeros_like(tensors_of(model, usable))
-    assert checkpoints.load(usable, found) == {"n": usable}
+    assert checkpoints.restore(found) == (usable, {"n": usable}, ())
     assert differences(model, found, tensors_of(model, usable)) == []
 
 
@@ -191,19 +197,72 @@ def test_one_rank_killed_while_saving(tmp_path: Path) -> None:
     assert differences(model, found, tensors_of(model, 1)) == []
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "manifest.json"])
-def test_truncated_or_missing_file(one: One, name: str) -> None:
+def flip(file: Path, at: int = -1) -> None:
+    """Change one bit."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "flipped": flip,
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-2]),
+    "empty": lambda file: file.write_bytes(b""),
+    "missing": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+@pytest.mark.parametrize("name", [file_of(0), "manifest.json"])
+def test_a_run_goes_on_from_the_newest_that_is_whole(one: One, name: str, damage: str) -> None:
     file = one.folder / "step-00000002" / name
-    whole = file.read_bytes()
-    for damage in (lambda: file.write_bytes(whole[:-2]), lambda: file.write_bytes(b""), file.unlink):
-        damage()
-        assert one.checkpoints.latest() == 1
-        tensors = zeros_like(tensors_of(one.model, 2))
+    DAMAGES[damage](file)
+    tensors = zeros_like(tensors_of(one.model, 2))
+    with pytest.raises(CheckpointError, match=r"step-00000002.*The folder also holds step 1"):
+        one.checkpoints.load(2, tensors)
+    assert not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
+
+    reader = Checkpoints(one.folder, held_of(one.model.pieces), read_only=True)
+    for checkpoints, last in ((reader, ""), (one.checkpoints, "; the unusable one is now step-00000002.unusable")):
+        restored = checkpoints.restore(tensors)
+        assert restored is not None
+        assert (restored.step, restored.state) == (1, {"step": 1})
+        (line,) = restored.warnings
+        assert line.startswith(f"{file}: ")
+        assert line.endswith(f". The checkpoint of step 1 is used instead{last}")
+        assert differences(one.model, tensors, tensors_of(one.model, 1)) == []
+    assert one.names() == ["step-00000001", "step-00000002.unusable"]
+
+    assert one.checkpoints.restore(tensors) == (1, {"step": 1}, ())  # it was said once
+    for step in (2, 3, 4):
+        one.save(step)
+    assert one.names() == ["step-00000002.unusable", "step-00000003", "step-00000004"]
+    assert one.latest() == 4
+
+
+def test_a_damaged_checkpoint_takes_no_good_ones_place(one: One) -> None:
+    flip(one.folder / "step-00000002" / file_of(0))
+    assert one.latest() == 1
+    one.save(3)
+    assert one.names() == ["step-00000001", "step-00000002.unusable", "step-00000003"]
+
+
+def test_none_is_left(one: One) -> None:
+    tensors = zeros_like(tensors_of(one.model, 2))
+    flip(one.folder / "step-00000001" / file_of(0))
+    DAMAGES["truncated"](one.folder / "step-00000002" / "manifest.json")
+    for _ in range(2):  # nothing is set aside, so that a second start does not begin anew without a word
         with pytest.raises(
-            CheckpointError, match=r"step-00000002.*step 1 is whole: remove step-00000002 to resume from it"
+            CheckpointError,
+            match=r"none of its checkpoints can be used\. .*step-00000001/rank-00000\.safetensors: damaged.*"
+            r"step-00000002/manifest\.json: damaged.*To start anew, remove the folder",
         ):
-            one.checkpoints.load(2, tensors)
-        assert not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
+            one.checkpoints.restore(tensors)
+    assert not any(tensor.any() for by_name in tensors.values() for tensor in by_name.values())
+    shutil.rmtree(one.folder / "step-00000001")
+    (one.folder / "step-00000002").rename(one.folder / "step-00000002.unusable")
+    with pytest.raises(CheckpointError, match=r"none of its checkpoints can be used\. .*step-00000002\.unusable\."):
+        one.checkpoints.restore(tensors)
 
 
 def test_every_flipped_bit_is_found(one: One) -> None:
@@ -224,23 +283,24 @@ def test_every_flipped_bit_is_found(one: One) -> None:
 def test_a_damaged_file_is_an_error_on_every_rank(four: Ranks, tmp_path: Path) -> None:
     for step in (1, 2):
         four.run(checkpointing.save, tmp_path, GPT, 2, 2, step)
-    file = tmp_path / "step-00000002" / "__1_0.distcp"
-    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    flip(tmp_path / "step-00000002" / file_of(1))
     for message, untouched in four.run(checkpointing.load_damaged, tmp_path):
-        assert "__1_0.distcp: damaged" in message
-        assert "step 1 is whole" in message
+        assert f"{file_of(1)}: damaged" in message
+        assert "The folder also holds step 1" in message
         assert untouched
+    for step, warnings, different in four.run(checkpointing.restore_damaged, tmp_path):
+        assert (step, different) == (1, [])
+        assert len(warnings) == 1
+        assert f"{file_of(1)}: damaged" in warnings[0]
 
 
 def test_another_model_is_refused(one: One) -> None:
     bigger = build(ModelSpec(**{**GPT.to_dict(), "vocab": 6}))
     tensors = tensors_of(bigger, 2)
-    with pytest.raises(
-        CheckpointError, match=r"'weights/embedding.weight' is \[5, 8\] of torch.bfloat16, expected \[6, 8\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"'weights/embedding.weight' is \[5, 8\] of bfloat16, expected \[6, 8\]"):
         Checkpoints(one.folder, held_of(bigger.pieces)).load(2, tensors)
     as_double = {"exp_avg": {name: tensor.double() for name, tensor in tensors_of(one.model, 2)["exp_avg"].items()}}
-    with pytest.raises(CheckpointError, match=r"of torch.float32, expected .* of torch.float64"):
+    with pytest.raises(CheckpointError, match=r"of float32, expected .* of float64"):
         one.checkpoints.load(2, as_double)
     with pytest.raises(CheckpointError, match=r"holds no 'momentum/embedding.weight'"):
         one.checkpoints.load(2, {"momentum": tensors["exp_avg"]})
@@ -268,7 +328,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
         pytest.skip("only root may mount a small file system to fill")
     try:
         one = One(tmp_path / "checkpoints", keep=1)
-        (tmp_path / "ballast").write_bytes(b"x" * 150_000)
+        (tmp_path / "ballast").write_bytes(b"x" * (shutil.disk_usage(tmp_path).free - 8192))
         if not announced:
             monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 40))
         one.save(3, wait=False)
@@ -279,7 +339,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
         assert one.names() == ["step-00000002"]
         (tmp_path / "ballast").unlink()
         one.save(4)
-        assert one.checkpoints.latest() == 4
+        assert one.latest() == 4
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
@@ -298,22 +358,62 @@ def test_a_failed_save_is_reported_by_the_next(one: One, monkeypatch: pytest.Mon
     with pytest.raises(CheckpointError, match=r"cannot be written: .*Input/output error"):
         one.save(4, wait=False)
     one.checkpoints.finish()
-    assert one.checkpoints.latest() == 4
+    assert one.latest() == 4
 
 
 def test_the_last_save_does_not_mind_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(one, monkeypatch)
     one.save(4)
-    assert one.checkpoints.latest() == 4
+    assert one.latest() == 4
 
 
 def test_reading_leaves_a_running_job_alone(one: One) -> None:
     (one.folder / "step-00000003.partial").mkdir()
     reader = Checkpoints(one.folder, held_of(one.model.pieces), read_only=True)
-    assert reader.latest() == 2
+    assert reader.restore({}) == (2, {"step": 2}, ())
     assert one.names() == ["step-00000001", "step-00000002", "step-00000003.partial"]
-    assert Checkpoints(one.folder / "none", held_of(one.model.pieces), read_only=True).latest() is None
+    assert Checkpoints(one.folder / "none", held_of(one.model.pieces), read_only=True).restore({}) is None
     assert not (one.folder / "none").exists()
+
+
+def test_a_folder_that_is_gone_is_an_error(one: One) -> None:
+    shutil.rmtree(one.folder)
+    one.save(3, wait=False)
+    with pytest.raises(CheckpointError, match=r"checkpoints: this folder is gone"):
+        one.save(4, wait=False)
+    with pytest.raises(CheckpointError, match=r"checkpoints: this folder is gone"):
+        one.checkpoints.finish()
+    assert not one.folder.exists(), "a run that is gone is not begun anew"
+
+
+def test_a_folder_that_goes_while_it_is_written(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.write_ranges
+
+    def write(*args: Any) -> Any:
+        shutil.rmtree(one.folder)
+        return real(*args)
+
+    monkeypatch.setattr(module, "write_ranges", write)
+    with pytest.raises(CheckpointError, match=r"step-00000003\.partial: cannot be written: .*No such file"):
+        one.save(3)
+
+
+def test_a_rank_that_does_not_answer(tmp_path: Path) -> None:
+    processes = [
+        CONTEXT.Process(target=checkpointing.one_of_two_silent, args=(rank, tmp_path / "store", tmp_path / "folder"))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        processes[0].join(120)
+        assert processes[0].exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    for verdict in ("save", "restore"):
+        assert "Timed out" in (tmp_path / "folder" / f"{verdict}.txt").read_text()
 
 
 def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,9 +427,9 @@ def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.begin(1, 0)
     with pytest.raises(
-        CheckpointError, match=r"__7_0.distcp: not what its rank wrote, seen from rank 0. .* all nodes share"
+        CheckpointError, match=r"rank-00007.safetensors: not what its rank wrote, seen from rank 0. .* all nodes share"
     ):
-        folder.commit(1, {"__7_0.distcp": (10, 0)}, {}, keep=1)
+        folder.commit(1, {"rank-00007.safetensors": (10, 0)}, {}, keep=1)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

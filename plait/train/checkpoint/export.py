@@ -1,28 +1,52 @@
-"""A run's newest checkpoint as a Hugging Face folder, assembled in one process whatever the run's degree
-was."""
+"""A run's checkpoint as a Hugging Face folder, assembled in one process whatever the run's degrees were."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import NamedTuple
 
-from plait.core.errors import CheckpointError
+from plait.core.errors import DataError
 from plait.core.plan import Plan
-from plait.core.strategy import Strategy
-from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import save
+from plait.train.checkpoint.huggingface_config import huggingface_config
+from plait.train.checkpoint.safetensors_folder import check_no_model
+from plait.train.checkpoint.tokenizer_files import tokenizer_files
+from plait.train.checkpoint.whole import load_whole, master_dtype
 from plait.train.comm.wire import NullWire
-from plait.train.model.transformer import Transformer
+from plait.train.data.tokenizer import Tokenizer, load_tokenizer
 
 
-def export_run(run: Path, out: Path) -> int:
-    """Write ``out``; returns the step. Raises CheckpointError for a run without a usable checkpoint."""
+class Exported(NamedTuple):
+    """Which step was written, and lines on what is not as one would expect."""
+
+    step: int
+    warnings: tuple[str, ...]
+
+
+def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
+    """Write ``out``: the model after ``step`` (None: the newest checkpoint that is whole) and its tokenizer.
+
+    Raises CheckpointError, before anything is written, for a run without such a checkpoint, a model that
+    transformers has not, and a folder that holds a model already.
+    """
     plan = Plan.read(run / "plan.json")
-    model = Transformer(plan.model, Strategy())
-    held = {store.key: store.held("optim") for store in model.units.values()}
-    checkpoints = Checkpoints(run / "checkpoints", held, read_only=True)  # the run may be alive
-    step = checkpoints.latest()
-    if step is None:
-        raise CheckpointError(f"{run} holds no complete checkpoint yet")
-    checkpoints.load(step, {"master": {store.key: store.kept for store in model.units.values()}})
-    save(model, NullWire(), out)
-    return step
+    huggingface_config(plan.model, master_dtype(plan))  # what it refuses need not be loaded first
+    check_no_model(out)
+    whole = load_whole(run, step)
+    try:
+        tokenizer = _tokenizer(plan)
+    except DataError as error:  # the weights are what counts
+        save(whole.model, NullWire(), out)
+        told = f"{error}. So {out} has no tokenizer, and its config.json no end-of-text id"
+        return Exported(whole.step, (*whole.warnings, told))
+    tokens = {"eos_token_id": tokenizer.end_of_text}
+    files = {**tokenizer_files(tokenizer), "generation_config.json": json.dumps(tokens, indent=2).encode() + b"\n"}
+    save(whole.model, NullWire(), out, extra=tokens, files=files)
+    return Exported(whole.step, whole.warnings)
+
+
+def _tokenizer(plan: Plan) -> Tokenizer:
+    if plan.job is None:
+        raise DataError("plan.json was made without a job, and names no tokenizer")
+    return load_tokenizer(plan.job.data.tokenizer)

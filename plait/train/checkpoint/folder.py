@@ -1,62 +1,30 @@
 """Checkpoints as folders on disk: each is complete or not there at all.
 
-    step-00000100/           complete; manifest.json names every file with its size and CRC-32
+    step-00000100/           complete; manifest.json names every file, its size and CRC-32, what lies in it
     step-00000200.partial/   being written, or left by a crash: removed on the next start
+    step-00000300.unusable/  found damaged, and an older one was used instead: kept for people to look at
 
 A folder gets its final name only after everything in it has reached the disk, so that a process killed at any
-moment leaves the checkpoint before it untouched. Nothing here knows tensors or ranks.
+moment leaves the checkpoint before it untouched. Nothing here knows ranks.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.core.errors import CheckpointError
+from plait.train.checkpoint.manifest import Manifest, OlderFormatError, Stored
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"step-\d{8,}(\.old)?\.partial")
 _BLOCK = 1 << 24
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a complete checkpoint consists of. files: name -> (bytes, CRC-32).
-
-    serial grows with every checkpoint completed in the folder: a run that went back to an older step
-    continues
-    from what it wrote last, not from the highest step.
-    """
-
-    step: int
-    serial: int
-    state: dict[str, Any]
-    files: dict[str, tuple[int, int]]
-
-    def to_text(self) -> str:
-        """JSON, with a checksum of its own."""
-        body = {"format": _FORMAT, "step": self.step, "serial": self.serial, "state": self.state, "files": self.files}
-        return json.dumps({**body, "crc32": _crc_of(body)}, indent=1) + "\n"
-
-    @staticmethod
-    def from_text(text: str) -> Manifest:
-        """Raises ValueError for anything but the text of an intact manifest of this format."""
-        body = json.loads(text)
-        if not isinstance(body, dict) or body.pop("crc32", None) != _crc_of(body):
-            raise ValueError("its checksum does not match")
-        if body["format"] != _FORMAT:
-            raise ValueError(f"format {body['format']}, this version reads format {_FORMAT}")
-        files = {name: (size, crc) for name, (size, crc) in body["files"].items()}
-        return Manifest(body["step"], body["serial"], body["state"], files)
 
 
 class CheckpointFolder:
@@ -87,6 +55,8 @@ class CheckpointFolder:
         """An empty partial folder. Raises CheckpointError if ``needed`` bytes cannot fit, before any is
         written."""
         self.abandon(step)
+        if not self.root.is_dir():
+            raise CheckpointError(f"{self.root}: this folder is gone: it was removed or renamed while the run was on")
         if shutil.disk_usage(self.root).free < needed:
             raise self.full(step, needed)
         self.partial(step).mkdir()
@@ -100,7 +70,15 @@ class CheckpointFolder:
         ]
         return CheckpointError(f"{self.root}: {problem}. {left[0]}")
 
-    def commit(self, step: int, files: dict[str, tuple[int, int]], state: dict[str, Any], keep: int) -> None:
+    def commit(
+        self,
+        step: int,
+        files: dict[str, tuple[int, int]],
+        state: dict[str, Any],
+        *,
+        keep: int,
+        tensors: dict[str, Stored] | None = None,
+    ) -> None:
         """Turn the partial folder into the newest complete checkpoint, then delete all but the ``keep``
         newest.
 
@@ -111,9 +89,9 @@ class CheckpointFolder:
             if _size(partial / name) != size:
                 problem = "not what its rank wrote, seen from rank 0. Checkpoints need a folder that all nodes share"
                 raise CheckpointError(f"{partial / name}: {problem}")
-        serial = 1 + max((manifest.serial for manifest in self._manifests()), default=0)
+        serial = 1 + max((manifest.serial for manifest in self.complete()), default=0)
         with (partial / MANIFEST).open("w") as stream:
-            stream.write(Manifest(step, serial, state, files).to_text())
+            stream.write(Manifest(step, serial, state, files, tensors or {}).to_text())
             stream.flush()
             os.fsync(stream.fileno())
         _sync_folder(partial)
@@ -129,6 +107,13 @@ class CheckpointFolder:
         """Remove what was written of an incomplete checkpoint."""
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
+    def set_aside(self, step: int) -> str:
+        """Take a checkpoint that cannot be used out of the way; returns its new name, which says so."""
+        target = self.root / f"{self.path(step).name}.unusable"
+        shutil.rmtree(target, ignore_errors=True)
+        self.path(step).rename(target)
+        return target.name
+
     def _prune(self, keep: int) -> None:
         for manifest in self.complete()[keep:]:
             doomed = self.partial(manifest.step)
@@ -139,66 +124,65 @@ class CheckpointFolder:
 
     # ---- reading ----
 
+    def survey(self) -> tuple[list[int], list[tuple[int, str]], list[str]]:
+        """(steps whose files are all there in their right size, newest first; step and problem of the others;
+        folders that were set aside). Contents are not read."""
+        complete, problems = self._survey()
+        aside = [str(path) for path in sorted(self.root.glob("step-*.unusable"))]
+        return [manifest.step for manifest in complete], problems, aside
+
     def complete(self) -> list[Manifest]:
-        """Checkpoints whose files all exist in the right size, newest first. Contents are not read."""
-        found = [
-            m
-            for m in self._manifests()
-            if all(_size(self.path(m.step) / name) == size for name, (size, _) in m.files.items())
-        ]
-        return sorted(found, key=lambda manifest: manifest.serial, reverse=True)
+        """Checkpoints whose files are all there in their right size, newest first. Contents are not read."""
+        return self._survey()[0]
 
     def read(self, step: int) -> Manifest:
         """The manifest of ``step``. Raises CheckpointError naming the file."""
-        file = self.path(step) / MANIFEST
         try:
-            manifest = Manifest.from_text(file.read_text())
+            return self._manifest(step)
         except FileNotFoundError:
-            raise CheckpointError(f"{self.path(step)}: no complete checkpoint there. {self._instead(step)}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{file}: damaged: {error}. {self._instead(step)}") from None
-        if manifest.step != step:
-            raise CheckpointError(
-                f"{file}: belongs to step {manifest.step}; the folder was renamed. {self._instead(step)}"
-            )
-        return manifest
+            raise CheckpointError(f"{self.path(step)}: no complete checkpoint there. {self.others(step)}") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{_manifest_problem(self.path(step), error)}. {self.others(step)}") from None
 
-    def verify(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Read ``names`` and compare sizes and checksums. Raises CheckpointError naming the file and a
-        checkpoint that is whole."""
+    def problem(self, manifest: Manifest, names: Iterable[str]) -> str | None:
+        """Read ``names`` and compare sizes and checksums: what is wrong, None if nothing is."""
         for name in names:
             file = self.path(manifest.step) / name
             if problem := _problem(file, *manifest.files[name]):
-                raise CheckpointError(f"{file}: {problem}. {self._instead(manifest.step)}")
+                return f"{file}: {problem}"
+        return None
 
-    def _instead(self, step: int) -> str:
-        """What can be used instead of ``step``: the newest other checkpoint that passes every check, contents
-        included."""
-        for manifest in self.complete():
-            path = self.path(manifest.step)
-            if manifest.step != step and not any(
-                _problem(path / name, *entry) for name, entry in manifest.files.items()
-            ):
-                return (
-                    f"The checkpoint of step {manifest.step} is whole: remove {self.path(step).name} to resume from it"
-                )
-        return "No other checkpoint in this folder can be used"
+    def others(self, step: int) -> str:
+        """A sentence on what there is besides ``step``."""
+        steps = sorted(manifest.step for manifest in self.complete() if manifest.step != step)
+        if not steps:
+            return "There is no other checkpoint in this folder"
+        return f"The folder also holds step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
 
-    def _manifests(self) -> list[Manifest]:
-        steps = (
-            [int(match[1]) for entry in self.root.iterdir() if (match := _NAME.fullmatch(entry.name))]
-            if self.root.is_dir()
-            else []
-        )
-        found: list[Manifest] = []
-        for step in steps:
-            try:
-                manifest = Manifest.from_text((self.path(step) / MANIFEST).read_text())
-            except (OSError, ValueError, KeyError, TypeError):
+    def _survey(self) -> tuple[list[Manifest], list[tuple[int, str]]]:
+        complete, problems = list[Manifest](), list[tuple[int, str]]()
+        for entry in sorted(self.root.iterdir()) if self.root.is_dir() else ():
+            if not (match := _NAME.fullmatch(entry.name)):
                 continue
-            if manifest.step == step:
-                found.append(manifest)
-        return found
+            step = int(match[1])
+            try:
+                manifest = self._manifest(step)
+            except (OSError, ValueError) as error:
+                problems.append((step, _manifest_problem(entry, error)))
+                continue
+            wrong = (_size_problem(entry / name, size) for name, (size, _) in manifest.files.items())
+            if problem := next(filter(None, wrong), None):
+                problems.append((step, problem))
+            else:
+                complete.append(manifest)
+        return sorted(complete, key=lambda manifest: manifest.serial, reverse=True), problems
+
+    def _manifest(self, step: int) -> Manifest:
+        """Raises OSError and ValueError."""
+        manifest = Manifest.from_text((self.path(step) / MANIFEST).read_text())
+        if manifest.step != step:
+            raise ValueError(f"it belongs to step {manifest.step}; the folder was renamed")
+        return manifest
 
 
 def measure(file: Path) -> tuple[int, int]:
@@ -210,22 +194,34 @@ def measure(file: Path) -> tuple[int, int]:
     return size, crc
 
 
+def _manifest_problem(folder: Path, error: OSError | ValueError) -> str:
+    file = folder / MANIFEST
+    if isinstance(error, FileNotFoundError):
+        return f"{file}: missing"
+    if isinstance(error, OSError):
+        return f"{file}: cannot be read: {error.strerror}"
+    return f"{file}: {error}" if isinstance(error, OlderFormatError) else f"{file}: damaged: {error}"
+
+
 def _problem(file: Path, size: int, crc: int) -> str | None:
     try:
-        found, found_crc = file.stat().st_size, None
-        if found == size:
-            found, found_crc = measure(file)
+        if (found := file.stat().st_size) != size:
+            return f"damaged: {found} bytes, {size} were written"
+        if measure(file) != (size, crc):
+            return "damaged: its checksum does not match, some bytes have changed since it was written"
     except FileNotFoundError:
         return "missing"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if found != size:
-        return f"damaged: {found} bytes, {size} were written"
-    return (
-        None
-        if found_crc == crc
-        else "damaged: its checksum does not match, some bytes have changed since it was written"
-    )
+    return None
+
+
+def _size_problem(file: Path, size: int) -> str | None:
+    """A problem that is seen without reading."""
+    found = _size(file)
+    if found is None:
+        return f"{file}: missing"
+    return None if found == size else f"{file}: damaged: {found} bytes, {size} were written"
 
 
 def _size(file: Path) -> int | None:
@@ -242,7 +238,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _crc_of(body: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())

@@ -2,10 +2,9 @@
 piece.
 
 Reading, a rank takes only its own ranges out of the files. Writing, rank 0 puts one tensor after the other
-into the
-file while the other ranks hand it their ranges, so that nobody ever holds more than one whole tensor. GPT-2
-keeps
-its linear weights transposed and query, key and value fused; Llama's rotary halves are laid out as ours.
+into the file while the other ranks hand it their ranges, so that nobody ever holds more than one whole
+tensor. GPT-2 keeps its linear weights transposed and query, key and value fused; Llama's rotary halves are
+laid out as ours.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +24,8 @@ from torch import Tensor
 from plait.core.errors import CheckpointError
 from plait.core.model import Family, ModelSpec
 from plait.core.strategy import Strategy
-from plait.train.checkpoint.safetensors_folder import DTYPES, INDEX, SINGLE, FolderWriter
+from plait.train.checkpoint.huggingface_config import check_family, huggingface_config
+from plait.train.checkpoint.safetensors_folder import DTYPES, INDEX, SINGLE, FolderWriter, code_of
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.model.pieces import Piece, pieces
 from plait.train.model.transformer import Share, Transformer
@@ -134,11 +134,12 @@ def load(model: Share, folder: Path) -> None:
     """Fill this rank's weights from a Hugging Face folder; numbers are converted to the model's dtype.
 
     Raises CheckpointError naming the file or tensor, with the model untouched, if something is missing,
-    superfluous, damaged or of another shape, or if ``config.json`` describes another model; and, with some
-    of the model filled, for numbers that are not finite.
+    superfluous, damaged or of another shape, or if ``config.json`` describes another model. Also, then with
+    the model partly filled, for a number that is not finite in the model's dtype.
     """
-    _check_family(model.spec)
+    check_family(model.spec)
     _check_config(model.spec, folder)
+    dtype = next(iter(model.units.values())).kept.dtype
     with _opened(folder, model.spec) as tensors:
         for piece in model.pieces:
             _check(tensors, place(model.spec, piece), folder)
@@ -149,26 +150,17 @@ def load(model: Share, folder: Path) -> None:
             at = place(model.spec, piece)
             if not math.prod(piece.local_shape):
                 return torch.empty(piece.local_shape)
-            found = tensors[at.name][at.ranges(piece)]
+            stored = tensors[at.name]
+            found = stored.values[at.ranges(piece)].to(dtype)
+            if not found.isfinite().all():
+                problem = f"tensor '{stored.name}' has numbers that are NaN or infinite"
+                if stored.values.get_dtype() != code_of(dtype):
+                    problem += f", as {stored.values.get_dtype()} or once converted to {code_of(dtype)}"
+                raise CheckpointError(f"{stored.file}: {problem}. Training from it could give nothing but NaN")
             return found.t() if at.transposed else found
 
         for store in model.units.values():
             store.fill(value)
-            for held in store.held("params"):
-                if not held.of(store.kept).isfinite().all():
-                    raise CheckpointError(
-                        f"{folder}: {place(model.spec, held.piece).name} has numbers that are not finite in "
-                        f"{store.kept.dtype}, and no training begins with these; export the weights anew"
-                    )
-
-
-def _check_family(spec: ModelSpec) -> None:
-    """Raise CheckpointError for a model that is neither a GPT-2 nor a Llama."""
-    if spec.levels or spec.parallel_block:
-        kind = "U-Transformer" if spec.levels else f"{spec.family} model with parallel blocks"
-        raise CheckpointError(
-            f"Hugging Face has no {kind}, so its weights come from and go to checkpoints of runs only"
-        )
 
 
 def _check_config(spec: ModelSpec, folder: Path) -> None:
@@ -183,10 +175,18 @@ def _check_config(spec: ModelSpec, folder: Path) -> None:
             )
 
 
+class _Stored(NamedTuple):
+    """A tensor of a file: its name there, and its values, of which only what is cut out is read."""
+
+    file: Path
+    name: str
+    values: Any
+
+
 @contextmanager
-def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Lazy slices of every tensor in the folder, by name without the family's prefix."""
-    tensors: dict[str, Any] = {}
+def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, _Stored]]:
+    """Every tensor in the folder, by name without the family's prefix."""
+    tensors: dict[str, _Stored] = {}
     for file in _files(folder):
         try:
             handle = safe_open(file, framework="pt", device="cpu")
@@ -194,7 +194,7 @@ def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, Any]]:
             problem = "missing" if isinstance(error, FileNotFoundError) else f"damaged or cut short: {error}"
             raise CheckpointError(f"{file}: {problem}") from None
         for name in handle.keys():  # noqa: SIM118  (not a mapping)
-            tensors[name.removeprefix(_PREFIX[spec.family])] = handle.get_slice(name)
+            tensors[name.removeprefix(_PREFIX[spec.family])] = _Stored(file, name, handle.get_slice(name))
     yield tensors
 
 
@@ -211,11 +211,11 @@ def _files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder / INDEX}: cannot be read: {error}") from None
 
 
-def _check(tensors: Mapping[str, Any], at: Place, folder: Path) -> None:
+def _check(tensors: Mapping[str, _Stored], at: Place, folder: Path) -> None:
     if at.name not in tensors:
         fix = ". A model without a head of its own needs tied_embeddings = true" if at.name == "lm_head.weight" else ""
         raise CheckpointError(f"{folder}: tensor '{at.name}' is missing{fix}")
-    shape, dtype = tuple(tensors[at.name].get_shape()), tensors[at.name].get_dtype()
+    shape, dtype = tuple(tensors[at.name].values.get_shape()), tensors[at.name].values.get_dtype()
     if shape != at.shape:
         raise CheckpointError(f"{folder}: tensor '{at.name}' has shape {list(shape)}, expected {list(at.shape)}")
     if dtype not in DTYPES:
@@ -244,14 +244,15 @@ def save(
     folder: Path,
     *,
     extra: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write the model as ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, in the model's dtype.
 
     Called by every rank of the tensor-parallel group behind ``wire``. extra: further keys of ``config.json``
-    (token numbers). shard_bytes: size from which on the weights are spread over several files. Raises
-    CheckpointError on
-    every rank if rank 0 cannot write, or finds a model in ``folder`` already.
+    (token numbers). files: further files, by name. shard_bytes: size from which on the weights are spread
+    over several files. Raises CheckpointError on every rank if rank 0 cannot write, or finds a model in
+    ``folder`` already.
     """
     spec, dtype = model.spec, next(iter(model.named.values())).dtype
     assert wire.size == model.strategy.tp, f"a group of {wire.size} ranks for tp = {model.strategy.tp}"
@@ -260,7 +261,7 @@ def save(
         writer = FolderWriter(
             folder, {name: members[0][1].shape for name, members in contents.items()}, dtype, shard_bytes
         )
-        writer.begin(lambda: {**huggingface_config(spec, dtype), **(extra or {})})
+        writer.begin(lambda: {**huggingface_config(spec, dtype), **(extra or {})}, files or {})
     _agree(model, wire, writer)
     holders = [{piece.name: piece for piece in pieces(spec, model.strategy, rank)} for rank in range(wire.size)]
     for name, members in contents.items():
@@ -279,7 +280,7 @@ def save(
 
 def _contents(spec: ModelSpec) -> dict[str, list[tuple[Piece, Place]]]:
     """The file's tensors in order, each with the whole pieces it is made of."""
-    _check_family(spec)
+    check_family(spec)
     contents: dict[str, list[tuple[Piece, Place]]] = {}
     for piece in pieces(spec, Strategy(), 0):
         at = place(spec, piece)
@@ -320,62 +321,3 @@ def _agree(model: Transformer, wire: Wire, writer: FolderWriter | None) -> None:
         raise writer.failure
     if flags.any():
         raise CheckpointError("the model was not exported: rank 0 could not write it")
-
-
-def huggingface_config(spec: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
-    """The ``config.json`` of ``spec``, which ``ModelSpec.from_huggingface`` reads back. Raises
-    CheckpointError where there is none."""
-    common = {
-        "vocab_size": spec.vocab,
-        "tie_word_embeddings": spec.tied_embeddings,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    if spec.family == "gpt":
-        if spec.head_size * spec.num_heads != spec.hidden:
-            problem = f"{spec.num_heads} heads of size {spec.head_size} with hidden = {spec.hidden}"
-            raise CheckpointError(f"Hugging Face has no GPT-2 of {problem}: there the heads share out the hidden size")
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            **common,
-            "n_layer": spec.num_layers,
-            "n_embd": spec.hidden,
-            "n_head": spec.num_heads,
-            "n_positions": spec.max_sequence,
-            "n_inner": spec.ffn_hidden,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": spec.norm_eps,
-            "resid_pdrop": spec.dropout,
-            "embd_pdrop": spec.dropout,
-            "attn_pdrop": spec.attention_dropout,
-        }
-    scaling = spec.rope_scaling
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **common,
-        "num_hidden_layers": spec.num_layers,
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.ffn_hidden,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_size,
-        "max_position_embeddings": spec.max_sequence,
-        "rms_norm_eps": spec.norm_eps,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": spec.attention_dropout,
-        "rope_theta": spec.rope_theta,
-        "rope_scaling": None
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        },
-    }

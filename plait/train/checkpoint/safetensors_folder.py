@@ -24,6 +24,34 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+def code_of(dtype: torch.dtype) -> str:
+    """What safetensors calls a dtype."""
+    return next(code for code, known in DTYPES.items() if known == dtype)
+
+
+def header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bytes:
+    """What a file begins with: where each tensor (dtype, shape) lies, one after the other."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": code_of(dtype), "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # the data begin aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in host memory."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def check_no_model(folder: Path) -> None:
+    """Raise CheckpointError if the folder holds a model already."""
+    if found := next((file for file in folder.glob("model*.safetensors*") if file.suffix != ".partial"), None):
+        raise CheckpointError(f"{found}: this folder holds a model already. Choose another folder, or remove it first")
+
+
 class FolderWriter:
     """``config.json``, the weights in one file or several, their index. Files get their names at the end.
 
@@ -43,10 +71,10 @@ class FolderWriter:
         self._left: list[str] = []  # tensors that the open file still expects
         self._made: list[str] = []
 
-    def begin(self, config: Callable[[], Mapping[str, Any]]) -> None:
-        """Make the folder, ``config.json`` and, for several files, the index. Fails if the folder holds a
-        model already."""
-        self._attempt(lambda: self._begin(config()))
+    def begin(self, config: Callable[[], Mapping[str, Any]], files: Mapping[str, bytes]) -> None:
+        """Make the folder, ``config.json``, ``files`` by name and, for several files of weights, the index.
+        Fails if the folder holds a model already."""
+        self._attempt(lambda: self._begin(config(), files))
 
     def add(self, name: str, value: Tensor) -> None:
         """The next tensor, in host memory."""
@@ -72,26 +100,24 @@ class FolderWriter:
             for name in self._made:
                 self._partial(name).unlink(missing_ok=True)
 
-    def _begin(self, config: Mapping[str, Any]) -> None:
+    def _begin(self, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if found := next((file for file in self.folder.glob("model*.safetensors*") if file.suffix != ".partial"), None):
-            raise CheckpointError(
-                f"{found}: this folder holds a model already. Choose another folder, or remove it first"
-            )
-        self._write_text("config.json", json.dumps(config, indent=2) + "\n")
+        check_no_model(self.folder)
+        self._write("config.json", json.dumps(config, indent=2).encode() + b"\n")
+        for name, data in files.items():
+            self._write(name, data)
         if len(self._shards) > 1:
             total = sum(size for shard in self._shards.values() for _, size in shard.values())
-            files = {name: file for file, shard in self._shards.items() for name in shard}
-            self._write_text(
-                INDEX, json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2) + "\n"
-            )
+            where = {name: file for file, shard in self._shards.items() for name in shard}
+            index = {"metadata": {"total_size": total}, "weight_map": where}
+            self._write(INDEX, json.dumps(index, indent=2).encode() + b"\n")
 
     def _add(self, name: str, value: Tensor) -> None:
         if self._file is None:
             self._open(next(file for file, shard in self._shards.items() if name in shard))
         assert self._file is not None
         assert self._left[0] == name, f"{name} added where {self._left[0]} was announced"
-        self._file.write(value.contiguous().view(torch.uint8).numpy().data)
+        self._file.write(content(value))
         self._left.pop(0)
         if not self._left:
             _close(self._file)
@@ -103,19 +129,12 @@ class FolderWriter:
             self._partial(name).rename(self.folder / name)
 
     def _open(self, file: str) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        code, end = next(code for code, dtype in DTYPES.items() if dtype == self.dtype), 0
-        for name, (shape, size) in self._shards[file].items():
-            header[name] = {"dtype": code, "shape": shape, "data_offsets": [end, end + size]}
-            end += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # the data begin aligned
         self._file, self._left = self._create(file), list(self._shards[file])
-        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.write(header({name: (self.dtype, shape) for name, (shape, _) in self._shards[file].items()}))
 
-    def _write_text(self, name: str, text: str) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         file = self._create(name)
-        file.write(text.encode())
+        file.write(data)
         _close(file)
 
     def _create(self, name: str) -> BinaryIO:

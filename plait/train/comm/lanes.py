@@ -31,6 +31,7 @@ from plait.core.errors import ReshardError
 from plait.core.reshard import Box, boxes_of_range, local_copies
 from plait.core.reshard_plan import Act, Message, ReshardPlan, messages, script
 from plait.train.comm.background import Background, Handle
+from plait.train.comm.objects import gather
 from plait.train.machine.device import Device
 
 TIMEOUT = timedelta(minutes=10)
@@ -61,8 +62,7 @@ class Lane:
 
         Raises ReshardError naming the ranks that have another plan.
         """
-        keys: list[str] = [""] * len(self.ranks)
-        dist.all_gather_object(keys, plan.key, group=self._up)
+        keys = gather(plan.key, self._up)
         differ = [rank for rank, key in zip(self.ranks, keys, strict=True) if key != keys[0]]
         if differ:
             raise ReshardError(

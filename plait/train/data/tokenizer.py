@@ -112,6 +112,10 @@ class FileTokenizer:
         encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
 
+    def token(self, number: int) -> str:
+        """How the file spells a token."""
+        return self._tokenizer.id_to_token(number)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
         return self._tokenizer.decode(array[array != self.end_of_text].tolist(), skip_special_tokens=False)

@@ -10,10 +10,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch.distributed as dist
-
 import plait
 from plait.core.errors import ScheduleError
+from plait.train.comm.objects import gather
 from plait.train.engine.assembly import Part
 
 
@@ -42,11 +41,7 @@ def agree(part: Part) -> None:
     """Raise ScheduleError on every rank, naming the ranks that go by something else than rank 0 (lists: than
     the first rank of their place), and what it is."""
     own = statement(part)
-    if not dist.is_initialized():
-        return
-    found: list[Statement] = [own] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    raise_if_different(found)
+    raise_if_different([Statement(*one) for one in gather(own)])
 
 
 def raise_if_different(found: Sequence[Statement]) -> None:

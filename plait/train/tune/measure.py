@@ -22,12 +22,12 @@ from plait.core.schedule import Transfer, whole_steps
 from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
 from plait.core.strategy import ShardOverlap, Strategy
+from plait.train.comm.objects import gather
 from plait.train.engine.assembly import Part
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import Device
 from plait.train.record.recorder import RecordedSpan, Recorder
-from plait.train.tune.exchange import gathered
 from plait.train.tune.timing import time_interleaved, typical_costs
 
 ROUNDS = 3
@@ -102,7 +102,7 @@ def _time(part: Part, plans: Sequence[Plan], step: Callable[[Part], Callable[[],
 def _times(part: Part, batches: Sequence[MicroBatch]) -> Times:
     assert part.recorder is not None
     busy = defaultdict[int, float](float)
-    for place, seconds in gathered([part.groups.place, _busy(part, batches, part.recorder) / len(batches)]):
+    for place, seconds in gather([part.groups.place, _busy(part, batches, part.recorder) / len(batches)]):
         busy[place] = max(busy[place], seconds)
     compute = tuple(busy[place] for place in range(len(part.plan.layout.degrees)))
     return Times(compute, tuple(travel_times(part.courier, part.groups.place, part.device)))
@@ -145,7 +145,7 @@ def travel_times(courier: LaneCourier, place: int, device: Device) -> list[float
         elif place == rank_of[stage + 1]:
             courier.receive(there)[1].wait()
             send(back)
-        return max(gathered(seconds))
+        return max(gather(seconds))
 
     crossed = [rank_of[stage] != rank_of[stage + 1] for stage in range(courier.schedule.num_stages - 1)]
     return [min(round_trip(stage) for _ in range(REPEATS)) / 2 if far else 0.0 for stage, far in enumerate(crossed)]

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
+from plait.train.comm.objects import gather
 from plait.train.machine.device import Device
 from plait.train.record.recorder import RecordedSpan, Recorder
-from plait.train.tune.exchange import gathered
 
 RECORDED = 5
 """Steps whose costs are measured; orders made from the costs of one, which may have been disturbed, were up
@@ -47,7 +47,7 @@ def mean_over_ranks(own: SegmentCosts) -> SegmentCosts:
         keys = sorted({key for table in tables for key in table})
         return {key: statistics.fmean(table[key] for table in tables if key in table) for key in keys}
 
-    every = gathered([own.compute, own.collective])
+    every = gather([own.compute, own.collective])
     return SegmentCosts(mean([compute for compute, _ in every]), mean([collective for _, collective in every]))
 
 

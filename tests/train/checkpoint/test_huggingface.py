@@ -141,6 +141,14 @@ def fail_to_save(rank: int, folder: Path, target: Path) -> str:
     return str(told.value)
 
 
+def try_to_load(rank: int, folder: Path) -> str:
+    try:
+        load(folder, 2, rank)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
 def bits(model: Transformer) -> dict[str, bytes]:
     return {name: parameter.detach().view(torch.uint8).numpy().tobytes() for name, parameter in model.named.items()}
 
@@ -271,19 +279,39 @@ def test_wrong_tensors(tmp_path: Path, change: Any, message: str) -> None:
     assert bits(model) == before
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
-def test_numbers_that_are_not_finite_are_refused_by_tensor(tmp_path: Path, value: float) -> None:
-    """Also those that are too large for the dtype that they are trained in."""
-    make(*CASES["gpt"], tmp_path)
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    "value, stored, dtype, says",
+    [
+        (float("nan"), torch.float32, torch.float32, "infinite. Training"),
+        (float("-inf"), torch.bfloat16, torch.float32, r"infinite, as BF16 or once converted to F32\."),
+        (1e300, torch.float64, torch.float32, r"infinite, as F64 or once converted to F32\."),
+    ],
+    ids=["nan", "infinite", "too large"],
+)
+@pytest.mark.parametrize("name", [UP, NORM])
+def test_numbers_that_are_not_finite(
+    tmp_path: Path, name: str, value: float, stored: torch.dtype, dtype: torch.dtype, says: str
+) -> None:
+    make("llama", LLAMA, tmp_path)
 
     def spoil(tensors: dict[str, Tensor]) -> None:
-        name = next(name for name in tensors if name.endswith("h.1.mlp.c_fc.weight"))
-        tensors[name] = tensors[name].double()
-        tensors[name][0, 0] = value
+        tensors[name] = tensors[name].to(stored)
+        tensors[name].view(-1)[-1] = value
 
     rewrite(tmp_path, spoil)
-    with pytest.raises(CheckpointError, match=r"mlp\.c_fc\.weight has numbers that are not finite in torch\.float32"):
-        load(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: tensor '{name}' has numbers .* NaN or {says}"):
+        load(tmp_path, dtype=dtype)
+
+
+def test_numbers_that_are_not_finite_on_another_rank(pair: Ranks, tmp_path: Path) -> None:
+    make("llama", LLAMA, tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors[UP].__setitem__((-1, -1), float("nan")))
+    told = pair.run(try_to_load, tmp_path)
+    assert told[0] == ""
+    assert UP in told[1]
 
 
 def test_wrong_files(tmp_path: Path) -> None:

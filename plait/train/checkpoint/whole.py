@@ -1,0 +1,46 @@
+"""A run's checkpoint as one whole model in this process, whatever degrees the run had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from plait.core.errors import CheckpointError
+from plait.core.plan import Plan
+from plait.core.strategy import Strategy
+from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.model.transformer import Transformer
+
+
+class Whole(NamedTuple):
+    """A model after ``step``. warnings: a line for every damaged checkpoint that was passed over."""
+
+    model: Transformer
+    step: int
+    warnings: tuple[str, ...]
+
+
+def master_dtype(plan: Plan) -> torch.dtype:
+    """Of the weights that a run keeps: those that its optimizer updates."""
+    return torch.float64 if plan.workload.precision == "fp64" else torch.float32
+
+
+def load_whole(run: Path, step: int | None = None) -> Whole:
+    """The model after ``step`` (None: the newest that is whole). The run may be alive.
+
+    Raises CheckpointError for a run without such a checkpoint, JobError for a folder that is no run.
+    """
+    plan = Plan.read(run / "plan.json")
+    model = Transformer(plan.model, Strategy(), dtype=master_dtype(plan))
+    held = {store.key: store.held("optim") for store in model.units.values()}
+    checkpoints = Checkpoints(run / "checkpoints", held, read_only=True)
+    weights = {"master": {store.key: store.kept for store in model.units.values()}}
+    if step is not None:
+        checkpoints.load(step, weights)
+        return Whole(model, step, ())
+    restored = checkpoints.restore(weights)
+    if restored is None:
+        raise CheckpointError(f"{run} holds no complete checkpoint yet")
+    return Whole(model, restored.step, restored.warnings)
