@@ -58,6 +58,8 @@ class Session:
         settings = {"betas": job.train.betas, "eps": job.train.eps, "weight_decay": job.train.weight_decay}
         self.optimizer = Optimizer(part.models, part.gradients, **settings)
         self.part = self._settled(part)
+        self.saved = 0
+        """Step of the last good checkpoint."""
         self.checkpoints = Checkpoints(
             folder / "checkpoints", self.optimizer.held, keep=job.train.keep_checkpoints, group=_own_group(job)
         )
@@ -73,8 +75,8 @@ class Session:
             done = self._steps(start, stop)
             check_state(self.optimizer, self.part.groups, done)
         except NotFinite as error:
-            kept = self.checkpoints.latest()  # also waits for one that is being written
-            last = f"The last good checkpoint is that of step {kept}" if kept else "There is no checkpoint yet"
+            self.checkpoints.finish()
+            last = f"The last good checkpoint is that of step {self.saved}" if self.saved else "There is no checkpoint yet"
             raise NotFinite(f"{error} {last}.") from None
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
         tokens = (done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
@@ -118,10 +120,11 @@ class Session:
         if restored.state["data"] != self.stream.train.identity:
             sources = ", ".join(self.job.data.sources)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
-        self.optimizer.loaded(step, skipped=state.get("skipped", 0))
+        self.optimizer.loaded(step, skipped=restored.state.get("skipped", 0))
         if self.part.shards:
             self.part.shards.publish()
         self.report.say(f"resuming after step {step}")
+        self.saved = step
         return step
 
     def _micro_batches(self, plan: Plan, step: int) -> list[MicroBatch]:
