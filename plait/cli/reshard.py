@@ -207,12 +207,12 @@ def _print(plan: ReshardPlan, fabric: Fabric, bars: list[Bar], title: str) -> No
     ]
     terminal.table(header, rows)
     if len(plan.steps) > MAX_ROWS:
-        terminal.say(f"and {len(plan.steps) - MAX_ROWS} more steps (all of them with --json)")
+        terminal.text(f"and {len(plan.steps) - MAX_ROWS} more steps (all of them with --json)")
     names = max((len(bar.row) for bar in bars), default=0)
     for line in text_gantt(bars, max(20, terminal.drawing_width() - names - 3)):
         terminal.say(line)
     ratio = f", {plan.lower_bound / plan.predicted:.1%} of it by the bound" if plan.predicted else ""
-    terminal.say(f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}")
+    terminal.text(f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}")
     others = ", ".join(f"{name} {nanoseconds / 1e9:.4f} s" for name, nanoseconds in _compared(plan, fabric).items())
     terminal.text(f"orders and baselines: {others}")
 

@@ -50,7 +50,7 @@ def text(message: str, *, indent: str = "") -> None:
 
 def title(line: str) -> None:
     """What comes below is about this."""
-    typer.echo(coloured(plain.printable(line), bold=True))
+    typer.echo(coloured(fitted(line), bold=True))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(%|x)?|")
 _WORD = re.compile(r"""'[^'\n]*'(?=[\s.,;:)]|$)|"[^"\n]*"(?=[\s.,;:)]|$)|\S""")
-_SHORTEST_BAR, _LONGEST_BAR = 10, 40
+_SHORTEST_BAR, _LONGEST_BAR = 8, 40
 _GAP = "  "
 
 

@@ -50,7 +50,7 @@ def affordable(
     >>> affordable(0.1, 0.03, 10_000, 8)
     Timing(candidates=8, rounds=3, of=8, saves=300.0, costs=3.2)
     >>> str(affordable(0.1, 0.03, 40, 8))
-    'timing 3 of 8 candidates, rounds: 1; hiding communication can save at most 1.2 s of this run'
+    'timing 2 of 8 candidates, rounds: 1; hiding communication can save at most 1.2 s of this run'
     """
     saves = min(exposed_seconds, step_seconds) * max(steps_left, 0)
     costs = candidates * (rounds + WARM_UP) * step_seconds

@@ -66,7 +66,7 @@ def run_ranks(start: Start, world: int, logs: Path) -> int:
 
 
 class _Watch:
-    def __init__(self, ranks: list[subprocess.Popen[Any]], files: list[IO[bytes]], logs: Path) -> None:
+    def __init__(self, ranks: list[subprocess.Popen[Any]], files: Sequence[IO[bytes]], logs: Path) -> None:
         self.ranks, self.files, self.logs = ranks, files, logs
         self.signals = 0
         self.number = 0

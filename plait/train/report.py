@@ -28,9 +28,9 @@ RECENT = 50
 class Reporter:
     """Rank 0's voice; on the other ranks (``speaks`` False) only warnings are heard, in the rank's log."""
 
-    def __init__(self, folder: Path, *, speaks: bool, steps: int) -> None:
+    def __init__(self, folder: Path, *, speaks: bool, steps: int, out: TextIO | None = None) -> None:
         self.folder, self.speaks, self.steps = folder, speaks, steps
-        self.screen = Screen(sys.stdout)
+        self.screen = Screen(out or sys.stdout)
         self.last: dict[str, Any] = {}
         self._missing: list[Missing] = []
         self._ended: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps, and when they were done
@@ -106,7 +106,8 @@ class Reporter:
         loss, *more = describe(metrics)
         if show and not (self.screen.redraws and "eval_loss" not in metrics):
             self.say(f"step {metrics['step']:>6}/{self.steps}  {'  '.join((loss, *more))}")
-        self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
+        if self.screen.redraws:
+            self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
 
     def _progress(self, done: int) -> str:
         (first, began), (last, ended) = self._ended[0], self._ended[-1]
