@@ -89,6 +89,7 @@ def slow(
 @app.command("list")
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the labs that run now, and the links of their hosts."""
+    from plait.cli import terminal
     from plait.lab import running
 
     entries = running()
@@ -98,6 +99,6 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
     if not entries:
         typer.echo("no lab is running")
     for entry in entries:
-        typer.echo(f"{entry.name}  {entry.spec}  pid {entry.pid}  {' '.join(entry.command)}")
+        terminal.say(f"{entry.name}  {entry.spec}  pid {entry.pid}  {' '.join(entry.command)}")
         for host in entry.network.state():
-            typer.echo(f"  host {host.host}  {host.address}  {host.nic}{'  cut off' if host.cut else ''}")
+            terminal.say(f"  host {host.host}  {host.address}  {host.nic}{'  cut off' if host.cut else ''}")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from typing import Annotated
 
 import typer
 
 from plait import __version__
-from plait.cli import export, lab, reshard, runs, schedule, train
+from plait.cli import export, job, lab, reshard, runs, schedule, terminal, train
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -20,6 +19,7 @@ app = typer.Typer(
     help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.",
 )
 app.command("train")(train.train)
+app.command("job")(job.job)
 app.command("export")(export.export)
 app.command("timeline")(runs.timeline)
 app.add_typer(schedule.app, name="schedule")
@@ -36,12 +36,11 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """Run the command line; a deliberate error is one paragraph, a bug shows its traceback."""
+    terminal.prepare()
     try:
         app()
     except PlaitError as error:
-        print(
-            textwrap.fill(f"plait: {error}", width=100, break_long_words=False, break_on_hyphens=False), file=sys.stderr
-        )
+        print(terminal.fitted(f"plait: {error}", sys.stderr), file=sys.stderr)
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -185,18 +185,15 @@ def _compared(plan: ReshardPlan, fabric: Fabric) -> dict[str, int]:
 
 
 def _print(plan: ReshardPlan, fabric: Fabric, bars: list[Bar], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from plait.cli import terminal
     from plait.core.gantt import text_gantt
 
-    console = Console()
-    console.print(title, style="bold", highlight=False)
-    table = Table("step", "box", "MB", "may send", "sends", "receives", "way", "chunks", "start s", "time s")
-    for number, step in enumerate(plan.steps[:MAX_ROWS]):
-        table.add_row(
+    terminal.title(title)
+    header = ("step", "box", "MB", "may send", "sends", "receives", "way", "chunks", "start s", "time s")
+    rows = [
+        (
             str(number),
-            str(step.task.box).replace("[", r"\["),
+            str(step.task.box),
             f"{step.task.box.elements * plan.itemsize / 1e6:.1f}",
             _ranks(step.task.holders),
             _ranks(tuple(chain.sender for chain in step.chains)),
@@ -206,17 +203,18 @@ def _print(plan: ReshardPlan, fabric: Fabric, bars: list[Bar], title: str) -> No
             f"{step.start / 1e9:.4f}",
             f"{step.duration / 1e9:.4f}",
         )
-    console.print(table)
+        for number, step in enumerate(plan.steps[:MAX_ROWS])
+    ]
+    terminal.table(header, rows)
     if len(plan.steps) > MAX_ROWS:
-        console.print(f"and {len(plan.steps) - MAX_ROWS} more steps (all of them with --json)", style="dim")
-    for line in text_gantt(bars, max(20, console.width - 24)):
-        console.print(line, no_wrap=True, markup=False, highlight=False)
+        terminal.text(f"and {len(plan.steps) - MAX_ROWS} more steps (all of them with --json)")
+    names = max((len(bar.row) for bar in bars), default=0)
+    for line in text_gantt(bars, max(20, terminal.drawing_width() - names - 3)):
+        terminal.say(line)
     ratio = f", {plan.lower_bound / plan.predicted:.1%} of it by the bound" if plan.predicted else ""
-    console.print(
-        f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}", highlight=False
-    )
+    terminal.text(f"predicted {plan.predicted / 1e9:.4f} s; lower bound {plan.lower_bound / 1e9:.4f} s{ratio}")
     others = ", ".join(f"{name} {nanoseconds / 1e9:.4f} s" for name, nanoseconds in _compared(plan, fabric).items())
-    console.print(f"orders and baselines: {others}", highlight=False, markup=False)
+    terminal.text(f"orders and baselines: {others}")
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

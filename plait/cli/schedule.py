@@ -156,38 +156,38 @@ def _report(run: DryRun, known: Known | None) -> dict[str, Any]:
 
 
 _COLOURS = {
-    "forward": "black on bright_blue",
-    "backward": "black on bright_green",
-    "input gradient": "black on bright_cyan",
-    "weight gradient": "black on bright_yellow",
-    "transfer F": "black on white",
-    "transfer B": "white on bright_black",
+    "forward": ("black", "bright_blue"),
+    "backward": ("black", "bright_green"),
+    "input gradient": ("black", "bright_cyan"),
+    "weight gradient": ("black", "bright_yellow"),
+    "transfer F": ("black", "white"),
+    "transfer B": ("white", "bright_black"),
 }
 
 
 def _print(run: DryRun, known: Known | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    from plait.cli import terminal
     from plait.core.dry_run import rank_peaks
     from plait.core.gantt import drawn_rows
 
-    console = Console()
-    console.print(_title(run), style="bold", highlight=False)
-    rows = drawn_rows(run.bars(), max(20, console.width - 10))
-    for name, pieces in rows:
-        console.print(
-            Text.assemble(f"{name:<8} ", *((piece.text, _COLOURS.get(piece.kind, "")) for piece in pieces)),
-            no_wrap=True,
-        )
+    terminal.title(_title(run))
+    for name, pieces in drawn_rows(run.bars(), max(20, terminal.drawing_width() - 10)):
+        drawn = (terminal.coloured(piece.text, *_COLOURS.get(piece.kind, (None, None))) for piece in pieces)
+        typer.echo(f"{name:<8} {''.join(drawn)}")
     peaks, idle = rank_peaks(run.schedule), run.idle()
     if len(run.schedule.ranks) < run.schedule.num_stages:
-        console.print("small letters: all but the first of a rank's stages", style="dim")
-    table = Table("rank", "stages", "idle", "peak live activations", *(["peak by formula"] if known else []))
-    for rank, peak in enumerate(peaks):
-        held = ", ".join(map(str, run.schedule.stages_of(rank)))
-        table.add_row(str(rank), held, f"{idle[rank]:g}", str(peak), *([str(known.peak[rank])] if known else []))
-    console.print(table)
+        terminal.say("small letters: all but the first of a rank's stages")
+    header = ("rank", "stages", "idle", "peak live activations", *(["peak by formula"] if known else []))
+    rows = [
+        (
+            str(rank),
+            ", ".join(map(str, run.schedule.stages_of(rank))),
+            f"{idle[rank]:g}",
+            str(peak),
+            *([str(known.peak[rank])] if known else []),
+        )
+        for rank, peak in enumerate(peaks)
+    ]
+    terminal.table(header, rows)
     formula = f" (by formula, without transfers: {known.bubble:g})" if known else ""
-    console.print(f"time of the step {run.makespan:g}; longest idle {run.bubble():g}{formula}", highlight=False)
+    terminal.text(f"time of the step {run.makespan:g}; longest idle {run.bubble():g}{formula}")

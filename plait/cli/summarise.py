@@ -7,9 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from plait.cli import terminal
 from plait.core.errors import DataError
 from plait.core.timeline import Timeline, hidden
 
@@ -23,7 +22,7 @@ def summarise(run: Path, perfetto: Path | None, json: bool) -> None:
     if perfetto:
         last = max(span.step for span in whole.spans)
         Timeline(tuple(s for s in whole.spans if s.step > last - 5), whole.plan_hash).write_perfetto(perfetto)
-        typer.echo(f"{perfetto} holds the last steps; open it at ui.perfetto.dev")
+        terminal.say(f"{perfetto} holds the last steps; open it at ui.perfetto.dev")
     lanes = len({(span.step, span.rank) for span in whole.spans})
     seconds: dict[tuple[str, str, str], float] = defaultdict(float)
     for span in whole.spans:
@@ -33,9 +32,9 @@ def summarise(run: Path, perfetto: Path | None, json: bool) -> None:
         rows = [{"kind": k, "site": s, "direction": d, "seconds": v} for (k, s, d), v in seconds.items()]
         typer.echo(json_format.dumps({"spans": len(whole.spans), "hidden": comm.fraction, "per_step": rows}))
         return
-    table = Table("what", "where", "direction", "ms per step", title=f"{run}: mean of {lanes} rank-steps")
-    for (kind, site, direction), value in sorted(seconds.items(), key=lambda item: -item[1]):
-        table.add_row(kind, site, direction, f"{value * 1e3:.2f}")
-    Console().print(table)
+    terminal.title(f"{run}: mean of {lanes} rank-steps")
+    rows = sorted(seconds.items(), key=lambda item: -item[1])
+    header = ("what", "where", "direction", "ms per step")
+    terminal.table(header, [(*what, f"{value * 1e3:.2f}") for what, value in rows])
     if comm.fraction is not None:
-        typer.echo(f"communication {comm.total / lanes * 1e3:.1f} ms a step, hidden {comm.fraction:.0%}")
+        terminal.text(f"communication {comm.total / lanes * 1e3:.1f} ms a step, hidden {comm.fraction:.0%}")

@@ -19,14 +19,20 @@ WORKER = "plait.train.worker"
 def train(
     job: Annotated[Path, typer.Argument(help="The job file (TOML), or a plan (plan.json) to be obeyed as it stands.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings that replace the file's, such as train.steps=100.")
+        list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: train.steps=100.")
     ] = None,
     on: Annotated[
         str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
     ] = "local",
     check: Annotated[bool, typer.Option("--check", help="Only check the job and that its files are there.")] = False,
 ) -> None:
-    """Train; the same command resumes a run that was stopped or killed."""
+    """Train; the same command resumes a run that was stopped or killed.
+
+    Settings stand in the job file, in the tables [model], [data], [train], [strategy] and [run]: plait job
+    --reference lists them all, plait job --reference KEY explains one, and docs/job.md has the same to read.
+
+    Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
+    """
     lab = _lab_spec(on)
     plan, folder = _written(job, overrides or []) if job.suffix == ".json" else _planned(job, overrides or [], lab)
     if lab and lab.world_size != plan.layout.world_size:

@@ -14,6 +14,9 @@ them.
     PLAIT_SPECS         folder to read presets from                     the one that came with Plait
     PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
     OMP_NUM_THREADS     threads of one rank, passed on to it            1: ranks share the machine's cores
+    COLUMNS             width of the terminal, in place of its own      the terminal's own
+    NO_COLOR            if not empty: no colours, whatever is printed   colours on a terminal
+    TERM                if dumb: no colours, no line that changes       a terminal that can do both
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
@@ -23,9 +26,11 @@ scheduler alike.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from plait.core.errors import JobError, LaunchError
 
@@ -145,6 +150,24 @@ def chosen_port() -> int | None:
 def inherited() -> dict[str, str]:
     """A copy of this process's whole environment, to start another one with."""
     return dict(os.environ)
+
+
+def dumb_terminal() -> bool:
+    """Whether a terminal is one that only takes line after line."""
+    return os.environ.get("TERM", "") in ("dumb", "unknown")
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that ``stream`` is; None for a file or a pipe."""
+    if not stream.isatty():
+        return None
+    own = os.get_terminal_size(stream.fileno()).columns or 80  # 0: a terminal that does not know
+    return shutil.get_terminal_size((own, 24)).columns  # COLUMNS, standard output's, or else this one's
+
+
+def no_colour() -> bool:
+    """Whether the user, or the terminal, wants plain text (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR")) or dumb_terminal()
 
 
 def specs_folder() -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
@@ -82,6 +83,8 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
 
     >>> allowed(int, [Ge(1)])
     'a whole number of at least 1'
+    >>> allowed(float, [Gt(0)])
+    'a number above 0'
     >>> allowed(Literal["auto"] | bool)
     '"auto" or true or false'
     """
@@ -102,10 +105,12 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
             + ", ".join(f"{name} = {allowed(f.annotation, f.metadata)}" for name, f in annotation.model_fields.items())
             + " }"
         )
-    words = [f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in limits if type(limit) in _SIGNS]
-    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + (
-        f" of {' and '.join(words)}" if words else ""
-    )
+    if is_dataclass(annotation):
+        hints = get_type_hints(annotation)
+        return "{ " + ", ".join(f"{name} = {allowed(kind)}" for name, kind in hints.items()) + " }"
+    words = " and ".join(f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in limits if type(limit) in _SIGNS)
+    name = _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return f"{name} {'of ' if words.startswith('at') else ''}{words}".rstrip()
 
 
 def _bound(limit: Any) -> float:

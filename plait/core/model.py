@@ -52,24 +52,40 @@ class ModelSpec:
     """
 
     family: Family
+    """``gpt``: learned positions, LayerNorm, GELU, biases. ``llama``: rotary positions, RMSNorm, SwiGLU.
+    ``utransformer``: gpt's layers in the shape of a U."""
     num_layers: int
+    """Transformer blocks."""
     hidden: int
+    """Width of the residual stream."""
     num_heads: int
+    """Attention heads."""
     vocab: int
+    """Tokens of the vocabulary. A job may leave it out: the tokenizer's."""
     max_sequence: int
-    num_kv_heads: int = 0  # 0: as many as num_heads
-    ffn_hidden: int = 0  # 0: 4 * hidden (gpt); required for llama
-    head_size: int = 0  # 0: hidden / num_heads
-    tied_embeddings: bool | None = None  # None: the family's habit (gpt tied, llama not)
+    """Positions of a learned embedding. A job may leave it out: ``data.sequence_length``."""
+    num_kv_heads: int = 0
+    """Key/value heads, for grouped-query attention (llama). 0: as many as ``num_heads``."""
+    ffn_hidden: int = 0
+    """Width of the MLP. 0: 4 x ``hidden``; llama needs it."""
+    head_size: int = 0
+    """0: ``hidden`` / ``num_heads``."""
+    tied_embeddings: bool | None = None
+    """Whether the head shares the word embedding's weights. Left out: gpt does, llama does not."""
     norm_eps: float = 1e-5
+    """Epsilon of the norms."""
     rope_theta: float = 10000.0
+    """Base of the rotary positions' frequencies."""
     rope_scaling: RopeScaling | None = None
-    dropout: float = 0.0  # after the embedding and on every sublayer's output
-    attention_dropout: float = 0.0  # on the attention weights; forgoes the fused attention kernels
-    levels: int = 0  # utransformer: how often the down path halves the sequence
-    parallel_block: bool = (
-        False  # attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)
-    )
+    """Llama 3.1's frequency scaling."""
+    dropout: float = 0.0
+    """After the embedding and on every sublayer's output."""
+    attention_dropout: float = 0.0
+    """On the attention weights; forgoes the fused attention kernels."""
+    levels: int = 0
+    """Of a utransformer: how often the down path halves the sequence."""
+    parallel_block: bool = False
+    """Attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)."""
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):

@@ -64,7 +64,7 @@ class DataSection(Section):
     eval_fraction: Fraction = 0.02
     """Share of the documents that is kept for evaluation."""
     seed: int = 0
-    """Of the order of sequences."""
+    """Seed of the order of sequences."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -83,9 +83,9 @@ class TrainSection(Section):
     """Sequences that one data-parallel replica (of the first pipeline stage) computes at once; the rest of
     the global batch is gradient accumulation. 0: the whole global batch at once."""
     learning_rate: Positive = 3e-4
-    """At its peak."""
+    """The learning rate at its peak."""
     min_learning_rate: NotNegative = 0.0
-    """At its end."""
+    """The learning rate at its end."""
     warmup_steps: Natural = 0
     """Steps in which the rate rises from nothing to its peak."""
     lr_decay_style: Literal["cosine", "wsd"] = "cosine"
@@ -97,20 +97,20 @@ class TrainSection(Section):
     lr_wsd_decay_steps: Natural = 0
     """Length of the decay of ``wsd``. 0: a tenth of ``lr_decay_steps``."""
     weight_decay: NotNegative = 0.1
-    """AdamW's, of matrices; norms and biases do not decay."""
+    """AdamW's weight decay, of matrices; norms and biases do not decay."""
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
-    """AdamW's."""
+    """AdamW's two decay rates of its moments."""
     eps: Positive = 1e-8
-    """AdamW's."""
+    """AdamW's epsilon."""
     clip_norm: NotNegative = 1.0
     """Gradients are scaled down to this norm. 0: never."""
     precision: Precision = "fp32"
-    """Of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too."""
+    """Type of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too."""
     on_nan: OnNan = "stop"
     """What to do when loss or gradients are not finite: ``stop`` ends the run with its last good checkpoint;
     ``skip`` leaves this update out and goes on, up to twenty times in a row."""
     seed: int = 0
-    """Of initial weights and dropout."""
+    """Seed of initial weights and dropout."""
     eval_every: Natural = 100
     """Steps between evaluations. 0: none."""
     eval_batches: Count = 8
@@ -118,7 +118,7 @@ class TrainSection(Section):
     checkpoint_every: Natural = 100
     """Steps between checkpoints. 0: at the end only."""
     keep_checkpoints: Count = 2
-    """How many stay on disk."""
+    """How many checkpoints stay on disk."""
     log_every: Count = 10
     """Steps between printed lines; ``metrics.jsonl`` has every step."""
     init_from: str | None = None
@@ -129,20 +129,20 @@ class Slices(Section):
     """Domino's slices."""
 
     p1: Count = 1
-    """Of the batch."""
+    """Slices of the batch."""
     p2: Count = 1
     """Column slices of every second weight."""
 
 
 class Shard(Section):
-    """How many of the dp x cp ranks that hold the same weights share out what; see ``Sharding``."""
+    """How many of the dp x cp ranks that hold the same weights share out what."""
 
     params: Count = 1
-    """Parameters."""
+    """Ranks that share out the parameters."""
     grads: Count = 1
-    """Gradients."""
+    """Ranks that share out the gradients."""
     optim: Count = 1
-    """Optimizer states."""
+    """Ranks that share out the optimizer states."""
     secondary: Natural = 0
     """Neighbours that keep a second copy of the parameters for backward gathers. 0: none."""
 
@@ -160,16 +160,16 @@ class RecomputeLayers(Section):
     """Recomputation of some layers."""
 
     kind: Recompute
-    """As ``recompute``."""
+    """What is computed again, as ``recompute``."""
     layers: Natural
-    """Of every stage, so many first layers."""
+    """So many first layers of every stage."""
 
 
 class OverlapKinds(Section):
     """Tensor parallelism and sharding apart."""
 
     tp: Overlap = "domino"
-    """As ``overlap``."""
+    """Tensor parallelism's, as ``overlap``."""
     shard: ShardOverlap | Literal["auto"] = "both"
     """Which of sharding's communication overlaps computation: of the forward, the backward, both or none;
     ``auto``: the fastest of timed steps."""
@@ -185,7 +185,7 @@ class StrategySection(Section):
     tp: Degrees = 1
     """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""
     dp: Degrees = 1
-    """Data-parallel degree; likewise."""
+    """Data-parallel degree; a list likewise."""
     pp: Count = 1
     """Pipeline-parallel degree."""
     schedule: str = "eager-1f1b"
@@ -193,7 +193,7 @@ class StrategySection(Section):
     virtual_stages: Count = 1
     """Stages that every pipeline rank holds."""
     slack: Annotated[tuple[Count, ...], Field(strict=False)] = ()
-    """slack-1f1b's, of every boundary; measured before training if empty."""
+    """Slack of slack-1f1b at every boundary between stages; measured before training if empty."""
     stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] = ()
     """Layers of every stage; as equal as can be if empty."""
     shard: str | Shard = "ddp"
@@ -202,13 +202,13 @@ class StrategySection(Section):
     cp: Count = 1
     """Context-parallel degree: ranks that share every sequence."""
     cp_kind: Literal["ulysses", "ring"] | ContextKind = "ulysses"
-    """How attention gets the whole sequence."""
+    """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
     overlap: Overlap | OverlapKinds = "domino"
     """``domino``: slices hide each other's collectives; ``async``: Megatron-LM's overlap; ``sync``: none;
     ``none``: no tensor-parallel communication at all, to measure with. A word alone is tensor parallelism's;
     sharding's communication then overlaps computation unless it is ``sync``."""
     slices: Literal["auto"] | Slices = "auto"
-    """Domino's; ``strategy.p1`` and ``strategy.p2`` alone do too."""
+    """Domino's slices; ``strategy.p1`` and ``strategy.p2`` alone do too."""
     sequence_parallel: bool | Literal["auto"] = False
     """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
     recompute: Recompute | RecomputeLayers = "none"
@@ -232,13 +232,13 @@ class RunSection(Section):
     """Where and on what."""
 
     name: str = ""
-    """Of the run's folder; the job file's if empty."""
+    """Name of the run's folder; the job file's if empty."""
     folder: str = "runs"
     """Where runs go, from the current folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: a GPU where there is one for every rank."""
     threads: Count = 1
-    """Of a rank's computation, on a CPU."""
+    """Threads of a rank's computation, on a CPU."""
     peak_flops: Positive | None = None
     """A device's peak, for MFU; if not given, the matrix rate measured at the start."""
     timeline_steps: Natural = 200

@@ -110,8 +110,9 @@ class Timeline:
         """Raises DataError for a file that is missing, truncated, foreign, or of another schema version."""
         arrow, parquet = _arrow()
         try:
-            with open(path, "rb") as file:
-                table = parquet.read_table(file)
+            # Not from a Python file: Arrow's threads then call Python, and one that still does when the
+            # process ends takes it down (SIGABRT).
+            table = parquet.ParquetFile(arrow.BufferReader(path.read_bytes())).read(use_threads=False)
         except OSError as error:
             raise DataError(f"{path} cannot be read as a timeline: {error.strerror or error}") from None
         except arrow.ArrowException as error:

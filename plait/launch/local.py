@@ -57,17 +57,17 @@ def run_ranks(start: Start, world: int, logs: Path) -> int:
     that failed."""
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
-        log = [files.enter_context(open(logs / f"rank-{rank}.log", "wb")) for rank in range(world)]
+        log = [files.enter_context(open(logs / f"rank-{rank}.log", "w+b")) for rank in range(world)]
         ranks = [start(rank, None if rank == 0 else log[rank], log[rank]) for rank in range(world)]
         try:
-            return _Watch(ranks, logs).until_ended()
+            return _Watch(ranks, log, logs).until_ended()
         finally:
             _kill(ranks)
 
 
 class _Watch:
-    def __init__(self, ranks: list[subprocess.Popen[Any]], logs: Path) -> None:
-        self.ranks, self.logs = ranks, logs
+    def __init__(self, ranks: list[subprocess.Popen[Any]], files: Sequence[IO[bytes]], logs: Path) -> None:
+        self.ranks, self.files, self.logs = ranks, files, logs
         self.signals = 0
         self.number = 0
 
@@ -107,7 +107,10 @@ class _Watch:
         )
 
     def _message(self, rank: int) -> str:
-        text = (self.logs / f"rank-{rank}.log").read_text(errors="replace")
+        # From the file that is open, which can be read when its folder was removed; the rank writes where its
+        # own place in it is, so that place must not move.
+        log = self.files[rank].fileno()
+        text = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
         _, mark, message = text.rpartition(ERROR_MARK)
         return message.strip() if mark else ""
 

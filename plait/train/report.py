@@ -1,71 +1,69 @@
-"""What a run tells people and programs: a progress bar or plain lines, metrics as JSON lines, a summary."""
+"""What a run tells people and programs: a progress line or plain lines, metrics as JSON lines, a summary."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import Any, TextIO
 
 from plait.core.dry_run import peak_activations
+from plait.core.env import dumb_terminal, terminal_width
 from plait.core.files import replacing
 from plait.core.plan import Plan
 from plait.core.refine import Measurements, Timed
+from plait.core.text import printable, progress_line, table
+from plait.train.record.metrics import MetricsFile, finite
+from plait.train.record.missing import Missing
+
+RECENT = 50
+"""Steps from which the time that is left follows."""
 
 
 class Reporter:
-    """Rank 0's voice; on the other ranks (``speaks`` False) every method does nothing."""
+    """Rank 0's voice; on the other ranks (``speaks`` False) only warnings are heard, in the rank's log."""
 
-    def __init__(self, folder: Path, *, speaks: bool, steps: int) -> None:
+    def __init__(self, folder: Path, *, speaks: bool, steps: int, out: TextIO | None = None) -> None:
         self.folder, self.speaks, self.steps = folder, speaks, steps
-        self.console = Console(file=sys.stdout, highlight=False)
-        self.bar: Progress | None = None
+        self.screen = Screen(out or sys.stdout)
         self.last: dict[str, Any] = {}
+        self._missing: list[Missing] = []
+        self._ended: deque[tuple[int, float]] = deque(maxlen=RECENT)  # steps, and when they were done
+        self._metrics = MetricsFile(folder, self.missing("metrics.jsonl")) if speaks else None
 
     def __enter__(self) -> Reporter:
-        if self.speaks:
-            self._metrics = open(self.folder / "metrics.jsonl", "a")
         return self
 
     def begin(self, start: int) -> None:
         """Training begins after ``start`` steps: metrics of steps beyond, from a run that was cut off, are
         forgotten."""
-        if not self.speaks:
-            return
-        path = self.folder / "metrics.jsonl"
-        kept = [line for line in path.read_text().splitlines() if _step_of(line) in range(start + 1)]
-        self._metrics.close()
-        _write(path, "".join(line + "\n" for line in kept))
-        self._metrics = open(path, "a")  # noqa: SIM115
-        if self.console.is_terminal:
-            self.bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self.task = self.bar.add_task("", total=self.steps, completed=start)
-            self.bar.start()
+        if self._metrics:
+            self._metrics.forget_after(start)
+            self._ended.append((start, time.monotonic()))
 
     def end(self, done: int, *, stopped: bool, seconds: float, tokens: int, plan: Plan) -> None:
-        """The run is over or was stopped, and is saved: a summary for people and in ``summary.json``."""
-        if not self.speaks:
+        """The run is over or was stopped, and is saved: a summary for people and in ``summary.json``.
+
+        Raises RankFailure if the run folder is gone.
+        """
+        self.screen.live("")
+        if not self._metrics:
             return
-        if self.bar:
-            self.bar.stop()
+        self._metrics.check()
         started = {"steps": done, "seconds": seconds, "tokens": tokens}  # the latter two since this start
-        latest = {key: _json(value) for key, value in self.last.items()}
-        summary = {**started, "plan": plan.hash, "strategy": plan.strategy.to_dict(), "latest": latest}
-        _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        summary = {**started, "plan": plan.hash, "strategy": plan.strategy.to_dict(), "latest": finite(self.last)}
+        try:
+            with replacing(self.folder / "summary.json") as partial:
+                partial.write_text(json.dumps(summary, indent=2) + "\n")
+        except OSError as error:
+            self.warn(f"warning: summary.json cannot be written ({error.strerror or error})")
+        if gaps := [str(one) for one in self._missing if one.steps]:
+            self.warn(f"warning: this run could not write everything; missing: {', '.join(gaps)}")
         if stopped:
             self.say(f"stopped and saved after step {done}; the same command goes on from there")
         else:
@@ -74,36 +72,57 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.bar:
-            self.bar.stop()
-        if self.speaks:
+        self.screen.live("")
+        if self._metrics:
             self._metrics.close()
+
+    def missing(self, what: str) -> Missing:
+        """Counts the steps of which ``what`` could not be written; said here when it happens and at the
+        end."""
+        self._missing.append(Missing(what, self.warn))
+        return self._missing[-1]
 
     def say(self, text: str) -> None:
         """One line for people."""
         if self.speaks:
-            self.console.print(text, soft_wrap=True)
+            self.screen.line(text)
+
+    def warn(self, text: str) -> None:
+        """One line that somebody should read, whichever rank it comes from."""
+        if self.speaks:
+            self.screen.line(text)
+        else:
+            with suppress(OSError):
+                print(printable(text), file=sys.stderr, flush=True)
 
     def step(self, metrics: dict[str, Any], *, show: bool) -> None:
-        """Metrics of one step: always to the file, to people when ``show``."""
-        if not self.speaks:
+        """Metrics of one step: always to the file, to people when ``show``. Raises RankFailure if the run
+        folder is gone."""
+        if not self._metrics:
             return
         self.last.update(metrics)
-        self._metrics.write(json.dumps({key: _json(value) for key, value in metrics.items()}) + "\n")
-        self._metrics.flush()
-        text = describe(metrics)
-        if self.bar:
-            self.bar.update(self.task, completed=metrics["step"], description=text)
-        if show and not (self.bar and "eval_loss" not in metrics):
-            self.say(f"step {metrics['step']:>6}/{self.steps}  {text}")
+        self._metrics.add(metrics)
+        self._ended.append((metrics["step"], time.monotonic()))
+        loss, *more = describe(metrics)
+        if show and not (self.screen.redraws and "eval_loss" not in metrics):
+            self.say(f"step {metrics['step']:>6}/{self.steps}  {'  '.join((loss, *more))}")
+        if self.screen.redraws:
+            self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
+
+    def _progress(self, done: int) -> str:
+        (first, began), (last, ended) = self._ended[0], self._ended[-1]
+        left = (ended - began) / (last - first) * (self.steps - done) if last > first else None
+        loss, *more = describe(self.last)
+        columns = (self.screen.width or 80) - 1  # after the last one, some terminals go on below
+        return progress_line(done, self.steps, loss, left, more, columns)
 
     def choice(self, found: Measurements, plan: Plan) -> None:
         """What timed steps have found, and the plan that followed from it."""
-        if not self.speaks:
-            return
         for timed in (found.strategies, found.overlaps):
             if timed:
-                self.console.print(_timed(timed, plan))
+                self.say("Measured before training, a micro-batch:")
+                for line in _timed(timed, plan, self.screen.width):
+                    self.say(line)
         if found.times:
             alive = ", ".join(str(peak) for peak in peak_activations(plan.schedule).values())
             self.say(
@@ -111,56 +130,68 @@ class Reporter:
             )
 
 
-def _timed(timed: Sequence[Timed], plan: Plan) -> Table:
+def _timed(timed: Sequence[Timed], plan: Plan, width: int | None) -> list[str]:
     """Candidates, the fastest first."""
     best = min(one.seconds for one in timed)
-    columns = ("p1", "p2", "sequence parallel", "sharding hides", "ms", "against best")
-    table = Table(*columns, title="Measured before training")
+    header = ("p1", "p2", "sequence parallel", "sharding hides", "ms", "against best", "")
+    rows: list[tuple[str, ...]] = []
     for one in sorted(timed, key=lambda each: each.seconds):
         s = one.strategy
-        row = (
-            str(s.p1),
-            str(s.p2),
-            "yes" if s.sequence_parallel else "no",
-            s.shard_overlap,
-            f"{one.seconds * 1e3:.1f}",
-            f"{one.seconds / best:.2f}x",
-        )
-        table.add_row(*row, style="bold" if s == plan.strategy else "")
-    return table
+        sharded = "yes" if s.sequence_parallel else "no"
+        times = (f"{one.seconds * 1e3:.1f}", f"{one.seconds / best:.2f}x")
+        rows.append((str(s.p1), str(s.p2), sharded, s.shard_overlap, *times, "chosen" if s == plan.strategy else ""))
+    return table(header, rows, width)
 
 
-def describe(metrics: dict[str, Any]) -> str:
-    """Metrics in the few words that fit beside a progress bar."""
-    parts = [f"loss {metrics['loss']:.3f}"]
+class Screen:
+    """Lines on ``out`` and, on a terminal, a live line below them. Output that goes nowhere ends no run.
+
+    The live line is drawn over with spaces, not with escape sequences, so that it needs no colours.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self.redraws = out.isatty() and not dumb_terminal()
+        self._live = ""
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None for a file or a pipe."""
+        return terminal_width(self.out)
+
+    def line(self, text: str) -> None:
+        """A line that stays, above the live one."""
+        below, self._live = self._live, ""
+        over = "\r" + " " * len(below) + "\r" if below else ""
+        self._write(f"{over}{printable(text)}\n")
+        self.live(below)
+
+    def live(self, text: str) -> None:
+        """Replace the live line; with nothing, remove it."""
+        if self.redraws and (text or self._live):
+            self._write(f"\r{text.ljust(len(self._live))}" + ("" if text else "\r"))
+            self._live = text
+
+    def _write(self, text: str) -> None:
+        encoding = self.out.encoding or "utf-8"
+        with suppress(OSError, ValueError):  # a full disk, a reader that has gone, a stream that was closed
+            self.out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self.out.flush()
+
+
+def describe(metrics: dict[str, Any]) -> list[str]:
+    """Metrics in few words, the loss first, then what matters most."""
+    loss = metrics["loss"]
+    parts = [f"loss {loss:.3f}" if abs(loss) < 1e5 else f"loss {loss:.3g}"]
     if "eval_loss" in metrics:
         parts.append(f"eval {metrics['eval_loss']:.3f}")
     if metrics.get("skipped"):
         parts.append(f"{metrics['skipped']} updates skipped")
     parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
+    if metrics.get("hidden") is not None:
+        parts.append(f"communication {metrics['communication_seconds'] * 1e3:.0f} ms, hidden {metrics['hidden']:.0%}")
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.0%}")
     if "idle" in metrics:
         parts.append(f"first stage idle {metrics['idle']:.0%}")
-    if metrics.get("hidden") is not None:
-        parts.append(f"communication {metrics['communication_seconds'] * 1e3:.0f} ms, hidden {metrics['hidden']:.0%}")
-    return "  ".join(parts)
-
-
-def _json(value: Any) -> Any:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _step_of(line: str) -> int:
-    """The step of a metrics line, -1 for one that was cut off."""
-    try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError):
-        return -1
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a small file in one step."""
-    with replacing(path) as partial:
-        partial.write_text(text)
+    return parts

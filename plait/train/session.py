@@ -150,7 +150,13 @@ class Session:
         peak = self.job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.precision))
         meter = Meter.of(part.plan, job.global_batch_size, peak)
         keep = self.job.run.timeline_steps
-        journal = Journal(self.folder / "timeline", rank=self.rank, plan_hash=part.plan.hash, keep_steps=keep)
+        journal = Journal(
+            self.folder / "timeline",
+            rank=self.rank,
+            plan_hash=part.plan.hash,
+            keep_steps=keep,
+            missing=self.report.missing("the timeline"),
+        )
         self.report.begin(start)
         done, asked = start, False
         while done < job.steps and not asked:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,26 @@ def metrics(job: Path, name: str = "job") -> list[dict[str, Any]]:
     path = job.parent / "runs" / name / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def on_terminal(
+    argv: list[str], *, columns: int = 80, environ: dict[str, str] | None = None, timeout: float = 120
+) -> tuple[int, str]:
+    """Run a command on a terminal of its own; its exit status and everything that came to the screen."""
+    main, side = pty.openpty()
+    termios.tcsetwinsize(side, (24, columns))
+    env = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "TERM", "LINES")}
+    process = subprocess.Popen(
+        argv, stdin=side, stdout=side, stderr=side, env={**env, "TERM": "xterm-256color", **(environ or {})}
+    )
+    os.close(side)
+    came, end = b"", time.monotonic() + timeout
+    with open(main, "rb", buffering=0) as screen, suppress(OSError):  # EIO: the last writer has gone
+        while time.monotonic() < end and (chunk := screen.read(1 << 16)):
+            came += chunk
+    if process.poll() is None and time.monotonic() >= end:
+        process.kill()
+    return process.wait(timeout=60), came.decode()
 
 
 def wait_for_step(process: subprocess.Popen[str], job: Path, step: int, name: str = "job", timeout: float = 90) -> None:

@@ -116,7 +116,7 @@ def test_automatic_choices_are_marked() -> None:
         ('[train]\nsteps = "3"', "train.steps", '"3" is not allowed'),
         ("[train]\nsteps = true", "train.steps", "true is not allowed"),
         ("[train]\nsteps = 1.0", "train.steps", "1.0 is not allowed"),
-        ("[train]\nlearning_rate = true", "train.learning_rate", "a number of above 0"),
+        ("[train]\nlearning_rate = true", "train.learning_rate", "a number above 0"),
         ("[train]\nlearning_rate = inf", "train.learning_rate", "inf is not allowed"),
         ("[train]\nbetas = [0.9]", "train.betas", "a list of 2, each a number of at least 0 and below 1"),
         ("[train]\nbetas = [0.9, 1.5]", "train.betas", "1.5 is not allowed"),

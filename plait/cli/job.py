@@ -1,0 +1,52 @@
+"""``plait job``: what a job file may say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from plait.core.errors import JobError
+
+
+def job(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="A section or setting: train, train.steps, steps.")
+    ] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Print the settings of a job file: all, or KEY's.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all of them as docs/job.md has them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look up the settings of a job file: what each takes, its default, what it does.
+
+    Examples: plait job --reference; plait job --reference train.steps; plait job --reference strategy
+    """
+    from plait.cli import terminal
+    from plait.core import reference as settings
+
+    if not reference and key is None and not markdown and not as_json:
+        raise JobError("nothing is asked", fix="Write plait job --reference, or plait job --reference KEY")
+    if markdown:
+        typer.echo(settings.markdown(), nl=False)
+        return
+    found = settings.reference() if key is None else settings.look_up(key)
+    found = (found,) if isinstance(found, settings.Table) else found
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2))
+        return
+    for one in found:
+        if isinstance(one, settings.Table):
+            terminal.title(f"[{one.name}]")
+            terminal.text(_plain(one.meaning))
+        for entry in one.keys if isinstance(one, settings.Table) else (one,):
+            terminal.text(_plain(entry.lines()), indent="    ")
+        if one is not found[-1] and isinstance(one, settings.Table):
+            typer.echo()
+
+
+def _plain(text: str) -> str:
+    return text.replace("``", "")

@@ -1,0 +1,48 @@
+"""Timing before training never costs more than it may, and is left out where it cannot pay."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.worth_timing import ROUNDS, SHARE, WARM_UP, affordable
+
+SECONDS = st.floats(1e-6, 1e3)
+
+
+@given(SECONDS, SECONDS, st.integers(0, 10**7), st.integers(0, 40))
+def test_it_costs_at_most_its_share_of_what_it_can_save(
+    step: float, exposed: float, steps: int, candidates: int
+) -> None:
+    found = affordable(step, exposed, steps, candidates)
+    assert found.candidates <= candidates
+    assert found.candidates != 1  # has nothing to be compared with
+    assert (found.candidates == 0) == (found.rounds == 0)
+    if found.candidates:
+        spent = found.candidates * (found.rounds + WARM_UP) * step
+        assert spent <= SHARE * min(exposed, step) * steps * (1 + 1e-9)
+        assert 1 <= found.rounds <= ROUNDS
+        assert found.candidates == candidates or found.rounds == 1  # rounds are given up first
+
+
+@given(SECONDS, SECONDS, st.integers(0, 10**6), st.integers(0, 40))
+def test_a_longer_run_times_no_less(step: float, exposed: float, steps: int, candidates: int) -> None:
+    less, more = (affordable(step, exposed, each, candidates) for each in (steps, 2 * steps))
+    assert (more.candidates, more.rounds) >= (less.candidates, less.rounds)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "steps", "expected"),
+    [
+        (0.0, 10**6, (0, 0)),  # nothing to hide
+        (0.05, 3, (0, 0)),  # over before it pays
+        (0.05, 20, (2, 1)),
+        (0.05, 100, (8, 2)),
+        (0.05, 10**6, (8, ROUNDS)),
+    ],
+)
+def test_what_a_run_can_pay_for(exposed: float, steps: int, expected: tuple[int, int]) -> None:
+    found = affordable(0.1, exposed, steps, 8)
+    assert (found.candidates, found.rounds) == expected
+    assert ("nothing is timed" in str(found)) == (expected == (0, 0))

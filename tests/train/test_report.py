@@ -1,0 +1,212 @@
+"""What a run says fits the terminal, and neither a full disk nor an output that has gone ends it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.errors import RankFailure
+from plait.core.schedule import Op
+from plait.train.record.journal import PART, Journal
+from plait.train.record.metrics import MetricsFile
+from plait.train.record.missing import Missing
+from plait.train.record.recorder import RecordedSpan
+from plait.train.report import Reporter, Screen
+
+
+class Terminal(io.StringIO):
+    """A terminal that remembers what was written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def metrics(step: int, **more: Any) -> dict[str, Any]:
+    return {"step": step, "loss": 5.0 / step, "tokens_per_second": 12345.6, "mfu": 0.3, "communication_seconds": 0.01,
+            "hidden": 0.5, "idle": 0.1, **more}  # fmt: skip
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal of 80 columns."""
+    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: 80)
+    monkeypatch.setenv("TERM", "xterm")
+    return Terminal()
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_live_line_has_step_loss_and_time_left(
+    said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr("plait.train.report.terminal_width", lambda _: columns)
+    with Reporter(tmp_path, speaks=True, steps=100000, out=said) as report:
+        report.begin(0)
+        for step in range(1, 30):
+            report.step(metrics(step, **({"eval_loss": 3.0} if step == 20 else {})), show=step % 10 == 0)
+    written = said.getvalue()
+    live = [line for line in written.replace("\n", "\r").split("\r") if "left" in line]
+    assert len(live) >= 29
+    assert "\x1b" not in written
+    for line in live:
+        assert len(line) < columns
+        assert line.startswith("step ")
+        assert "─" in line
+        assert "  loss " in line
+        assert ":" in line.split("  ")[-1]
+    stays = [line.split("\r")[-1] for line in written.split("\n")[:-1]]
+    assert [line[:59] for line in stays] == ["step     20/100000  loss 0.250  eval 3.000  12,346 tokens/s"]
+
+
+@pytest.mark.parametrize("term", ["dumb", None])
+def test_without_a_terminal_that_redraws_there_are_plain_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str | None
+) -> None:
+    said = Terminal() if term else io.StringIO()
+    monkeypatch.setenv("TERM", term or "xterm")
+    with Reporter(tmp_path, speaks=True, steps=40, out=said) as report:
+        report.begin(0)
+        for step in range(1, 41):
+            report.step(metrics(step), show=step % 10 == 0)
+    lines = said.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["10/40", "20/40", "30/40", "40/40"]
+    assert "\r" not in said.getvalue()
+
+
+def test_what_users_write_is_printed_as_it_is(said: Terminal, tmp_path: Path) -> None:
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.say("the run is in runs/[v2] [/b] :smile: \x1b[31m")
+    assert said.getvalue() == "the run is in runs/[v2] [/b] :smile: \\x1b[31m\n"
+
+
+def test_output_that_fails_ends_nothing() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    Screen(Full()).line("nobody reads this")
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    Screen(ascii_only).line("é")
+    assert ascii_only.detach().getvalue() == b"\\xe9\n"  # type: ignore[attr-defined]
+
+
+def test_a_full_disk_costs_lines_and_is_said_when_it_begins_and_ends(said: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Reporter(tmp_path, speaks=True, steps=10, out=said) as report:
+        report.begin(0)
+        report.step(metrics(1), show=False)
+        path.rename(tmp_path / "before")
+        path.symlink_to("/dev/full")
+        report._metrics._file = None  # type: ignore[union-attr]  # as a start on a full disk finds it
+        for step in (2, 3, 4):
+            report.step(metrics(step), show=False)
+        path.unlink()
+        (tmp_path / "before").rename(path)
+        report._metrics._file = None  # type: ignore[union-attr]
+        for step in (5, 6):
+            report.step(metrics(step), show=False)
+    words = said.getvalue()
+    assert words.count("metrics.jsonl cannot be written (No space left on device)") == 1
+    assert words.count("metrics.jsonl is written again; missing: metrics.jsonl of 3 steps") == 1
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 5, 6]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_in_the_midst_of_a_line_leaves_whole_lines_only(small_disk: Path) -> None:
+    said: list[str] = []
+    missing = Missing("metrics.jsonl", said.append)
+    file = MetricsFile(small_disk, missing)
+    for step in range(1, 2001):
+        file.add(metrics(step))
+    found = [json.loads(line)["step"] for line in file.path.read_text().splitlines()]
+    assert found == list(range(1, len(found) + 1))
+    assert 0 < len(found) < 2000
+    assert missing.steps == 2000 - len(found)
+    os.truncate(file.path, 0)
+    file.add(metrics(2001))
+    assert json.loads(file.path.read_text())["step"] == 2001
+    assert len(said) == 2
+    file.close()
+
+
+def test_metrics_of_later_steps_and_unfinished_lines_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for rest in ("", '{"step": 5, "lo', '{"step": 5}', "\n"):
+        path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 5)) + rest)
+        file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
+        file.forget_after(3)
+        file.add({"step": 4})
+        file.close()
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_a_metrics_file_that_was_removed_begins_anew(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
+    file.add({"step": 1})
+    file.path.unlink()
+    file.add({"step": 2})
+    assert file.path.read_text() == '{"step": 2}\n'
+    file.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_run_folder_that_is_gone_is_an_error(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    file = MetricsFile(folder, Missing("metrics.jsonl"))
+    file.add({"step": 1})
+    if how == "moved":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(folder)
+    if how == "replaced":
+        folder.mkdir()
+    with pytest.raises(RankFailure, match=r"run folder .* was removed or moved"):
+        file.add({"step": 2})
+    file.close()
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_a_timeline_that_cannot_be_written_is_counted_and_makes_no_folder(tmp_path: Path) -> None:
+    said: list[str] = []
+    missing = Missing("the timeline", said.append)
+    (tmp_path / "timeline").write_text("a file is in the way")
+    journal = Journal(tmp_path / "timeline", rank=0, plan_hash="x", keep_steps=100, missing=missing)
+    span = RecordedSpan(Op(0, "F", 0), "compute", 0.0, 1.0, 0)
+    for step in range(PART + 2):
+        journal.add(step, [span])
+    journal._settle(wait=True)
+    assert missing.steps == PART
+    (tmp_path / "timeline").unlink()
+    journal.close()
+    assert missing.steps == PART
+    assert [line.split(" (")[0] for line in said] == [
+        "warning: the timeline cannot be written",
+        f"the timeline is written again; missing: the timeline of {PART} steps",
+    ]
+    gone = Journal(tmp_path / "no" / "timeline", rank=0, plan_hash="x", keep_steps=100, missing=missing)
+    gone.add(0, [span])
+    gone.close()
+    assert not (tmp_path / "no").exists()
