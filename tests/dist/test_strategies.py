@@ -18,6 +18,7 @@ from tests.ranks import Ranks
 
 COUNT, IN_SUITE, SEED = 200, 10, 20261121
 MOST, MOST_IN_SUITE = 10, 4  # ranks
+PATIENCE = 300.0  # seconds: ten ranks on two busy cores have taken 65, and what hangs takes for ever
 
 
 def sample(number: int) -> tuple[Plan, drawn.Chance]:
@@ -44,7 +45,7 @@ def test_a_drawn_job_equals_the_reference(pool: Callable[[int], Ranks], number: 
     plan, chance = sample(number)
     costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
     delay = number if chance.random() < 0.3 else None
-    for error, what in pool(plan.layout.world_size).run(pipelining.job_error, plan, costs, delay, timeout=120.0):
+    for error, what in pool(plan.layout.world_size).run(pipelining.job_error, plan, costs, delay, timeout=PATIENCE):
         assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
 
 
@@ -85,7 +86,7 @@ def test_replicas_with_unequal_shares_have_one_order(pool: Callable[[int], Ranks
     for costs in (None, drawn.measured(random.Random(0), plan)):
         found = pool(4).run(pipelining.lists, plan, costs)
         assert all(one == found[0] for one in found)
-        for error, what in pool(4).run(pipelining.job_error, plan, costs, timeout=120.0):
+        for error, what in pool(4).run(pipelining.job_error, plan, costs, timeout=PATIENCE):
             assert error < TOLERANCE, f"{what} is off by {error:.1e}"
 
 
