@@ -96,8 +96,8 @@ class Strategy:
         if model.ffn_hidden % tp:
             raise JobError(f"tp = {tp} does not divide ffn_hidden = {model.ffn_hidden}", key="strategy.tp")
         if self.p1 > batch:
-            raise JobError(f"p1 = {self.p1} slices of a micro-batch of {batch} sequences", key="strategy.p1",
-                           fix=f"Use p1 <= {batch} or a larger micro-batch")  # fmt: skip
+            problem = f"p1 = {self.p1} slices of a micro-batch of {batch} sequences, the smallest share of a replica"
+            raise JobError(problem, key="strategy.p1", fix=f"Use p1 <= {batch} or a larger micro-batch")
         if model.hidden % self.p2:
             raise JobError(f"p2 = {self.p2} does not divide hidden = {model.hidden}", key="strategy.p2")
         self._check_sequence(model, sequence)

@@ -163,7 +163,7 @@ def lists(rank: int, planned: Plan, costs: SegmentCosts | None = None) -> tuple[
             assert pipeline is not None
             for stage, executor in pipeline.executors.items():
                 for phase, programme in executor.programmes.items():
-                    found.append(f"{stage}{phase}: " + " ".join(str(getattr(a, "op", a)) for a, _ in programme))
+                    found.append(f"{stage}{phase}: " + " ".join(f"{one.verb}:{one.op}" for one, _ in programme))
         if part.shards:
             part.shards.stop()
         return part.groups.place, found
@@ -197,7 +197,7 @@ def _worst(alone: Part, sizes: Sizes, want: dict[str, Any], delay: int | None) -
 
 
 def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], sizes: Sizes) -> tuple[float, str]:
-    spec, errors = part.models.spec, dict[str, float]()
+    errors: dict[str, float] = {}
     held, gradients = part.models, part.gradients
     for store in held.units.values():
         store.fill(lambda piece: piece.cut(want["start"][piece.name]))
@@ -359,8 +359,8 @@ def disagreement(rank: int, spec: ModelSpec) -> str:
 
 
 def other_order(rank: int, spec: ModelSpec, odd: int) -> str:
-    """What a rank says where all have the same plan, and rank ``odd`` gets another order from it: one of its costs
-    differs in the last digit."""
+    """What a rank says where all have the same plan, and rank ``odd`` gets another order from it: one of its
+    costs differs in the last digit."""
     equal = {f"{site}.{kind}": 1.0 for site in ("embed", "attn", "mlp", "head") for kind in "NFRLDCWJ"}
     planned = replace(plan(spec, [(1, 2)] * 2, "1f1b", Strategy(p1=2)), costs=SegmentCosts(equal, equal))
     with _part(rank, planned) as part:
