@@ -43,7 +43,7 @@ class Rank:
     process: subprocess.Popen[Any]
     channel: Channel
     heard: float
-    beat: Beat = field(default_factory=lambda: Beat("starting"))
+    beat: Beat = field(default_factory=lambda: Beat("starting", patient=True))
     warned: bool = False
 
     @property
@@ -177,11 +177,11 @@ class Watch:
         now = time.monotonic()
         alive = [rank for rank in self.ranks if rank.process.poll() is None]
         quiet = [rank for rank in alive if now - rank.heard > self.timeout / 2]
-        quiet = [rank for rank in quiet if not rank.beat.patient or rank.stopped]
-        if not quiet:
+        wrong = [rank for rank in quiet if not rank.beat.patient or rank.stopped]
+        if not wrong:
             return
-        first = _culprit(quiet)
-        if now - first.heard > self.timeout:
+        first = _culprit(quiet)  # which may be a patient one, for which the others wait
+        if any(now - rank.heard > self.timeout for rank in wrong):
             raise RankFailure(f"{first.silent(now)}; the other ranks were ended. Its log: {self._log(first)}")
         if not first.warned:
             first.warned = True

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher
-from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError
+from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, RankFailure
 from plait.core.job import Job
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
@@ -127,7 +127,7 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     if plan.layout.world_size != rank.world_size:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
         raise JobError(problem, key="strategy")
-    control.doing("importing")
+    control.doing("importing", patient=True)  # as long as the disk takes
     import torch
     import torch.distributed as dist
 
@@ -151,6 +151,11 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     try:
         with Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report:
             return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
+    except RuntimeError as error:
+        if "Timed out waiting" not in str(error):  # gloo's words
+            raise
+        problem = f"rank {rank.rank} has waited {run.timeout:g} s (run.timeout) in vain for another rank"
+        raise RankFailure(f"{problem} while {control.at}: {error}") from error
     finally:
         if dist.is_initialized() and sys.exc_info()[0] is None:
             dist.destroy_process_group()

@@ -153,3 +153,32 @@ def test_without_torchrun_one_rank_trains_alone(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert len(metrics(job)) == 3
+
+
+def test_a_rank_that_waits_in_vain_says_so_where_no_launcher_does(tmp_path: Path) -> None:
+    """Ranks as a scheduler starts them: the store is rank 0's, nobody watches."""
+    job = write_job(tmp_path, steps=100000)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-m", "plait.train.worker", str(job), f"run.folder={tmp_path / 'runs'}", "run.timeout=4"]
+    ranks = [
+        subprocess.Popen(
+            argv,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        wait_for_step(ranks[0], job, 2)
+        ranks[1].send_signal(signal.SIGSTOP)
+        _, errors = ranks[0].communicate(timeout=90)
+        assert ranks[0].returncode == 1
+        assert "plait: rank 0 has waited 4 s (run.timeout) in vain for another rank while step" in errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

@@ -78,6 +78,10 @@ UNTIL_TOLD = """
         (folder / ("saved" + me)).touch()
         return control.status
 """
+ALL_READY = """
+        while not all((folder / f"ready{n}").exists() for n in range(3)):
+            time.sleep(0.01)
+        """
 
 
 def rank(then: str, begin: str = "pass") -> str:
@@ -200,7 +204,7 @@ def test_a_stopped_rank_is_named_and_not_those_that_wait_for_it(
 
 
 def test_of_ranks_that_wait_the_one_behind_is_named(tmp_path: Path) -> None:
-    then = "me == '2' or control.doing('step 2', step=1); time.sleep(600)"
+    then = ALL_READY + "me == '2' or control.doing('step 2', step=1); time.sleep(600)"
     with pytest.raises(RankFailure, match=r"rank 2 has not answered for \d+ s \(step 1\)"):
         run(rank(then, TRAINS), 3, tmp_path, timeout=4.0)
 

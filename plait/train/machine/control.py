@@ -37,7 +37,7 @@ class Control:
         self._channel = channel
         self._stop: Stop | None = None
         self._saves = False
-        self._beat = Beat("starting")
+        self._beat = Beat("starting", patient=True)
         self._checks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._wake, self._woken = os.pipe()
@@ -50,7 +50,7 @@ class Control:
         for number in ENDINGS:
             if signal.getsignal(number) != signal.SIG_IGN:  # that is how nohup and background jobs work
                 signal.signal(number, self._in_main_thread)
-        self.doing("starting")
+        self.doing("starting", patient=True)
         self._thread.start()
         return self
 
@@ -73,6 +73,11 @@ class Control:
     def launched(self) -> bool:
         """Whether a launcher listens, which holds the run's lock and passes errors on to people."""
         return self._channel is not None
+
+    @property
+    def at(self) -> str:
+        """What the main thread does, in its own words."""
+        return self._beat.doing
 
     def doing(self, what: str, *, step: int = -1, patient: bool = False) -> None:
         """Say what the main thread does from now on; ``patient`` if that may rightly take very long without
