@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from plait.core.job import Job
+    from plait.core.lock import RunLock
     from plait.core.plan import Plan
     from plait.lab import LabSpec
 
@@ -24,6 +25,7 @@ def train(
     on: Annotated[
         str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
     ] = "local",
+    plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only check the job and that its files are there.")] = False,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed.
@@ -43,7 +45,15 @@ def train(
     if check:
         typer.echo(f"{job} is a valid job; it would run in {folder}")
         return
-    raise typer.Exit(_run(plan, folder, lab))
+    if plan_only:  # whoever asks holds the run's lock
+        _write(plan, folder)
+        return
+
+    from plait.core.lock import RunLock
+
+    with RunLock(folder) as lock:
+        _write(plan, folder)
+        raise typer.Exit(_run(plan, folder, lab, lock))
 
 
 def _planned(file: Path, overrides: list[str], lab: LabSpec | None) -> tuple[Plan, Path]:
@@ -58,7 +68,7 @@ def _planned(file: Path, overrides: list[str], lab: LabSpec | None) -> tuple[Pla
     rate = lab.rate / 8 if lab and lab.rate else None
     cluster = Cluster(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
     fresh = make_plan(job, cluster, vocab=tokenizer.vocab)
-    folder = _folder(job)
+    folder = job.run.path
     _check_files(job, folder)
     return fresh.continued(folder / "plan.json"), folder
 
@@ -79,15 +89,11 @@ def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
     if plan.job is None:
         raise JobError("was made without a job file and says nothing of data or steps", file=str(file))
     job = plan.job.changed(overrides)
-    folder = _folder(job)
+    folder = job.run.path
     plan = refine(replace(plan, job=job), Measurements())
     plan.of_the_same_job(folder / "plan.json")
     _check_files(job, folder)
     return plan, folder
-
-
-def _folder(job: Job) -> Path:
-    return Path(job.run.folder) / job.run.name
 
 
 def _check_files(job: Job, folder: Path) -> None:
@@ -112,13 +118,11 @@ def _lab_spec(on: str) -> LabSpec | None:
     return LabSpec.parse(where)
 
 
-def _run(plan: Plan, folder: Path, lab: LabSpec | None) -> int:
-    from plait.core.env import chosen_port
+def _write(plan: Plan, folder: Path) -> None:
+    """What ranks read, and what people read of it."""
     from plait.core.errors import LaunchError
     from plait.core.files import replacing
-    from plait.launch.local import local_start, run_ranks
 
-    world = plan.layout.world_size
     assert plan.job is not None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,12 +132,21 @@ def _run(plan: Plan, folder: Path, lab: LabSpec | None) -> int:
     except OSError as error:
         problem = f"the run folder {folder} cannot be written: {error.strerror or error}"
         raise LaunchError(f"{problem}. Choose another with run.folder=FOLDER.") from None
+
+
+def _run(plan: Plan, folder: Path, lab: LabSpec | None, lock: RunLock) -> int:
+    from functools import partial
+
+    from plait.core.env import chosen_port
+    from plait.launch.local import local_start, run_ranks
+
+    assert plan.job is not None
+    world = plan.layout.world_size
     argv = [sys.executable, "-m", WORKER, str(folder)]
+    run = partial(run_ranks, world=world, logs=folder / "logs", timeout=plan.job.run.timeout, lock=lock)
     if lab is None:
-        return run_ranks(local_start(argv, world, port=chosen_port()), world, folder / "logs")
+        return run(local_start(argv, world, port=chosen_port()))
     from plait.lab import Lab
 
     with Lab(lab, command=argv) as running:
-        return run_ranks(
-            lambda rank, out, err: running.popen(rank, argv, stdout=out, stderr=err), world, folder / "logs"
-        )
+        return run(partial(running.popen, argv=argv))

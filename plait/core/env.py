@@ -12,6 +12,7 @@ them.
     MASTER_PORT         its port                                        29500
     GLOO_SOCKET_IFNAME  network interface for gloo                      the one this machine's name leads to
     PLAIT_SPECS         folder to read presets from                     the one that came with Plait
+    PLAIT_LAUNCHER      descriptor of the line to the launcher          no launcher, as under torchrun
     PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
     OMP_NUM_THREADS     threads of one rank, passed on to it            1: ranks share the machine's cores
     COLUMNS             width of the terminal, in place of its own      the terminal's own
@@ -20,7 +21,8 @@ them.
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
-scheduler alike.
+scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
+whether ranks meet at the agent's store, and how often they were started before.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ class RankEnv:
     master_addr: str = "127.0.0.1"
     master_port: int = MASTER_PORT
     lab: str | None = None
+    agent_store: bool = False
+    attempt: int = 0
 
     @staticmethod
     def read(environ: Mapping[str, str] | None = None) -> RankEnv:
@@ -98,6 +102,8 @@ class RankEnv:
             master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
             master_port=_number(env, "MASTER_PORT", MASTER_PORT, least=1, most=65535),
             lab=env.get("PLAIT_LAB") or None,
+            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=_number(env, "TORCHELASTIC_RESTART_COUNT", 0),
         )
 
     @property
@@ -135,6 +141,23 @@ def rank_base() -> dict[str, str]:
     """This process's environment with the settings that are good for every rank; the user's own values
     win."""
     return _RANK_DEFAULTS | inherited()
+
+
+def launcher_variable(descriptor: int) -> dict[str, str]:
+    """The variable that tells a rank where its line to the launcher is."""
+    return {"PLAIT_LAUNCHER": str(descriptor)}
+
+
+def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
+    """The descriptor of the line to the launcher, for this process only; None if there is no launcher."""
+    descriptor = _number(environ, "PLAIT_LAUNCHER", -1)
+    environ.pop("PLAIT_LAUNCHER", None)
+    return descriptor if descriptor >= 0 else None
+
+
+def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let gloo listen on this machine's loopback interface only, unless the user has chosen another."""
+    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def gloo_interface() -> str:

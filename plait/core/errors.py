@@ -10,7 +10,8 @@
     ├── CheckpointError   a checkpoint cannot be used          exit status 2
     ├── LaunchError       ranks or the lab could not start     exit status 2
     ├── RankFailure       a running rank died or hung          exit status 1
-    └── NotFinite         loss, gradients or weights are NaN   exit status 1
+    ├── NotFinite         loss, gradients or weights are NaN   exit status 1
+    └── RunLost           the run's folder or lock is gone     exit status 1
 
 The command line prints one paragraph for each of these, never a traceback; any other exception is a bug and
 does show its traceback. ``assert`` is for our own invariants.
@@ -83,6 +84,12 @@ class RankFailure(PlaitError):
 
 class NotFinite(PlaitError):
     """Training gave numbers that are not finite: names the step, the rank and the first tensor."""
+
+    exit_status = 1
+
+
+class RunLost(PlaitError):
+    """The folder of a running run was removed, or another run has taken it over."""
 
     exit_status = 1
 

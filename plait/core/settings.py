@@ -7,6 +7,7 @@ value, nothing that is not finite. Rules about several values at once stand in `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -245,6 +246,11 @@ class RunSection(Section):
     """Steps whose timeline is kept. 0: none."""
     timeout: Positive = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
+
+    @property
+    def path(self) -> Path:
+        """The run's own folder."""
+        return Path(self.folder) / self.name
 
     @field_validator("name")
     @classmethod

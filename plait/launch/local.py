@@ -1,8 +1,7 @@
-"""Ranks as processes of this machine, watched until the last has ended.
+"""Ranks as processes of this machine: how they are started, and what they share.
 
-Rank 0 shares the terminal; what the others print, and everybody's errors, go to ``logs/rank-N.log``. The
-first rank that fails ends the rest and is named. Ctrl-C is passed on once, so that ranks can save; a second
-one kills.
+Rank 0 shares the terminal; what the others print, and everybody's errors, go to ``logs/rank-N.log``. Every
+rank has a line to the launcher (``plait.core.channel``).
 """
 
 from __future__ import annotations
@@ -11,18 +10,31 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from plait.core.env import rank_variables
-from plait.core.errors import ERROR_MARK, PlaitError, RankFailure
+from plait.core.channel import Channel
+from plait.core.env import launcher_variable, rank_base, rank_variables
+from plait.core.lock import RunLock
+from plait.launch.watch import Rank, Watch, catching_signals
 
-Start = Callable[[int, "IO[bytes] | None", "IO[bytes]"], "subprocess.Popen[Any]"]
+
+class Start(Protocol):
+    """Starts rank N: in a session of its own, with the environment given and who it is."""
+
+    def __call__(
+        self,
+        rank: int,
+        *,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int],
+        stdout: IO[bytes] | None,
+        stderr: IO[bytes],
+        stdin: int,
+    ) -> subprocess.Popen[Any]: ...
 
 
 def free_port() -> int:
@@ -33,11 +45,11 @@ def free_port() -> int:
 
 
 def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> Start:
-    """How to start rank N of ``world`` on this machine: torchrun's variables, a session of its own."""
+    """How to start rank N of ``world`` on this machine, with torchrun's variables."""
     chosen = port or free_port()
 
-    def start(rank: int, out: IO[bytes] | None, err: IO[bytes]) -> subprocess.Popen[Any]:
-        variables = rank_variables(
+    def start(rank: int, *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
+        who = rank_variables(
             rank=rank,
             world_size=world,
             local_rank=rank,
@@ -45,106 +57,47 @@ def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> 
             master_addr="127.0.0.1",
             master_port=chosen,
         )
-        return subprocess.Popen(
-            list(argv), env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
+        return subprocess.Popen(list(argv), env={**env, **who}, start_new_session=True, **options)
 
     return start
 
 
-def run_ranks(start: Start, world: int, logs: Path) -> int:
-    """Run all ranks to their end. Returns 0, or 128 + signal after Ctrl-C; raises the error of the first rank
-    that failed."""
+def run_ranks(start: Start, world: int, logs: Path, *, timeout: float, lock: RunLock | None = None) -> int:
+    """Run all ranks to their end. Returns 0, or 128 + signal if they were asked to stop and have saved.
+
+    Raises the error of the first rank that failed, RankFailure for one that is silent for ``timeout``
+    seconds, RunLost when the run's lock is lost.
+    """
     logs.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as files:
-        log = [files.enter_context(open(logs / f"rank-{rank}.log", "w+b")) for rank in range(world)]
-        ranks = [start(rank, None if rank == 0 else log[rank], log[rank]) for rank in range(world)]
-        try:
-            return _Watch(ranks, log, logs).until_ended()
-        finally:
-            _kill(ranks)
+    with ExitStack() as held:
+        signals = held.enter_context(catching_signals())
+        ranks: list[Rank] = []
+        held.callback(_kill, ranks)
+        for number in range(world):
+            log = held.enter_context(open(logs / f"rank-{number}.log", "w+b"))
+            ranks.append(_start(start, number, log))
+        return Watch(ranks, logs, signals, timeout=timeout, lock=lock).until_ended()
 
 
-class _Watch:
-    def __init__(self, ranks: list[subprocess.Popen[Any]], files: Sequence[IO[bytes]], logs: Path) -> None:
-        self.ranks, self.files, self.logs = ranks, files, logs
-        self.signals = 0
-        self.number = 0
-
-    def until_ended(self) -> int:
-        with self._forwarding():
-            while None in (codes := [rank.poll() for rank in self.ranks]):
-                if any(codes) and not self.signals:
-                    return self._failed()
-                time.sleep(0.05)
-        if self.signals:
-            bad = [rank for rank in self.ranks if rank.returncode not in (0, 130)]
-            return 130 if not bad else 128 + self.number
-        return self._failed() if any(rank.returncode for rank in self.ranks) else 0
-
-    def _failed(self) -> int:
-        """Name the rank that began it: one killed from outside, else one with a message for the user; of
-        several, the first seen."""
-        seen = [rank.poll() is not None for rank in self.ranks]
-        time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
-        ended = sorted(
-            ((number, rank.poll()) for number, rank in enumerate(self.ranks)), key=lambda each: not seen[each[0]]
+def _start(start: Start, number: int, log: IO[bytes]) -> Rank:
+    ours, theirs = Channel.pair()
+    with theirs:
+        process = start(
+            number,
+            env=rank_base() | launcher_variable(theirs.fileno()),
+            pass_fds=(theirs.fileno(),),
+            stdout=None if number == 0 else log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
         )
-        _kill(self.ranks)  # at once: checkpoints are atomic, and ranks that wait for a dead one cannot end in order
-        killed = [(n, code) for n, code in ended if code is not None and code < 0]
-        spoke = [(n, code) for n, code in ended if code and code > 0 and self._message(n)]
-        failed = [(n, code) for n, code in ended if code]
-        number, code = (killed or spoke or failed)[0]
-        assert code is not None
-        message = self._message(number)
-        if code > 0 and message:
-            error = PlaitError(message)
-            error.exit_status = code
-            raise error
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        raise RankFailure(
-            f"rank {number} {how}; the other ranks were ended. Its log: {self.logs / f'rank-{number}.log'}"
-        )
-
-    def _message(self, rank: int) -> str:
-        # From the file that is open, which can be read when its folder was removed; the rank writes where its
-        # own place in it is, so that place must not move.
-        log = self.files[rank].fileno()
-        text = os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
-        _, mark, message = text.rpartition(ERROR_MARK)
-        return message.strip() if mark else ""
-
-    @contextmanager
-    def _forwarding(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, _frame: object) -> None:
-            self.signals += 1
-            self.number = number
-            for rank in self.ranks:
-                if rank.poll() is None:
-                    os.killpg(rank.pid, signal.SIGINT if self.signals == 1 else signal.SIGKILL)
-            if self.signals == 1:
-                print(
-                    "\nplait: stopping after this step; the run is saved first (Ctrl-C again to end it at once)",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    return Rank(number, process, log.fileno(), ours, heard=time.monotonic())
 
 
-def _kill(ranks: list[subprocess.Popen[Any]]) -> None:
+def _kill(ranks: list[Rank]) -> None:
     """End every rank's process group for certain."""
     for rank in ranks:
-        if rank.poll() is None:
+        if rank.process.poll() is None:
             with suppress(ProcessLookupError):  # ended in between
-                os.killpg(rank.pid, signal.SIGKILL)
-        rank.wait()
+                os.killpg(rank.process.pid, signal.SIGKILL)
+        rank.process.wait()
+        rank.channel.close()

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from plait.core.plan import Plan
 from plait.core.refine import refine
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import load as load_huggingface
+from plait.train.comm.world import new_group
 from plait.train.data.batches import Batches
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
@@ -27,6 +27,7 @@ from plait.train.engine.finite import check_state
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import LearningRate, Optimizer
 from plait.train.engine.steps import evaluate, micro_batches, train_step
+from plait.train.machine.control import Control
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.record.journal import Journal
 from plait.train.record.meter import Meter
@@ -35,21 +36,17 @@ from plait.train.report import Reporter
 from plait.train.tune.measure import measure
 from plait.train.tune.timing import matrix_rate
 
-STOPPED = 130  # the shell's status for Ctrl-C
-
-
-class Flag(Protocol):
-    """Something that may turn true at any moment."""
-
-    def __bool__(self) -> bool: ...
-
 
 class Session:
     """Everything one rank needs; ``train`` is the whole run. Made by all ranks at the same point."""
 
-    def __init__(self, plan: Plan, job: Job, folder: Path, rank: int, device: Device, report: Reporter) -> None:
-        self.job, self.folder, self.rank, self.report = job, folder, rank, report
+    def __init__(
+        self, plan: Plan, job: Job, folder: Path, rank: int, device: Device, report: Reporter, control: Control
+    ) -> None:
+        self.job, self.folder, self.rank, self.report, self.control = job, folder, rank, report, control
+        control.doing("preparing the corpus", patient=True)
         self.stream = self._prepared()
+        control.doing("building the model")
         self.recorder = Recorder(device)
         part = assemble(plan, rank, device, recorder=self.recorder, eval_batches=len(self._evaluation()))
         agree(part)
@@ -61,29 +58,36 @@ class Session:
         self.saved = 0
         """Step of the last good checkpoint."""
         self.checkpoints = Checkpoints(
-            folder / "checkpoints", self.optimizer.held, keep=job.train.keep_checkpoints, group=_own_group(job)
+            folder / "checkpoints",
+            self.optimizer.held,
+            keep=job.train.keep_checkpoints,
+            group=new_group() if dist.is_initialized() else None,
         )
 
-    def train(self, stop: Flag) -> int:
+    def train(self) -> int:
         """Train to the job's last step, or until asked to stop. Returns the exit status."""
+        self.control.doing("resuming", patient=True)
         start, steps = self._resume(), self.job.train.steps
         if start >= steps:
             self.report.say(f"{self.folder} is already trained for {start} steps; raise train.steps to go on")
             return 0
         began = time.perf_counter()
         try:
-            done = self._steps(start, stop)
+            done = self._steps(start)
             check_state(self.optimizer, self.part.groups, done)
         except NotFinite as error:
             self.checkpoints.finish()
-            last = f"The last good checkpoint is that of step {self.saved}" if self.saved else "There is no checkpoint yet"
+            last = (
+                f"The last good checkpoint is that of step {self.saved}" if self.saved else "There is no checkpoint yet"
+            )
             raise NotFinite(f"{error} {last}.") from None
+        self.control.doing(f"saving after step {done}", step=done, patient=True)
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
         tokens = (done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
         stopped = done < steps
         seconds = time.perf_counter() - began
         self.report.end(done, stopped=stopped, seconds=seconds, tokens=tokens, plan=self.part.plan)
-        return STOPPED if stopped else 0
+        return self.control.status if stopped else 0
 
     # ---- getting ready ----
 
@@ -100,6 +104,7 @@ class Session:
         """The part under a plan that leaves nothing open; the plan is kept, and its hash is the run's."""
         if not part.plan.choices.any:
             return part
+        self.control.doing("measuring")
         found = measure(part, part.own(self._micro_batches(part.plan, 0)))
         plan = refine(part.plan, found)
         self.report.choice(found, plan)
@@ -144,7 +149,7 @@ class Session:
 
     # ---- training ----
 
-    def _steps(self, start: int, stop: Flag) -> int:
+    def _steps(self, start: int) -> int:
         """Train from ``start``; returns how many steps are done."""
         job, part, rate = self.job.train, self.part, LearningRate.of(self.job.train)
         peak = self.job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.precision))
@@ -158,8 +163,10 @@ class Session:
             missing=self.report.missing("the timeline"),
         )
         self.report.begin(start)
+        self.control.save_from_now_on()
         done, asked = start, False
         while done < job.steps and not asked:
+            self.control.doing(f"step {done + 1}", step=done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
             result = train_step(
                 part.pipeline.run,
@@ -169,7 +176,7 @@ class Session:
                 sequence_parallel=part.plan.strategy.sequence_parallel,
                 learning_rate=rate(done),
                 clip=job.clip_norm,
-                stop=bool(stop),
+                stop=bool(self.control),
                 shards=part.shards,
                 on_nan=job.on_nan,
             )
@@ -188,6 +195,7 @@ class Session:
         """What is due after a step: an evaluation, a line, a checkpoint."""
         job, last = self.job.train, done == self.job.train.steps
         if self.part.evaluator and (done % job.eval_every == 0 or last):
+            self.control.doing(f"evaluating after step {done}", step=done)
             metrics["eval_loss"] = loss = self._evaluate(self._evaluation())
             if not math.isfinite(loss):
                 check_state(self.optimizer, self.part.groups, done)
@@ -204,6 +212,7 @@ class Session:
         """Start a checkpoint; if the one before could not be written (a full disk), that costs the
         checkpoint, not the run."""
         check_state(self.optimizer, self.part.groups, done)
+        self.control.doing(f"saving after step {done}", step=done, patient=True)
         try:
             self.checkpoints.save(done, self.optimizer.state(), self._state())
         except CheckpointError as error:
@@ -214,12 +223,3 @@ class Session:
     def _state(self) -> dict[str, Any]:
         skipped = self.optimizer.skipped  # updates are counted without them
         return {"data": self.stream.train.identity, "plan": self.part.plan.hash, "skipped": skipped}
-
-
-def _own_group(job: Job) -> dist.ProcessGroup | None:
-    """Of all ranks, for checkpoints alone, so that their collectives never mix with training's."""
-    if not dist.is_initialized():
-        return None
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=job.run.timeout))
-    assert isinstance(group, dist.ProcessGroup)
-    return group

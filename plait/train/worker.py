@@ -1,89 +1,170 @@
-"""What one rank runs: ``python -m plait.train.worker RUN_FOLDER``. Started by a launcher, under torchrun's
-variables."""
+"""What one rank runs, under torchrun's variables:
+
+    python -m plait.train.worker RUN_FOLDER                        started by ``plait train``
+    python -m plait.train.worker JOB.toml [section.key=value ...]  started by torchrun or a scheduler
+
+``plan.json`` does in place of a job file.
+
+In the second form rank 0 does what ``plait train`` does before it starts ranks: it takes the run's lock, has
+the run planned by a process of its own, and tells the others the folder, which all machines must see.
+
+Only what needs no torch is imported at the top: a rank listens from the beginning, and torch takes seconds.
+"""
 
 from __future__ import annotations
 
-import signal
+import subprocess
 import sys
-from datetime import timedelta
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-
-from plait.core.env import RankEnv
-from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError
+from plait.core.channel import Channel
+from plait.core.env import RankEnv, take_launcher
+from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, RankFailure
+from plait.core.job import Job
+from plait.core.lock import RunLock
 from plait.core.plan import Plan
-from plait.train.machine.device import Device, open_device
-from plait.train.machine.rank_process import die_with_parent, run_and_end
-from plait.train.machine.threads import take_cores
-from plait.train.report import Reporter
-from plait.train.session import Session
+from plait.core.settings import RunSection
+from plait.train.machine.control import Control
+from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+USAGE = "Start a rank with a run's folder, a plan, or a job file and settings: JOB.toml [section.key=value ...]."
+PLAN = ("-m", "plait.cli.main", "train", "--plan-only")
+"""The process that plans."""
+RUN = "run"
+"""Where in the store rank 0 says which folder it is; empty if it has refused."""
 
 
 def main() -> int:
-    """Train the run in the folder given; returns the exit status."""
+    """Train; returns the exit status."""
     die_with_parent()
-    rank = RankEnv.read()
-    try:
-        return _run(rank, Path(sys.argv[1]))
-    except PlaitError as error:
-        print(f"{ERROR_MARK}{error}", file=sys.stderr, flush=True)
-        return error.exit_status
+    print_to_nobody()
+    descriptor = take_launcher()
+    launcher = Channel.inherited(descriptor) if descriptor is not None else None
+    with Control(launcher) as control:
+        try:
+            return _run(RankEnv.read(), control, sys.argv[1:])
+        except PlaitError as error:
+            mark = ERROR_MARK if control.launched else "plait: "
+            print(f"{mark}{error}", file=sys.stderr, flush=True)
+            return error.exit_status
 
 
-def _run(rank: RankEnv, folder: Path) -> int:
-    stop = _StopSignal()
-    plan = Plan.read(folder / "plan.json")
-    job, world = plan.job, plan.layout.world_size
-    if job is None:
-        raise JobError("is no plan of a job", file=str(folder / "plan.json"))
+def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0].startswith("-"):
+        raise LaunchError(USAGE)
+    with ExitStack() as held:
+        if control.launched:
+            return _train(rank, control, Path(arguments[0]), None)
+        store = _meet(rank, RunSection().timeout) if rank.world_size > 1 else None
+        if rank.rank == 0:
+            try:
+                folder = _plan(rank, control, held, arguments)
+            except BaseException:
+                if store:
+                    store.set(RUN, "")
+                raise
+            if store:
+                store.set(RUN, str(folder))
+        else:
+            assert store is not None
+            control.doing("waiting for rank 0 to plan", patient=True)
+            if not (said := store.get(RUN).decode()):
+                return LaunchError.exit_status  # rank 0 says why
+            folder = Path(said)
+        return _train(rank, control, folder, store)
+
+
+def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[str]) -> Path:
+    """The run's folder, locked and ready for the ranks."""
+    path, folder, world = Path(arguments[0]), *_asked(Path(arguments[0]), arguments[1:])
     if world != rank.world_size:
-        raise JobError(f"the job needs {world} ranks, and {rank.world_size} were started", key="strategy")
-    torch.set_num_threads(job.run.threads)
-    device = open_device(job.run.device, rank.local_rank)
+        raise JobError(
+            f"the job needs {world} ranks, and {rank.world_size} were started",
+            file=str(path),
+            key="strategy",
+            fix=f"Start {world} (torchrun's --nproc-per-node times --nnodes), or change strategy.tp, dp or pp",
+        )
+    lock = held.enter_context(RunLock(folder))
+    control.always(lock.check)
+    if not path.is_dir():
+        control.doing("planning", patient=True)
+        done = subprocess.run([sys.executable, *PLAN, *arguments], stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            error = LaunchError(done.stderr.strip().removeprefix("plait: "))
+            error.exit_status = done.returncode
+            raise error
+    return folder.resolve()
+
+
+def _asked(path: Path, overrides: Sequence[str]) -> tuple[Path, int]:
+    """The run's folder and how many ranks it needs, by a job file, a plan or the folder itself."""
+    if path.is_dir():
+        return path, Plan.read(path / "plan.json").layout.world_size
+    if path.suffix != ".json":
+        job = Job.read(path, overrides).named(path.stem)
+        return job.run.path, job.world_size
+    plan = Plan.read(path)
+    if plan.job is None:
+        raise JobError("was made without a job file and says nothing of data or steps", file=str(path))
+    return plan.job.changed(overrides).run.path, plan.layout.world_size
+
+
+def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:
+    """Join the other ranks, and train the run in ``folder``."""
+    if not (folder / "plan.json").is_file():
+        raise LaunchError(
+            f"rank {rank.rank} finds no run in {folder}. All machines must see one folder: name it with "
+            "run.folder=FOLDER."
+        )
+    plan = Plan.read(folder / "plan.json")
+    assert plan.job is not None
+    if plan.layout.world_size != rank.world_size:
+        problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
+        raise JobError(problem, key="strategy")
+    control.doing("importing", patient=True)  # as long as the disk takes
+    import torch
+    import torch.distributed as dist
+
+    from plait.train.comm.world import join_world
+    from plait.train.machine.device import open_device
+    from plait.train.machine.threads import take_cores
+    from plait.train.report import Reporter
+    from plait.train.session import Session
+
+    run = plan.job.run
+    torch.set_num_threads(run.threads)
+    device = open_device(run.device, rank.local_rank)
     if device.backend == "gloo":  # beside an accelerator, threads of the driver and of NCCL want the other cores
-        take_cores(*rank.place_among_cores, threads=job.run.threads)
-    _join_world(rank, device)
+        take_cores(*rank.place_among_cores, threads=run.threads)
+    if rank.world_size > 1:
+        control.doing("meeting the other ranks", patient=True)
+        backend = (
+            device.backend if device.backend == "gloo" else f"cpu:gloo,{device.torch_device.type}:{device.backend}"
+        )
+        join_world(rank, store or _meet(rank, run.timeout), backend, run.timeout)
     try:
-        with Reporter(folder, speaks=rank.rank == 0, steps=job.train.steps) as report:
-            return Session(plan, job, folder, rank.rank, device, report).train(stop)
+        with Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report:
+            return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
+    except RuntimeError as error:
+        if "Timed out waiting" not in str(error):  # gloo's words
+            raise
+        problem = f"rank {rank.rank} has waited {run.timeout:g} s (run.timeout) in vain for another rank"
+        raise RankFailure(f"{problem} while {control.at}: {error}") from error
     finally:
         if dist.is_initialized() and sys.exc_info()[0] is None:
             dist.destroy_process_group()
 
 
-def _join_world(rank: RankEnv, device: Device) -> None:
-    """Meet the other ranks; one alone has nobody to meet."""
-    if rank.world_size == 1:
-        return
-    backend = "gloo" if device.backend == "gloo" else f"cpu:gloo,{device.torch_device.type}:{device.backend}"
-    try:
-        dist.init_process_group(backend, timeout=timedelta(minutes=10))
-    except dist.DistNetworkError as error:
-        raise LaunchError(
-            f"rank {rank.rank} cannot use {rank.master_addr}:{rank.master_port} to meet the other ranks "
-            f"({_first_line(error)}); if the port is in use, choose another with MASTER_PORT"
-        ) from None
+def _meet(rank: RankEnv, timeout: float) -> Store:
+    from plait.train.comm.world import open_store
 
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
-
-
-class _StopSignal:
-    """Becomes true when the process is asked to stop; the step loop then saves and ends."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, _number: int, _frame: object) -> None:
-        self.asked = True
-
-    def __bool__(self) -> bool:
-        return self.asked
+    return open_store(rank, timeout)
 
 
 if __name__ == "__main__":

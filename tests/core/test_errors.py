@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core import errors
-from plait.core.errors import JobError, NotFinite, PlaitError, RankFailure, nearest
+from plait.core.errors import JobError, NotFinite, PlaitError, RankFailure, RunLost, nearest
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,10 @@ def test_a_job_error_reads_as_sentences(error: JobError, text: str) -> None:
     assert str(error) == text
 
 
-def test_the_users_mistakes_exit_with_2_and_what_training_ran_into_with_1() -> None:
+def test_the_users_mistakes_exit_with_2_and_what_befalls_a_run_with_1() -> None:
     deliberate = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, PlaitError)]
-    assert {e.exit_status for e in deliberate if e not in (RankFailure, NotFinite)} == {2}
-    assert RankFailure.exit_status == NotFinite.exit_status == 1
+    assert {e.exit_status for e in deliberate if e not in (RankFailure, NotFinite, RunLost)} == {2}
+    assert RankFailure.exit_status == NotFinite.exit_status == RunLost.exit_status == 1
 
 
 def test_nearest_suggests_only_what_is_near() -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -32,9 +31,8 @@ from plait.core.reshard import Box, boxes_of_range, local_copies
 from plait.core.reshard_plan import Act, Message, ReshardPlan, messages, script
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.objects import gather
+from plait.train.comm.world import new_group
 from plait.train.machine.device import Device
-
-TIMEOUT = timedelta(minutes=10)
 
 
 class Lane:
@@ -44,15 +42,11 @@ class Lane:
     (torch.distributed creates groups like this). ranks: who takes part, by default everybody.
     """
 
-    def __init__(self, device: Device, ranks: Sequence[int] | None = None, *, timeout: timedelta = TIMEOUT) -> None:
+    def __init__(self, device: Device, ranks: Sequence[int] | None = None) -> None:
         self.device, self.rank = device, dist.get_rank()
         self.ranks = sorted(ranks if ranks is not None else range(dist.get_world_size()))
-        self._up: Any = dist.new_group(self.ranks, backend=device.backend, timeout=timeout)
-        self._down: Any = (
-            self._up
-            if device.backend == "gloo"
-            else dist.new_group(self.ranks, backend=device.backend, timeout=timeout)
-        )
+        self._up: Any = new_group(self.ranks, device.backend)
+        self._down: Any = self._up if device.backend == "gloo" else new_group(self.ranks, device.backend)
         self._pool: list[Tensor] = []
         self._background = Background(device, "reshard")
 

@@ -21,6 +21,7 @@ from torch.futures import Future
 
 from plait.core.env import gloo_interface
 from plait.core.segments import Collective
+from plait.train.comm.world import new_group, patience
 from plait.train.machine.device import Work
 from plait.train.machine.threads import running, serve_first
 
@@ -118,6 +119,7 @@ class GlooWire:
         options = gloo._Options()
         options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
         options._threads = 1
+        options._timeout = patience()
         name = f"plait/wire/{'-'.join(map(str, ranks))}/{self._opened[ranks]}/"
         store = c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
         self._gloo = gloo(store, self.rank, self.size, options)
@@ -177,7 +179,7 @@ def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
     member = ranks is None or dist.get_rank() in ranks
     if backend == "gloo":
         return GlooWire(ranks) if member else NullWire()
-    group = dist.new_group(None if ranks is None else list(ranks), backend=backend)
+    group = new_group(ranks, backend)
     return GroupWire(group) if isinstance(group, dist.ProcessGroup) else NullWire()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 
@@ -21,8 +22,8 @@ def die_with_parent() -> None:
 
 
 def run_and_end(main: Callable[[], int | None]) -> NoReturn:
-    """Run ``main`` and end the process with the status it returns (None: 0; if it raises, 1 and a traceback),
-    what was printed written out.
+    """Run ``main`` and end the process with the status it returns (None: 0; if it raises, 1 and a traceback;
+    SystemExit, its own), what was printed written out.
 
     Not by the interpreter's own way out. While that goes on, a thread of gloo, or one that waits in it, may
     still want the interpreter's lock (to let a tensor go); CPython then ends the thread in the midst of C++,
@@ -31,6 +32,8 @@ def run_and_end(main: Callable[[], int | None]) -> NoReturn:
     """
     try:
         status = main() or 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
     except Exception:  # noqa: BLE001  (as the interpreter would)
         traceback.print_exc()
         status = 1
@@ -39,3 +42,21 @@ def run_and_end(main: Callable[[], int | None]) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(status)
+
+
+class _Output(io.FileIO):
+    """A file that takes what it cannot write as written."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def print_to_nobody() -> None:
+    """Let what this process prints be lost where nobody can read it (a terminal that was closed, a pipe whose
+    reader has ended, a full disk), instead of ending training."""
+    sys.stdout.flush()
+    buffer = io.BufferedWriter(_Output(sys.stdout.fileno(), "wb", closefd=False))
+    sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, "replace", line_buffering=True)

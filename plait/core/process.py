@@ -1,0 +1,42 @@
+"""What ``/proc`` says of processes: whether one still is the one that we know, and whether it is stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+
+class ProcessState(NamedTuple):
+    """letter: R runs, S sleeps, D waits for a disk, T is stopped, Z has ended. started: ticks since boot."""
+
+    letter: str
+    started: int
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """The state of a process; None if there is no such process."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # where there is no /proc, nothing is known but whether it is there
+        return ProcessState("S", 0) if _exists(pid) else None
+    return ProcessState(words[0], int(words[19]))
+
+
+def where_pids_mean_the_same() -> str:
+    """Equal for two processes that see each other's numbers: this boot of this kernel, this container."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,231 @@
+"""Watching ranks until the last has ended: who failed, who is silent, who is asked to stop.
+
+The first rank that fails ends the rest and is named. SIGINT, SIGTERM and SIGHUP become a request to every
+rank over its line, so that it saves and ends whatever it is doing; a second Ctrl-C kills. A rank that is
+silent for the run's timeout ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from plait.core.channel import ENDINGS, Beat, Channel, Stop
+from plait.core.errors import ERROR_MARK, PlaitError, RankFailure
+from plait.core.lock import RunLock
+from plait.core.process import process_state
+
+LOOK = 0.05
+"""Seconds between two looks at all ranks."""
+NAP = 1.0
+"""A look that is later than this was held up (the launcher was stopped): that time is nobody's silence."""
+STOPPED = "tT"
+"""States of a process that is stopped, by a signal or a debugger."""
+
+
+@dataclass
+class Rank:
+    """A rank's process, and what it has said last. log: descriptor of its log. warned: that its silence has
+    been
+    spoken of."""
+
+    number: int
+    process: subprocess.Popen[Any]
+    log: int
+    channel: Channel
+    heard: float
+    beat: Beat = field(default_factory=lambda: Beat("starting", patient=True))
+    warned: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its process is stopped."""
+        state = process_state(self.process.pid)
+        return state is not None and state.letter in STOPPED
+
+    def silent(self, now: float) -> str:
+        """Its silence in words."""
+        why = "; its process is stopped (SIGSTOP, or a debugger)" if self.stopped else ""
+        return f"rank {self.number} has not answered for {now - self.heard:.0f} s ({self.beat.doing}{why})"
+
+
+@contextmanager
+def catching_signals() -> Iterator[deque[int]]:
+    """The user's signals, in a queue instead of ending this process; outside the main thread they are the
+    caller's to handle."""
+    caught: deque[int] = deque()
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+
+    # A signal that is ignored already stays so: that is how nohup works.
+    before = {number: signal.signal(number, handle) for number in ENDINGS if _heeded(number)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heeded(number: int) -> bool:
+    return signal.getsignal(number) != signal.SIG_IGN
+
+
+def say(text: str) -> None:
+    """A line for people, who may be gone with their terminal."""
+    with suppress(OSError):
+        print(f"plait: {text}", file=sys.stderr, flush=True)
+
+
+class Watch:
+    """``signals``: those that have arrived, oldest first."""
+
+    def __init__(
+        self, ranks: Sequence[Rank], logs: Path, signals: deque[int], *, timeout: float, lock: RunLock | None
+    ) -> None:
+        self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, lock
+        self.stop: Stop | None = None
+        self.killed = False
+        self._looked = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        for rank in ranks:
+            self._selector.register(rank.channel, selectors.EVENT_READ, rank)
+
+    def until_ended(self) -> int:
+        """The exit status of the run; raises what ended it otherwise."""
+        with self._selector:
+            while None in (codes := [rank.process.poll() for rank in self.ranks]):
+                self._listen()
+                while self.signals:
+                    self._signalled(self.signals.popleft())
+                if any(code not in (None, 0, self._status) for code in codes) and self._matters:
+                    raise self._failure()
+                self._judge_silence()
+                if self.lock:
+                    self.lock.check()
+        if any(code not in (0, self._status) for code in codes) and self._matters:
+            raise self._failure()
+        return self._status if any(codes) else 0
+
+    @property
+    def _status(self) -> int:
+        return self.stop.status if self.stop else 0
+
+    @property
+    def _matters(self) -> bool:
+        """Whether a failure is news: not once ranks were killed, or asked to stop before training began."""
+        return self.stop is None or (not self.killed and all(rank.beat.step >= 0 for rank in self.ranks))
+
+    def _listen(self) -> None:
+        """Take what ranks say, for a moment."""
+        ready = self._selector.select(LOOK)
+        now = time.monotonic()
+        held_up = now - self._looked if now - self._looked > NAP else 0.0
+        self._looked = now
+        for rank in self.ranks:
+            rank.heard += held_up
+        for key, _ in ready:
+            rank: Rank = key.data
+            try:
+                while (message := rank.channel.receive()) is not None:
+                    rank.heard, rank.warned = now, False
+                    if isinstance(message, Beat):
+                        rank.beat = message
+                    else:
+                        self._ask(message, f"rank {rank.number} got ")
+            except EOFError:  # it has ended, or soon will
+                self._selector.unregister(rank.channel)
+
+    def _signalled(self, number: int) -> None:
+        if self.stop is None:
+            self._ask(Stop(number), "")
+        elif number == signal.SIGINT:
+            say("ending all ranks at once; what was not saved is lost")
+            self.killed = True
+            for rank in self.ranks:
+                with suppress(ProcessLookupError):
+                    os.killpg(rank.process.pid, signal.SIGKILL)
+
+    def _ask(self, stop: Stop, who: str) -> None:
+        """Ask every rank to save and end."""
+        if self.stop is not None:
+            return
+        self.stop = stop
+        for rank in self.ranks:
+            rank.channel.send(stop)
+        then = (
+            "stopping after this step; the run is saved first"
+            if self._matters
+            else "ending; nothing is to be saved yet"
+        )
+        say(f"{who}{signal.Signals(stop.signal).name}: {then} (Ctrl-C to end it at once)")
+
+    def _judge_silence(self) -> None:
+        """End the run if a rank that should speak has been silent for too long."""
+        now = time.monotonic()
+        alive = [rank for rank in self.ranks if rank.process.poll() is None]
+        quiet = [rank for rank in alive if now - rank.heard > self.timeout / 2]
+        wrong = [rank for rank in quiet if not rank.beat.patient or rank.stopped]
+        if not wrong:
+            return
+        first = _culprit(quiet)  # which may be a patient one, for which the others wait
+        if any(now - rank.heard > self.timeout for rank in wrong):
+            raise RankFailure(f"{first.silent(now)}; the other ranks were ended. Its log: {self._log(first)}")
+        if not first.warned:
+            first.warned = True
+            say(f"{first.silent(now)}; after {self.timeout:g} s the run is ended (run.timeout)")
+
+    def _failure(self) -> PlaitError:
+        """Name the rank that began it: one killed from outside, else one that is stopped and made the others
+        wait, else one with a message for the user; of several, the first seen."""
+        seen = [rank.process.poll() is not None for rank in self.ranks]
+        time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
+        ended = sorted((rank for rank in self.ranks if rank.process.poll()), key=lambda rank: not seen[rank.number])
+        ended = [rank for rank in ended if rank.process.returncode != self._status]
+        killed = [rank for rank in ended if rank.process.returncode < 0]
+        stopped = [rank for rank in self.ranks if rank.process.poll() is None and rank.stopped]
+        if stopped and not killed:
+            return RankFailure(f"{stopped[0].silent(time.monotonic())}; the other ranks waited for it in vain and were "
+                               f"ended. Its log: {self._log(stopped[0])}")  # fmt: skip
+        first = (killed or [rank for rank in ended if self._message(rank)] or ended)[0]
+        code, message = first.process.returncode, self._message(first)
+        if code > 0 and message:
+            error = PlaitError(message)
+            error.exit_status = code
+            return error
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
+        return RankFailure(f"rank {first.number} {how}; the other ranks were ended. Its log: {self._log(first)}")
+
+    def _message(self, rank: Rank) -> str:
+        # From the file that is open, which can be read when its folder was removed; the rank writes where its
+        # own place in it is, so that place must not move.
+        text = os.pread(rank.log, os.fstat(rank.log).st_size, 0).decode(errors="replace")
+        _, mark, message = text.rpartition(ERROR_MARK)
+        return message.strip() if mark else ""
+
+    def _log(self, rank: Rank) -> Path:
+        return self.logs / f"rank-{rank.number}.log"
+
+
+def _culprit(quiet: Sequence[Rank]) -> Rank:
+    """Of silent ranks, the one that the others wait for: one that is stopped, else the one behind."""
+    return min(quiet, key=lambda rank: (not rank.stopped, rank.beat.step, rank.heard))
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -1,0 +1,157 @@
+"""What a rank is asked from outside, and what it says of itself.
+
+A request to stop comes from the launcher, or as a signal where there is none (torchrun) or somebody sent one
+to this rank. Until training begins there is nothing to save, and it ends the process, whatever that is doing:
+by an exception in the main thread, so that files half written are removed, and if that does not answer, at
+once. From then on it is a wish: true for the step loop, which agrees with the other ranks, saves and ends. No
+torch here, so that it works while that is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
+
+from plait.core.channel import ENDINGS, Beat, Channel, Stop
+
+GRACE = 3.0
+"""Seconds that the main thread has to end by itself."""
+PULSE = 2.0
+"""Seconds between two looks at whether the main thread works."""
+WORK = 1e-3
+"""Seconds of processor time between two looks that count as work; waiting for other ranks takes less."""
+
+
+class Control:
+    """Listens inside the ``with`` block, in a thread; true when asked to stop. Made by the main thread."""
+
+    def __init__(self, channel: Channel | None = None) -> None:
+        self._channel = channel
+        self._stop: Stop | None = None
+        self._saves = False
+        self._beat = Beat("starting", patient=True)
+        self._checks: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._wake, self._woken = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="control", daemon=True)
+
+    def __enter__(self) -> Self:
+        os.set_blocking(self._woken, False)
+        # The kernel's signal handler writes here at once, also while the main thread waits in a collective.
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        for number in ENDINGS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # that is how nohup and background jobs work
+                signal.signal(number, self._in_main_thread)
+        self.doing("starting", patient=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._saves = True  # what ends now ends by itself
+        signal.set_wakeup_fd(-1)
+
+    def __bool__(self) -> bool:
+        return self._stop is not None
+
+    @property
+    def status(self) -> int:
+        """The exit status of a rank that was stopped; SIGTERM's where only another rank knows the signal."""
+        return (self._stop or Stop(signal.SIGTERM)).status
+
+    @property
+    def launched(self) -> bool:
+        """Whether a launcher listens, which holds the run's lock and passes errors on to people."""
+        return self._channel is not None
+
+    @property
+    def at(self) -> str:
+        """What the main thread does, in its own words."""
+        return self._beat.doing
+
+    def doing(self, what: str, *, step: int = -1, patient: bool = False) -> None:
+        """Say what the main thread does from now on; ``patient`` if that may rightly take very long without
+        any work of the thread itself. Raises what the checks raise."""
+        self._beat = Beat(what, step, patient)
+        if self._channel:
+            self._channel.send(self._beat)
+        for check in self._checks:
+            check()
+
+    def always(self, check: Callable[[], None]) -> None:
+        """Call ``check``, which raises if the run cannot go on, whenever the main thread says what it
+        does."""
+        self._checks.append(check)
+
+    def save_from_now_on(self) -> None:
+        """Training begins: a request is now a wish that the step loop sees."""
+        with self._lock:
+            self._saves = True
+        if self._stop:
+            raise SystemExit(self.status)
+
+    # ---- inside ----
+
+    def _in_main_thread(self, number: int, _frame: FrameType | None) -> None:
+        if not self._saves:
+            raise SystemExit((self._stop or Stop(number)).status)
+
+    def _listen(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._wake, selectors.EVENT_READ, self._signalled)
+        if self._channel:
+            selector.register(self._channel, selectors.EVENT_READ, self._told)
+        clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        worked = time.clock_gettime(clock)
+        while True:
+            for key, _ in selector.select(PULSE if self._channel else None):
+                key.data()
+            if self._channel and (now := time.clock_gettime(clock)) - worked > WORK:
+                worked = now
+                self._channel.send(self._beat)
+
+    def _signalled(self) -> None:
+        for number in os.read(self._wake, 64):
+            if number not in ENDINGS:
+                continue
+            if self._stop is None:
+                self._ask(Stop(number))
+                if self._channel:
+                    self._channel.send(Stop(number))  # all ranks are to stop, and it knows why
+            elif number == signal.SIGINT and not self._channel:  # a second Ctrl-C
+                self._end()
+
+    def _told(self) -> None:
+        assert self._channel is not None
+        try:
+            message = self._channel.receive()
+        except EOFError:  # the launcher was killed, and its lock may already be another run's
+            os._exit(1)
+        if isinstance(message, Stop) and self._stop is None:
+            self._ask(message)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def _ask(self, stop: Stop) -> None:
+        self._stop = stop
+        threading.Thread(target=self._insist, name="stop", daemon=True).start()
+
+    def _insist(self) -> None:
+        time.sleep(GRACE)
+        with self._lock:
+            if not self._saves:
+                self._end()
+
+    def _end(self) -> NoReturn:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(self.status)

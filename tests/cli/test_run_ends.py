@@ -1,0 +1,236 @@
+"""How a run ends when it is told to, when somebody is silent, when its folder is taken away, when another
+start is there first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plait.core.lock import NAME
+from tests.cli.runs import command, curve, metrics, rank_pids, start, train, wait_for_step, write_job
+from tests.lab.support import why_no_lab
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never disturbed."""
+    job = write_job(tmp_path_factory.mktemp("finished"))
+    done = train(job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return job
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_saves_and_the_same_command_resumes(
+    finished: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    job = write_job(tmp_path, every=0)
+    process = start(job)
+    wait_for_step(process, job, 4)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "stopped and saved after step" in output
+    assert f"{number.name}: stopping after this step" in errors
+    assert train(job).returncode == 0
+    assert curve(job) == curve(finished)
+
+
+def test_sigterm_to_one_rank_stops_the_run_as_sigterm_to_the_launcher_does(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=100000, every=0)
+    process = start(job)
+    wait_for_step(process, job, 2)
+    os.kill(rank_pids(process)[1], signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "stopped and saved after step" in output
+    assert "rank 1 got SIGTERM" in errors
+
+
+def test_the_terminal_is_closed(finished: Path, tmp_path: Path) -> None:
+    """Then what is printed goes nowhere, and the run is saved all the same."""
+    job = write_job(tmp_path, every=0)
+    master, terminal = os.openpty()
+    code = (
+        "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command(job)], stdin=terminal, stdout=terminal, stderr=terminal, text=True
+    )
+    os.close(terminal)
+    reader = threading.Thread(target=_read_all, args=(master,), daemon=True)
+    reader.start()
+    wait_for_step(process, job, 4)
+    os.close(master)  # hangs up
+    assert process.wait(timeout=60) == 129
+    last = metrics(job)[-1]["step"]
+    assert (tmp_path / "runs" / "job" / "checkpoints" / f"step-{last:08d}").is_dir()
+    assert train(job).returncode == 0
+    assert curve(job) == curve(finished)
+
+
+def _read_all(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 1 << 16):
+            pass
+    except OSError:
+        pass
+
+
+@pytest.mark.parametrize("moment", [0.3, 1.0, 2.0])
+def test_sigterm_in_a_scripts_background_job_at_any_early_moment(tmp_path: Path, moment: float) -> None:
+    """Where SIGINT is ignored; while ranks import, meet, prepare."""
+    job = write_job(tmp_path, steps=100000)
+    process = subprocess.Popen(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command(job)], stderr=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    _until(lambda: bool(rank_pids(process)))
+    ranks = rank_pids(process)
+    time.sleep(moment)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "SIGTERM" in errors
+    _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+    assert not (tmp_path / "runs" / "job" / NAME).exists()
+
+
+def _until(true: object, timeout: float = 60) -> None:
+    assert callable(true)
+    end = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=100000)
+    process = start(job, "run.timeout=6")
+    wait_for_step(process, job, 3)
+    os.kill(rank_pids(process)[1], signal.SIGSTOP)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1, errors
+    text = " ".join(errors.split())
+    assert re.search(r"rank 1 has not answered for \d+ s \(.*its process is stopped", text), text
+
+
+def test_a_second_start_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=100000)
+    process = start(job)
+    try:
+        wait_for_step(process, job, 2)
+        before = (tmp_path / "runs" / "job" / "job.toml").read_bytes()
+        second = train(job, "strategy.tp=1")
+        assert second.returncode == 2, second.stdout + second.stderr
+        text = " ".join(second.stderr.split())
+        assert f"in use by process {process.pid}" in text
+        assert "since" in text
+        assert "Traceback" not in text
+        assert (tmp_path / "runs" / "job" / "job.toml").read_bytes() == before
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    third = train(job, "train.steps=3")  # the holder is dead
+    assert third.returncode == 0, third.stderr
+
+
+@pytest.mark.parametrize("what", ["the folder", "the lock"])
+def test_a_run_whose_folder_or_lock_is_taken_away_is_an_error(tmp_path: Path, what: str) -> None:
+    job = write_job(tmp_path, steps=100000, every=0)
+    process = start(job)
+    wait_for_step(process, job, 2)
+    run = tmp_path / "runs" / "job"
+    if what == "the folder":
+        run.rename(tmp_path / "away")
+        shutil.rmtree(tmp_path / "away")
+    else:
+        (run / NAME).unlink()
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1, errors
+    assert "Traceback" not in errors
+    text = " ".join(errors.split())
+    assert str(run) in text
+    assert "was removed or renamed" in text
+
+
+def test_a_run_whose_folder_goes_just_before_its_end_is_an_error(tmp_path: Path) -> None:
+    """Sooner than anybody looks at the lock."""
+    job = write_job(tmp_path, steps=30, every=0)
+    process = start(job)
+    wait_for_step(process, job, 25)
+    (tmp_path / "runs" / "job").rename(tmp_path / "away")
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode not in (0, None), errors
+    assert "Traceback" not in errors
+
+
+@pytest.fixture
+def local_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    job = write_job(tmp_path, steps=100000)
+    process = start(job)
+    wait_for_step(process, job, 2)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_nothing_of_a_local_run_listens_beyond_loopback(local_run: subprocess.Popen[str]) -> None:
+    found = {address for pid in [local_run.pid, *rank_pids(local_run)] for address in _listening(pid)}
+    assert found  # the store, gloo's
+    assert found == {"127.0.0.1"}
+
+
+def _listening(pid: int) -> set[str]:
+    """The addresses on which a process listens."""
+    sockets = set[str]()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            sockets.add(os.readlink(descriptor))
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    found = set[str]()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                raw = bytes.fromhex(words[1].partition(":")[0])
+                groups = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                address = b"".join(groups)
+                found.add(
+                    ".".join(map(str, address[-4:])) if table == "tcp" or address[:12] == MAPPED else address.hex()
+                )
+    return found
+
+
+MAPPED = b"\0" * 10 + b"\xff\xff"
+
+
+def test_the_lock_says_who_holds_it(local_run: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert json.loads((tmp_path / "runs" / "job" / NAME).read_text())["pid"] == local_run.pid
+
+
+@pytest.mark.lab
+def test_sigterm_in_a_lab_saves(tmp_path: Path) -> None:
+    if reason := why_no_lab():
+        pytest.skip(reason)
+    job = write_job(tmp_path, steps=100000, every=0)
+    process = start(job, "--on", "lab:2x1@1gbit")
+    wait_for_step(process, job, 2)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=90)
+    assert process.returncode == 143, errors
+    assert "stopped and saved after step" in output

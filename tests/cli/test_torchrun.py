@@ -1,0 +1,184 @@
+"""Ranks that torchrun starts: they plan, lock, train, save and end as ``plait train``'s do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plait.core.lock import NAME
+from tests.cli.runs import curve, metrics, train, wait_for_step, write_job
+
+pytestmark = pytest.mark.slow
+
+
+def torchrun(job: Path, *settings: str, options: tuple[str, ...] = ("--nproc-per-node=2",)) -> subprocess.Popen[str]:
+    """Begin training by torchrun, in a session of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = () if any(option.startswith("--master") for option in options) else (f"--master-port={port}",)
+    argv = [sys.executable, "-m", "torch.distributed.run", *options, *where, "-m", "plait.train.worker", str(job)]
+    return subprocess.Popen(
+        [*argv, f"run.folder={job.parent / 'runs'}", *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same job, run by ``plait train``."""
+    job = write_job(tmp_path_factory.mktemp("launched"))
+    done = train(job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return job
+
+
+def test_one_machine(launched: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    process = torchrun(job, "train.log_every=1")
+    output, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert "trained 12 steps" in output
+    assert curve(job) == curve(launched)
+    assert not (tmp_path / "runs" / "job" / NAME).exists()
+    assert (tmp_path / "runs" / "job" / "plan.json").is_file()
+
+
+def test_two_machines(launched: Path, tmp_path: Path) -> None:
+    """Two agents of one rank each, both on this machine."""
+    job = write_job(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agents = [
+        torchrun(
+            job,
+            options=(
+                "--nnodes=2",
+                f"--node-rank={number}",
+                "--nproc-per-node=1",
+                "--master-addr=127.0.0.1",
+                f"--master-port={port}",
+            ),
+        )
+        for number in range(2)
+    ]
+    ends = [agent.communicate(timeout=180) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], ends
+    assert curve(job) == curve(launched)
+
+
+def test_sigterm_saves_and_the_same_command_resumes(launched: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path, every=0)
+    process = torchrun(job)
+    wait_for_step(process, job, 4)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "stopped and saved after step" in output, output + errors
+    assert not (tmp_path / "runs" / "job" / NAME).exists()
+    again = torchrun(job)
+    output, errors = again.communicate(timeout=180)
+    assert again.returncode == 0, errors
+    assert "resuming after step" in output
+    assert curve(job) == curve(launched)
+
+
+def test_the_wrong_number_of_ranks_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    process = torchrun(job, "strategy.tp=4")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    text = " ".join(errors.split())
+    assert "plait: " in text
+    assert "the job needs 4 ranks, and 2 were started" in text
+    assert "--nproc-per-node" in text
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"), [("model.hiden=64", "did you mean 'hidden'"), ("data.text=nowhere", "nowhere")]
+)
+def test_what_plait_train_refuses_is_refused_once(tmp_path: Path, setting: str, says: str) -> None:
+    process = torchrun(write_job(tmp_path), setting)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    ours = [line for line in errors.splitlines() if line.startswith("plait: ") or says in line]
+    assert any(says in line for line in ours), errors
+    assert sum(line.startswith("plait: ") for line in errors.splitlines()) == 1, errors
+
+
+def test_a_run_that_is_going_on_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=100000)
+    process = torchrun(job)
+    try:
+        wait_for_step(process, job, 2)
+        before = metrics(job)[-1]["step"]
+        second = train(job)
+        assert second.returncode == 2
+        assert "is in use by process" in " ".join(second.stderr.split())
+        _wait_beyond(process, job, before)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def _wait_beyond(process: subprocess.Popen[str], job: Path, step: int) -> None:
+    end = time.monotonic() + 60
+    while metrics(job)[-1]["step"] <= step:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_without_torchrun_one_rank_trains_alone(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=3)
+    done = subprocess.run(
+        [sys.executable, "-m", "plait.train.worker", str(job), f"run.folder={tmp_path / 'runs'}", "strategy.tp=1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(metrics(job)) == 3
+
+
+def test_a_rank_that_waits_in_vain_says_so_where_no_launcher_does(tmp_path: Path) -> None:
+    """Ranks as a scheduler starts them: the store is rank 0's, nobody watches."""
+    job = write_job(tmp_path, steps=100000)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-m", "plait.train.worker", str(job), f"run.folder={tmp_path / 'runs'}", "run.timeout=4"]
+    ranks = [
+        subprocess.Popen(
+            argv,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        wait_for_step(ranks[0], job, 2)
+        ranks[1].send_signal(signal.SIGSTOP)
+        _, errors = ranks[0].communicate(timeout=90)
+        assert ranks[0].returncode == 1
+        assert "plait: rank 0 has waited 4 s (run.timeout) in vain for another rank while step" in errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
