@@ -1,0 +1,131 @@
+"""What each rank runs in ``test_estimate``: a job's real steps, and what they allocated and sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from plait.core.cluster import HERE
+from plait.core.job import Job
+from plait.core.segments import SegmentOp
+from plait.plan.make import make_plan
+from plait.train.comm.wire import GlooWire
+from plait.train.engine.assembly import assemble
+from plait.train.engine.groups import Groups
+from plait.train.engine.optimizer import Optimizer
+from plait.train.engine.steps import micro_batches, train_step
+from plait.train.model.sequence import SequenceGroup
+from plait.train.model.transformer import Stages
+from plait.train.record.recorder import Recorder
+from tests.dist.equality import DEVICE
+from tests.dist.pipelining import CountedWire
+
+COUNTED = ("params", "grads", "optim", "replicas", "secondary")
+
+
+class _Rank:
+    """One rank of a job, ready to train."""
+
+    def __init__(self, rank: int, job: Job) -> None:
+        self.job, self.recorder = job, Recorder(DEVICE)
+        self.part = part = assemble(make_plan(job, HERE, vocab=1), rank, DEVICE, recorder=self.recorder)
+        self.share, self.groups, self.shards = part.models, part.groups, part.shards
+        group = part.groups.sequence
+        self.sequence = {"ulysses": CountedWire(group.ulysses), "ring": CountedWire(group.ring)}
+        for stage in part.models.stages:
+            for attention in stage.attn.values():
+                attention.sequence = SequenceGroup(self.sequence["ulysses"], self.sequence["ring"])  # type: ignore[assignment]
+        self.gradients, self.optimizer = part.gradients, Optimizer(part.models, part.gradients)
+
+    def step(self, number: int) -> None:
+        """One optimizer step."""
+        job = self.job
+        torch.manual_seed(number)
+        shape = job.train.global_batch_size, job.data.sequence_length
+        tokens = torch.randint(0, self.share.spec.vocab, shape)
+        self.batches = self.part.own(micro_batches(tokens, tokens, torch.arange(shape[0]), job.micro_batch, number))
+
+    def train(self) -> None:
+        """The step whose batches are there."""
+        train_step(
+            self.part.pipeline.run,
+            self.optimizer,
+            self.groups,
+            self.batches,
+            sequence_parallel=self.job.base_strategy.sequence_parallel,
+            learning_rate=1e-3,
+            clip=1.0,
+            shards=self.shards,
+        )
+
+
+def measured(rank: int, values: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Bytes that a rank's memory holds, by kind, and that a step sends, by axis as the runtime's counters
+    have it."""
+    one = _Rank(rank, Job.from_dict(values))
+    try:
+        for number in range(2):  # the first makes what stays: position tables, buffers
+            one.step(number)
+            one.train()
+        if one.shards:
+            one.shards.settle()
+        one.step(2)
+        one.recorder.take()
+        before = Counter(one.shards.sent) if one.shards else Counter[str]()
+        for wire in one.sequence.values():
+            wire.sent = 0
+        peak = DEVICE.allocated(one.train).peak
+        if one.shards:
+            one.shards.settle()
+        return {"memory": _memory(one, peak), "sent": _sent(one, before)}
+    finally:
+        if one.shards:
+            one.shards.stop()
+        one.part.lanes.close()
+
+
+def _memory(one: _Rank, peak: int) -> dict[str, int]:
+    stores = one.share.units.values()
+    kept = [tensor for store in stores for tensor in (store.kept, store.second) if tensor is not None]
+    moments = [*one.optimizer.exp_avg.values(), *one.optimizer.exp_avg_sq.values()]
+    masters = list(one.optimizer.masters.values()) if one.optimizer.separate else []
+    return {
+        "parameters": _bytes(kept),
+        "gradients": _bytes([one.gradients.flat]),
+        "optimizer": _bytes([*moments, *masters]),
+        "buffers": (one.shards.pool if one.shards else 0) + _tables(one.share) + _staging(one.groups),
+        "activations": peak,
+    }
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _tables(share: Stages) -> int:
+    """Cosines and sines, which the layers of a stage share."""
+    layers: list[Any] = [layer for model in share.stages for layer in model.attn.values()]
+    ropes = {id(layer.rope): layer.rope for layer in layers if layer.rope}
+    return sum(_bytes(list(pair)) for rope in ropes.values() for pair in rope._cache.values())
+
+
+def _staging(groups: Groups) -> int:
+    """What gloo's reduce-scatters keep."""
+    wires = [groups.tp, groups.world, groups.tied, *groups.shards.values()]
+    spare = [
+        tensor for wire in wires if isinstance(wire, GlooWire) for found in wire._spare.values() for tensor in found
+    ]
+    return _bytes(spare)
+
+
+def _sent(one: _Rank, before: Counter[str]) -> dict[str, int]:
+    sent = {axis: one.shards.sent[axis] - before[axis] if one.shards else 0 for axis in COUNTED}
+    sent |= {axis: wire.sent for axis, wire in one.sequence.items()} | {"tp": 0, "rows": 0, "pp": 0}
+    for op, kind, _, _, size in one.recorder.take():
+        if isinstance(op, SegmentOp) and kind == "comm":
+            sent["rows" if op.site == "embed" else "tp"] += size
+        elif kind == "transfer":
+            sent["pp"] += size
+    return sent
