@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import export, lab, reshard, runs, sample, schedule, train
+from plait.cli import export, lab, reshard, sample, schedule, timeline, train
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("export")(export.export)
 app.command("sample")(sample.sample)
-app.command("timeline")(runs.timeline)
+app.command("timeline")(timeline.timeline)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(lab.app, name="lab")
