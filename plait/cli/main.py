@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import export, job, lab, reshard, runs, schedule, terminal, train
+from plait.cli import export, job, lab, reshard, sample, schedule, terminal, timeline, train
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -21,7 +21,8 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("job")(job.job)
 app.command("export")(export.export)
-app.command("timeline")(runs.timeline)
+app.command("sample")(sample.sample)
+app.command("timeline")(timeline.timeline)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(lab.app, name="lab")

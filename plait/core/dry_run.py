@@ -15,13 +15,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from plait.core.errors import ScheduleError
 from plait.core.gantt import Bar
 from plait.core.schedule import Edge, Op, Schedule, Transfer, check, ends, with_transfers
 
 Transfers = Literal["buffered", "rendezvous", "blocking"]
+
+
+class Costs(Protocol):
+    """What ops take; ``PipelineCosts`` is the simplest."""
+
+    def seconds(self, op: Op) -> float:
+        """Of a computation."""
+        ...
+
+    def travel(self, transfer: Transfer) -> float:
+        """Of a transfer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,7 @@ class DryRun:
 _KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "S": "step"}
 
 
-def dry_run(schedule: Schedule, costs: PipelineCosts | None = None, transfers: Transfers = "buffered") -> DryRun:
+def dry_run(schedule: Schedule, costs: Costs | None = None, transfers: Transfers = "buffered") -> DryRun:
     """Simulate ``schedule`` (transfers are added if it has none). costs: all zero if not given.
 
     Raises ScheduleError if it is incomplete or out of order, if two ranks list a channel's transfers in
@@ -146,7 +158,7 @@ class _Channel:
 
 
 class _Machine:
-    def __init__(self, schedule: Schedule, costs: PipelineCosts, transfers: Transfers) -> None:
+    def __init__(self, schedule: Schedule, costs: Costs, transfers: Transfers) -> None:
         self.schedule, self.costs, self.transfers = schedule, costs, transfers
         self.at = [0] * len(schedule.ranks)
         self.clock = [0.0] * len(schedule.ranks)

@@ -8,12 +8,12 @@ within the step (micro-batches repeat names). Predicted and measured timelines j
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from plait.core.errors import DataError
 from plait.core.files import replacing
@@ -72,6 +72,55 @@ class Span:
     def seconds(self) -> float:
         """How long it took."""
         return self.end - self.start
+
+
+class NamedOp(Protocol):
+    """An op of a schedule, a segment or a unit; its text form is its span's name."""
+
+    @property
+    def site(self) -> str:
+        """What it works on."""
+        ...
+
+    @property
+    def layer(self) -> int:
+        """Of the model; of an op of a schedule, the stage."""
+        ...
+
+    @property
+    def slice(self) -> int:
+        """Of an op of a schedule, the micro-batch."""
+        ...
+
+    @property
+    def forward(self) -> bool:
+        """Whether it belongs to the forward pass."""
+        ...
+
+
+class OpSpan(NamedTuple):
+    """An op that took from ``start`` to ``end``, not yet a span: its occurrence within the step is not
+    known."""
+
+    op: NamedOp
+    kind: SpanKind
+    start: float
+    end: float
+    bytes: int = 0
+
+
+def spans_of(step: int, rank: int, found: Iterable[OpSpan]) -> list[Span]:
+    """The spans of one step on one rank, in order of their start. The one place where keys are made, so that
+    prediction and measurement have the same."""
+    seen: Counter[tuple[str, str]] = Counter()
+    spans: list[Span] = []
+    for one in sorted(found, key=lambda each: each.start):
+        name, direction = str(one.op), "forward" if one.op.forward else "backward"
+        seq = seen[one.kind, name]
+        seen[one.kind, name] += 1
+        where = (one.op.site, one.op.layer, one.op.slice)
+        spans.append(Span(step, rank, one.kind, name, seq, *where, direction, one.start, one.end, one.bytes))
+    return spans
 
 
 _COLUMNS = {f.name: {"int": "int64", "float": "float64"}.get(str(f.type), "string") for f in fields(Span)}
@@ -230,9 +279,3 @@ def join(predicted: Timeline, measured: Timeline) -> list[tuple[Span, Span]]:
     """Pairs of spans with equal keys, in the measured order."""
     found = {span.key: span for span in predicted.spans}
     return [(found[span.key], span) for span in measured.spans if span.key in found]
-
-
-def as_kind(text: str) -> SpanKind:
-    """A checked span kind."""
-    assert text in get_args(SpanKind), text
-    return cast("SpanKind", text)

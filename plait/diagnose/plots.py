@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.core.errors import DataError
 from plait.core.files import replacing
 from plait.core.gantt import Bar
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.text import Text
+
 FORMATS = ("svg", "png", "pdf")
+GREY = "#808890"
 
 
 def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") -> None:
     """Bars as a picture whose format the file's ending names; a colour a kind, labels where they fit. Appears
-    whole or not at all."""
+    whole or not at all. An SVG has no background, for light pages and dark ones."""
     kind_of_file = path.suffix.lstrip(".").lower()
     if kind_of_file not in FORMATS:
         raise DataError(f"{path}: a picture's name ends in .{', .'.join(FORMATS)}")
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,5 +63,22 @@ def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") 
         axes.legend(
             ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.02 - 0.6 / (1 + len(rows))), frameon=False
         )
-    with replacing(path) as partial:
-        figure.savefig(partial, format=kind_of_file, dpi=120)
+    see_through = kind_of_file == "svg"
+    if see_through:
+        _tone_down(axes)
+    same = rc_context({"svg.hashsalt": "plait", "svg.fonttype": "none"})  # the same bars, the same file
+    with replacing(path) as partial, same:
+        metadata = {"Date": None} if see_through else None
+        figure.savefig(partial, format=kind_of_file, dpi=120, transparent=see_through, metadata=metadata)
+
+
+def _tone_down(axes: Axes) -> None:
+    """Lines and words in a grey that can be read on white and on black."""
+    axes.tick_params(colors=GREY)
+    for part in (axes.title, axes.xaxis.label, *axes.spines.values(), *_legend_words(axes)):
+        part.set_color(GREY)
+
+
+def _legend_words(axes: Axes) -> list[Text]:
+    legend = axes.get_legend()
+    return legend.get_texts() if legend else []

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from plait.core.timeline import Hidden, Span, Timeline, as_kind, hidden
+from plait.core.timeline import Hidden, OpSpan, Span, Timeline, hidden, spans_of
 from plait.train.record.missing import Missing
-from plait.train.record.recorder import RecordedSpan
 
 PART = 50  # steps in one file
 
@@ -33,16 +32,9 @@ class Journal:
         if self.keep:
             self._files.extend(sorted(folder.glob(f"rank-{rank:05d}-step-*.parquet")))
 
-    def add(self, step: int, recorded: Sequence[RecordedSpan]) -> Hidden:
+    def add(self, step: int, recorded: Sequence[OpSpan]) -> Hidden:
         """Take a step's spans; returns its communication."""
-        seen: Counter[tuple[str, str]] = Counter()
-        spans: list[Span] = []
-        for one in recorded:
-            name = str(one.op)
-            seq = seen[one.kind, name]
-            seen[one.kind, name] += 1
-            spans.append(Span(step, self.rank, as_kind(one.kind), name, seq, one.op.site, one.op.layer, one.op.slice,
-                              "forward" if one.op.forward else "backward", one.start, one.end, one.bytes))  # fmt: skip
+        spans = spans_of(step, self.rank, recorded)
         if self.keep:
             self._spans += spans
             self._settle(wait=False)

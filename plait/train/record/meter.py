@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.plan import Plan
-from plait.core.timeline import Hidden
-from plait.train.record.recorder import RecordedSpan
+from plait.core.timeline import Hidden, OpSpan
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Meter:
         work = plan.model.step_flops(sequence, batch) / plan.layout.world_size
         return Meter(batch * sequence, work, peak)
 
-    def metrics(self, seconds: float, communication: Hidden, spans: Sequence[RecordedSpan]) -> dict[str, Any]:
+    def metrics(self, seconds: float, communication: Hidden, spans: Sequence[OpSpan]) -> dict[str, Any]:
         """Of a step that took so long; idle: share of the step in which this rank's stages waited for
         others."""
         idle = [span.end - span.start for span in spans if span.kind == "idle"]

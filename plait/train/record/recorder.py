@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from torch import Tensor
 
 from plait.core.schedule import Op
 from plait.core.segments import Action, Collective, SegmentOp
 from plait.core.sharding import UnitOp
+from plait.core.timeline import OpSpan, SpanKind
 from plait.train.comm.wire import Handle, wire_bytes
 from plait.train.machine.device import Device, Mark
 
@@ -29,16 +29,6 @@ class _Flight:
         self.ended = mark
 
 
-class RecordedSpan(NamedTuple):
-    """One resolved span, seconds on this process's clock. kind: as of a ``Span``."""
-
-    op: SegmentOp | Op | UnitOp
-    kind: str
-    start: float
-    end: float
-    bytes: int
-
-
 class Recorder:
     """Collects marks during a step and resolves them to spans afterwards; a full recorder drops the oldest,
     never blocks."""
@@ -47,8 +37,8 @@ class Recorder:
         self.device = device
         self._marks: deque[tuple[Action, Mark, Mark]] = deque(maxlen=capacity)
         self._flights: deque[_Flight] = deque(maxlen=capacity)
-        self._spent: deque[tuple[Op | UnitOp, str, Mark, Mark, int]] = deque(maxlen=capacity)
-        self._moves: deque[RecordedSpan] = deque(maxlen=capacity)
+        self._spent: deque[tuple[Op | UnitOp, SpanKind, Mark, Mark, int]] = deque(maxlen=capacity)
+        self._moves: deque[OpSpan] = deque(maxlen=capacity)
 
     def add(self, action: Action, start: Mark, end: Mark) -> None:
         """An op or a wait ran between two marks."""
@@ -66,15 +56,15 @@ class Recorder:
         """A pipeline stage waited for a transfer between two marks."""
         self.spent(op, "idle", start, end)
 
-    def spent(self, op: Op | UnitOp, kind: str, start: Mark, end: Mark, size: int = 0) -> None:
+    def spent(self, op: Op | UnitOp, kind: SpanKind, start: Mark, end: Mark, size: int = 0) -> None:
         """Something else took the time between two marks, and moved ``size`` bytes."""
         self._spent.append((op, kind, start, end, size))
 
     def moved(self, op: Op, start: float, end: float, size: int) -> None:
         """A transfer was under way, by the host's clock."""
-        self._moves.append(RecordedSpan(op, "transfer", start, end, size))
+        self._moves.append(OpSpan(op, "transfer", start, end, size))
 
-    def take(self) -> list[RecordedSpan]:
+    def take(self) -> list[OpSpan]:
         """All spans since the last call, in order of their start; collectives are cut where they overlap.
 
         A group serves one collective at a time, so one that starts while another travels begins when that
@@ -82,25 +72,22 @@ class Recorder:
         """
         self.device.synchronize()
         spans = [
-            RecordedSpan(a.op, "wait" if a.verb == "wait" else "compute", self._at(s), self._at(e), 0)
-            for a, s, e in self._marks
+            OpSpan(a.op, "wait" if a.verb == "wait" else "compute", self._at(s), self._at(e)) for a, s, e in self._marks
         ]
-        spans += [
-            RecordedSpan(op, kind, self._at(start), self._at(end), size) for op, kind, start, end, size in self._spent
-        ]
+        spans += [OpSpan(op, kind, self._at(start), self._at(end), size) for op, kind, start, end, size in self._spent]
         spans += self._collectives()
         spans += self._moves
         for collected in (self._marks, self._flights, self._spent, self._moves):
             collected.clear()
         return sorted(spans, key=lambda span: span.start)
 
-    def _collectives(self) -> Iterator[RecordedSpan]:
+    def _collectives(self) -> Iterator[OpSpan]:
         free = 0.0
         for flight in self._flights:
             if flight.ended is None:
                 continue
             end = self._at(flight.ended)
-            yield RecordedSpan(flight.op, "comm", min(max(self._at(flight.started), free), end), end, flight.bytes)
+            yield OpSpan(flight.op, "comm", min(max(self._at(flight.started), free), end), end, flight.bytes)
             free = max(free, end)
 
     def _at(self, mark: Mark) -> float:

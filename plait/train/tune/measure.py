@@ -22,12 +22,13 @@ from plait.core.schedule import Transfer, whole_steps
 from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
 from plait.core.strategy import ShardOverlap, Strategy
+from plait.core.timeline import OpSpan
 from plait.train.comm.objects import gather
 from plait.train.engine.assembly import Part
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import Device
-from plait.train.record.recorder import RecordedSpan, Recorder
+from plait.train.record.recorder import Recorder
 from plait.train.tune.timing import time_interleaved, typical_costs
 
 ROUNDS = 3
@@ -111,7 +112,7 @@ def _times(part: Part, batches: Sequence[MicroBatch]) -> Times:
 def _busy(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) -> float:
     """Seconds in which a step's segments compute or wait for their own collectives, after a step to warm
     up."""
-    spans: list[RecordedSpan] = []
+    spans: list[OpSpan] = []
     for _ in range(2):
         recorder.take()
         part.pipeline.run(batches)

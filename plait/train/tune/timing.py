@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
+from plait.core.timeline import OpSpan
 from plait.train.comm.objects import gather
 from plait.train.machine.device import Device
-from plait.train.record.recorder import RecordedSpan, Recorder
+from plait.train.record.recorder import Recorder
 
 RECORDED = 5
 """Steps whose costs are measured; orders made from the costs of one, which may have been disturbed, were up
@@ -51,7 +52,7 @@ def mean_over_ranks(own: SegmentCosts) -> SegmentCosts:
     return SegmentCosts(mean([compute for compute, _ in every]), mean([collective for _, collective in every]))
 
 
-def measured_costs(spans: Iterable[RecordedSpan], micro_batches: int = 1) -> SegmentCosts:
+def measured_costs(spans: Iterable[OpSpan], micro_batches: int = 1) -> SegmentCosts:
     """What one micro-batch spends on every kind of op and collective, from recorded spans of segment ops."""
     compute: dict[str, float] = defaultdict(float)
     collective: dict[str, float] = defaultdict(float)

@@ -1,0 +1,40 @@
+"""``plait sample``: text from a trained model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sample(
+    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/quickstart.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of the random choices; the same seed gives the same text.")] = 0,
+    step: Annotated[int | None, typer.Option(help="Of the checkpoint; the newest if not given.")] = None,
+) -> None:
+    """Continue a text with a run's newest checkpoint: shows what it has learned."""
+    from plait.train.sample import Sampler
+
+    sampler = Sampler.of_run(run, step)
+    pieces = sampler.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
+    for warning in sampler.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    sys.stdout.write(printable(prompt))
+    for piece in pieces:
+        sys.stdout.write(printable(piece))
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def printable(text: str) -> str:
+    """``text`` without what would drive a terminal: a model may write any character.
+
+    >>> printable("a\\x1b[2Jb\\tc")
+    'a�[2Jb\\tc'
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)

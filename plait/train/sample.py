@@ -1,0 +1,132 @@
+"""Text from a trained model: one process, the whole model, no cache of keys and values.
+
+Every token is one forward pass over what came before it, at most ``max_sequence`` tokens. That is for looking
+at what a run has learned, not for serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plait.core.errors import JobError
+from plait.core.job import Job
+from plait.core.segments import SegmentGraph
+from plait.train.checkpoint.whole import load_whole
+from plait.train.data.tokenizer import Tokenizer, load_tokenizer
+from plait.train.model.basics import SliceContext
+from plait.train.model.sublayers import ParallelBlock, Sublayer
+from plait.train.model.transformer import Transformer
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a character decodes to while some of its bytes are missing
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A whole model and its tokenizer. warnings: on damaged checkpoints that were passed over.
+
+    sampler = Sampler.of_run(Path("runs/quickstart"))
+    print("".join(sampler.generate("def ", tokens=100)))
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    warnings: tuple[str, ...] = ()
+
+    @staticmethod
+    def of_run(run: Path, step: int | None = None) -> Sampler:
+        """A run's, after ``step``, or as of its newest checkpoint.
+
+        Raises JobError for a folder that holds no run, CheckpointError for one without such a checkpoint.
+        """
+        if not (run / "plan.json").is_file():
+            problem = "holds no run that has started" if run.is_dir() else "no such run folder"
+            raise JobError(problem, file=str(run), fix="Name a folder that plait train has made, such as runs/NAME")
+        tokenizer = load_tokenizer(Job.read(run / "job.toml").data.tokenizer)
+        whole = load_whole(run, step)
+        return Sampler(whole.model, tokenizer, whole.warnings)
+
+    def generate(self, prompt: str, *, tokens: int, temperature: float = 0.0, seed: int = 0) -> Iterator[str]:
+        """The text that follows ``prompt``, in pieces of whole characters; ends early at an end of text.
+
+        temperature: 0 takes the likeliest token. Raises JobError for what cannot be continued.
+        """
+        ids = self._checked(prompt, tokens, temperature)
+        return self._pieces(ids, tokens, temperature, torch.Generator().manual_seed(seed))
+
+    def _checked(self, prompt: str, tokens: int, temperature: float) -> list[int]:
+        if tokens < 1:
+            raise JobError(f"{tokens} tokens are no text", key="--tokens", fix="Use at least 1")
+        if not 0 <= temperature < float("inf"):
+            raise JobError(f"{temperature} is no temperature", key="--temperature", fix="Use 0 or more")
+        ids: list[int] = self.tokenizer.encode(prompt).tolist()
+        longest = self.model.spec.max_sequence
+        if not ids:
+            raise JobError("is empty", key="--prompt", fix="Give at least one character to go on from")
+        if len(ids) > longest:
+            problem = f"has {len(ids)} tokens, and the model sees at most {longest}"
+            raise JobError(problem, key="--prompt", fix="Give a shorter one")
+        return ids
+
+    def _pieces(self, ids: list[int], tokens: int, temperature: float, random: torch.Generator) -> Iterator[str]:
+        told = self.tokenizer.decode(ids)
+        for _ in range(tokens):
+            seen = ids[-self.model.spec.max_sequence :]
+            logits = next_logits(self.model, seen)[: self.tokenizer.vocab]
+            ids.append(_pick(logits, temperature, random))
+            if ids[-1] == self.tokenizer.end_of_text:
+                break
+            text = self.tokenizer.decode(ids)
+            if not text.endswith(_BROKEN):  # else the next token may complete the character
+                yield text[len(told) :]
+                told = text
+        yield self.tokenizer.decode(ids)[len(told) :]
+
+
+@torch.no_grad()
+def next_logits(model: Transformer, tokens: Sequence[int]) -> Tensor:
+    """[V] of the token after ``tokens``: a whole model's forward, segment by segment."""
+    spec, size = model.spec, len(tokens)
+    padded = -(-size >> spec.levels) << spec.levels  # what follows is not seen, but halves must be whole
+    ids = torch.tensor([*tokens, *[0] * (padded - size)])
+    graph = SegmentGraph.of(spec, model.strategy, model.stage, backward=False)
+    skips: dict[int, Tensor] = {}
+    h = torch.empty(0)
+    for site, layer in graph.segments:
+        positions = torch.arange(padded >> graph.level(spec, site, layer))
+        context = SliceContext(torch.zeros(1), positions, None, spread=positions)
+        match site:
+            case "embed":
+                h = model.embedding.join(model.embedding.words.weight[ids][:, None], context)
+            case "down":
+                skips[layer] = h
+                h = model.downs[layer](h)
+            case "up":
+                h = model.ups[layer](h, skips.pop(layer))
+            case "head":
+                return (model.norm(h)[size - 1, 0] @ model.head.weight.t())[: spec.vocab]
+            case _:
+                h = _sublayer(model.sublayers[site, layer], h, context)
+    raise AssertionError("a whole model ends with its head")
+
+
+def _sublayer(sublayer: Sublayer | ParallelBlock, h: Tensor, context: SliceContext) -> Tensor:
+    """The residual stream after an attention, an MLP, or both side by side."""
+    n = sublayer.norm(h)
+    y = torch.zeros_like(h)
+    for branch in sublayer.branches:
+        z = F.linear(n, branch.column.weight, branch.column.bias)
+        y = y + F.linear(branch.core(z, context), branch.row.weight)
+    return sublayer.join(h, y[None], context)
+
+
+def _pick(logits: Tensor, temperature: float, random: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    scaled = (logits.double() - logits.double().max()) / temperature  # no overflow, however cold
+    return int(torch.multinomial(scaled.softmax(0), 1, generator=random))

@@ -1,0 +1,45 @@
+"""Predicted beside measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.core.errors import DataError
+from plait.core.timeline import Hidden, Span, SpanKind, Timeline
+from plait.diagnose.compare import Row, Unmatched, compare
+
+
+def span(kind: SpanKind, start: float, end: float, name: str = "attn0.R0", *, step: int = 1, rank: int = 0) -> Span:
+    return Span(step, rank, kind, name, 0, name[:4], 0, 0, "forward", start, end)
+
+
+def test_rows_are_a_ranks_mean_step_of_what_both_have() -> None:
+    predicted = Timeline((
+        span("compute", 0, 2), span("comm", 2, 5), span("wait", 4, 5), span("compute", 5, 6, "mlp0.F0"),
+        span("compute", 0, 2, rank=1), span("compute", 0, 9, step=7),
+    ))  # fmt: skip
+    measured = Timeline((
+        span("compute", 10, 13), span("comm", 13, 17), span("wait", 14, 17), span("comm", 17, 19, "gath 0"),
+        span("compute", 0, 3, rank=1), span("compute", 0, 99, step=8),
+    ))  # fmt: skip
+    found = compare(predicted, measured)
+    assert (found.steps, found.ranks) == ((1,), (0, 1))
+    assert found.rows == (
+        Row("compute", "attn", "forward", 2.0, 3.0),
+        Row("comm", "attn", "forward", 1.5, 2.0),
+        Row("wait", "attn", "forward", 0.5, 1.5),
+    )
+    assert [row.ratio for row in found.rows] == [1.5, 2 / 1.5, 3.0]
+    assert found.never_seen == (Unmatched("compute", "mlp0", "forward", 0.5, 0.5, "mlp0.F0"),)
+    assert found.not_planned == (Unmatched("comm", "gath", "forward", 0.5, 1.0, "gath 0"),)
+    assert (found.predicted, found.measured) == (Hidden(1.5, 0.5), Hidden(3.0, 1.5))
+
+
+def test_nothing_predicted_has_no_ratio() -> None:
+    found = compare(Timeline((span("wait", 1, 1),)), Timeline((span("wait", 1, 2),)))
+    assert found.rows[0].ratio is None
+
+
+def test_timelines_without_a_common_step_are_refused() -> None:
+    with pytest.raises(DataError, match="no step of any rank in common"):
+        compare(Timeline((span("wait", 1, 1),)), Timeline((span("wait", 1, 2, step=2),)))
