@@ -129,7 +129,8 @@ def test_a_truncated_token_shard_is_prepared_again_and_a_damaged_checkpoint_is_s
     done = train(damaged)
     assert done.returncode == 0, done.stderr
     assert "resuming after step 8" in done.stdout
-    (warning,) = (line for line in " ".join(done.stdout.split()).split("warning: ")[1:])
+    warnings = " ".join(done.stdout.split()).split("warning: ")[1:]
+    (warning,) = (line for line in warnings if "/checkpoints/" in line.split()[0])
     assert re.match(r"\S+/step-00000012/rank-\d+\.safetensors: damaged: .*The checkpoint of step 8 is used", warning)
     assert (run / "checkpoints" / "step-00000012.unusable").is_dir()
     assert curve(damaged) == wanted
@@ -159,16 +160,6 @@ def test_an_export_of_an_older_step(finished: Path, tmp_path: Path) -> None:
     assert weights[0] != weights[1]
     assert_refused(export(run, tmp_path / "no", "--step", "5"), "step-00000005", "also holds steps 8, 12")
     assert_refused(export(tmp_path, tmp_path / "no"), "plan.json")
-
-
-def test_a_run_whose_folder_is_deleted_does_not_end_well(tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=100000, every=2)
-    process = start(job)
-    wait_for_step(process, job, 2)
-    shutil.rmtree(tmp_path / "runs", ignore_errors=True)
-    shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # what was written meanwhile
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode not in (0, 130), errors
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -44,12 +44,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "an odd hidden size": {**LLAMA, "hidden": 15, "num_heads": 3, "head_size": 4, "num_kv_heads": 1},
     "whole numbers where transformers wants fractions": {
         **LLAMA,
-        "norm_eps": 1,
         "rope_theta": 10,
         "rope_scaling": SCALING,
     },
     "tied, and a padded vocabulary": {**LLAMA, "tied_embeddings": True, "vocab": 301},
-    "gpt": {**GPT, "norm_eps": 1, "dropout": 0.1, "attention_dropout": 0.2},
+    "gpt": {**GPT, "dropout": 0.1, "attention_dropout": 0.2},
     "gpt untied": {**GPT, "hidden": 15, "num_heads": 3, "ffn_hidden": 7, "tied_embeddings": False},
 }
 
