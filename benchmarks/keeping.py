@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,12 +40,16 @@ def ranks_on_lab(
             if prepare:
                 prepare(lab)
             try:
-                run_ranks(lambda rank, o, e: lab.popen(rank, argv, stdout=o, stderr=e), spec.world_size, logs)
+                run_ranks(partial(lab.popen, argv=argv), spec.world_size, logs, timeout=LONGEST)
             except PlaitError:
                 for log in sorted(logs.iterdir()):
                     print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
                 raise
         return json.loads(out.read_text())
+
+
+LONGEST = 3600.0
+"""Seconds that a rank of a benchmark may be stopped."""
 
 
 def make_parser(doc: str | None, *, rounds: int, quick: int = 2, cases: Iterable[str] = ()) -> argparse.ArgumentParser:

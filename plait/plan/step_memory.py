@@ -70,7 +70,7 @@ def stage_activations(
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one layer more adds: after a forward, after the first part of a backward, to the forward's most."""
+    """What one layer more adds: after a forward, after a backward's first part, to the forward's most."""
 
     kept: int = 0
     held: int = 0

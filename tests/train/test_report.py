@@ -16,10 +16,10 @@ import pytest
 
 from plait.core.errors import RankFailure
 from plait.core.schedule import Op
+from plait.core.timeline import OpSpan
 from plait.train.record.journal import PART, Journal
 from plait.train.record.metrics import MetricsFile
 from plait.train.record.missing import Missing
-from plait.train.record.recorder import RecordedSpan
 from plait.train.report import Reporter, Screen
 
 
@@ -194,7 +194,7 @@ def test_a_timeline_that_cannot_be_written_is_counted_and_makes_no_folder(tmp_pa
     missing = Missing("the timeline", said.append)
     (tmp_path / "timeline").write_text("a file is in the way")
     journal = Journal(tmp_path / "timeline", rank=0, plan_hash="x", keep_steps=100, missing=missing)
-    span = RecordedSpan(Op(0, "F", 0), "compute", 0.0, 1.0, 0)
+    span = OpSpan(Op(0, "F", 0), "compute", 0.0, 1.0, 0)
     for step in range(PART + 2):
         journal.add(step, [span])
     journal._settle(wait=True)

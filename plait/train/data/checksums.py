@@ -1,7 +1,7 @@
 """When the checksums of a corpus are compared: at every start, or for a large one once per change of a file.
 
-A start reads corpora of up to ``EVERY_START`` bytes whole: one to two seconds, and seconds more from a slow disk.
-A larger one is read when it is first seen. What was found intact is remembered in ``verified.json`` beside
+A start reads corpora of up to ``EVERY_START`` bytes whole: one to two seconds, and more from a slow disk. A
+larger one is read when it is first seen. What was found intact is remembered in ``verified.json`` beside
 the index, by size, modification time and inode, and only a shard that differs in these is read again. So what
 a disk changes by itself in a large corpus, behind the file system's back, is found by whoever deletes
 ``verified.json``.
