@@ -100,7 +100,7 @@ class _ListScheduler:
         self.weight = [op.kind == "W" for op in self.ops]
         self.place = {op: i for i, op in enumerate(op for op in self.ops if op.slice == 0)}
         self.until_wire = self._until_wire()
-        # Of the order that is being made, by op: its preference, when it is done, when its result has arrived ...
+        # Of the order being made, by op: its preference, when it is done, when its result is there ...
         self.rank, self.done, self.arrived = list[tuple[int, int]](), list[float](), list[float]()
         self.at: list[float] = []  # ... and when all that it needs is there
 
