@@ -1,12 +1,12 @@
-"""Choosing the order of segment ops so that collectives hide behind computation (Domino, arXiv 2409.15241).
+"""Choosing an order of segment ops in which collectives overlap computation (Domino, arXiv 2409.15241).
 
-On the model of ``segment_costs``, processor and link. ``domino_order`` is list scheduling: slices are
-independent
-chains, so while one slice's collective travels another slice computes, and weight gradients, which nobody
-waits
-for, fill what is left; then single ops are moved (``climb``). Beyond the paper's fixed interleaving: any
-number of slices, weight gradients deferred to where the processor would idle, and slices that may run ahead
-of each other (one slice's compute-heavy backward beside another's communication-heavy forward).
+Orders are timed on a model of one processor and one link (``segment_costs``). ``domino_order`` is list
+scheduling. Slices are independent chains: while one slice's collective travels, another slice computes.
+Weight gradients, which nobody waits for, fill what is left. Then single ops are moved (``climb``).
+
+Beyond the paper's fixed interleaving: any number of slices; weight gradients are deferred to where the
+processor would idle; slices may run ahead of each other, so that one slice's compute-heavy backward overlaps
+another's communication-heavy forward.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ class _ListScheduler:
         self.weight = [op.kind == "W" for op in self.ops]
         self.place = {op: i for i, op in enumerate(op for op in self.ops if op.slice == 0)}
         self.until_wire = self._until_wire()
+        # Of the order being made, by op: its preference, when it is done, when its result is there ...
+        self.rank, self.done, self.arrived = list[tuple[int, int]](), list[float](), list[float]()
+        self.at: list[float] = []  # ... and when all that it needs is there
 
     def _until_wire(self) -> list[float]:
         """Processor seconds from the start of an op until its slice next has something for the link."""
@@ -117,7 +120,7 @@ class _ListScheduler:
         sign = -1 if policy.ahead else 1
         self.rank = [(sign * self.place[op._replace(slice=0)], op.slice) for op in self.ops]
         self.done, self.arrived = [0.0] * len(self.ops), [0.0] * len(self.ops)
-        self.at = [0.0] * len(self.ops)  # when all that an op needs is there
+        self.at = [0.0] * len(self.ops)
         missing = [len(sources) for sources in self.needs]
         ready, order, now, link = [i for i, count in enumerate(missing) if not count], list[int](), 0.0, 0.0
         while ready:

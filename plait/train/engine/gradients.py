@@ -1,8 +1,8 @@
 """Gradient accumulators: flat, allocated once, in fp32 or better; weight gradients are added in place, slice
 after slice.
 
-A unit whose gradient is cut over ranks has no accumulator for the whole of it: it is *opened* on a buffer
-before the first op that adds, and what it has become is reduced and added to this rank's shard
+A unit whose gradient is sharded has no accumulator for the whole of it. It is *opened* on a buffer before the
+first op that adds to it; afterwards the buffer is reduced, and added to this rank's shard
 (``plait.train.engine.shards``).
 """
 

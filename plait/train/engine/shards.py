@@ -1,10 +1,10 @@
 """The engine of sharded data parallelism: gathers units before they are read, reduces their gradients,
 publishes what optimizers changed.
 
-What happens when stands in the segment lists (``plait.core.sharding.with_units``), so it is the same on every
-rank by construction. All communication is jobs of one background thread, in the order of those lists.
-Gathered units and open gradients live in buffers that are allocated once, before any activation: two of a
-size, where one is filled while the other is used.
+The segment lists say what happens when (``plait.core.sharding.with_units``). One background thread
+communicates, in the order of those lists, which is the same on every rank. Gathered units and open gradients
+live in buffers that are allocated once, before any activation: two of each size, of which one is filled while
+the other is used.
 """
 
 from __future__ import annotations

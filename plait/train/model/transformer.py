@@ -86,14 +86,15 @@ class Transformer(nn.Module):
         self.norm = Norm(spec)
         self.head = self.embedding.words if spec.tied_embeddings and self.stage.embeds else Weight()
         self.pieces: list[Piece] = pieces(spec, strategy, tp_rank, self.stage)
-        self._fill(seed, sharding, shard_rank, dtype, device or torch.device("cpu"))
+        at, to = self.stage.index, device or torch.device("cpu")
+        self.units = make_units(self.pieces, self.embedding.rows, at, sharding, shard_rank, dtype, to)
+        self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
+        self._fill(seed)
 
-    def _fill(self, seed: int, sharding: Sharding, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    def _fill(self, seed: int) -> None:
         """Make every parameter from its pieces; rows that no piece covers (vocabulary padding) are zero."""
-        self.units = make_units(self.pieces, self.embedding.rows, self.stage.index, sharding, rank, dtype, device)
         for store in self.units.values():
             store.fill(lambda piece: initialise(self.spec, piece, seed))
-        self.named = {name: parameter for store in self.units.values() for name, parameter in store.parameters.items()}
         for name, parameter in self.named.items():
             module, tail = self._owner(name)
             setattr(module, tail, parameter)
