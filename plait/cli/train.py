@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from plait.lab import LabSpec
 
 WORKER = "plait.train.worker"
+CHECKED = 64
+"""Ranks up to which a dry run also plans every transfer, as a run does."""
 
 
 def train(
@@ -26,7 +28,10 @@ def train(
         str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
     ] = "local",
     plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only check the job and that its files are there.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed.
 
@@ -36,15 +41,17 @@ def train(
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
     lab = _lab_spec(on)
-    plan, folder = _written(job, overrides or []) if job.suffix == ".json" else _planned(job, overrides or [], lab)
+    if dry_run:
+        return _show(job, overrides or [], lab, as_json)
+    if job.suffix == ".json":
+        plan, folder = _written(job, overrides or [])
+    else:  # torchrun's ranks may stand on other machines too
+        plan, folder = _planned(job, overrides or [], lab, refuse=not plan_only)
     if lab and lab.world_size != plan.layout.world_size:
         from plait.core.errors import JobError
 
         problem = f"{on} has {lab.world_size} ranks, the job needs {plan.layout.world_size}"
         raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
-    if check:
-        typer.echo(f"{job} is a valid job; it would run in {folder}")
-        return
     if plan_only:  # whoever asks holds the run's lock
         _write(plan, folder)
         return
@@ -56,8 +63,45 @@ def train(
         raise typer.Exit(_run(plan, folder, lab, lock))
 
 
-def _planned(file: Path, overrides: list[str], lab: LabSpec | None) -> tuple[Plan, Path]:
-    """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder."""
+def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) -> None:
+    """The dry run: what is checked before a run is, and the tables."""
+    from plait.cli.dry_run import show
+    from plait.core.job import Job
+    from plait.plan.estimate import Work, estimate
+    from plait.plan.fits import check_size, room
+    from plait.train.data.tokenizer import load_tokenizer
+
+    if file.suffix == ".json":
+        plan, folder = _written(file, overrides)
+        there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size)
+        work = Work.of_plan(plan, gpu=bool(there and there.each))
+    else:
+        job = Job.read(file, overrides).named(file.stem)
+        vocab, folder = load_tokenizer(job.data.tokenizer).vocab, _folder(job)
+        there = room(job.run.device, job.world_size)
+        check_size(job, vocab, None)
+        if job.world_size <= CHECKED:
+            _planned(file, overrides, lab)
+        else:
+            _check_files(job, folder)
+        work = Work.of(job, vocab, gpu=bool(there and there.each))
+    show(f"{file}, which would run in {folder}", estimate(work), there, as_json)
+
+
+def _refuse(job: Job, vocab: int) -> None:
+    """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
+    from plait.plan.estimate import Work, estimate
+    from plait.plan.fits import check_fits, check_size, room
+
+    there = room(job.run.device, job.world_size)
+    check_size(job, vocab, there)
+    if there:
+        check_fits(job, estimate(Work.of(job, vocab, gpu=bool(there.each))), vocab, there)
+
+
+def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: bool = False) -> tuple[Plan, Path]:
+    """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder.
+    refuse: a job that cannot fit here."""
     from plait.core.cluster import HERE, Cluster
     from plait.core.job import Job
     from plait.plan.make import make_plan
@@ -65,6 +109,8 @@ def _planned(file: Path, overrides: list[str], lab: LabSpec | None) -> tuple[Pla
 
     job = Job.read(file, overrides).named(file.stem)
     tokenizer = load_tokenizer(job.data.tokenizer)
+    if refuse:
+        _refuse(job, tokenizer.vocab)
     rate = lab.rate / 8 if lab and lab.rate else None
     cluster = Cluster(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
     fresh = make_plan(job, cluster, vocab=tokenizer.vocab)

@@ -41,6 +41,7 @@ from plait.core.strategy import Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
 MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fields(ModelSpec)})
+MOST_STAGES = 1_000
 _PATHS = (("model", "huggingface"), ("data", "text"), ("data", "tokenizer"), ("train", "init_from"))
 
 
@@ -113,6 +114,7 @@ class Job(Section):
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
         train = self.train
+        self._check_stages()
         self._check_batch()
         decayed, key = (train.lr_decay_steps, "lr_decay_steps") if train.lr_decay_steps else (train.steps, "steps")
         if train.warmup_steps > decayed:
@@ -126,7 +128,7 @@ class Job(Section):
                 key="train.min_learning_rate",
             )
         spec = self.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
-        for dp, tp in self.degrees:
+        for dp, tp in dict.fromkeys(self.degrees):
             if dp > self.micro_batch:
                 raise JobError(
                     f"dp = {dp} shares a micro-batch of {self.micro_batch} sequences",
@@ -137,6 +139,15 @@ class Job(Section):
                 spec, batch=self.micro_batch // dp, sequence=self.data.sequence_length
             )
             self.sharding(dp * self.strategy.cp).check(dp * self.strategy.cp)
+
+    def _check_stages(self) -> None:
+        """Before anything is written out for every one of them."""
+        stages, layers = self.strategy.pp * self.strategy.virtual_stages, self.model_spec(vocab=1).num_layers
+        if stages > min(layers, MOST_STAGES):
+            problem = f"{layers} layers leave one of {stages} stages without a layer"
+            if stages <= layers:
+                problem = f"{stages} stages are more than {MOST_STAGES}"
+            raise JobError(problem, key="strategy.pp", fix="Use fewer stages")
 
     def _check_batch(self) -> None:
         """A replica's micro-batch is as large as the job says; only a batch that is not cut may leave

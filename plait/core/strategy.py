@@ -107,9 +107,9 @@ class Strategy:
                 key="strategy.sequence_parallel",
                 fix="Switch sequence_parallel off or change data.sequence_length",
             )
-        if sequence % (1 << model.levels):
+        if model.levels >= sequence.bit_length() or sequence % (1 << model.levels):
             raise JobError(f"{sequence} cannot be halved {model.levels} times", key="data.sequence_length",
-                           fix=f"Use a multiple of {1 << model.levels}")  # fmt: skip
+                           fix=f"Use a multiple of 2 to the power of {model.levels}")  # fmt: skip
         if self.sequence_parallel and model.levels:
             raise JobError(
                 "a utransformer merges neighbouring tokens, which sequence parallelism would put on different ranks",
@@ -202,4 +202,6 @@ def slice_sizes(total: int, parts: int) -> tuple[int, ...]:
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+    """The smaller ones of a number that is out of all proportion."""
+    most = min(number, 4096)
+    return ", ".join([str(d) for d in range(1, most + 1) if number % d == 0] + ["..."] * (most < number))

@@ -40,12 +40,7 @@ def make_plan(job: Job, cluster: Cluster, *, vocab: int) -> Plan:
     run.
     """
     model, strategy, layout = job.model_spec(vocab), job.base_strategy, job.layout
-    workload = Workload(
-        micro_batch=job.micro_batch,
-        num_micro_batches=job.num_micro_batches,
-        sequence=job.data.sequence_length,
-        precision=job.train.precision,
-    )
+    workload = job_workload(job)
     shardings = tuple(job.sharding(mesh.replicas) for mesh in layout.meshes)
     choices = Choices(
         strategies=_candidates(job, model, workload),
@@ -53,7 +48,7 @@ def make_plan(job: Job, cluster: Cluster, *, vocab: int) -> Plan:
         slack=job.measures_slack and len(layout.degrees) > 1,
     )
     design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices, job.train.seed)
-    return assemble_plan(design, _schedule(job, layout), cluster, job=job)
+    return assemble_plan(design, job_schedule(job, layout), cluster, job=job)
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,17 @@ def assemble_plan(design: Design, schedule: Schedule, cluster: Cluster, *, job: 
     )
 
 
-def _schedule(job: Job, layout: Layout) -> Schedule:
+def job_workload(job: Job) -> Workload:
+    """What a step of a job computes."""
+    return Workload(
+        micro_batch=job.micro_batch,
+        num_micro_batches=job.num_micro_batches,
+        sequence=job.data.sequence_length,
+        precision=job.train.precision,
+    )
+
+
+def job_schedule(job: Job, layout: Layout) -> Schedule:
     """The job's schedule, computation only unless it is written in a file."""
     asked, count = job.strategy, job.num_micro_batches
     written = Path(asked.schedule).is_file()

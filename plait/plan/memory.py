@@ -21,10 +21,8 @@ from plait.core.segment_costs import segment_costs
 from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
 from plait.core.sharding import WHOLE, Sharding, Unit
 from plait.core.stages import Stage
-from plait.core.strategy import Strategy, slice_sizes
-
-MASTER = 4
-"""Bytes of a gradient, a master weight or a moment, unless the model itself computes in more."""
+from plait.core.strategy import Strategy
+from plait.plan.segment_sizes import MASTER, Core, Sizes
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,20 @@ class States:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of one micro-batch: kept between its forward and its backward, and the most at any moment of
-    either."""
+    """Bytes of one micro-batch on one stage: kept between its forward and its backward, and the most at any
+    moment of either. Where the backward is split, also kept between its two parts (``held``), and the most in
+    the second. staging: what gloo's reduce-scatters keep from step to step, none of the others."""
 
     kept: int
     forward_peak: int
     backward_peak: int
+    held: int = 0
+    weight_peak: int = 0
+    staging: int = 0
 
     def peak(self, alive: int = 1) -> int:
         """The most at any moment with so many micro-batches alive at once."""
-        return (alive - 1) * self.kept + max(self.forward_peak, self.backward_peak)
+        return (alive - 1) * self.kept + max(self.forward_peak, self.backward_peak, self.weight_peak)
 
 
 def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> States:
@@ -81,6 +83,17 @@ def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> S
     return States(parameters, gradients, optimizer, buffers)
 
 
+def reduction_buffers(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> int:
+    """What gloo's reduce-scatters of gradients keep: one buffer for every size that a level reduces."""
+    found = set[tuple[str, int]]()
+    for numel in units.values():
+        params, grads, optim = sharding.params, sharding.grads, sharding.optim
+        levels = [("params", numel, params), ("grads", numel // params, grads // params)]
+        levels.append(("optim", numel // grads, optim // grads))
+        found |= {(level, size) for level, size, ranks in levels if ranks > 1}
+    return sum(size for _, size in found) * max(MASTER, itemsize)
+
+
 def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:
     """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are
     scattered."""
@@ -96,141 +109,86 @@ def activations(
     batch: int,
     sequence: int,
     itemsize: int,
-    zero_bubble: bool = False,
+    phases: Sequence[Phase] = ("F", "B"),
     fused_norm: bool = False,
 ) -> Activations:
     """Of a micro-batch of ``batch`` x ``sequence`` on one rank of a stage.
 
-    zero_bubble: whether weight gradients are a phase of their own, here as if it came at once.
+    phases: in which a micro-batch runs: ``step``, ``F B``, or ``F I W``.
     fused_norm: whether RMSNorm keeps its input only (GPU kernels do; on a CPU torch also keeps the normalised
     numbers).
     """
     costs = segment_costs(spec, strategy, batch=batch, sequence=sequence)
     graph = SegmentGraph.of(spec, strategy, stage)
-    walk = _Walk(_Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
+    walk = _Walk(Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
 
     def order(phase: Phase) -> list[Action]:
         return segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch)
 
-    walk.run(order("F"))
-    kept, forward, walk.peak = walk.now, walk.peak, 0
-    backward: tuple[Phase, ...] = ("I", "W") if zero_bubble else ("B",)
-    for phase in backward:
-        walk.run(order(phase))
-    return Activations(kept, forward, walk.peak)
-
-
-class _Sizes:
-    """Bytes of the tensors of one slice. Rows: tokens of this rank; streams are sharded where tensor
-    parallelism shards the sequence."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        strategy: Strategy,
-        graph: SegmentGraph,
-        batch: int,
-        sequence: int,
-        itemsize: int,
-        fused: bool,
-    ) -> None:
-        self.spec, self.strategy, self.graph, self.itemsize, self.fused = spec, strategy, graph, itemsize, fused
-        self.shares = slice_sizes(batch, strategy.p1)
-        self.tokens = sequence // strategy.cp
-        self.sharded = strategy.tp if graph.sequence_parallel else 1
-
-    def rows(self, op: SegmentOp) -> int:
-        """Tokens of a slice where the segment works."""
-        return self.shares[op.slice] * (self.tokens >> self.graph.level(self.spec, op.site, op.layer))
-
-    def full(self, op: SegmentOp) -> int:
-        """[S, b, H]."""
-        return self.rows(op) * self.spec.hidden * self.itemsize
-
-    def stream(self, op: SegmentOp) -> int:
-        """[S_local, b, H]."""
-        return self.full(op) // self.sharded
-
-    def head(self, op: SegmentOp) -> int:
-        """[S, b, V / tp], in fp32 at least."""
-        return self.rows(op) * self.strategy.padded_vocab(self.spec) // self.strategy.tp * max(MASTER, self.itemsize)
-
-    def branches(self, op: SegmentOp) -> list[_Core]:
-        """What stands between a first and a second weight."""
-        row = self.rows(op) * self.itemsize
-        return [core(self, row, op) for core in {"attn": [_attention], "mlp": [_mlp]}.get(op.site, [_attention, _mlp])]
-
-
-@dataclass(frozen=True)
-class _Core:
-    """Bytes. z: of the first weight's output; o: of the second's input; saved: kept by autograd besides;
-    forward, backward: working sets beyond all these and the gradients of z and o. memo: kept although the
-    core runs again. cheap: whether selective recomputation runs it again."""
-
-    z: int
-    o: int
-    saved: int
-    forward: int
-    backward: int
-    memo: int
-    cheap: bool
-
-
-def _mlp(sizes: _Sizes, row: int, _op: SegmentOp) -> _Core:
-    inner = row * sizes.spec.ffn_hidden // sizes.strategy.tp
-    if sizes.spec.gated:  # keeps the gate's activation
-        return _Core(2 * inner, inner, inner, 0, inner, 0, True)
-    return _Core(inner, inner, 0, 0, 0, 0, True)
-
-
-def _attention(sizes: _Sizes, row: int, op: SegmentOp) -> _Core:
-    spec, strategy = sizes.spec, sizes.strategy
-    heads, kv_heads = spec.num_heads // strategy.tp, max(1, spec.num_kv_heads // strategy.tp)
-    q, kv = row * heads * spec.head_size, row * kv_heads * spec.head_size
-    lse = sizes.rows(op) * heads * max(MASTER, sizes.itemsize)
-    ulysses = strategy.cp // strategy.ring
-    grouped = heads != kv_heads
-    saved, forward, backward, memo = lse, 0, q + 2 * kv, 0
-    if spec.family == "llama":  # rotated queries and keys
-        forward, backward = 2 * q, backward + 2 * q
-        saved += q + (0 if grouped and strategy.ring == 1 else kv) if ulysses == 1 else 0
-        saved += (
-            2 * sizes.tokens * spec.head_size * sizes.itemsize if strategy.cp > 1 else 0
-        )  # the tables of scattered positions
-    if ulysses > 1:  # what came from the others, and attention's output before it went back
-        together = q + 2 * max(kv, q * ulysses // heads if kv_heads < ulysses else 0)
-        saved, forward = saved + together + q, forward + together
-    if strategy.ring > 1:
-        memo, forward = q + lse, forward + 2 * q + 4 * kv
-        # Gradient of the queries; the block here, the one that comes, and the gradients of both; what one
-        # block gives. Where query heads share keys and values, these and their gradients for every query
-        # head.
-        backward += q + (6 if strategy.ring == 2 else 8) * kv - 2 * kv + 4 * q * grouped
-    elif grouped:
-        saved, backward = saved + 2 * q, backward + 2 * q
-    return _Core(q + 2 * kv, q, saved, forward, backward, memo, False)
+    moments = list[tuple[int, int]]()
+    for phase in phases:
+        peak = walk.run(order(phase))
+        walk.hand_over(split=phase == "I")
+        moments.append((walk.now, peak))
+    (kept, forward), (held, backward), (_, weights) = (*moments, (0, 0), (0, 0))[:3]
+    return Activations(kept, forward, backward, held, weights, walk.staging)
 
 
 class _Walk:
     """Runs a list of actions on sizes instead of tensors; a tensor is there as long as anybody holds it."""
 
-    def __init__(self, sizes: _Sizes) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self.sizes, self.graph = sizes, sizes.graph
         self.full_again = self.graph.recompute == "full"
         self._live: dict[tuple[str, int, int, str], tuple[int, set[str]]] = {}
         self.now = self.peak = 0
+        self._flying, self._spare = Counter[int](), Counter[int]()
+        self._crossing: list[tuple[SegmentOp, str]] = []
         tokens = sizes.tokens * sum(sizes.shares)
         self._hold(
             SegmentOp("embed", 0, "R", 0), "tokens", 32 * tokens
         )  # numbers, targets, where their rows arrive: four of 8 bytes
 
-    def run(self, actions: Sequence[Action]) -> None:
-        """One phase."""
+    def run(self, actions: Sequence[Action]) -> int:
+        """One phase. Returns the most at any moment of it."""
+        self.peak = self.now
         for verb, op in actions:
             if verb == "run":
                 getattr(self, f"_{op.kind}")(op)
             elif verb == "start":
                 self._start(op)
+                self._fly(op, 1)
+            else:
+                self._fly(op, -1)
+        return self.peak
+
+    def hand_over(self, *, split: bool) -> None:
+        """After a phase: what crosses the ends of the stage is the pipeline's from now on. split: the first
+        part of a backward is over, and what came in and its gradient stay for the second."""
+        for op, name in self._crossing:
+            self._free(op, name, holder="stage")
+            if op.site == "enter" and split:
+                self._hold(op, "came", 2 * self.sizes.stream(op))
+            if op.site == "enter":
+                self._free(op, "g", holder="h")
+                self._free(op, "g", holder="operand")
+        self._crossing.clear()
+
+    def _hold_crossing(self, op: SegmentOp, name: str, size: int, *holders: str) -> None:
+        """Until the end of the phase at least."""
+        self._hold(op, name, size, *holders, "stage")
+        self._crossing.append((op, name))
+
+    @property
+    def staging(self) -> int:
+        """A buffer for every reduce-scatter that was under way beside others of its size."""
+        return sum(size * count for size, count in self._spare.items())
+
+    def _fly(self, op: SegmentOp, change: int) -> None:
+        if self.graph.collective(op) == "reduce_scatter":
+            size = self.sizes.full(op) // (self.graph.p2 if op.kind == "R" and op.site in LAYERS else 1)
+            self._flying[size] += change
+            self._spare[size] = max(self._spare[size], self._flying[size])
 
     # ---- bookkeeping ----
 
@@ -271,7 +229,7 @@ class _Walk:
             case _:
                 pass
 
-    def _cores(self, op: SegmentOp, *, again: bool) -> list[tuple[int, _Core]]:
+    def _cores(self, op: SegmentOp, *, again: bool) -> list[tuple[int, Core]]:
         """(number, core) of the branches that A runs again, or of the others."""
         repeats = "A" in self.graph.again(op.site, op.layer)
         cores = enumerate(self.sizes.branches(op))
@@ -282,11 +240,30 @@ class _Walk:
     def _N(self, op: SegmentOp) -> None:  # noqa: N802
         stream, before = self.sizes.stream(op), self._before(op)
         biased = self.sizes.spec.has_bias or bool(self.sizes.spec.dropout) or before.site == "embed"
-        self._spike(stream * (1 + biased))
-        self._hold(op, "h", stream)
+        stream //= 2 if op.site == "up" else 1  # as it comes in
+        self._spike(stream * (1 + (biased or op.site == "leave")))  # what leaves is copied
+        if op.site == "leave":
+            self._hold_crossing(op, "h", stream)
+        else:
+            self._hold(op, "h", stream)
         self._free(before, "y", "y_partial")
-        if op.site not in ("leave", "down", "up"):
+        if op.site in ("down", "up"):
+            self._resample(op)
+        elif op.site != "leave":
             self._normalise(op)
+
+    def _resample(self, op: SegmentOp) -> None:
+        """What a down or an up makes is the next segment's stream."""
+        stream = self.sizes.stream(op)
+        if op.site == "down":
+            self._hold(op, "pairs", stream)
+            self._spike(stream)
+            if ("up", op.layer) not in self.graph.places:
+                self._hold_crossing(op, "skip", stream)
+        else:
+            if ("down", op.layer) not in self.graph.places:
+                self._hold(op, "skip", stream)
+            self._spike(stream * 5 // 2)
 
     def _normalise(self, op: SegmentOp) -> None:
         stream, sharded = self.sizes.stream(op), self.sizes.sharded > 1
@@ -315,7 +292,7 @@ class _Walk:
         for number, core in enumerate(self.sizes.branches(op)):
             self._hold(op, f"z{number}", core.z)
 
-    def _activate(self, op: SegmentOp, number: int, core: _Core) -> None:
+    def _activate(self, op: SegmentOp, number: int, core: Core) -> None:
         self._spike(core.o + core.saved + core.forward)
         self._hold(op, f"o{number}", core.o)
 
@@ -371,8 +348,16 @@ class _Walk:
     def _J(self, op: SegmentOp) -> None:  # noqa: N802
         stream, before = self.sizes.stream(op), self._before(op)
         normed = op.site not in ("down", "up", "leave")
-        self._spike(stream * (4 if self.sizes.spec.family == "llama" and not self.sizes.fused and normed else 1))
-        self._hold(before, "g", stream, "h", *(() if self.sizes.sharded > 1 else ("operand",)))
-        self._free(op, "h", "n_saved", "g_n", "g_shard")
+        unfused = self.sizes.spec.family == "llama" and not self.sizes.fused and normed
+        self._spike(stream * (4 if unfused else 3 if op.site == "down" else 1))
+        if op.site == "up":
+            down, elsewhere = op._replace(site="down"), ("down", op.layer) not in self.graph.places
+            (self._hold_crossing if elsewhere else self._hold)(down, "g_skip", stream)
+            stream //= 2
+        holders = "h", *(() if self.sizes.sharded > 1 else ("operand",))
+        # What comes from another stage, or goes there, lives as long as the phase.
+        ends = op.site == "leave" or before[0] == "enter"
+        (self._hold_crossing if ends else self._hold)(before, "g", stream, *holders)
+        self._free(op, "h", "n_saved", "g_n", "g_shard", "pairs", "skip", "g_skip")
         self._free(op, "n", holder="norm")
         self._free(op, "g", holder="h")

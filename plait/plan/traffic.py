@@ -39,7 +39,8 @@ def micro_batch_bytes(
         if kind := graph.collective(op):
             whole = tokens * model.hidden * itemsize
             if op.site == "embed":
-                sent["rows"] += whole * (strategy.tp - 1)
+                distinct = min(tokens, strategy.padded_vocab(model) // strategy.tp)  # of one rank's share
+                sent["rows"] += distinct * model.hidden * itemsize * (strategy.tp - 1)
                 continue
             numbers = (
                 strategy.tp * STATISTICS * tokens * loss_itemsize if op.site == "head" and op.kind == "F" else whole
@@ -56,6 +57,22 @@ def micro_batch_bytes(
                 _attention(model, strategy, tokens * itemsize, repeats="A" in again and graph.recompute == "full")
             )
     return dict(sent)
+
+
+def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> int:
+    """Numbers whose gradients the ranks of a tensor-parallel group add up at the end of a step, a place for
+    every set of ranks that hold the same ones: key/value heads that several hold; where the sequence is cut,
+    norms and biases after it."""
+    norm, heads = model.hidden * (1 + model.has_bias), strategy.kv_replicas(model)
+    numbers = 0
+    if heads > 1:
+        numbers += len(stage.layers) * 2 * model.num_kv_heads * model.head_size * model.hidden
+    if strategy.sequence_parallel:
+        numbers += norm if stage.heads else 0
+        numbers += model.max_sequence * model.hidden if stage.embeds and model.learned_positions else 0
+        sublayers = 1 if model.parallel_block else 2
+        numbers += len(stage.layers) * sublayers * (norm + model.hidden * model.has_bias)
+    return numbers
 
 
 def _attention(model: ModelSpec, strategy: Strategy, row: int, *, repeats: bool) -> dict[str, int]:

@@ -69,15 +69,23 @@ class Background:
         self._thread.join()
 
     def _serve(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            handle, job, fork = entry
-            start = time.perf_counter()
-            try:
-                with torch.no_grad(), self.device.aside(fork):
-                    job()
-                    mark = self.device.fork()
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-                handle.finish(error)
-            else:
-                handle.span = (start, time.perf_counter())
-                handle.finish(None, self.device, mark)
+        while self._serve_one():
+            pass
+
+    def _serve_one(self) -> bool:
+        """Run the next job; a call of its own, so that what a job holds is let go before the next comes."""
+        entry = self._jobs.get()
+        if entry is None:
+            return False
+        handle, job, fork = entry
+        start = time.perf_counter()
+        try:
+            with torch.no_grad(), self.device.aside(fork):
+                job()
+                mark = self.device.fork()
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            handle.finish(error)
+        else:
+            handle.span = (start, time.perf_counter())
+            handle.finish(None, self.device, mark)
+        return True

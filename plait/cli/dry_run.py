@@ -1,0 +1,124 @@
+"""The tables of ``plait train --dry-run``: what a job takes of every rank, without starting one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from plait.plan.estimate import Estimate, Place
+from plait.plan.fits import KINDS, Room, in_words
+
+SHOWN = 6
+"""Places; of more, the first, the last and the most loaded."""
+HEADS = ("params", "grads", "optim", "buffers", "activ.")
+AXES = {
+    "tp": ("tensor parallelism", "tp"),
+    "rows": ("embedding rows, at most", "rows"),
+    "copies": ("copies over tp, at most", ""),
+    "ulysses": ("attention heads (Ulysses)", "ulysses"),
+    "ring": ("keys and values (ring)", "ring"),
+    "params": ("sharded parameters", "dp"),
+    "secondary": ("their second copy", "dp"),
+    "grads": ("sharded gradients", "dp"),
+    "optim": ("optimizer shards", "dp"),
+    "replicas": ("gradients over replicas", "dp"),
+    "pp": ("between stages", "pp"),
+    "tied": ("tied embeddings", ""),
+}
+"""What is sent on an axis, and which one it is hidden with."""
+
+
+def show(name: str, found: Estimate, there: Room | None, as_json: bool) -> None:
+    """Print the estimate of the job called ``name``."""
+    if as_json:
+        values = found.to_dict() | {"fits": there.holds(found) if there else None}
+        values["available"] = {"per_rank": there.each or there.shared // found.world_size} if there else None
+        typer.echo(json.dumps(values))
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(Text(f"{name}: {_head(found)}"))
+    console.print(_memory(found))
+    most = found.most
+    alive = f", {most.memory.alive} micro-batches alive" if most.memory.alive > 1 else ""
+    console.print(f"most memory: place {most.index}, in the {most.memory.when}{alive}")
+    if found.virtual_stages > 1:
+        console.print(f"every place holds {found.virtual_stages} stages")
+    console.print(_room(found, there), soft_wrap=False)
+    console.print()
+    if any(place.sent for place in found.places):
+        console.print(_traffic(found))
+
+
+def _head(found: Estimate) -> str:
+    ranks = f"{found.world_size:,} rank{'s' * (found.world_size > 1)}"
+    steps = f"{found.micro_batches} micro-batch{'es' * (found.micro_batches > 1)} a step"
+    schedule = f", {found.schedule}" if len(found.places) > 1 or found.virtual_stages > 1 else ""
+    return f"{found.parameters:,} parameters on {ranks}, {steps}{schedule}"
+
+
+def _table(title: str, gap: int) -> Table:
+    return Table(title=title, title_justify="left", box=None, padding=(0, gap, 0, 0), pad_edge=False)
+
+
+def _memory(found: Estimate) -> Table:
+    power = (max(0, found.most.memory.total.bit_length() - 1) // 10) if found.most.memory.total else 0
+    power = min(max(power, 1), 4)
+    unit = {1: "KiB", 2: "MiB", 3: "GiB", 4: "TiB"}[power]
+    table = _table(f"Memory of a rank, {unit}", gap=1)
+    for head in ("ranks", "layers"):
+        table.add_column(head, overflow="fold")
+    for head in ("dp", "cp", "tp", *HEADS, "total"):
+        table.add_column(head, justify="right", no_wrap=True)
+    before = -1
+    for place in _shown(found):
+        if place.index > before + 1:
+            table.add_row(f"{place.index - before - 1} more")
+        before = place.index
+        sizes = [*(getattr(place.memory, kind) for kind in KINDS), place.memory.total]
+        cells = [f"{size / (1 << 10 * power):#.3g}".rstrip(".") if size else "0" for size in sizes]
+        table.add_row(_ranks(place), _layers(place), str(place.dp), str(place.cp), str(place.tp), *cells)
+    return table
+
+
+def _shown(found: Estimate) -> Sequence[Place]:
+    places = found.places
+    if len(places) <= SHOWN:
+        return places
+    return [places[at] for at in sorted({0, found.most.index, len(places) - 1})]
+
+
+def _ranks(place: Place) -> str:
+    first, last = place.ranks
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _layers(place: Place) -> str:
+    """Of every stage: ``8``, or ``2+2`` of a place with two."""
+    counts = list(place.layers.values())
+    return "+".join(map(str, counts)) if len(counts) <= 4 else f"{len(counts)} x {max(counts)}"
+
+
+def _room(found: Estimate, there: Room | None) -> str:
+    if there is None:
+        return "available: not known here, so nothing was checked"
+    verdict = "fits" if there.holds(found) else "does not fit"
+    if there.each:
+        return f"available: {in_words(there.each)} on {there.what}: {verdict}"
+    needed = f"all ranks together need {in_words(found.bytes)}: {verdict}"
+    return f"available: {in_words(there.shared)} on {there.what}; {needed}"
+
+
+def _traffic(found: Estimate) -> Table:
+    table = _table("Bytes a rank sends in a step, and what hides it", gap=2)
+    for head in ("what", "at most", "behind"):
+        table.add_column(head, justify="right" if head == "at most" else "left")
+    for axis, (what, group) in AXES.items():
+        most = max(place.sent.get(axis, 0) for place in found.places)
+        if most:
+            table.add_row(what, in_words(most), found.hidden.get(group, "nothing"))
+    return table

@@ -1,0 +1,251 @@
+"""Whether a job can run where it is to run, before any rank starts: enough memory, and a plan that can be
+made.
+
+Sizes that are out of all proportion are refused by closed forms, which take no longer for a trillion layers
+than for ten; only then is anything walked layer by layer.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.job import Job
+from plait.core.settings import ITEMSIZE
+from plait.plan.estimate import Estimate, Memory, Work, estimate
+from plait.plan.memory import MASTER
+
+MOST_LAYERS = 10_000
+"""More are no model that anybody trains; every list would be as long."""
+MOST_SEGMENTS = 200_000
+"""Layers times slices: how long one micro-batch's list gets."""
+MOST_OPS = 1_000_000
+"""Computations of a schedule, which is written out and checked op by op."""
+KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory that is there. each: bytes of every rank's own device; 0 where ``ranks`` ranks share ``shared``
+    bytes of this host. what: whose memory it is."""
+
+    each: int = 0
+    shared: int = 0
+    what: str = "this machine"
+
+    def total(self, ranks: int) -> int:
+        """For so many ranks together."""
+        return self.each * ranks if self.each else self.shared
+
+    def holds(self, found: Estimate) -> bool:
+        """Whether every rank's memory is there."""
+        if self.each:
+            return found.most.memory.total <= self.each
+        return found.bytes <= self.shared
+
+
+def room(device: str, ranks: int, files: Path = Path("/")) -> Room | None:
+    """What this machine has free for ``ranks`` on ``device`` (as ``run.device``); None where nothing tells.
+
+    files: where /proc and /sys are. GPUs are asked through nvidia-smi, since this runs without torch.
+    """
+    gpus = _gpus() if device in ("auto", "cuda") else []
+    if gpus and (device == "cuda" or len(gpus) >= ranks):
+        return Room(each=min(gpus), what=f"each of {len(gpus)} GPUs")
+    if device == "cuda":
+        return None
+    free = _available(files / "proc/meminfo")
+    limits = [free, *_left_of_groups(files / "sys/fs/cgroup", files / "proc/self/cgroup")]
+    known = [limit for limit in limits if limit is not None]
+    return Room(shared=min(known)) if known else None
+
+
+def _gpus() -> list[int]:
+    """Bytes of every GPU's memory."""
+    if not (tool := shutil.which("nvidia-smi")):
+        return []
+    query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        return [int(line) << 20 for line in answer.split()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
+def _available(meminfo: Path) -> int | None:
+    """MemAvailable."""
+    for line in _text(meminfo).splitlines():
+        key, _, rest = line.partition(":")
+        if key == "MemAvailable":
+            return int(rest.split()[0]) << 10
+    return None
+
+
+def _left_of_groups(mount: Path, own: Path) -> Iterator[int]:
+    """What is left of the limits of this process's control groups, its own and those around it; v2 and v1."""
+    for line in _text(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        v1 = bool(controllers)
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if v1 else ("memory.max", "memory.current")
+        base = mount / "memory" if v1 else mount
+        inside = base / path.lstrip("/")
+        for folder in {base, inside, *inside.parents}:
+            if folder == base or base in folder.parents:
+                limit, used = (_text(folder / name).strip() for name in names)
+                if limit.isdigit() and used.isdigit():
+                    yield max(0, int(limit) - int(used) + _cached(folder / "memory.stat"))
+
+
+def _cached(stat: Path) -> int:
+    """Bytes of files that a group's kernel may drop."""
+    found = dict(line.split(maxsplit=1) for line in _text(stat).splitlines() if " " in line)
+    return int(found.get("inactive_file", found.get("total_inactive_file", 0)))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def least_bytes(job: Job, vocab: int) -> int:
+    """No strategy needs less of all ranks together: the states once, the residual stream of one micro-batch
+    once. In closed form."""
+    model, itemsize = job.model_spec(vocab), ITEMSIZE[job.train.precision]
+    master = max(MASTER, itemsize)
+    states = model.num_parameters * (itemsize + master * (3 + (master != itemsize)))
+    tokens = job.micro_batch * job.data.sequence_length
+    return states + (tokens * model.hidden * itemsize * model.num_layers >> model.levels)
+
+
+def check_size(job: Job, vocab: int, there: Room | None) -> None:
+    """Raise InfeasiblePlan or JobError for sizes that are out of all proportion."""
+    model, needed = job.model_spec(vocab), least_bytes(job, vocab)
+    if there and needed > there.total(job.world_size):
+        raise InfeasiblePlan(
+            f"The job cannot fit: parameters, gradients, optimizer states and one micro-batch of a model of "
+            f"{_count(model.num_parameters)} parameters need at least {in_words(needed)} over all ranks, and there are "
+            f"{in_words(there.total(job.world_size))} ({there.what}). Use a smaller model"
+            f"{' or more ranks' if there.each else ''}."
+        )
+    step = job.train.global_batch_size * job.data.sequence_length * 16  # tokens and targets, which every rank draws
+    if there and not there.each and step * job.world_size > there.shared:
+        raise InfeasiblePlan(
+            f"The job cannot fit: the tokens of a step of {job.train.global_batch_size} sequences of "
+            f"{job.data.sequence_length} take {in_words(step)} on each of {job.world_size} ranks, and there are "
+            f"{in_words(there.shared)} ({there.what}). Use a smaller train.global_batch_size."
+        )
+    if model.num_layers > MOST_LAYERS:
+        raise JobError(f"{model.num_layers} layers are more than {MOST_LAYERS}", key="model.num_layers")
+    strategy = job.base_strategy
+    if model.num_layers * strategy.p1 * strategy.p2 > MOST_SEGMENTS:
+        raise JobError(
+            f"{model.num_layers} layers of {strategy.p1} x {strategy.p2} slices are more than {MOST_SEGMENTS}",
+            key="strategy.slices",
+            fix="Use fewer slices",
+        )
+    stages = job.strategy.pp * job.strategy.virtual_stages
+    if job.num_micro_batches * stages > MOST_OPS:
+        raise JobError(
+            f"{job.num_micro_batches} micro-batches on {stages} stages: a schedule has at most {MOST_OPS} forwards",
+            key="train.micro_batch_size",
+            fix="Use larger micro-batches or a smaller train.global_batch_size",
+        )
+
+
+def check_fits(job: Job, found: Estimate, vocab: int, there: Room) -> None:
+    """Raise InfeasiblePlan if the job's ranks need more than is there: how much, of what, and what would
+    fit."""
+    if there.holds(found):
+        return
+    most = found.most
+    if there.each:
+        has = f"{in_words(there.each)} ({there.what})"
+    else:
+        has = f"{in_words(there.shared)} are available on {there.what}, where all {found.world_size} ranks would need "
+        has += in_words(found.bytes)
+    raise InfeasiblePlan(
+        f"The job cannot fit: a rank of place {most.index} of the pipeline needs {in_words(most.memory.total)} "
+        f"({by_kind(most.memory)}); {has}. {_advice(job, vocab, there)}"
+    )
+
+
+def by_kind(memory: Memory) -> str:
+    """As words, the largest first."""
+    kinds = sorted(KINDS, key=lambda kind: -getattr(memory, kind))
+    return ", ".join(f"{kind} {in_words(getattr(memory, kind))}" for kind in kinds if getattr(memory, kind))
+
+
+def _advice(job: Job, vocab: int, there: Room) -> str:
+    """The nearest of a few changes with which the job fits."""
+    for changes in _changes(job, there):
+        try:
+            other = _changed(job, changes)
+            if there.holds(estimate(Work.of(other, vocab, gpu=bool(there.each)))):
+                return f"It would fit with {' '.join(f'{key}={value}' for key, value in changes.items())}."
+        except PlaitError:  # a rule forbids it
+            continue
+    smaller = "a smaller model, shorter sequences or smaller micro-batches"
+    return f"Use {smaller}{', or many more ranks' if there.each else ', or more machines'}."
+
+
+def _changes(job: Job, there: Room) -> Iterator[dict[str, Any]]:
+    """From those that cost nothing to those that cost ranks."""
+    asked, each = job.strategy, -(-job.micro_batch // job.degrees[0][0])
+    base = {"strategy.recompute": "full"} if asked.recompute == "none" else dict[str, Any]()
+    replicas = min(dp * asked.cp for dp, _ in job.degrees)
+    sharded = {"strategy.shard": "fsdp"} if replicas > 1 else dict[str, Any]()
+    if sharded:
+        yield {"strategy.shard": "zero1"}
+        yield sharded
+    if base:
+        yield {"strategy.recompute": "selective"}
+        yield base
+    yield base | sharded
+    size = each // 2
+    while size:
+        yield {"train.micro_batch_size": size}
+        yield base | sharded | {"train.micro_batch_size": size}
+        size //= 2
+    last = base | sharded | ({"train.micro_batch_size": 1} if each > 1 else {})
+    if there.each and isinstance(asked.tp, int) and isinstance(asked.dp, int):  # more ranks bring more memory
+        for factor in (2, 4, 8):
+            yield {"strategy.tp": asked.tp * factor}
+            yield last | {"strategy.tp": asked.tp * factor}
+        for factor in (2, 4, 8, 16, 32, 64):
+            yield last | {"strategy.pp": asked.pp * factor}
+            yield last | {"strategy.tp": asked.tp * 8, "strategy.pp": asked.pp * factor}
+
+
+def _changed(job: Job, changes: dict[str, Any]) -> Job:
+    values = job.to_dict()
+    for key, value in changes.items():
+        section, name = key.split(".")
+        values[section] = values[section] | {name: value}
+    return Job.from_dict(values)
+
+
+def in_words(size: int) -> str:
+    """Bytes as people read them.
+
+    >>> in_words(3 << 29)
+    '1.5 GiB'
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    at = min(max(0, (size.bit_length() - 1) // 10), len(units) - 1)
+    scaled = size / (1 << 10 * at)
+    return f"{size} B" if at == 0 else f"{scaled:.4g} {units[at]}" if scaled < 1e6 else f"{scaled:.1e} {units[at]}"
+
+
+def _count(number: int) -> str:
+    if number >= 1e15:
+        return f"{number:.3g}"
+    return f"{number / 1e9:.4g} billion" if number >= 1e9 else f"{number / 1e6:.4g} million"

@@ -1,0 +1,103 @@
+"""Bytes of the tensors that a segment of one slice makes: what ``plait.plan.memory`` walks with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.core.model import ModelSpec
+from plait.core.segments import SegmentGraph, SegmentOp
+from plait.core.strategy import Strategy, slice_sizes
+
+MASTER = 4
+"""Bytes of a gradient, a master weight or a moment, unless the model itself computes in more."""
+
+
+class Sizes:
+    """Bytes of the tensors of one slice. Rows: tokens of this rank; streams are sharded where tensor
+    parallelism shards the sequence."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        strategy: Strategy,
+        graph: SegmentGraph,
+        batch: int,
+        sequence: int,
+        itemsize: int,
+        fused: bool,
+    ) -> None:
+        self.spec, self.strategy, self.graph, self.itemsize, self.fused = spec, strategy, graph, itemsize, fused
+        self.shares = slice_sizes(batch, strategy.p1)
+        self.tokens = sequence // strategy.cp
+        self.sharded = strategy.tp if graph.sequence_parallel else 1
+
+    def rows(self, op: SegmentOp) -> int:
+        """Tokens of a slice where the segment works."""
+        return self.shares[op.slice] * (self.tokens >> self.graph.level(self.spec, op.site, op.layer))
+
+    def full(self, op: SegmentOp) -> int:
+        """[S, b, H]."""
+        return self.rows(op) * self.spec.hidden * self.itemsize
+
+    def stream(self, op: SegmentOp) -> int:
+        """[S_local, b, H]."""
+        return self.full(op) // self.sharded
+
+    def head(self, op: SegmentOp) -> int:
+        """[S, b, V / tp], in fp32 at least."""
+        return self.rows(op) * self.strategy.padded_vocab(self.spec) // self.strategy.tp * max(MASTER, self.itemsize)
+
+    def branches(self, op: SegmentOp) -> list[Core]:
+        """What stands between a first and a second weight."""
+        row = self.rows(op) * self.itemsize
+        return [core(self, row, op) for core in {"attn": [_attention], "mlp": [_mlp]}.get(op.site, [_attention, _mlp])]
+
+
+@dataclass(frozen=True)
+class Core:
+    """Bytes. z: of the first weight's output; o: of the second's input; saved: kept by autograd besides;
+    forward, backward: working sets beyond all these and the gradients of z and o. memo: kept although the
+    core runs again. cheap: whether selective recomputation runs it again."""
+
+    z: int
+    o: int
+    saved: int
+    forward: int
+    backward: int
+    memo: int
+    cheap: bool
+
+
+def _mlp(sizes: Sizes, row: int, _op: SegmentOp) -> Core:
+    inner = row * sizes.spec.ffn_hidden // sizes.strategy.tp
+    if sizes.spec.gated:  # keeps the gate's activation
+        return Core(2 * inner, inner, inner, 0, inner, 0, True)
+    return Core(inner, inner, 0, 0, 0, 0, True)
+
+
+def _attention(sizes: Sizes, row: int, op: SegmentOp) -> Core:
+    spec, strategy = sizes.spec, sizes.strategy
+    heads, kv_heads = spec.num_heads // strategy.tp, max(1, spec.num_kv_heads // strategy.tp)
+    q, kv = row * heads * spec.head_size, row * kv_heads * spec.head_size
+    lse = sizes.rows(op) * heads * max(MASTER, sizes.itemsize)
+    ulysses = strategy.cp // strategy.ring
+    grouped = heads != kv_heads
+    saved, forward, backward, memo = lse, 0, q + 2 * kv, 0
+    if spec.family == "llama":  # rotated queries and keys
+        forward, backward = 2 * q, backward + 2 * q
+        saved += q + (0 if grouped and strategy.ring == 1 else kv) if ulysses == 1 else 0
+        saved += (
+            2 * sizes.tokens * spec.head_size * sizes.itemsize if strategy.cp > 1 else 0
+        )  # the tables of scattered positions
+    if ulysses > 1:  # what came from the others, and attention's output before it went back
+        together = q + 2 * max(kv, q * ulysses // heads if kv_heads < ulysses else 0)
+        saved, forward = saved + together + q, forward + together
+    if strategy.ring > 1:
+        memo, forward = q + lse, forward + 2 * q + 4 * kv
+        # Gradient of the queries; the block here, the one that comes, and the gradients of both; what one
+        # block gives. Where query heads share keys and values, these and their gradients for every query
+        # head.
+        backward += q + (6 if strategy.ring == 2 else 8) * kv - 2 * kv + 4 * q * grouped
+    elif grouped:
+        saved, backward = saved + 2 * q, backward + 2 * q
+    return Core(q + 2 * kv, q, saved, forward, backward, memo, False)

@@ -1,0 +1,141 @@
+"""When in a step a rank's activations take the most memory: its list of pipeline ops, walked with the sizes
+of each stage's phases (``plait.plan.memory``) and of what crosses between stages.
+
+A send keeps its tensor until the rank sends again; a receive takes memory as soon as it is posted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from plait.core.model import ModelSpec
+from plait.core.schedule import Edge, Op, Schedule
+from plait.core.segments import Phase
+from plait.core.stages import Stage
+from plait.core.strategy import Overlap, Strategy
+from plait.plan.memory import Activations, activations
+
+WALKED = 10
+"""Layers of a stage that are walked one by one; more of them are as the last one."""
+SOME = 4
+"""Likewise, where others of the stage are not recomputed."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that activations take, and when: ``backward of stage 2``. alive: micro-batches alive then,
+    over all stages of the rank."""
+
+    bytes: int
+    when: str
+    alive: int
+
+
+@cache
+def stage_activations(
+    model: ModelSpec,
+    strategy: Strategy,
+    stage: Stage,
+    *,
+    batch: int,
+    sequence: int,
+    itemsize: int,
+    phases: tuple[Phase, ...],
+    fused_norm: bool = False,
+) -> Activations:
+    """As ``activations``, whatever the number of layers: what the first do is found by walking, and equal
+    layers more keep as much more each."""
+
+    def walked(again: int, plain: int, overlap: Overlap = strategy.overlap) -> Activations:
+        some = None if strategy.recompute_layers is None else again
+        return activations(
+            model, replace(strategy, overlap=overlap, recompute_layers=some), replace(stage, num_layers=again + plain),
+            batch=batch, sequence=sequence, itemsize=itemsize, phases=phases, fused_norm=fused_norm,
+        )  # fmt: skip
+
+    count, limit = stage.num_layers, strategy.recompute_layers
+    again = count if limit is None else min(limit, count)
+    plain = count - again
+    few = min(again, SOME if plain else WALKED), min(plain, WALKED)
+    if model.levels or (again, plain) == few:
+        return walked(again, plain)
+    found, base = walked(*few), walked(*few, "sync")
+    for more, at in ((again - few[0], (few[0] + 1, few[1])), (plain - few[1], (few[0], few[1] + 1))):
+        if more:  # what a layer keeps does not depend on the order of ops
+            found = _longer(found, base, walked(*at, "sync"), more)
+    return found
+
+
+def _longer(found: Activations, base: Activations, next_: Activations, layers: int) -> Activations:
+    """With so many layers more, each of which adds what the one between ``base`` and ``next_`` does."""
+    kept, held = next_.kept - base.kept, next_.held - base.held
+    whole = kept or next_.forward_peak - base.forward_peak
+    return Activations(
+        found.kept + layers * kept,
+        found.forward_peak + layers * whole,
+        found.backward_peak + layers * max(kept, held) if found.backward_peak else 0,
+        found.held + layers * held,
+        found.weight_peak + layers * held if found.weight_peak else 0,
+        found.staging,
+    )
+
+
+class PlaceWalk:
+    """One place's list. sizes: of its stages, each; tiles: bytes of what crosses an edge, on this place's
+    ranks."""
+
+    def __init__(self, schedule: Schedule, sizes: Mapping[int, Activations], tiles: Mapping[Edge, int]) -> None:
+        self.schedule, self.sizes, self.tiles = schedule, sizes, tiles
+        self.live = self.alive = self._leaving = 0
+        self.peak = Peak(0, "", 0)
+
+    def run(self, ops: Sequence[Op]) -> Peak:
+        """Of these ops, in order."""
+        for op in ops:
+            if op.computes:
+                self._compute(op)
+            elif op.sends:
+                self.live -= self._leaving
+                self._leaving = self._tile(op.stage, op.peer)
+            else:
+                self._hold(self._tile(op.peer, op.stage), f"receive on stage {op.stage}")
+        return self.peak
+
+    def _tile(self, a: int, b: int) -> int:
+        return self.tiles[min(a, b), max(a, b)]
+
+    def _compute(self, op: Op) -> None:
+        sizes, stage = self.sizes[op.stage], op.stage
+        before, producers, consumers = 0, self.schedule.producers[stage], self.schedule.consumers[stage]
+        match op.kind:
+            case "F":
+                read, given = producers, consumers
+                top, after, name = sizes.forward_peak, sizes.kept, "forward"
+                self.alive += 1
+            case "S":
+                read, given = [], []
+                top, after, name = sizes.forward_peak, 0, "step"
+                self.alive += 1
+            case "W":
+                read, given = [], []
+                before, top, after, name = sizes.held, sizes.weight_peak, 0, "weight gradients"
+            case "I":
+                read, given = consumers, producers
+                before, top, after, name = sizes.kept, sizes.backward_peak, sizes.held, "input gradients"
+            case _:
+                read, given = consumers, producers
+                before, top, after, name = sizes.kept, sizes.backward_peak, 0, "backward"
+        arrived = sum(self._tile(stage, other) for other in read)  # is among what the phase counts from now on
+        self._mark(self.live - arrived - before + top, f"{name} of stage {stage}")
+        self.live += after - before - arrived + sum(self._tile(stage, other) for other in given)
+        self.alive -= op.kind in "BWS"
+
+    def _hold(self, size: int, when: str) -> None:
+        self.live += size
+        self._mark(self.live, when)
+
+    def _mark(self, size: int, when: str) -> None:
+        if size > self.peak.bytes:
+            self.peak = Peak(size, when, self.alive)
