@@ -286,8 +286,8 @@ class _OnePlace:
         work, found = self.work, Counter[str]()
         for stage in self.stages:
             each = micro_batch_bytes(
-                work.model, self.strategy, stage, batch=self.share, sequence=work.workload.sequence, itemsize=work.workload.itemsize,
-                loss_itemsize=work.master,
+                work.model, self.strategy, stage, batch=self.share, sequence=work.workload.sequence,
+                itemsize=work.workload.itemsize, loss_itemsize=work.master,
             )  # fmt: skip
             found.update({axis: count * work.workload.num_micro_batches for axis, count in each.items()})
         if self.replicas > 1:
@@ -316,7 +316,8 @@ def _alike(model: ModelSpec, stage: Stage) -> Stage:
     they work at different lengths."""
     if model.levels:
         return stage
-    return Stage(0 if stage.embeds else 1, 3 - stage.embeds - stage.heads, 0, stage.num_layers)
+    first = 0 if stage.embeds else 1
+    return Stage(first, 3 - stage.embeds - stage.heads, first, stage.num_layers)
 
 
 def hidden_behind(work: Work) -> dict[str, str]:

@@ -129,7 +129,7 @@ def least_bytes(job: Job, vocab: int) -> int:
 def check_size(job: Job, vocab: int, there: Room | None) -> None:
     """Raise InfeasiblePlan or JobError for sizes that are out of all proportion."""
     model, needed = job.model_spec(vocab), least_bytes(job, vocab)
-    if there and needed > there.total(job.world_size):
+    if model.num_layers > MOST_LAYERS and there and needed > there.total(job.world_size):
         raise InfeasiblePlan(
             f"The job cannot fit: parameters, gradients, optimizer states and one micro-batch of a model of "
             f"{_count(model.num_parameters)} parameters need at least {in_words(needed)} over all ranks, and there are "
@@ -168,7 +168,7 @@ def check_fits(job: Job, found: Estimate, vocab: int, there: Room) -> None:
         return
     most = found.most
     if there.each:
-        has = f"{in_words(there.each)} ({there.what})"
+        has = f"{there.what} has {in_words(there.each)}"
     else:
         has = f"{in_words(there.shared)} are available on {there.what}, where all {found.world_size} ranks would need "
         has += in_words(found.bytes)

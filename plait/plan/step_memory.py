@@ -61,23 +61,46 @@ def stage_activations(
     few = min(again, SOME if plain else WALKED), min(plain, WALKED)
     if model.levels or (again, plain) == few:
         return walked(again, plain)
+    # What a layer keeps does not depend on the order of ops.
     found, base = walked(*few), walked(*few, "sync")
-    for more, at in ((again - few[0], (few[0] + 1, few[1])), (plain - few[1], (few[0], few[1] + 1))):
-        if more:  # what a layer keeps does not depend on the order of ops
-            found = _longer(found, base, walked(*at, "sync"), more)
-    return found
+    one_again = _Layer.between(base, walked(few[0] + 1, few[1], "sync")) if again > few[0] else _Layer()
+    one_plain = _Layer.between(base, walked(few[0], few[1] + 1, "sync")) if plain > few[1] else _Layer()
+    return _longer(found, [(one_again, few[0], again), (one_plain, few[1], plain)])
 
 
-def _longer(found: Activations, base: Activations, next_: Activations, layers: int) -> Activations:
-    """With so many layers more, each of which adds what the one between ``base`` and ``next_`` does."""
-    kept, held = next_.kept - base.kept, next_.held - base.held
-    whole = kept or next_.forward_peak - base.forward_peak
+@dataclass(frozen=True)
+class _Layer:
+    """What one layer more adds: after a forward, after the first part of a backward, to the forward's most."""
+
+    kept: int = 0
+    held: int = 0
+    forward: int = 0
+
+    @staticmethod
+    def between(base: Activations, more: Activations) -> _Layer:
+        """From a stage with and one without it."""
+        return _Layer(more.kept - base.kept, more.held - base.held, more.forward_peak - base.forward_peak)
+
+
+def _longer(found: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Activations:
+    """With more layers of each kind, those that come first in front: (what one adds, walked, there are)."""
+    kept, held, forward = (
+        sum(getattr(one, name) * (there - walked) for one, walked, there in layers)
+        for name in ("kept", "held", "forward")
+    )
+
+    def most(count: int) -> int:
+        """While a backward goes from the last layer to the first, what is kept becomes what is held."""
+        (first, *n), (last, *m) = layers
+        begin, end = first.kept * n[count] + last.kept * m[count], first.held * n[count] + last.held * m[count]
+        return max(begin, first.kept * n[count] + last.held * m[count], end)
+
     return Activations(
-        found.kept + layers * kept,
-        found.forward_peak + layers * whole,
-        found.backward_peak + layers * max(kept, held) if found.backward_peak else 0,
-        found.held + layers * held,
-        found.weight_peak + layers * held if found.weight_peak else 0,
+        found.kept + kept,
+        found.forward_peak + forward,
+        found.backward_peak + most(1) - most(0) if found.backward_peak else 0,
+        found.held + held,
+        found.weight_peak + held if found.weight_peak else 0,
         found.staging,
     )
 

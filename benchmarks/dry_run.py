@@ -1,0 +1,58 @@
+"""How long ``plait train --dry-run`` takes, Python's start included, for every preset and for Llama-3 405B on
+16,384 ranks; prints JSON.
+
+    python -m benchmarks.dry_run
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+JOB = """
+[model]
+preset = "{preset}"
+[data]
+sequence_length = {sequence}
+[train]
+global_batch_size = 2048
+micro_batch_size = 1
+[strategy]
+{strategy}
+"""
+SMALL = {"one place": "tp = 4", "pipeline": 'pp = 5\ndp = 8\nshard = "fsdp"\nschedule = "zb-h1"'}
+LARGE = {
+    f"16384 ranks, cp {cp}": f'tp = 8\npp = 16\ndp = {128 // cp}\ncp = {cp}\ncp_kind = "ring"\nshard = "fsdp"'
+    for cp in (1, 16)
+}
+
+
+def measured(preset: str, strategy: str, sequence: int) -> dict[str, float]:
+    """Seconds of a dry run, and of the processor for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder, "job.toml")
+        job.write_text(JOB.format(preset=preset, strategy=strategy, sequence=sequence))
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), "--dry-run", "--json"]
+        subprocess.run(argv, check=True, capture_output=True)
+        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": round(wall, 2), "processor_seconds": round(used, 2)}
+
+
+def main() -> None:
+    """All of them."""
+    presets = sorted(path.stem for path in Path("specs/models").glob("*.toml"))
+    rows = [(preset, name, strategy, 1024) for preset in presets for name, strategy in SMALL.items()]
+    rows += [("llama3-405b", name, strategy, 8192) for name, strategy in LARGE.items()]
+    for preset, name, strategy, sequence in rows:
+        print(json.dumps({"preset": preset, "strategy": name} | measured(preset, strategy, sequence)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What ``plait train --dry-run`` says is what a run's ranks allocate and send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plait.core.job import Job
+from plait.plan.estimate import Work, estimate
+from tests.dist import allocating
+from tests.ranks import Ranks
+
+Pool = Callable[[int], Ranks]
+
+GPT = {"family": "gpt", "num_layers": 4, "hidden": 128, "num_heads": 8}
+LLAMA = GPT | {"family": "llama", "num_kv_heads": 4, "ffn_hidden": 352}
+U = GPT | {"family": "utransformer", "num_layers": 5, "levels": 2}
+BLOCK = GPT | {"parallel_block": True}
+TOLERANCE = 0.05
+
+
+def job(model: dict[str, Any], strategy: dict[str, Any], batch: int = 8, micro: int = 2) -> dict[str, Any]:
+    """Nothing is timed, so that the strategy is the one that the estimate knows."""
+    return {
+        "model": model | {"vocab": 96, "max_sequence": 256},
+        "data": {"sequence_length": 256},
+        "train": {"global_batch_size": batch, "micro_batch_size": micro},
+        "strategy": {"slices": {}, "schedule": "1f1b"} | strategy,
+    }
+
+
+JOBS = {
+    "tp and slices": job(LLAMA, {"tp": 2, "slices": {"p1": 2, "p2": 2}}, batch=4),
+    "sequence parallel": job(GPT, {"tp": 2, "sequence_parallel": True, "slices": {"p1": 2}}, micro=4),
+    "1f1b": job(GPT, {"pp": 2}),
+    "fsdp": job(GPT, {"dp": 2, "shard": "fsdp"}, micro=1),
+    "utransformer": job(U, {"pp": 2}),
+    "zb-v": job(LLAMA, {"pp": 2, "schedule": "zb-v"}, batch=12),
+}
+MORE = {
+    "u on one rank": job(U, {"tp": 2}),
+    "replicated heads": job(LLAMA | {"num_kv_heads": 2}, {"tp": 4, "slices": {"p1": 2}}, batch=4),
+    "eager on three": job(LLAMA, {"pp": 3, "schedule": "eager-1f1b"}, batch=12),
+    "gpipe": job(LLAMA, {"pp": 2, "schedule": "gpipe"}),
+    "interleaved": job(LLAMA, {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}),
+    "zb-h1": job(GPT, {"pp": 2, "schedule": "zb-h1"}),
+    "zb-h2": job(GPT, {"pp": 2, "schedule": "zb-h2"}),
+    "zero1": job(LLAMA, {"dp": 2, "shard": "zero1"}),
+    "zero2 of a parallel block": job(BLOCK, {"dp": 2, "tp": 2, "shard": "zero2"}),
+    "secondary": job(LLAMA, {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, micro=1),
+    "uneven shares": job(GPT, {"dp": 3, "shard": "zero1"}, batch=7, micro=0),
+    "ulysses": job(LLAMA, {"cp": 2, "dp": 2, "shard": "fsdp"}, micro=1),
+    "ring": job(LLAMA, {"cp": 2, "cp_kind": "ring", "tp": 2, "shard": "zero1"}, micro=1),
+    "both": job(LLAMA, {"cp": 4, "cp_kind": {"ulysses": 2, "ring": 2}}, batch=2, micro=1),
+    "full recomputation": job(GPT, {"pp": 2, "recompute": "full"}),
+    "selective recomputation": job(BLOCK, {"pp": 2, "recompute": "selective"}),
+    "sequence parallel stages": job(GPT, {"pp": 2, "tp": 2, "sequence_parallel": True}),
+    "unequal places": job(LLAMA, {"pp": 2, "dp": [2, 1], "tp": [1, 2]}, micro=1),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*JOBS, *(pytest.param(name, marks=pytest.mark.contract) for name in MORE)]
+)  # fmt: skip
+def test_memory_and_bytes_are_what_a_run_allocates_and_sends(pool: Pool, name: str) -> None:
+    values = (JOBS | MORE)[name]
+    asked = Job.from_dict(values)
+    found = pool(asked.world_size).run(allocating.measured, values)
+    for place in estimate(Work.of(asked, vocab=1)).places:
+        first, last = place.ranks
+        # Ranks of a place differ where dp does not divide a micro-batch: the estimate is of the largest.
+        real = max(found[first : last + 1], key=lambda each: sum(each["memory"].values()))
+        for kind, size in real["memory"].items():
+            tolerance = TOLERANCE if kind == "activations" else 0
+            assert getattr(place.memory, kind) == pytest.approx(size, rel=tolerance, abs=0), kind
+        rows = real["sent"].pop("rows")  # depend on the tokens
+        assert rows <= place.sent.get("rows", 0)
+        assert {axis: place.sent.get(axis, 0) for axis in real["sent"]} == real["sent"]
