@@ -16,7 +16,7 @@ from tests.cli.runs import write_job
 
 LIMIT = 30.0
 """Seconds; three are enough on a machine that does nothing else."""
-BIG = ["model.preset='llama3-405b'", "model.max_sequence=8192", "data.sequence_length=8192",
+BIG = ["model.preset='llama3-405b'", "data.text='python-stdlib'", "model.max_sequence=8192", "data.sequence_length=8192",
        "train.global_batch_size=2048", "train.micro_batch_size=1", "train.warmup_steps=0",
        "strategy.tp=8", "strategy.pp=16", "strategy.dp=128", "strategy.shard=zero1"]  # fmt: skip
 SHAPES = ("family", "num_layers", "hidden", "num_heads", "slices")
