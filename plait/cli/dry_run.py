@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from plait.cli import terminal
 from plait.plan.estimate import Estimate, Place
 from plait.plan.fits import KINDS, Room, in_words
 
@@ -38,20 +34,21 @@ def show(name: str, found: Estimate, there: Room | None, as_json: bool) -> None:
     if as_json:
         values = found.to_dict() | {"fits": there.holds(found) if there else None}
         values["available"] = {"per_rank": there.each or there.shared // found.world_size} if there else None
-        typer.echo(json.dumps(values))
+        terminal.say(json.dumps(values))
         return
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(Text(f"{name}: {_head(found)}"))
-    console.print(_memory(found))
+    terminal.text(name)
+    terminal.text(_head(found))
+    terminal.say("")
+    _memory(found)
     most = found.most
     alive = f", {most.memory.alive} micro-batches alive" if most.memory.alive > 1 else ""
-    console.print(f"most memory: place {most.index}, in the {most.memory.when}{alive}")
+    terminal.text(f"most memory: place {most.index}, in the {most.memory.when}{alive}")
     if found.virtual_stages > 1:
-        console.print(f"every place holds {found.virtual_stages} stages")
-    console.print(_room(found, there), soft_wrap=False)
-    console.print()
+        terminal.text(f"every place holds {found.virtual_stages} stages")
+    terminal.text(_room(found, there))
     if any(place.sent for place in found.places):
-        console.print(_traffic(found))
+        terminal.say("")
+        _traffic(found)
 
 
 def _head(found: Estimate) -> str:
@@ -61,28 +58,19 @@ def _head(found: Estimate) -> str:
     return f"{found.parameters:,} parameters on {ranks}, {steps}{schedule}"
 
 
-def _table(title: str, gap: int) -> Table:
-    return Table(title=title, title_justify="left", box=None, padding=(0, gap, 0, 0), pad_edge=False)
-
-
-def _memory(found: Estimate) -> Table:
-    power = (max(0, found.most.memory.total.bit_length() - 1) // 10) if found.most.memory.total else 0
-    power = min(max(power, 1), 4)
+def _memory(found: Estimate) -> None:
+    power = min(max((found.most.memory.total.bit_length() - 1) // 10, 1), 4)
     unit = {1: "KiB", 2: "MiB", 3: "GiB", 4: "TiB"}[power]
-    table = _table(f"Memory of a rank, {unit}", gap=1)
-    for head in ("ranks", "layers"):
-        table.add_column(head, overflow="fold")
-    for head in ("dp", "cp", "tp", *HEADS, "total"):
-        table.add_column(head, justify="right", no_wrap=True)
-    before = -1
+    rows, before = list[tuple[str, ...]](), -1
     for place in _shown(found):
         if place.index > before + 1:
-            table.add_row(f"{place.index - before - 1} more")
+            rows.append((f"{place.index - before - 1} more", *[""] * (len(HEADS) + 3)))
         before = place.index
         sizes = [*(getattr(place.memory, kind) for kind in KINDS), place.memory.total]
         cells = [f"{size / (1 << 10 * power):#.3g}".rstrip(".") if size else "0" for size in sizes]
-        table.add_row(_ranks(place), _layers(place), str(place.dp), str(place.cp), str(place.tp), *cells)
-    return table
+        rows.append((_ranks(place), _layers(place), f"{place.dp}x{place.cp}x{place.tp}", *cells))
+    terminal.title(f"Memory of a rank, {unit}")
+    terminal.table(("ranks", "layers", "dpxcpxtp", *HEADS, "total"), rows)
 
 
 def _shown(found: Estimate) -> Sequence[Place]:
@@ -113,12 +101,11 @@ def _room(found: Estimate, there: Room | None) -> str:
     return f"available: {in_words(there.shared)} on {there.what}; {needed}"
 
 
-def _traffic(found: Estimate) -> Table:
-    table = _table("Bytes a rank sends in a step, and what hides it", gap=2)
-    for head in ("what", "at most", "behind"):
-        table.add_column(head, justify="right" if head == "at most" else "left")
+def _traffic(found: Estimate) -> None:
+    rows = list[tuple[str, ...]]()
     for axis, (what, group) in AXES.items():
         most = max(place.sent.get(axis, 0) for place in found.places)
         if most:
-            table.add_row(what, in_words(most), found.hidden.get(group, "nothing"))
-    return table
+            rows.append((what, in_words(most), found.hidden.get(group, "nothing")))
+    terminal.title("Bytes a rank sends in a step, and what hides it")
+    terminal.table(("what", "at most", "behind"), rows)

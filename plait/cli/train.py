@@ -42,7 +42,8 @@ def train(
     """
     lab = _lab_spec(on)
     if dry_run:
-        return _show(job, overrides or [], lab, as_json)
+        _show(job, overrides or [], lab, as_json)
+        return
     if job.suffix == ".json":
         plan, folder = _written(job, overrides or [])
     else:  # torchrun's ranks may stand on other machines too
@@ -77,7 +78,7 @@ def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) 
         work = Work.of_plan(plan, gpu=bool(there and there.each))
     else:
         job = Job.read(file, overrides).named(file.stem)
-        vocab, folder = load_tokenizer(job.data.tokenizer).vocab, _folder(job)
+        vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
         there = room(job.run.device, job.world_size)
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
