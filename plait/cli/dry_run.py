@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import typer
-
 from plait.cli import terminal
 from plait.plan.estimate import Estimate, Place
 from plait.plan.fits import KINDS, Room, in_words
@@ -36,9 +34,11 @@ def show(name: str, found: Estimate, there: Room | None, as_json: bool) -> None:
     if as_json:
         values = found.to_dict() | {"fits": there.holds(found) if there else None}
         values["available"] = {"per_rank": there.each or there.shared // found.world_size} if there else None
-        typer.echo(json.dumps(values))
+        terminal.say(json.dumps(values))
         return
-    terminal.text(f"{name}: {_head(found)}")
+    terminal.text(name)
+    terminal.text(_head(found))
+    terminal.say("")
     _memory(found)
     most = found.most
     alive = f", {most.memory.alive} micro-batches alive" if most.memory.alive > 1 else ""
@@ -59,20 +59,18 @@ def _head(found: Estimate) -> str:
 
 
 def _memory(found: Estimate) -> None:
-    power = (max(0, found.most.memory.total.bit_length() - 1) // 10) if found.most.memory.total else 0
-    power = min(max(power, 1), 4)
+    power = min(max((found.most.memory.total.bit_length() - 1) // 10, 1), 4)
     unit = {1: "KiB", 2: "MiB", 3: "GiB", 4: "TiB"}[power]
-    rows: list[list[str]] = []
-    before = -1
+    rows, before = list[tuple[str, ...]](), -1
     for place in _shown(found):
         if place.index > before + 1:
-            rows.append([f"{place.index - before - 1} more", *[""] * (len(HEADS) + 5)])
+            rows.append((f"{place.index - before - 1} more", *[""] * (len(HEADS) + 3)))
         before = place.index
         sizes = [*(getattr(place.memory, kind) for kind in KINDS), place.memory.total]
         cells = [f"{size / (1 << 10 * power):#.3g}".rstrip(".") if size else "0" for size in sizes]
-        rows.append([_ranks(place), _layers(place), str(place.dp), str(place.cp), str(place.tp), *cells])
+        rows.append((_ranks(place), _layers(place), f"{place.dp}x{place.cp}x{place.tp}", *cells))
     terminal.title(f"Memory of a rank, {unit}")
-    terminal.table(("ranks", "layers", "dp", "cp", "tp", *HEADS, "total"), rows)
+    terminal.table(("ranks", "layers", "dpxcpxtp", *HEADS, "total"), rows)
 
 
 def _shown(found: Estimate) -> Sequence[Place]:
@@ -104,7 +102,7 @@ def _room(found: Estimate, there: Room | None) -> str:
 
 
 def _traffic(found: Estimate) -> None:
-    rows: list[tuple[str, str, str]] = []
+    rows = list[tuple[str, ...]]()
     for axis, (what, group) in AXES.items():
         most = max(place.sent.get(axis, 0) for place in found.places)
         if most:

@@ -27,11 +27,11 @@ def train(
     on: Annotated[
         str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
     ] = "local",
+    plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False,
-    plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed.
 
@@ -44,9 +44,10 @@ def train(
     if dry_run:
         _show(job, overrides or [], lab, as_json)
         return
-    plan, folder = (
-        _written(job, overrides or []) if job.suffix == ".json" else _planned(job, overrides or [], lab, refuse=True)
-    )
+    if job.suffix == ".json":
+        plan, folder = _written(job, overrides or [])
+    else:  # torchrun's ranks may stand on other machines too
+        plan, folder = _planned(job, overrides or [], lab, refuse=not plan_only)
     if lab and lab.world_size != plan.layout.world_size:
         from plait.core.errors import JobError
 
@@ -77,11 +78,8 @@ def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) 
         work = Work.of_plan(plan, gpu=bool(there and there.each))
     else:
         job = Job.read(file, overrides).named(file.stem)
-        vocab, folder, there = (
-            load_tokenizer(job.data.tokenizer).vocab,
-            job.run.path,
-            room(job.run.device, job.world_size),
-        )
+        vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
+        there = room(job.run.device, job.world_size)
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
             _planned(file, overrides, lab)

@@ -70,7 +70,7 @@ def stage_activations(
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one layer more adds: after a forward, after a backward's first part, to the forward's most."""
+    """What a layer more adds: after a forward, after the first part of a backward, to the forward's most."""
 
     kept: int = 0
     held: int = 0
@@ -83,7 +83,7 @@ class _Layer:
 
 
 def _longer(found: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Activations:
-    """With more layers of each kind, those that come first in front: (what one adds, walked, there are)."""
+    """With more layers of each kind, in the stage's order: (what one adds, walked, there are)."""
     kept, held, forward = (
         sum(getattr(one, name) * (there - walked) for one, walked, there in layers)
         for name in ("kept", "held", "forward")

@@ -113,11 +113,9 @@ def _tables(share: Stages) -> int:
 
 def _staging(groups: Groups) -> int:
     """What gloo's reduce-scatters keep."""
-    wires = [groups.tp, groups.world, groups.tied, *groups.shards.values()]
-    spare = [
-        tensor for wire in wires if isinstance(wire, GlooWire) for found in wire._spare.values() for tensor in found
-    ]
-    return _bytes(spare)
+    wires = {id(wire): wire for wire in (groups.tp, groups.world, groups.tied, *groups.shards.values())}.values()
+    spare = [found for wire in wires if isinstance(wire, GlooWire) for found in wire._spare.values()]
+    return sum(_bytes(tensors) for tensors in spare)
 
 
 def _sent(one: _Rank, before: Counter[str]) -> dict[str, int]:

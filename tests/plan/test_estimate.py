@@ -51,8 +51,8 @@ def of(preset: str, strategy: dict[str, Any], *, batch: int = 64, micro: int = 1
     {"p1": 2},
 ], ids=str)  # fmt: skip
 def test_layers_that_are_not_walked_count_as_if_they_were(changes: dict[str, Any], phases: tuple[Phase, ...]) -> None:
-    settings: dict[str, Any] = {"tp": 2} | changes
-    strategy = Strategy(**settings)
+    values: dict[str, Any] = {"tp": 2} | changes
+    strategy = Strategy(**values)
     stage = Stage(0, 1, 0, 40) if phases == ("step",) else Stage(1, 3, 1, 40)
     given: dict[str, Any] = {"batch": 2, "sequence": 64, "itemsize": 4, "phases": phases}
     whole = activations(LLAMA, strategy, stage, **given)
