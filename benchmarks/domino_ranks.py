@@ -18,14 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.core.env import RankEnv
 from plait.core.model import ModelSpec
+from plait.core.overlap import Load
 from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
 from plait.core.timeline import Hidden
 from plait.train.comm.wire import Wire, open_wire
-from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.engine.steps import make_executor
 from plait.train.machine.device import Device, open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
@@ -63,12 +63,9 @@ class Bench:
             self.model,
             strategy,
             self.wire,
+            Load(size, sequence, costs),
+            Here(self.device, recorder),
             gradients=self.gradients,
-            device=self.device,
-            batch=size,
-            sequence=sequence,
-            costs=costs,
-            recorder=recorder,
         )
 
     def step(self, executor: SegmentExecutor) -> Callable[[], object]:

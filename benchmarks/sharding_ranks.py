@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,11 @@ class Bench:
         optimizer = Optimizer(part.models, part.gradients)
         if "only" not in what:
             self.formula[name] = self.over_the_link(part, sharding)
-        more: dict[str, Any] = {"sequence_parallel": False, "learning_rate": 1e-4, "clip": 0.0, "shards": shards}
+        work = replace(part.work, shards=shards)
 
         def step(final: bool) -> None:
             part.pipeline.ahead()
-            train_step(part.pipeline.run, optimizer, part.groups, self.batches, **more)
+            train_step(work, optimizer, self.batches, learning_rate=1e-4, clip=0.0)
             if final:
                 shards.settle()
 

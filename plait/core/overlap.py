@@ -11,14 +11,17 @@ another's communication-heavy forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plait.core.climb import Climber
-from plait.core.segment_costs import NumberedOps, SegmentCosts
+from plait.core.model import ModelSpec
+from plait.core.segment_costs import NumberedOps, SegmentCosts, segment_costs
 from plait.core.segment_lists import async_order, insert_waits, sync_order
-from plait.core.segments import Action, SegmentGraph
-from plait.core.strategy import Overlap
+from plait.core.segments import Action, Phase, SegmentGraph
+from plait.core.stages import Stage
+from plait.core.strategy import Overlap, Strategy
 
 # Orders are made for collectives that are so many times slower than measured ...
 ASSUMED = (1.0, 1.4, 1.75)
@@ -39,6 +42,38 @@ def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, ba
     if overlap == "domino":
         return domino_order(graph, costs, batch)
     return async_order(graph) if overlap == "async" else sync_order(graph)
+
+
+@dataclass(frozen=True)
+class SegmentLists:
+    """What a stage runs: its graph, and by phase the list of its actions."""
+
+    graph: SegmentGraph
+    phases: Mapping[Phase, Sequence[Action]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What lists are made for: micro-batches of ``batch`` sequences of so many tokens. costs: measured; None:
+    from shapes."""
+
+    batch: int
+    sequence: int
+    costs: SegmentCosts | None = None
+
+
+def segment_lists(
+    model: ModelSpec, strategy: Strategy, stage: Stage, load: Load, phases: Iterable[Phase], *, backward: bool = True
+) -> SegmentLists:
+    """The lists of a stage's phases: a function of its arguments, so that every rank makes the same.
+    backward: False
+    to evaluate."""
+    graph = SegmentGraph.of(model, strategy, stage, backward=backward)
+    costs = load.costs or segment_costs(model, strategy, batch=load.batch, sequence=load.sequence)
+    return SegmentLists(
+        graph,
+        {phase: segment_order(replace(graph, phase=phase), strategy.overlap, costs, load.batch) for phase in phases},
+    )
 
 
 def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[Action]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from plait.core.errors import CheckpointError, NotFinite
@@ -19,14 +17,14 @@ from plait.core.refine import refine
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import load as load_huggingface
 from plait.train.comm.world import new_group
-from plait.train.data.batches import Batches
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.feed import Feed
 from plait.train.engine.finite import check_state
-from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import LearningRate, Optimizer
-from plait.train.engine.steps import evaluate, micro_batches, train_step
+from plait.train.engine.pipeline import Pipeline
+from plait.train.engine.steps import evaluate, train_step
 from plait.train.machine.control import Control
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.record.journal import Journal
@@ -45,10 +43,10 @@ class Session:
     ) -> None:
         self.job, self.folder, self.rank, self.report, self.control = job, folder, rank, report, control
         control.doing("preparing the corpus", patient=True)
-        self.stream = self._prepared()
+        self.feed = Feed(job, self._prepared())
         control.doing("building the model")
         self.recorder = Recorder(device)
-        part = assemble(plan, rank, device, recorder=self.recorder, eval_batches=len(self._evaluation()))
+        part = assemble(plan, rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
         agree(part)
         if job.train.init_from:
             load_huggingface(part.models, Path(job.train.init_from))
@@ -77,10 +75,8 @@ class Session:
             check_state(self.optimizer, self.part.groups, done)
         except NotFinite as error:
             self.checkpoints.finish()
-            last = (
-                f"The last good checkpoint is that of step {self.saved}" if self.saved else "There is no checkpoint yet"
-            )
-            raise NotFinite(f"{error} {last}.") from None
+            kept = f"The last good checkpoint is of step {self.saved}" if self.saved else "There is no checkpoint yet"
+            raise NotFinite(f"{error} {kept}.") from None
         self.control.doing(f"saving after step {done}", step=done, patient=True)
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
         tokens = (done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
@@ -105,7 +101,7 @@ class Session:
         if not part.plan.choices.any:
             return part
         self.control.doing("measuring")
-        found = measure(part, part.own(self._micro_batches(part.plan, 0)))
+        found = measure(part, part.own(self.feed.step(0)))
         plan = refine(part.plan, found)
         self.report.choice(found, plan)
         if self.rank == 0:
@@ -122,7 +118,7 @@ class Session:
         for warning in restored.warnings:
             self.report.say(f"warning: {warning}")
         step = restored.step
-        if restored.state["data"] != self.stream.train.identity:
+        if restored.state["data"] != self.feed.identity:
             sources = ", ".join(self.job.data.sources)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
         self.optimizer.loaded(step, skipped=restored.state.get("skipped", 0))
@@ -132,21 +128,6 @@ class Session:
         self.saved = step
         return step
 
-    def _micro_batches(self, plan: Plan, step: int) -> list[MicroBatch]:
-        """The whole job's, of one step."""
-        batches: Batches = self.stream.train
-        tokens, targets = batches.batch_at(step)
-        samples = torch.from_numpy(batches.sample_ids(step))
-        return micro_batches(tokens, targets, samples, plan.workload.micro_batch, step)
-
-    def _evaluation(self) -> list[MicroBatch]:
-        """The evaluation's micro-batches, always the same; none if the job evaluates nothing."""
-        found: list[MicroBatch] = []
-        batches = self.stream.evaluation
-        for tokens, targets in batches.eval_batches(self.job.train.eval_batches) if batches else ():
-            found += micro_batches(tokens, targets, torch.arange(len(tokens)), len(tokens), 0)
-        return found
-
     # ---- training ----
 
     def _steps(self, start: int) -> int:
@@ -154,14 +135,9 @@ class Session:
         job, part, rate = self.job.train, self.part, LearningRate.of(self.job.train)
         peak = self.job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.precision))
         meter = Meter.of(part.plan, job.global_batch_size, peak)
-        keep = self.job.run.timeline_steps
-        journal = Journal(
-            self.folder / "timeline",
-            rank=self.rank,
-            plan_hash=part.plan.hash,
-            keep_steps=keep,
-            missing=self.report.missing("the timeline"),
-        )
+        timeline, keep = self.folder / "timeline", self.job.run.timeline_steps
+        missing = self.report.missing("the timeline")
+        journal = Journal(timeline, rank=self.rank, plan_hash=part.plan.hash, keep_steps=keep, missing=missing)
         self.report.begin(start)
         self.control.save_from_now_on()
         done, asked = start, False
@@ -169,25 +145,20 @@ class Session:
             self.control.doing(f"step {done + 1}", step=done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
             result = train_step(
-                part.pipeline.run,
+                part.work,
                 self.optimizer,
-                part.groups,
-                part.own(self._micro_batches(part.plan, done)),
-                sequence_parallel=part.plan.strategy.sequence_parallel,
+                part.own(self.feed.step(done)),
                 learning_rate=rate(done),
                 clip=job.clip_norm,
                 stop=bool(self.control),
-                shards=part.shards,
                 on_nan=job.on_nan,
             )
             spans = self.recorder.take()
             measured = meter.metrics(result.seconds, journal.add(done, spans), spans)
             asked = result.stop
-            metrics = {"loss": result.loss, "norm": result.norm, "learning_rate": rate(done), **measured}
-            if result.skipped:
-                metrics["skipped"] = result.skipped
+            metrics = {"step": done + 1, **result.metrics, "learning_rate": rate(done), **measured}
             done += 1
-            self._after(done, {"step": done, **metrics}, asked)
+            self._after(done, metrics, asked)
         journal.close()
         return done
 
@@ -195,18 +166,18 @@ class Session:
         """What is due after a step: an evaluation, a line, a checkpoint."""
         job, last = self.job.train, done == self.job.train.steps
         if self.part.evaluator and (done % job.eval_every == 0 or last):
-            self.control.doing(f"evaluating after step {done}", step=done)
-            metrics["eval_loss"] = loss = self._evaluate(self._evaluation())
-            if not math.isfinite(loss):
-                check_state(self.optimizer, self.part.groups, done)
-                self.report.say(f"warning: the evaluation loss after step {done} is {loss}; the weights are finite")
+            metrics["eval_loss"] = self._evaluate(self.part.evaluator, done)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         if job.checkpoint_every and done % job.checkpoint_every == 0 and not last and not asked:
             self._save(done)
 
-    def _evaluate(self, batches: Sequence[MicroBatch]) -> float:
-        assert self.part.evaluator is not None
-        return evaluate(self.part.evaluator.run, self.part.groups, self.part.own(batches))
+    def _evaluate(self, evaluator: Pipeline, done: int) -> float:
+        self.control.doing(f"evaluating after step {done}", step=done)
+        loss = evaluate(evaluator.run, self.part.groups, self.part.own(self.feed.evaluation()))
+        if not math.isfinite(loss):
+            check_state(self.optimizer, self.part.groups, done)
+            self.report.say(f"warning: the evaluation loss after step {done} is {loss}; the weights are finite")
+        return loss
 
     def _save(self, done: int) -> None:
         """Start a checkpoint; if the one before could not be written (a full disk), that costs the
@@ -215,6 +186,7 @@ class Session:
         self.control.doing(f"saving after step {done}", step=done, patient=True)
         try:
             self.checkpoints.save(done, self.optimizer.state(), self._state())
+            self.saved = done
         except CheckpointError as error:
             if not self.folder.is_dir():  # nothing of what is trained from here on would be kept
                 raise
@@ -222,4 +194,4 @@ class Session:
 
     def _state(self) -> dict[str, Any]:
         skipped = self.optimizer.skipped  # updates are counted without them
-        return {"data": self.stream.train.identity, "plan": self.part.plan.hash, "skipped": skipped}
+        return {"data": self.feed.identity, "plan": self.part.plan.hash, "skipped": skipped}

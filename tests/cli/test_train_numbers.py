@@ -16,15 +16,16 @@ pytestmark = pytest.mark.slow
 SABOTAGE = """
 import os, sys
 if "plait.train.worker" in sys.orig_argv:
+    from dataclasses import replace
     from plait.train.engine import steps
     train_step = steps.train_step
-    def sabotaged(run, optimizer, groups, batches, **more):
+    def sabotaged(work, optimizer, batches, **more):
         def spoiled(batches):
-            loss = run(batches)
+            loss = work.run(batches)
             if batches[0].step + 1 == int(os.environ["SPOIL_STEP"]) and os.environ["RANK"] == "1":
                 optimizer.gradients.shards["mlp", 1][5] = float("nan")
             return loss
-        return train_step(spoiled, optimizer, groups, batches, **more)
+        return train_step(replace(work, run=spoiled), optimizer, batches, **more)
     steps.train_step = sabotaged
 """
 

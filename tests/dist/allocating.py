@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,16 +50,8 @@ class _Rank:
 
     def train(self) -> None:
         """The step whose batches are there."""
-        train_step(
-            self.part.pipeline.run,
-            self.optimizer,
-            self.groups,
-            self.batches,
-            sequence_parallel=self.job.base_strategy.sequence_parallel,
-            learning_rate=1e-3,
-            clip=1.0,
-            shards=self.shards,
-        )
+        work = replace(self.part.work, groups=self.groups, shards=self.shards)
+        train_step(work, self.optimizer, self.batches, learning_rate=1e-3, clip=1.0)
 
 
 def measured(rank: int, values: dict[str, Any]) -> dict[str, dict[str, int]]:

@@ -5,23 +5,27 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.core.layout import Layout
 from plait.core.model import ModelSpec
+from plait.core.overlap import Load
 from plait.core.segments import Collective
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.groups import alone
+from plait.train.engine.groups import Groups
+from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.steps import make_executor, micro_batches, train_step, whole
+from plait.train.engine.steps import Work, micro_batches, train_step
 from plait.train.machine.device import Device
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.transformer import Transformer
@@ -147,10 +151,17 @@ def build(
             piece.view(model.named[piece.parameter]).copy_(piece.cut(start[piece.name]))
     gradients = Gradients(model)
     optimizer = Optimizer(model, gradients, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    executor = make_executor(
-        model, strategy, over, gradients=gradients, device=DEVICE, batch=micro, sequence=SEQUENCE, seed=SEED
-    )
+    executor = make_executor(model, strategy, over, Load(micro, SEQUENCE), Here(DEVICE, seed=SEED), gradients=gradients)
     return executor, optimizer
+
+
+def alone(tp: Wire) -> Groups:
+    """A model that is not cut into stages, over one tensor-parallel group."""
+    return Groups(Layout.of(tp=tp.size), 0, 0, tp.rank, tp, tp, NullWire())
+
+
+def _whole(executor: SegmentExecutor, batches: Sequence[MicroBatch]) -> Tensor:
+    return torch.stack([executor.run(batch) for batch in batches]).sum()
 
 
 def worst_error(
@@ -173,15 +184,8 @@ def worst_error(
                     piece.view(gradients.named[piece.parameter]), piece.cut(want["gradients"][piece.name])
                 )
             errors["norm"] = abs(gradients.norm(over).item() / want["norm"] - 1)
-        train_step(
-            whole(executor),
-            optimizer,
-            alone(over),
-            batches,
-            sequence_parallel=strategy.sequence_parallel,
-            learning_rate=RATE,
-            clip=CLIP,
-        )
+        work = Work(partial(_whole, executor), alone(over), sequence_parallel=strategy.sequence_parallel)
+        train_step(work, optimizer, batches, learning_rate=RATE, clip=CLIP)
     for piece in model.pieces:
         errors[f"weight {piece.name}"] = relative_error(
             piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name])

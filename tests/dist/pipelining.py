@@ -36,6 +36,7 @@ from plait.plan.traffic import micro_batch_bytes
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.completion import complete, totals
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
@@ -209,8 +210,9 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
             gradients.zero()
             mine = part.pipeline.run(batches)
             errors |= _traffic(part, wires, sizes)
-            part.groups.complete(gradients, part.shards, sequence_parallel=part.plan.strategy.sequence_parallel)
-            loss, square, _ = part.groups.totals(gradients, mine, False)
+            sharded = part.plan.strategy.sequence_parallel
+            complete(gradients, part.groups, part.shards, sequence_parallel=sharded)
+            loss, square, _ = totals(gradients, part.groups, mine, False)
             errors |= {"loss": abs(loss / want["loss"] - 1), "norm": abs(square**0.5 / want["norm"] - 1)}
             for one, found in gradients.held:
                 name, whole = one.piece.name, want["gradients"][one.piece.name]
@@ -225,16 +227,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
                 part.shards.publish()
                 pool = part.shards.pool
             continue
-        train_step(
-            part.pipeline.run,
-            optimizer,
-            part.groups,
-            batches,
-            sequence_parallel=part.plan.strategy.sequence_parallel,
-            learning_rate=RATE,
-            clip=CLIP,
-            shards=part.shards,
-        )
+        train_step(part.work, optimizer, batches, learning_rate=RATE, clip=CLIP)
     evaluated = _evaluated(part, want["evaluation"], sizes, errors) if part.evaluator else Counter[str]()
     if part.shards:
         part.shards.stop()

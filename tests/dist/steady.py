@@ -31,8 +31,7 @@ def many_steps(
             batches = part.own(micro_batches(tokens, targets, samples, MICRO, step))
 
             def run(batches=batches) -> None:
-                more = {"sequence_parallel": strategy.sequence_parallel, "learning_rate": 1e-3, "clip": 1.0}
-                train_step(part.pipeline.run, optimizer, part.groups, batches, shards=part.shards, **more)  # type: ignore[arg-type]
+                train_step(part.work, optimizer, batches, learning_rate=1e-3, clip=1.0)
                 if part.shards:
                     part.shards.settle()
 

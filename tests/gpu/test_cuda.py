@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from plait.core.model import ModelSpec
+from plait.core.overlap import Load
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire
+from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.steps import make_executor, micro_batches
+from plait.train.engine.steps import micro_batches
 from plait.train.machine.device import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
@@ -41,12 +43,9 @@ def test_one_gpu_equals_the_reference(p1: int) -> None:
         model,
         Strategy(p1=p1),
         NullWire(),
+        Load(4, 8),
+        Here(device, recorder, seed=7),
         gradients=gradients,
-        device=device,
-        batch=4,
-        sequence=8,
-        recorder=recorder,
-        seed=7,
     )
     loss = sum(executor.run(batch).item() for batch in micro_batches(*batch_of(SPEC, 0), 4, 0))
     assert abs(loss / want["loss"] - 1) < 1e-10

@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from plait.core.model import ModelSpec
+from plait.core.overlap import Load
 from plait.core.sharding import Sharding
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.plan.memory import activations, states
 from plait.plan.sharding import unit_sizes
 from plait.train.comm.wire import NullWire
+from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.steps import make_executor
 from plait.train.machine.device import Device
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import Transformer
@@ -56,8 +57,8 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
     group = SequenceGroup(NullWire(strategy.cp // strategy.ring), NullWire(strategy.ring))
     transformer = Transformer(spec, strategy, sequence=group)
     executor = make_executor(
-        transformer, strategy, NullWire(strategy.tp), gradients=Gradients(transformer), device=DEVICE, batch=batch,
-        sequence=sequence, phases=("F", "B"),
+        transformer, strategy, NullWire(strategy.tp), Load(batch, sequence), Here(DEVICE),
+        gradients=Gradients(transformer), phases=("F", "B"),
     )  # fmt: skip
     own = sequence // strategy.cp
     tokens = torch.randint(0, spec.vocab, (batch, own))

@@ -10,16 +10,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from plait.core.overlap import Load
 from plait.core.plan import Plan
 from plait.core.schedule import Schedule, forward_only
 from plait.core.segments import Phase
 from plait.train.engine.courier import LaneCourier, Lanes
+from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups, open_groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PHASES, Pipeline
 from plait.train.engine.shards import Shards
-from plait.train.engine.steps import make_executor
+from plait.train.engine.steps import Work
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.model.transformer import Stages, Transformer
 from plait.train.record.recorder import Recorder
@@ -50,6 +52,11 @@ class Part:
     def pipeline(self) -> Pipeline:
         """The interpreter of the plan's schedule."""
         return self._interpreter(self.plan.schedule)
+
+    @property
+    def work(self) -> Work:
+        """What a training step runs."""
+        return Work(self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel)
 
     @cached_property
     def evaluator(self) -> Pipeline | None:
@@ -83,18 +90,15 @@ class Part:
 
     def _interpreter(self, schedule: Schedule) -> Pipeline:
         plan, place, recorder = self.plan, self.groups.place, self.recorder if schedule.trains else None
+        load = Load(plan.largest_share(place), plan.workload.sequence, plan.costs)
         executors = {
             model.stage.index: make_executor(
                 model,
                 plan.strategy_of(place),
                 self.groups.tp,
+                load,
+                Here(self.device, recorder, plan.seed),
                 gradients=self.gradients if schedule.trains else None,
-                device=self.device,
-                batch=plan.largest_share(place),
-                sequence=plan.workload.sequence,
-                costs=plan.costs,
-                recorder=recorder,
-                seed=plan.seed,
                 phases=_phases(schedule, model.stage.index),
                 shards=self.shards,
             )

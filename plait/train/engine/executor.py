@@ -16,8 +16,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from plait.core.overlap import Load, SegmentLists, segment_lists
 from plait.core.segment_lists import check
-from plait.core.segments import Action, Kind, Phase, SegmentGraph, SegmentOp
+from plait.core.segments import Action, Kind, Phase, SegmentOp
 from plait.core.sharding import UnitAction, UnitOp, with_units
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import Handle, NullWire, Wire
@@ -57,6 +58,15 @@ Programme = list[tuple[Action | UnitAction, Callable[[Turn], object]]]
 """What is done in which order, and how."""
 
 
+@dataclass(frozen=True)
+class Here:
+    """What everything on a rank works with. recorder: None if nothing is recorded. seed: of dropout."""
+
+    device: Device
+    recorder: Recorder | None = None
+    seed: int = 0
+
+
 class SegmentExecutor:
     """Executes a stage's lists on one rank: phase ``step`` for a whole model, or the phases that a pipeline's
     schedule names.
@@ -67,23 +77,21 @@ class SegmentExecutor:
     def __init__(
         self,
         model: Transformer,
-        graph: SegmentGraph,
-        programmes: Mapping[Phase, Sequence[Action]],
+        lists: SegmentLists,
         wire: Wire,
         strategy: Strategy,
+        here: Here,
         *,
         gradients: Gradients | None,
-        device: Device,
-        recorder: Recorder | None = None,
-        seed: int = 0,
         shards: Shards | None = None,
     ) -> None:
-        self.model, self.graph, self.wire, self.strategy = model, graph, wire, strategy
-        self.gradients, self.device, self.recorder, self.seed = gradients, device, recorder, seed
-        self.shards = shards
-        self._shared = Shared(model, graph, wire, gradients)
+        self.model, self.graph, self.wire, self.strategy = model, lists.graph, wire, strategy
+        self.gradients, self.shards = gradients, shards
+        self.device, self.recorder, self.seed = here.device, here.recorder, here.seed
+        self._shared = Shared(model, self.graph, wire, gradients)
         self.programmes: dict[Phase, Programme] = {}
-        for phase, actions in programmes.items():
+        graph = self.graph
+        for phase, actions in lists.phases.items():
             check(replace(graph, phase=phase), actions)
             listed = with_units(graph, actions, model.units, strategy) if shards else actions
             self.programmes[phase] = [(action, self._step(action)) for action in listed]
@@ -189,6 +197,23 @@ class SegmentExecutor:
             return lambda turn: shards.close(op, last=turn.last)
         act = shards.acts[op.verb]
         return lambda _: act(op)
+
+
+def make_executor(
+    model: Transformer,
+    strategy: Strategy,
+    wire: Wire,
+    load: Load,
+    here: Here,
+    *,
+    gradients: Gradients | None,
+    phases: Sequence[Phase] = ("step",),
+    shards: Shards | None = None,
+) -> SegmentExecutor:
+    """An executor of the strategy's lists for the phases given; without ``gradients`` it only evaluates."""
+    lists = segment_lists(model.spec, strategy, model.stage, load, phases, backward=gradients is not None)
+    used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
+    return SegmentExecutor(model, lists, used, strategy, here, gradients=gradients, shards=shards)
 
 
 def _bound(

@@ -1,5 +1,4 @@
-"""Who a rank speaks with, and what is completed with whom: tensor-parallel, data-parallel and pipeline
-neighbours."""
+"""Who a rank speaks with: its tensor-parallel, data-parallel and pipeline neighbours."""
 
 from __future__ import annotations
 
@@ -7,18 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-import torch
-from torch import Tensor
-
 from plait.core.layout import Layout, Mesh, SequenceCut
 from plait.core.plan import Plan
 from plait.core.sharding import Level, Sharding
-from plait.train.comm.wire import NullWire, Wire, open_wire, sum_over
-from plait.train.engine.gradients import Gradients
-from plait.train.engine.shards import Axis, Shards
+from plait.train.comm.wire import Wire, open_wire
+from plait.train.engine.shards import Axis
 from plait.train.model.sequence import ALONE, SequenceGroup
 
-TIED = "embedding.weight"
 AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
 
 
@@ -47,41 +41,6 @@ class Groups:
     def mesh(self) -> Mesh:
         """This rank's own."""
         return self.layout.meshes[self.place]
-
-    def complete(self, gradients: Gradients, shards: Shards | None, *, sequence_parallel: bool) -> None:
-        """Sum what several ranks have seen parts of; afterwards every optimizer has the whole gradient of
-        what it updates."""
-        if shards:
-            shards.complete()
-        gradients.finish(self.tp, sequence_parallel=sequence_parallel)
-        ties = self.tied.size > 1 or any(held.piece.copy for held, _ in gradients.held)
-        copies = [(held, view) for held, view in gradients.held if held.piece.name == TIED] if ties else []
-        if copies or self.tied.size > 1:
-            total = gradients.flat.new_zeros((gradients.model.spec.vocab, gradients.model.spec.hidden))
-            # Places may cut the vocabulary differently: every range at its place in the whole, each once.
-            if self.replica < self.sharding.optim:
-                for held, view in copies:
-                    total[held.box.slices] += view
-            sum_over(self.tied, total)
-            for held, view in copies:
-                view.copy_(total[held.box.slices])
-
-    def sum_loss(self, loss: Tensor) -> float:
-        """The job's loss from each rank's, 0 without a head; the same on every rank."""
-        return sum_over(self.world, loss.double() * (self.tp_rank == 0)).item()
-
-    def totals(self, gradients: Gradients, loss: Tensor, wish: bool) -> tuple[float, float, bool]:
-        """(loss, squared gradient norm, whether any rank wishes to stop) of the whole job. loss: this rank's,
-        0 without a head."""
-        square = gradients.norm_square() * self.sharding.optim / self.mesh.replicas
-        mine = torch.stack((loss.double() * (self.tp_rank == 0), square, torch.full_like(square, float(wish))))
-        total, norm_square, wishes = sum_over(self.world, mine).tolist()
-        return total, norm_square, wishes > 0
-
-
-def alone(tp: Wire) -> Groups:
-    """A model that is not cut into stages, over one tensor-parallel group: for programs that have no plan."""
-    return Groups(Layout.of(tp=tp.size), 0, 0, tp.rank, tp, tp, NullWire())
 
 
 def open_groups(plan: Plan, rank: int, backend: str) -> Groups:

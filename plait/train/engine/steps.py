@@ -1,71 +1,22 @@
-"""One optimizer step of one rank: micro-batches through the segment executor, gradients completed, clipped,
-applied."""
+"""One optimizer step of one rank: micro-batches run, gradients completed, clipped, applied."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from plait.core.overlap import segment_order
-from plait.core.segment_costs import SegmentCosts, segment_costs
-from plait.core.segments import Action, Phase, SegmentGraph
 from plait.core.settings import OnNan
-from plait.core.strategy import Strategy
-from plait.train.comm.wire import NullWire, Wire
-from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.completion import complete, sum_loss, totals
 from plait.train.engine.finite import check_state, explain
-from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.shards import Shards
-from plait.train.machine.device import Device
 from plait.train.model.loss import IGNORED
-from plait.train.model.transformer import Transformer
-from plait.train.record.recorder import Recorder
-
-
-def make_executor(
-    model: Transformer,
-    strategy: Strategy,
-    wire: Wire,
-    *,
-    gradients: Gradients | None,
-    device: Device,
-    batch: int,
-    sequence: int,
-    costs: SegmentCosts | None = None,
-    recorder: Recorder | None = None,
-    seed: int = 0,
-    phases: Sequence[Phase] = ("step",),
-    shards: Shards | None = None,
-) -> SegmentExecutor:
-    """An executor of the strategy's segment lists for the phases given; without ``gradients`` it only
-    evaluates."""
-    graph = SegmentGraph.of(model.spec, strategy, model.stage, backward=gradients is not None)
-    costs = costs or segment_costs(model.spec, strategy, batch=batch, sequence=sequence)
-    programmes: dict[Phase, list[Action]] = {
-        phase: segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch) for phase in phases
-    }
-    used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
-    return SegmentExecutor(
-        model,
-        graph,
-        programmes,
-        used,
-        strategy,
-        gradients=gradients,
-        device=device,
-        recorder=recorder,
-        seed=seed,
-        shards=shards,
-    )
-
 
 MAX_SKIPPED = 20
 """Updates that may be left out one after the other: what goes on longer does not go away."""
@@ -82,6 +33,11 @@ class StepResult:
     stop: bool
     skipped: int = 0
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is written of it."""
+        return {"loss": self.loss, "norm": self.norm, **({"skipped": self.skipped} if self.skipped else {})}
+
 
 def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int) -> list[MicroBatch]:
     """The batch cut into micro-batches whose losses add up to the mean over all its targets."""
@@ -95,22 +51,26 @@ Run = Callable[[Sequence[MicroBatch]], Tensor]
 are here."""
 
 
-def whole(executor: SegmentExecutor) -> Run:
-    """Of a model that is not cut into stages."""
-    return lambda batches: torch.stack([executor.run(batch) for batch in batches]).sum()
+@dataclass(frozen=True)
+class Work:
+    """What a step runs, and who completes it together. sequence_parallel: whether replicated parameters have
+    seen
+    their own shard of the sequence only."""
+
+    run: Run
+    groups: Groups
+    shards: Shards | None = None
+    sequence_parallel: bool = False
 
 
 def train_step(
-    run: Run,
+    work: Work,
     optimizer: Optimizer,
-    groups: Groups,
     batches: Sequence[MicroBatch],
     *,
-    sequence_parallel: bool,
     learning_rate: float,
     clip: float,
     stop: bool = False,
-    shards: Shards | None = None,
     on_nan: OnNan = "stop",
 ) -> StepResult:
     """Forward and backward of every micro-batch, then one update. Every rank of the job gets the same
@@ -120,12 +80,12 @@ def train_step(
     ``on_nan`` is ``skip`` and not too many were left out one after the other.
     """
     start = time.perf_counter()
-    gradients = optimizer.gradients
+    gradients, groups, shards = optimizer.gradients, work.groups, work.shards
     gradients.zero()
-    loss = run(batches)
-    groups.complete(gradients, shards, sequence_parallel=sequence_parallel)
+    loss = work.run(batches)
+    complete(gradients, groups, shards, sequence_parallel=work.sequence_parallel)
     # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
-    total, square, stops = groups.totals(gradients, loss, stop)
+    total, square, stops = totals(gradients, groups, loss, stop)
     norm = math.sqrt(square)
     if math.isfinite(total) and math.isfinite(norm):
         optimizer.step(learning_rate, norm=norm, clip=clip)
@@ -135,11 +95,11 @@ def train_step(
         optimizer.skip()
         number = batches[0].step + 1
         if on_nan == "stop" or optimizer.skipped_in_a_row >= MAX_SKIPPED:
-            raise explain(lambda: run(batches), optimizer, groups, shards, step=number, loss=total, norm=norm)
+            raise explain(lambda: work.run(batches), optimizer, groups, shards, step=number, loss=total, norm=norm)
         check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out
     return StepResult(total, norm, time.perf_counter() - start, stops, optimizer.skipped)
 
 
 def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:
     """Mean loss per target over evaluation batches, dropout off."""
-    return groups.sum_loss(run(batches)) / len(batches)
+    return sum_loss(run(batches), groups) / len(batches)

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from plait.core.errors import CheckpointError
 from plait.core.model import ModelSpec
+from plait.core.overlap import SegmentLists
 from plait.core.segment_lists import sync_order
 from plait.core.segments import Action, SegmentGraph, SegmentOp
 from plait.core.strategy import Strategy
 from plait.train.checkpoint import huggingface, safetensors_folder
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.engine.executor import SegmentExecutor, Turn
+from plait.train.engine.executor import Here, SegmentExecutor, Turn
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.vocabulary import Head
@@ -96,12 +97,11 @@ def run(model: Transformer, wire: Wire, tokens: Tensor) -> tuple[Tensor, float, 
     graph = SegmentGraph(num_layers=model.spec.num_layers, communicates=wire.size > 1)
     executor = SegmentExecutor(
         model,
-        graph,
-        {"step": sync_order(graph)},
+        SegmentLists(graph, {"step": sync_order(graph)}),
         wire,
         model.strategy,
+        Here(Device(torch.device("cpu"))),
         gradients=gradients,
-        device=Device(torch.device("cpu")),
     )
     targets = torch.cat((tokens[:, 1:], torch.full((len(tokens), 1), -100)), dim=1)
     model.eval()

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from plait.core.model import ModelSpec
+from plait.core.overlap import Load
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire
-from plait.train.engine.executor import SegmentExecutor
+from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.segment import Segment
-from plait.train.engine.steps import make_executor
 from plait.train.machine.device import Device
 from plait.train.model.transformer import Transformer
 
@@ -43,10 +43,9 @@ def made(spec: ModelSpec, strategy: Strategy, *, train: bool) -> tuple[SegmentEx
         model,
         strategy,
         NullWire(strategy.tp),
+        Load(4, 8),
+        Here(Device(torch.device("cpu"))),
         gradients=Gradients(model) if train else None,
-        device=Device(torch.device("cpu")),
-        batch=4,
-        sequence=8,
         phases=("F", "I", "W") if train else ("F",),
     )
     tokens = torch.randint(0, spec.vocab, (4, 8))
