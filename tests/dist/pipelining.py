@@ -351,17 +351,19 @@ def disagreement(rank: int, spec: ModelSpec) -> str:
         return _said(part)
 
 
-def other_order(rank: int, spec: ModelSpec, odd: int) -> str:
+def other_order(rank: int, spec: ModelSpec, odd: int, seed: int) -> str:
     """What a rank says where all have the same plan, and rank ``odd`` gets another order from it: one of its
-    costs differs in the last digit."""
-    equal = {f"{site}.{kind}": 1.0 for site in ("embed", "attn", "mlp", "head") for kind in "NFRLDCWJ"}
-    planned = replace(plan(spec, [(1, 2)] * 2, "1f1b", Strategy(p1=2)), costs=SegmentCosts(equal, equal))
+    costs differs in the last digit. seed: of costs with which that decides between two orders."""
+    chance = random.Random(seed)
+    keys = [f"{site}.{kind}" for site in ("embed", "attn", "mlp", "head") for kind in "NFRLDCWJ"]
+    compute, collective = ({key: chance.choice((1.0, 2.0, 3.0)) for key in keys} for _ in range(2))
+    planned = replace(plan(spec, [(1, 2)] * 2, "1f1b", Strategy(p1=2)), costs=SegmentCosts(compute, collective))
     with _part(rank, planned) as part:
         if rank == odd:
             own = statement(part).lists
-            for key in equal:
-                nudged = replace(planned, costs=SegmentCosts({**equal, key: math.nextafter(1.0, 2.0)}, equal))
-                part = part.under(nudged)
+            for key in keys:
+                nudged = {**compute, key: math.nextafter(compute[key], math.inf)}
+                part = part.under(replace(planned, costs=SegmentCosts(nudged, collective)))
                 if statement(part).lists != own:
                     break
             assert statement(part).lists != own, "no last digit changes this order"

@@ -128,9 +128,9 @@ def test_ranks_with_different_plans_say_so_before_the_first_step(pool: Pool) -> 
         assert "rank 1 would run another plan than the others" in said
 
 
-@pytest.mark.parametrize("odd", [0, 1, 3])
-def test_a_rank_whose_order_differs_is_named_before_the_first_step(pool: Pool, odd: int) -> None:
+@pytest.mark.parametrize(("odd", "seed"), [(0, 12), (1, 12), (3, 0)])
+def test_a_rank_whose_order_differs_is_named_before_the_first_step(pool: Pool, odd: int, seed: int) -> None:
     """Rank 0 sets the norm for its place, so where its own order differs its neighbour is named."""
     named = {0: 1}.get(odd, odd)
-    for said in pool(4).run(pipelining.other_order, GPT, odd):
+    for said in pool(4).run(pipelining.other_order, GPT, odd, seed):
         assert f"rank {named} would run another order of segment ops than the others" in said
