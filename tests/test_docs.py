@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cli.runs import command, write_job
+
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+NAMED = re.compile(
+    r"`((?:plait/|core/|plan/|train/|launch/|cli/|lab/|diagnose/|specs/|tests/|benchmarks/|docs/)[\w/.-]+)`"
+)
 DOCUMENTS = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if not path.name.endswith(".draft.md")]
 
 
@@ -17,6 +24,77 @@ DOCUMENTS = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) i
 def test_every_file_that_a_document_links_to_exists(document: Path) -> None:
     links = LINK.findall(document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
+    """``core/overlap.py`` and ``plan/sharding.step_bytes`` alike."""
+    named = {name.removeprefix("plait/").rstrip("/") for name in NAMED.findall(document.read_text())}
+    there = {name for name in named for base in (ROOT, ROOT / "plait") if _exists(base / name)}
+    assert named - there == set()
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.with_suffix(".py").is_file() or path.with_suffix("").with_suffix(".py").is_file()
+
+
+WAY = (ROOT / "docs" / "ARCHITECTURE.md").read_text().partition("## The way from")[2].partition("\n## ")[0]
+FILES = re.findall(r"^\d+\. `(plait/\S+)`", WAY, re.MULTILINE)
+"""From ``plait train`` to the first step."""
+
+TRACER = """
+import os, sys
+
+entered = set()
+
+
+def importing(frame):
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def enter(frame, event, _):
+    name = frame.f_code.co_filename
+    if event == "call" and name.startswith({root!r}) and name not in entered and frame.f_code.co_name != "<module>":
+        if not importing(frame):
+            entered.add(name)
+            with open({out!r} + os.environ.get("RANK", "command"), "a") as file:
+                print(name, file=file)
+
+
+sys.setprofile(enter)
+"""
+"""Every process writes the files of Plait that its main thread calls, in the order of first calls."""
+
+
+def test_the_way_to_the_first_step_names_every_file_once() -> None:
+    numbers = re.findall(r"^(\d+)\. ", WAY, re.MULTILINE)
+    assert [int(number) for number in numbers] == list(range(1, len(FILES) + 1))
+    assert len(set(FILES)) == len(FILES) > 40
+    assert (
+        FILES.index("plait/plan/make.py") < FILES.index("plait/launch/local.py") < FILES.index("plait/train/worker.py")
+    )
+
+
+def test_a_run_takes_the_way_that_is_written_down(tmp_path: Path) -> None:
+    job, path = write_job(tmp_path, steps=1), tmp_path / "path"
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(TRACER.format(root=f"{ROOT / 'plait'}/", out=f"{tmp_path}/entered-"))
+    few = ("strategy.tp=1", "strategy.pp=2", "train.eval_every=0", "train.warmup_steps=0")
+    environ = {**os.environ, "PYTHONPATH": f"{path}:{ROOT}"}
+    subprocess.run(command(job, *few), env=environ, timeout=240, check=True, capture_output=True)
+    entered = [name for process in ("command", "0") for name in _entered(tmp_path / f"entered-{process}")]
+    first = [name for name in dict.fromkeys(entered) if name in FILES]
+    assert first == [name for name in FILES if name in first]
+    absent = {"tune/measure.py", "engine/shards.py"}  # nothing is open in this job, and nothing sharded
+    assert set(FILES) - set(first) == {f"plait/train/{name}" for name in absent} | {"plait/core/refine.py"}
+
+
+def _entered(file: Path) -> list[str]:
+    return [str(Path(line).relative_to(ROOT)) for line in file.read_text().splitlines()]
 
 
 def test_the_picture_is_what_its_script_draws(tmp_path: Path) -> None:
