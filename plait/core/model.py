@@ -1,13 +1,12 @@
 """ModelSpec: the shapes of a decoder-only transformer, and what follows from them (parameters, FLOPs).
 
 Three families. ``gpt``: learned positions, LayerNorm, GELU, biases, tied embeddings (Radford 2019; Brown
-2020,
-arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no biases (Touvron 2023,
-arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers in the shape of a U (Ronneberger
-2015, arXiv 1505.04597; Petit 2021, arXiv 2103.06104), in one dimension and causal: a down path that halves
-the sequence ``levels`` times, a bottleneck, an up path that doubles it again, each of its levels adding what
-the down path had there. Shapes in comments: S sequence, B batch, H hidden, N heads, D head size, F
-feed-forward, V vocabulary.
+2020, arXiv 2005.14165). ``llama``: rotary positions, RMSNorm, SwiGLU, grouped-query heads, no biases (Touvron
+2023, arXiv 2307.09288; Llama 3, arXiv 2407.21783). ``utransformer``: gpt's layers in the shape of a U
+(Ronneberger 2015, arXiv 1505.04597; Petit 2021, arXiv 2103.06104), in one dimension and causal: a down path
+that halves the sequence ``levels`` times, a bottleneck, an up path that doubles it again, each of its levels
+adding what the down path had there. Shapes in comments: S sequence, B batch, H hidden, N heads, D head size,
+F feed-forward, V vocabulary.
 """
 
 from __future__ import annotations

@@ -66,8 +66,7 @@ def segment_lists(
     model: ModelSpec, strategy: Strategy, stage: Stage, load: Load, phases: Iterable[Phase], *, backward: bool = True
 ) -> SegmentLists:
     """The lists of a stage's phases: a function of its arguments, so that every rank makes the same.
-    backward: False
-    to evaluate."""
+    backward: False to evaluate."""
     graph = SegmentGraph.of(model, strategy, stage, backward=backward)
     costs = load.costs or segment_costs(model, strategy, batch=load.batch, sequence=load.sequence)
     return SegmentLists(

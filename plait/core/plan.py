@@ -1,15 +1,12 @@
 """Plan: everything a run obeys, complete, in one versioned JSON file with a content hash.
 
 ``plait.plan.make`` makes it from a job and a cluster, before any rank starts. What it leaves open, because
-only
-timed steps can tell, stands in ``choices``; ``refine`` (``plait.core.refine``) closes it once. The hash is
-stamped
-on checkpoints and timelines. The runtime never amends a plan: where it cannot do what the plan says, it
-stops.
+only timed steps can tell, stands in ``choices``; ``refine`` (``plait.core.refine``) closes it once. The hash
+is stamped on checkpoints and timelines. The runtime never amends a plan: where it cannot do what the plan
+says, it stops.
 
 The lists of segment ops that ranks run are not in the file. They are a function of what is (``segment_lists``
-of
-model, strategy, stage and costs); at start ranks compare the hashes of the lists that they made.
+of model, strategy, stage and costs); at start ranks compare the hashes of the lists that they made.
 """
 
 from __future__ import annotations
@@ -43,8 +40,7 @@ Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What a step computes. micro_batch: sequences of one micro-batch, over all data-parallel replicas.
-    sequence:
-    tokens of each."""
+    sequence: tokens of each."""
 
     micro_batch: int
     num_micro_batches: int
@@ -80,10 +76,8 @@ class Plan:
     strategy: of every place of the pipeline; its ``tp`` is the first place's, ``strategy_of`` has each
     place's. shardings: of every place, over its dp x cp ranks. schedule: with transfers. reshards: how
     tensors [S, B, H] of a micro-batch go from stage to stage, by whether the residual stream is
-    sequence-parallel; empty on one place.
-    costs: what orders of segment ops are made from; None: from shapes. origin: ``intent`` of the plan that
-    this one
-    was refined from.
+    sequence-parallel; empty on one place. costs: what orders of segment ops are made from; None: from shapes.
+    origin: ``intent`` of the plan that this one was refined from.
     """
 
     job: Job | None = None

@@ -1,6 +1,5 @@
 """Closing what a plan leaves open with what timed steps have found: a pure function, applied once, before the
-first
-step of training."""
+first step of training."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from plait.core.strategy import ShardOverlap, Strategy
 
 SLACK_TOLERANCE = 0.02
 """What a period may lose to transfers: measured times are no better than this, and a whole micro-batch alive
-is a
-high price for less."""
+is a high price for less."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 `ReshardPlan` holds the unit tasks in the order in which they start, each with its senders, the way in which
 it reaches its receivers, and the number of chunks. `messages` lowers it to one list, the same on every rank;
 a rank works through those that it sends or receives, in that order. All ways are messages, so none needs a
-communicator of its own
-(A receiver hosts, t = bytes / bandwidth of a NIC):
+communicator of its own (A receiver hosts, t = bytes / bandwidth of a NIC):
 
     send_recv          A B t for B receivers a host: a full copy to every receiver
     local_all_gather   A t: every host's receivers get a share each and exchange within the host
@@ -62,9 +61,8 @@ class Step:
     """One unit task as planned.
 
     chains: one for each rail (NIC of the hosts) that the box is striped over, with equal shares of its
-    elements.
-    chunks: pieces that a share is cut into. start, duration: as predicted, in nanoseconds (integers, so that
-    every rank computes the same).
+    elements. chunks: pieces that a share is cut into. start, duration: as predicted, in nanoseconds
+    (integers, so that every rank computes the same).
     """
 
     task: UnitTask

@@ -390,8 +390,7 @@ def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:
 
 def whole_steps(micro_batches: int) -> Schedule:
     """Of a model that is not cut: one stage, whose segment lists reach from a micro-batch's forward into its
-    backward,
-    so that communication of the one hides behind computation of the other."""
+    backward, so that communication of the one hides behind computation of the other."""
     return Schedule("whole", 1, (tuple(Op(0, "S", at) for at in range(micro_batches)),))
 
 

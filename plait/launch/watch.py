@@ -38,8 +38,7 @@ STOPPED = "tT"
 @dataclass
 class Rank:
     """A rank's process, and what it has said last. log: descriptor of its log. warned: that its silence has
-    been
-    spoken of."""
+    been spoken of."""
 
     number: int
     process: subprocess.Popen[Any]

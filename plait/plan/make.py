@@ -2,8 +2,7 @@
 
 What is decided here: the schedule with its transfers, proven free of deadlock; the layers of every stage; how
 every boundary is resharded; which candidates timed steps are to choose from. ``assemble_plan`` does it from
-parts, for
-programs that have no job file.
+parts, for programs that have no job file.
 """
 
 from __future__ import annotations

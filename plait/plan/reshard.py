@@ -41,8 +41,8 @@ def plan_reshard(
     ``destination``.
 
     order: the search for senders and order. way: the same one for every task; by default each task's
-    cheapest.
-    A function of its arguments: every rank may compute it for itself. Raises ReshardError for what cannot be.
+    cheapest. A function of its arguments: every rank may compute it for itself. Raises ReshardError for what
+    cannot be.
     """
     if order not in ORDERS:
         raise ReshardError(f"'{order}' is no order{nearest(order, ORDERS)}. Use one of {', '.join(ORDERS)}.")

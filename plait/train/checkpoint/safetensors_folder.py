@@ -2,8 +2,7 @@
 model.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes of header length, a JSON header that says where
-every
-tensor lies, the tensors. Shapes are known before any value, so the header can be written first.
+every tensor lies, the tensors. Shapes are known before any value, so the header can be written first.
 """
 
 from __future__ import annotations

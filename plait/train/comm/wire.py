@@ -3,8 +3,7 @@ out.
 
 A wire starts a collective and returns a handle; whoever needs the result waits on the handle. Between the two
 nobody may read, write or free the buffers. One total order per group on every rank (the segment list's): gloo
-gives
-wrong sums without a word, and NCCL hangs, when ranks disagree.
+gives wrong sums without a word, and NCCL hangs, when ranks disagree.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def _permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
 
     A Feistel network on the smallest even number of bits that holds ``size``, walked until the value falls
     back inside (fewer than four walks on average). It needs no memory for any size, and unlike
-    ``numpy.random`` its result is ours
-    to keep: an upgrade of a library cannot change where a resumed run continues.
+    ``numpy.random`` its result is ours to keep: an upgrade of a library cannot change where a resumed run
+    continues.
     """
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)

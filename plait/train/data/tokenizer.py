@@ -1,9 +1,8 @@
 """Text to token ids and back: the built-in byte tokenizer, and Hugging Face ``tokenizer.json`` files.
 
 The byte tokenizer needs no file and no training: a byte is its own id and 256 means end of text, so the
-vocabulary is
-257 and no text, whatever its encoding, can contain the separator. (The embedding is padded to what tensor
-parallelism needs by ``Strategy.padded_vocab``; a tokenizer never rounds its vocabulary up.)
+vocabulary is 257 and no text, whatever its encoding, can contain the separator. (The embedding is padded to
+what tensor parallelism needs by ``Strategy.padded_vocab``; a tokenizer never rounds its vocabulary up.)
 """
 
 from __future__ import annotations

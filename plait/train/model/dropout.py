@@ -2,8 +2,8 @@
 
 The key is (seed, step, layer, site, sample, position[, head]) and the element's index; so the mask is the
 same whatever the tensor-parallel degree, slicing, order, sequence sharding or recomputation. Elements are
-hashed with 32-bit
-integer mixing (the ``lowbias32`` finaliser of C. Wellons, public domain) in int64 arithmetic, on any device.
+hashed with 32-bit integer mixing (the ``lowbias32`` finaliser of C. Wellons, public domain) in int64
+arithmetic, on any device.
 """
 
 from __future__ import annotations
