@@ -73,7 +73,7 @@ class PipelineCosts:
         return self.edges.get((min(a, b), max(a, b)), 0.0)
 
 
-class Placed(NamedTuple):
+class TimedOp(NamedTuple):
     """When an op runs; a transfer stands under its SEND, from when it starts to move until it has arrived."""
 
     rank: int
@@ -87,21 +87,21 @@ class DryRun:
     """What a schedule does under given costs. Times in the unit of the costs, from the start of the step."""
 
     schedule: Schedule
-    placed: tuple[Placed, ...]
+    placed: tuple[TimedOp, ...]
 
     @property
     def makespan(self) -> float:
         """Until the last op or transfer ends."""
         return max((p.end for p in self.placed), default=0.0)
 
-    def computations(self, rank: int) -> list[Placed]:
+    def computations(self, rank: int) -> list[TimedOp]:
         """Of a rank, in order."""
         return [p for p in self.placed if p.rank == rank and p.op.computes]
 
     def idle(self) -> list[float]:
         """By rank: time between its first and its last computation in which it does not compute."""
 
-        def waits(own: list[Placed]) -> float:
+        def waits(own: list[TimedOp]) -> float:
             return own[-1].end - own[0].start - sum(p.end - p.start for p in own) if own else 0.0
 
         return [waits(self.computations(rank)) for rank in range(len(self.schedule.ranks))]
@@ -166,7 +166,7 @@ class _Machine:
         self.announced = set[Op]()
         """SENDs and RECVs whose rank has reached them."""
         self.channels: dict[tuple[int, int], _Channel] = {}
-        self.placed: list[Placed] = []
+        self.placed: list[TimedOp] = []
 
     def run(self) -> DryRun:
         waiting = deque(range(len(self.schedule.ranks)))
@@ -203,7 +203,7 @@ class _Machine:
             return False
         start = max(self.clock[rank], *(end for end in needs if end is not None), 0.0)
         self.clock[rank] = start + self.costs.seconds(op)
-        self.placed.append(Placed(rank, op, start, self.clock[rank]))
+        self.placed.append(TimedOp(rank, op, start, self.clock[rank]))
         return True
 
     def _announce(self, rank: int, op: Op) -> None:
@@ -223,7 +223,7 @@ class _Machine:
                 )
             start = max(ready, channel.free, 0.0 if self.transfers == "buffered" else open_)
             channel.free = self.arrived[sent] = start + self.costs.travel(sent)
-            self.placed.append(Placed(key[0], ends(sent)[0], start, channel.free))
+            self.placed.append(TimedOp(key[0], ends(sent)[0], start, channel.free))
 
     def _circle(self) -> str:
         """Who waits for whom, from the first stuck rank around the circle."""

@@ -37,7 +37,7 @@ class SegmentCosts:
         return replace(self, collective={key: seconds * factor for key, seconds in self.collective.items()})
 
 
-class Placed(NamedTuple):
+class TimedAction(NamedTuple):
     """When the simulator puts an action: seconds from the start of the micro-batch. A wait's span is the
     exposed time."""
 
@@ -141,27 +141,27 @@ class NumberedOps:
         return [durations.compute(op) for op in self.ops], [durations.collective(op) for op in self.ops]
 
 
-def simulate(graph: SegmentGraph, actions: Sequence[Action], costs: SegmentCosts, batch: int) -> list[Placed]:
-    """Run ``actions`` on the two-resource model; one Placed per action, the collective's own time under its
-    start."""
+def simulate(graph: SegmentGraph, actions: Sequence[Action], costs: SegmentCosts, batch: int) -> list[TimedAction]:
+    """Run ``actions`` on the two-resource model; one TimedAction per action, the collective's own time under
+    its start."""
     durations, now, link = Durations(graph, costs, batch), 0.0, 0.0
     arrival: dict[SegmentOp, float] = {}
-    placed: list[Placed] = []
+    placed: list[TimedAction] = []
     for action in actions:
         verb, op = action
         if verb == "run":
-            placed.append(Placed(action, now, now + durations.compute(op)))
+            placed.append(TimedAction(action, now, now + durations.compute(op)))
             now = placed[-1].end
         elif verb == "start":
             begin = max(now, link)
             link = arrival[op] = begin + durations.collective(op)
-            placed.append(Placed(action, begin, link))
+            placed.append(TimedAction(action, begin, link))
         else:
-            placed.append(Placed(action, now, max(now, arrival[op])))
+            placed.append(TimedAction(action, now, max(now, arrival[op])))
             now = placed[-1].end
     return placed
 
 
-def makespan(placed: Sequence[Placed]) -> float:
+def makespan(placed: Sequence[TimedAction]) -> float:
     """Seconds until the last op or collective ends."""
     return max((p.end for p in placed), default=0.0)

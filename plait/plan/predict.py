@@ -15,7 +15,7 @@ from plait.core.dry_run import DryRun, dry_run
 from plait.core.overlap import segment_order
 from plait.core.plan import Plan
 from plait.core.schedule import Op, Transfer, ends
-from plait.core.segment_costs import Placed, SegmentCosts, makespan, segment_costs, simulate
+from plait.core.segment_costs import SegmentCosts, TimedAction, makespan, segment_costs, simulate
 from plait.core.segments import Phase, SegmentGraph
 from plait.core.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
 
@@ -44,7 +44,7 @@ class _Stages:
         self.plan = plan
         self.placed = cache(self._placed)
 
-    def _placed(self, stage: int, phase: Phase) -> list[Placed]:
+    def _placed(self, stage: int, phase: Phase) -> list[TimedAction]:
         """A stage's list for a phase, from second 0."""
         plan, place = self.plan, self.plan.schedule.rank_of[stage]
         strategy, batch = plan.strategy_of(place), plan.largest_share(place)

@@ -14,9 +14,10 @@ from plait.core.segments import SegmentOp
 from plait.plan.make import make_plan
 from plait.train.comm.wire import GlooWire
 from plait.train.engine.assembly import assemble
+from plait.train.engine.feed import micro_batches
 from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.steps import micro_batches, train_step
+from plait.train.engine.steps import train_step
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import Stages
 from plait.train.record.recorder import Recorder

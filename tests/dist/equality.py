@@ -21,11 +21,12 @@ from plait.core.segments import Collective
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import Here, SegmentExecutor, make_executor
+from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.steps import Work, micro_batches, train_step
+from plait.train.engine.steps import Work, train_step
 from plait.train.machine.device import Device
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.transformer import Transformer

@@ -13,9 +13,10 @@ from plait.core.errors import NotFinite
 from plait.core.job import Job
 from plait.plan.make import make_plan
 from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.feed import micro_batches
 from plait.train.engine.finite import check_state
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.steps import StepResult, micro_batches, train_step
+from plait.train.engine.steps import StepResult, train_step
 from plait.train.machine.device import Device
 
 MODEL: dict[str, Any] = {"family": "gpt", "num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 37, "max_sequence": 8}

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 from plait.core.model import ModelSpec
 from plait.train.checkpoint import huggingface
 from plait.train.engine.assembly import assemble
-from plait.train.engine.steps import micro_batches
+from plait.train.engine.feed import micro_batches
 from tests.dist.equality import DEVICE, SEED, SEQUENCE, relative_error
 from tests.dist.pipelining import BATCH, CHUNKS, MICRO, plan
 

@@ -38,10 +38,11 @@ from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.completion import complete, totals
 from plait.train.engine.courier import LaneCourier
+from plait.train.engine.feed import micro_batches
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import Courier, Delivery
-from plait.train.engine.steps import evaluate, micro_batches, train_step
+from plait.train.engine.steps import evaluate, train_step
 from plait.train.model.sequence import SequenceGroup
 from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure

@@ -10,8 +10,9 @@ from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from plait.train.engine.assembly import assemble
+from plait.train.engine.feed import micro_batches
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.steps import micro_batches, train_step
+from plait.train.engine.steps import train_step
 from tests.dist import pipelining
 from tests.dist.equality import DEVICE, batch_of
 from tests.dist.pipelining import BATCH, MICRO

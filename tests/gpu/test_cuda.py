@@ -10,8 +10,8 @@ from plait.core.overlap import Load
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
-from plait.train.engine.steps import micro_batches
 from plait.train.machine.device import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from plait.core.errors import ReshardError
 from plait.core.reshard import TensorLayout, local_copies, unit_tasks
-from plait.core.reshard_plan import WAYS, Act, Message, ReshardPlan, check, messages, script, unfinished
+from plait.core.reshard_plan import WAYS, Message, ReshardPlan, messages
+from plait.core.reshard_script import Act, check, script, unfinished
 from plait.plan.reshard import ORDERS, Fabric, even_hosts, plan_reshard, problem, search, unicast
 from plait.plan.reshard_exact import exact
 from plait.plan.reshard_order import bound, dfs, ends, list_order

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from plait.core.errors import ReshardError
 from plait.core.reshard import Box, boxes_of_range, local_copies
-from plait.core.reshard_plan import Act, Message, ReshardPlan, messages, script
+from plait.core.reshard_plan import Message, ReshardPlan, messages
+from plait.core.reshard_script import Act, script
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.objects import gather
 from plait.train.comm.world import new_group

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from plait.core.job import Job
 from plait.train.data.stream import Stream
 from plait.train.engine.inflight import MicroBatch
-from plait.train.engine.steps import micro_batches
+from plait.train.model.loss import IGNORED
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,10 @@ class Feed:
         for tokens, targets in batches.eval_batches(self.job.train.eval_batches) if batches else ():
             found += micro_batches(tokens, targets, torch.arange(len(tokens)), len(tokens), 0)
         return found
+
+
+def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int) -> list[MicroBatch]:
+    """The batch cut into micro-batches whose losses add up to the mean over all its targets."""
+    scale = 1.0 / max(1, int((targets != IGNORED).sum()))
+    parts = zip(tokens.split(size), targets.split(size), samples.split(size), strict=True)
+    return [MicroBatch(t, y, s, scale, step) for t, y, s in parts]

@@ -16,7 +16,6 @@ from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.shards import Shards
-from plait.train.model.loss import IGNORED
 
 MAX_SKIPPED = 20
 """Updates that may be left out one after the other: what goes on longer does not go away."""
@@ -37,13 +36,6 @@ class StepResult:
     def metrics(self) -> dict[str, float]:
         """What is written of it."""
         return {"loss": self.loss, "norm": self.norm, **({"skipped": self.skipped} if self.skipped else {})}
-
-
-def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int) -> list[MicroBatch]:
-    """The batch cut into micro-batches whose losses add up to the mean over all its targets."""
-    scale = 1.0 / max(1, int((targets != IGNORED).sum()))
-    parts = zip(tokens.split(size), targets.split(size), samples.split(size), strict=True)
-    return [MicroBatch(t, y, s, scale, step) for t, y, s in parts]
 
 
 Run = Callable[[Sequence[MicroBatch]], Tensor]

@@ -16,7 +16,7 @@ from plait.core.job import Job
 from plait.plan.make import make_plan
 from plait.train.data.batches import Batches, _permute
 from plait.train.data.corpus import Corpus
-from plait.train.engine.steps import micro_batches
+from plait.train.engine.feed import micro_batches
 from tests.train.data.conftest import make
 
 MODEL = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
