@@ -181,7 +181,7 @@ Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)
 
 class StrategySection(Section):
     """How the model is split, and how its communication is hidden. ``auto``: candidates are timed before
-    training."""
+    training, as many as can pay in the steps of the run."""
 
     tp: Degrees = 1
     """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""

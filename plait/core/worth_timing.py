@@ -39,13 +39,20 @@ class Timing:
 
 
 def affordable(
-    step_seconds: float, exposed_seconds: float, steps_left: int, candidates: int, *, rounds: int = ROUNDS
+    step_seconds: float,
+    exposed_seconds: float,
+    steps_left: int,
+    candidates: int,
+    *,
+    rounds: int = ROUNDS,
+    beside: float = 0.0,
 ) -> Timing:
     """What of ``candidates`` times ``rounds`` to time.
 
     step_seconds: a plain step's, measured. exposed_seconds: what of it is communication that overlaps no
-    computation. Rounds are given up first, down to one, then candidates: give them in the order in which they
-    are expected to be fast. One candidate alone has nothing to be compared with.
+    computation. beside: seconds that a candidate takes besides its steps: its order has to be found. Rounds
+    are given up first, down to one, then candidates: give them in the order in which they are expected to be
+    fast. One candidate alone has nothing to be compared with.
 
     >>> affordable(0.1, 0.03, 10_000, 8)
     Timing(candidates=8, rounds=3, of=8, saves=300.0, costs=3.2)
@@ -53,8 +60,13 @@ def affordable(
     'timing 2 of 8 candidates, rounds: 1; hiding communication can save at most 1.2 s of this run'
     """
     saves = min(exposed_seconds, step_seconds) * max(steps_left, 0)
-    costs = candidates * (rounds + WARM_UP) * step_seconds
-    steps = SHARE * saves / step_seconds if step_seconds > 0 else 0.0
-    most = next((tried for tried in range(rounds, 0, -1) if candidates * (tried + WARM_UP) <= steps), 1)
-    count = min(candidates, int(steps / (most + WARM_UP)))
-    return Timing(count, most, candidates, saves, costs) if count > 1 else Timing(0, 0, candidates, saves, costs)
+
+    def each(tried: int) -> float:
+        return beside + (tried + WARM_UP) * step_seconds
+
+    fit = [tried for tried in range(rounds, 0, -1) if candidates * each(tried) <= SHARE * saves]
+    count = 0 if saves <= 0 else candidates if fit else int(SHARE * saves / each(1))
+    costs = candidates * each(rounds)
+    if count < 2:
+        return Timing(0, 0, candidates, saves, costs)
+    return Timing(count, fit[0] if fit else 1, candidates, saves, costs)

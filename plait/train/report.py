@@ -123,6 +123,8 @@ class Reporter:
                 self.say("Measured before training, a micro-batch:")
                 for line in _timed(timed, plan, self.screen.width):
                     self.say(line)
+        for what, note in found.notes.items():
+            self.say(f"{what}: {note}")
         if found.times:
             alive = ", ".join(str(peak) for peak in peak_activations(plan.schedule).values())
             self.say(

@@ -101,7 +101,7 @@ class Session:
         if not part.plan.choices.any:
             return part
         self.control.doing("measuring")
-        found = measure(part, part.own(self.feed.step(0)))
+        found = measure(part, part.own(self.feed.step(0)), self.job.train.steps)
         plan = refine(part.plan, found)
         self.report.choice(found, plan)
         if self.rank == 0:

@@ -81,6 +81,16 @@ def start(job: Path, *settings: str) -> subprocess.Popen[str]:
     )
 
 
+def stopped_after(job: Path, step: int, *settings: str) -> str:
+    """Begin training and ask it to stop after ``step``: what it said, once it has saved."""
+    process = start(job, *settings)
+    wait_for_step(process, job, step)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    return output
+
+
 def metrics(job: Path, name: str = "job") -> list[dict[str, Any]]:
     """What the run wrote, a dict per step."""
     path = job.parent / "runs" / name / "metrics.jsonl"

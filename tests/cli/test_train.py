@@ -13,13 +13,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline, hidden
-from tests.cli.runs import curve, kill_rank, metrics, rank_pids, start, start_and_kill, train, wait_for_step, write_job
+from tests.cli.runs import (
+    curve,
+    kill_rank,
+    metrics,
+    rank_pids,
+    start,
+    start_and_kill,
+    stopped_after,
+    train,
+    wait_for_step,
+    write_job,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -224,16 +236,37 @@ def _alive(pid: int) -> bool:
 
 
 def test_auto_slices_are_timed_shown_and_kept_and_the_same_command_has_nothing_to_do(tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=3)
+    job = write_job(tmp_path, steps=1_000_000)  # worth timing for
     settings = ("strategy.slices=auto", "strategy.sequence_parallel=auto", "train.warmup_steps=0")
-    first = train(job, *settings)
-    assert first.returncode == 0, first.stderr
-    assert "Measured before training" in first.stdout
+    first = stopped_after(job, 3, *settings)
+    assert "Measured before training" in first
+    assert "slices: fastest of 12 timed candidates" in first
     plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
     assert plan.costs is not None
-    again = train(job, *settings)
+    done = len(metrics(job))
+    again = train(job, *settings, f"train.steps={done}")
     assert again.returncode == 0
-    assert "already trained for 3 steps" in again.stdout
+    assert f"already trained for {done} steps" in again.stdout
     assert "Measured before training" not in again.stdout
-    assert len(metrics(job)) == 3
-    assert Plan.read(tmp_path / "runs" / "job" / "plan.json") == plan
+    assert len(metrics(job)) == done
+    kept = Plan.read(tmp_path / "runs" / "job" / "plan.json")
+    assert replace(kept, job=plan.job) == plan
+
+
+def test_a_run_that_is_over_before_timing_pays_keeps_the_plain_order_and_says_so(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=8)  # half of the most that 8 steps can save is less than two candidates take
+    settings = ("strategy.slices=auto", "strategy.sequence_parallel=auto")
+    done = train(job, *settings)
+    assert done.returncode == 0, done.stderr
+    assert "Measured before training" not in done.stdout
+    said = r"slices: nothing is timed before training: .* at most \d+\.\d s of this run, timing 12 candidates takes"
+    assert re.search(said, done.stdout)
+    plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
+    assert (plan.strategy.p1, plan.strategy.p2, plan.strategy.sequence_parallel) == (1, 1, False)
+    assert not plan.choices.any
+    assert plan.costs is not None  # of the one plain step
+    assert "nothing is timed" in plan.notes["slices"]
+    again = train(job, *settings, "train.steps=9")
+    assert again.returncode == 0, again.stderr
+    assert "timed" not in again.stdout
+    assert [row["step"] for row in metrics(job)] == list(range(1, 10))

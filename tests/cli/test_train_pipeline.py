@@ -12,7 +12,7 @@ import pytest
 from plait.core.layout import Layout
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline
-from tests.cli.runs import curve, metrics, start, start_and_kill, train, wait_for_step, write_job
+from tests.cli.runs import curve, metrics, start, start_and_kill, stopped_after, train, wait_for_step, write_job
 from tests.cli.test_train import assert_refused
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_what_a_pipelined_run_leaves(finished: Path) -> None:
 
 
 def test_what_of_sharding_is_hidden_is_measured_once(tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=3, more="parallel_block = true")
+    job = write_job(tmp_path, steps=1_000_000, more="parallel_block = true")  # worth timing for
     shape = (
         "strategy.tp=1",
         "strategy.dp=2",
@@ -109,21 +109,21 @@ def test_what_of_sharding_is_hidden_is_measured_once(tmp_path: Path) -> None:
         "strategy.overlap.shard=auto",
         "strategy.recompute=selective",
     )
-    done = train(job, *shape)
-    assert done.returncode == 0, done.stderr
-    assert "sharding hides" in done.stdout
-    fastest = re.search(r"\b(none|forward|backward|both)\b.* 1\.00x", done.stdout)
+    said = stopped_after(job, 3, *shape)
+    assert "sharding hides" in said
+    assert "sharding: fastest of 4 timed candidates" in said
+    fastest = re.search(r"\b(none|forward|backward|both)\b.* 1\.00x", said)
     first = Plan.read(tmp_path / "runs" / "job" / "plan.json").strategy
     assert fastest
     assert fastest[1] == first.shard_overlap
-    again = train(job, *shape, "train.steps=4")
+    again = train(job, *shape, f"train.steps={len(metrics(job)) + 1}")
     assert again.returncode == 0, again.stderr
     assert "sharding hides" not in again.stdout
     assert Plan.read(tmp_path / "runs" / "job" / "plan.json").strategy == first
 
 
 def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
-    job = write_job(tmp_path, steps=3)
+    job = write_job(tmp_path, steps=1_000_000)  # worth timing for
     shape = (
         "strategy.pp=2",
         "strategy.tp=[1,2]",
@@ -132,10 +132,9 @@ def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
         "strategy.sequence_parallel=auto",
         "train.micro_batch_size=2",
     )
-    done = train(job, *shape)
-    assert done.returncode == 0, done.stderr
-    assert "Measured before training" in done.stdout
-    assert "slack from measured times: at most " in done.stdout
+    said = stopped_after(job, 3, *shape)
+    assert "Measured before training" in said
+    assert "slack from measured times: at most " in said
     run = tmp_path / "runs" / "job"
     first = Plan.read(run / "plan.json")
     assert first.layout.degrees == ((1, 1), (1, 2))
@@ -143,12 +142,29 @@ def test_slices_and_slack_are_measured_once(tmp_path: Path) -> None:
     assert first.costs is not None
     spans = [span for path in (run / "timeline").glob("*.parquet") for span in Timeline.read_parquet(path).spans]
     assert ("comm", "mlp1.C0") in {(span.kind, span.name) for span in spans}
-    again = train(job, *shape, "train.steps=5")
+    steps = len(metrics(job)) + 2
+    again = train(job, *shape, f"train.steps={steps}")
     assert again.returncode == 0, again.stderr
     assert "measured" not in again.stdout
     second = Plan.read(run / "plan.json")
     assert replace(second, job=first.job).hash == first.hash
-    assert [row["step"] for row in metrics(job)] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in metrics(job)] == list(range(1, steps + 1))
+
+
+def test_a_short_run_times_no_candidates_but_still_measures_its_slack(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=3)
+    done = train(
+        job,
+        "strategy.pp=2",
+        "strategy.tp=[1,2]",
+        "strategy.schedule=slack-1f1b",
+        "strategy.slices=auto",
+        "train.micro_batch_size=2",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "slices: nothing is timed before training" in done.stdout
+    assert "slack from measured times: at most " in done.stdout
+    assert not Plan.read(tmp_path / "runs" / "job" / "plan.json").choices.any
 
 
 @pytest.mark.parametrize(

@@ -11,24 +11,24 @@ from plait.core.worth_timing import ROUNDS, SHARE, WARM_UP, affordable
 SECONDS = st.floats(1e-6, 1e3)
 
 
-@given(SECONDS, SECONDS, st.integers(0, 10**7), st.integers(0, 40))
+@given(SECONDS, SECONDS, st.integers(0, 10**7), st.integers(0, 40), st.just(0.0) | SECONDS)
 def test_it_costs_at_most_its_share_of_what_it_can_save(
-    step: float, exposed: float, steps: int, candidates: int
+    step: float, exposed: float, steps: int, candidates: int, beside: float
 ) -> None:
-    found = affordable(step, exposed, steps, candidates)
+    found = affordable(step, exposed, steps, candidates, beside=beside)
     assert found.candidates <= candidates
     assert found.candidates != 1  # has nothing to be compared with
     assert (found.candidates == 0) == (found.rounds == 0)
     if found.candidates:
-        spent = found.candidates * (found.rounds + WARM_UP) * step
+        spent = found.candidates * (beside + (found.rounds + WARM_UP) * step)
         assert spent <= SHARE * min(exposed, step) * steps * (1 + 1e-9)
         assert 1 <= found.rounds <= ROUNDS
         assert found.candidates == candidates or found.rounds == 1  # rounds are given up first
 
 
-@given(SECONDS, SECONDS, st.integers(0, 10**6), st.integers(0, 40))
-def test_a_longer_run_times_no_less(step: float, exposed: float, steps: int, candidates: int) -> None:
-    less, more = (affordable(step, exposed, each, candidates) for each in (steps, 2 * steps))
+@given(SECONDS, SECONDS, st.integers(0, 10**6), st.integers(0, 40), st.just(0.0) | SECONDS)
+def test_a_longer_run_times_no_less(step: float, exposed: float, steps: int, candidates: int, beside: float) -> None:
+    less, more = (affordable(step, exposed, each, candidates, beside=beside) for each in (steps, 2 * steps))
     assert (more.candidates, more.rounds) >= (less.candidates, less.rounds)
 
 
@@ -46,3 +46,9 @@ def test_what_a_run_can_pay_for(exposed: float, steps: int, expected: tuple[int,
     found = affordable(0.1, exposed, steps, 8)
     assert (found.candidates, found.rounds) == expected
     assert ("nothing is timed" in str(found)) == (expected == (0, 0))
+
+
+def test_orders_that_take_long_to_find_are_timed_only_where_they_pay() -> None:
+    assert affordable(0.01, 0.005, 400, 16).candidates == 16
+    assert affordable(0.01, 0.005, 400, 16, beside=0.3).candidates == 3
+    assert affordable(0.01, 0.005, 4000, 16, beside=0.3).candidates == 16

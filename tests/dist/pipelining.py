@@ -29,6 +29,7 @@ from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import Collective
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
+from plait.core.timeline import OpSpan
 from plait.plan.make import Design, assemble_plan
 from plait.plan.memory import states
 from plait.plan.sharding import step_bytes
@@ -325,8 +326,29 @@ def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[i
 
     planned = plan(spec, [(1, 1)] * places, "slack-1f1b")
     with _part(rank, planned, recorder=Recorder(DEVICE)) as part, mock.patch.object(LaneCourier, "send", slowly):
-        refined = refine(planned, measure(part, Sizes().step(part, 0)))
+        refined = refine(planned, measure(part, Sizes().step(part, 0), 1))
         return list(peak_activations(refined.schedule).values())
+
+
+def timed(
+    rank: int, spec: ModelSpec, degrees: tuple[int, int], choices: Choices, steps_left: int
+) -> tuple[int, Strategy, dict[str, str], bool]:
+    """How many candidates a rank has timed, what was chosen, what it says of it, and whether gradients are as
+    before; rank 0 alone sees communication."""
+    shardings = [Sharding.named("zero3", degrees[0])]
+    planned = replace(plan(spec, [degrees], "1f1b", Strategy(tp=degrees[1]), shardings=shardings), choices=choices)
+    take = Recorder.take
+
+    def blind(recorder: Recorder) -> list[OpSpan]:
+        return [span for span in take(recorder) if rank == 0 or span.kind != "comm"]
+
+    with _part(rank, planned, recorder=Recorder(DEVICE)) as part, mock.patch.object(Recorder, "take", blind):
+        found = measure(part, Sizes().step(part, 0), steps_left)
+        zero = not any(gradient.any() for gradient in part.gradients.final.values())
+        if part.shards:
+            part.shards.stop()
+        chosen = refine(planned, found).strategy
+        return len(found.strategies) + len(found.overlaps), chosen, dict(found.notes), zero
 
 
 def _bytes(part: Part, sizes: Sizes) -> dict[str, int]:

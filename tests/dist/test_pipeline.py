@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from plait.core.model import ModelSpec
+from plait.core.plan import Choices
 from plait.core.schedules import GENERATORS
+from plait.core.strategy import Strategy
 from tests.cases import each_other
 from tests.dist import pipelining
 from tests.ranks import Ranks
@@ -121,6 +123,28 @@ def test_tied_llama(pool: Pool) -> None:
 def test_slack_is_measured_where_it_is_needed(pool: Pool, slow: int, alive: list[int]) -> None:
     for found in pool(3).run(pipelining.measured_slack, replace(GPT, num_layers=3), 3, slow):
         assert found == alive
+
+
+SLICES = Choices(strategies=tuple(Strategy(tp=2, p1=p1, p2=p2) for p1 in (1, 2, 4) for p2 in (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("what", "degrees", "choices", "of"),
+    [("slices", (1, 2), SLICES, 6), ("sharding", (2, 1), Choices(shard_overlap=True), 4)],
+)
+def test_candidates_are_timed_where_that_can_pay_by_all_ranks_or_none(
+    pool: Pool, what: str, degrees: tuple[int, int], choices: Choices, of: int
+) -> None:
+    """Ranks measure different times and decide the same."""
+    spec = replace(GPT, num_layers=2)
+    long, short = (pool(2).run(pipelining.timed, spec, degrees, choices, steps) for steps in (10**7, 3))
+    for counted, chosen, notes, zero in (*long, *short):
+        assert zero
+        assert chosen == (long if counted else short)[0][1]
+        says = f"fastest of {of} timed candidates" if counted else "nothing is timed before training"
+        assert says in notes[what]
+    assert [one[0] for one in long] == [of, of]
+    assert [one[:2] for one in short] == [(0, Strategy(tp=degrees[1]))] * 2
 
 
 def test_ranks_with_different_plans_say_so_before_the_first_step(pool: Pool) -> None:

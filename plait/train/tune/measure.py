@@ -1,13 +1,15 @@
 """Measuring what a plan leaves open, on the real kernels and links, before training.
 
-First what every op and collective costs, from recorded steps of the plain order; with these costs the
-candidates'
-orders are made. Then whole steps of all candidates, interleaved, so that noise hits all alike; then, under
-the fastest, what of sharding's communication is best left under way, and how much slack every boundary needs.
+First a step of the plain order, which says what every op and collective costs and how much communication
+there is to hide: a run that ends before that pays for more keeps the plain order. Otherwise, with costs from
+several such steps, the candidates' orders are made. Then whole steps of the candidates, interleaved, so that
+noise hits all alike; then, under the fastest, what of sharding's communication is best left under way, and
+how much slack every boundary needs.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,52 +19,78 @@ from typing import get_args
 import torch.distributed as dist
 
 from plait.core.plan import Plan
-from plait.core.refine import Measurements, Timed, Times, refine
+from plait.core.refine import Measurements, Timed, Times, refine, with_overlap
 from plait.core.schedule import Transfer, whole_steps
-from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
+from plait.core.sharding import UnitOp
 from plait.core.strategy import ShardOverlap, Strategy
 from plait.core.timeline import OpSpan
+from plait.core.worth_timing import ROUNDS, Timing, affordable
 from plait.train.comm.objects import gather
 from plait.train.engine.assembly import Part
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
-from plait.train.tune.timing import time_interleaved, typical_costs
+from plait.train.tune.timing import RECORDED, median_costs, recorded, time_interleaved
 
-ROUNDS = 3
 REPEATS = 5
 """Round trips over a boundary; the shortest counts."""
 
 
-def measure(part: Part, batches: Sequence[MicroBatch]) -> Measurements:
+Step = Callable[[Part], Callable[[], object]]
+"""How a step is run under a part's plan."""
+
+
+def measure(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
     """What timed steps of ``batches``, this rank's, say about ``part.plan.choices``; the same on every rank.
 
-    ``part`` records. Its gradients are left as they were at a step's beginning.
+    ``part`` records. Its gradients are left as they were at a step's beginning. steps_left: of the run; what
+    is timed has to pay in them.
     """
     plan = part.plan
     found = Measurements()
     if plan.choices.strategies:
-        found = _slices(part, batches)
+        found = _slices(part, batches, steps_left)
     if plan.choices.shard_overlap:
-        found = replace(found, overlaps=_overlaps(part.under(refine(plan, found)), batches))
+        overlaps, note = _overlaps(part.under(refine(plan, found)), batches, steps_left)
+        found = replace(found, overlaps=overlaps, notes={**found.notes, "sharding": note})
     if plan.choices.slack:
         found = replace(found, times=_times(part.under(refine(plan, replace(found, times=None))), batches))
     _forget(part)
     return found
 
 
-def _slices(part: Part, batches: Sequence[MicroBatch]) -> Measurements:
-    plan = part.plan
+def _slices(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measurements:
+    plan, runs = part.plan, steps_left
     if plan.schedule.whole:  # micro-batches follow one another: one tells as much as all
+        runs *= len(batches)
         plan, batches = replace(plan, schedule=whole_steps(1)), batches[:1]
-    costs = {parallel: _costs(part.under(_plain(plan, parallel)), batches) for parallel in plan.reshards}
-    tried = plan.choices.strategies
+    base, tried = plan.strategy, _likely(plan.choices.strategies, plan.strategy)
+    plain = _PlainSteps(part.under(_plain(plan, base.sequence_parallel)), _runs(batches), SegmentOp)
+    timing = plain.affordable(part.under(plan), runs, tried)
+    if not timing.candidates:
+        costs = median_costs(plain.steps, len(batches))
+        return Measurements(costs={base.sequence_parallel: costs}, notes={"slices": str(timing)})
+    tried, count = tried[: timing.candidates], RECORDED if timing.rounds == ROUNDS else timing.rounds
+    costs = {base.sequence_parallel: median_costs(plain.more(count), len(batches))}
+    for parallel in sorted({one.sequence_parallel for one in tried} - set(costs)):
+        other = _PlainSteps(part.under(_plain(plan, parallel)), _runs(batches), SegmentOp)
+        costs[parallel] = median_costs(other.more(count), len(batches))
     plans = [replace(plan, strategy=one, costs=costs[one.sequence_parallel]) for one in tried]
-    seconds = _time(part, plans, lambda one: lambda: one.pipeline.run(batches))
-    timed = tuple(Timed(*pair) for pair in zip(tried, seconds, strict=True))
-    return Measurements(costs=costs, strategies=timed, notes={"slices": f"fastest of {len(timed)} timed candidates"})
+    timed = _time(part, plans, _runs(batches), timing.rounds)
+    return Measurements(costs=costs, strategies=timed, notes={"slices": _note(timing)})
+
+
+def _likely(candidates: Sequence[Strategy], base: Strategy) -> list[Strategy]:
+    """The base first, then those that are likely to be fast, where not all can be timed: the residual stream
+    as it is, and few slices of weights, since more cost more than more slices of the batch."""
+    return sorted(candidates, key=lambda one: (one.sequence_parallel != base.sequence_parallel, one.p2, one.p1))
+
+
+def _runs(batches: Sequence[MicroBatch]) -> Step:
+    """Forward and backward only."""
+    return lambda one: lambda: one.pipeline.run(batches)
 
 
 def _plain(plan: Plan, sequence_parallel: bool) -> Plan:
@@ -71,13 +99,47 @@ def _plain(plan: Plan, sequence_parallel: bool) -> Plan:
     return replace(plan, strategy=strategy, costs=None)
 
 
-def _costs(part: Part, batches: Sequence[MicroBatch]) -> SegmentCosts:
-    assert part.recorder is not None
-    return typical_costs(lambda: part.pipeline.run(batches), part.recorder, len(batches))
+def _note(timing: Timing) -> str:
+    everything = timing.candidates == timing.of and timing.rounds == ROUNDS
+    return f"fastest of {timing.of} timed candidates" if everything else str(timing)
 
 
-def _overlaps(part: Part, batches: Sequence[MicroBatch]) -> tuple[Timed, ...]:
-    """Steps with every overlap of sharding's communication, the optimizer left out."""
+class _PlainSteps:
+    """Recorded steps that hide nothing, after one to warm up. kind: of ops whose communication could be
+    hidden."""
+
+    def __init__(self, part: Part, step: Step, kind: type[SegmentOp] | type[UnitOp]) -> None:
+        assert part.recorder is not None
+        self.recorder, self.kind, self._run = part.recorder, kind, step(part)
+        self._run()
+        start = time.perf_counter()
+        self.steps = recorded(self._run, self.recorder, 1)
+        self.seconds = time.perf_counter() - start
+
+    def more(self, count: int) -> list[list[OpSpan]]:
+        """So many steps, the first included."""
+        self.steps += recorded(self._run, self.recorder, count - len(self.steps))
+        return self.steps
+
+    def affordable(self, base: Part, runs: int, tried: Sequence[Strategy]) -> Timing:
+        """What of the candidates to time for so many runs of the step; the same on every rank. base: has the
+        plan's own order."""
+        start = time.perf_counter()
+        _ = base.pipeline  # its order is found here; the others' take longer, as they have more ops
+        order = time.perf_counter() - start
+        sliced = statistics.fmean(one.p1 * one.p2 for one in tried) / (base.plan.strategy.p1 * base.plan.strategy.p2)
+        hideable = sum(
+            span.end - span.start for span in self.steps[0] if span.kind == "comm" and isinstance(span.op, self.kind)
+        )
+        every = gather([self.seconds, hideable, order])
+        seconds, hideable, order = (max(column) for column in zip(*every, strict=True))
+        beside = order * sliced + RECORDED * seconds / len(tried)
+        return affordable(seconds, hideable, runs, len(tried), beside=beside)
+
+
+def _overlaps(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
+    """Steps with every overlap of sharding's communication that timing can pay for, the optimizer left out;
+    and a note."""
 
     def step(one: Part) -> Callable[[], object]:
         def run() -> None:
@@ -89,15 +151,19 @@ def _overlaps(part: Part, batches: Sequence[MicroBatch]) -> tuple[Timed, ...]:
 
         return run
 
-    tried: list[Strategy] = [replace(part.plan.strategy, shard_overlap=each) for each in get_args(ShardOverlap)]
-    seconds = _time(part, [replace(part.plan, strategy=one) for one in tried], step)
-    return tuple(Timed(*pair) for pair in zip(tried, seconds, strict=True))
+    plan = part.plan
+    tried = [with_overlap(plan.strategy, each) for each in reversed(get_args(ShardOverlap))]  # the base first
+    plain = part.under(replace(plan, strategy=with_overlap(plan.strategy, "none")))
+    timing = _PlainSteps(plain, step, UnitOp).affordable(part, steps_left, tried)
+    plans = [replace(plan, strategy=one) for one in tried[: timing.candidates]]
+    return _time(part, plans, step, timing.rounds) if plans else (), _note(timing)
 
 
-def _time(part: Part, plans: Sequence[Plan], step: Callable[[Part], Callable[[], object]]) -> list[float]:
+def _time(part: Part, plans: Sequence[Plan], step: Step, rounds: int) -> tuple[Timed, ...]:
     """Seconds of a step under each plan, not recorded."""
     silent = replace(part, recorder=None)
-    return time_interleaved([step(silent.under(plan)) for plan in plans], part.device, rounds=ROUNDS)
+    seconds = time_interleaved([step(silent.under(plan)) for plan in plans], part.device, rounds=rounds)
+    return tuple(Timed(plan.strategy, taken) for plan, taken in zip(plans, seconds, strict=True))
 
 
 def _times(part: Part, batches: Sequence[MicroBatch]) -> Times:

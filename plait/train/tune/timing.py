@@ -25,20 +25,31 @@ to 3 % longer."""
 
 def typical_costs(run: Callable[[], object], recorder: Recorder, micro_batches: int = 1) -> SegmentCosts:
     """What ops and collectives of one micro-batch take when ``run`` is run alone, which records: medians of
-    several
-    runs, the mean over ranks, the same on every rank."""
+    several runs, the mean over ranks, the same on every rank."""
     run()  # to warm up
-    steps: list[SegmentCosts] = []
-    for _ in range(RECORDED):
+    return median_costs(recorded(run, recorder, RECORDED), micro_batches)
+
+
+def recorded(run: Callable[[], object], recorder: Recorder, times: int) -> list[list[OpSpan]]:
+    """The spans of each of so many runs."""
+    found: list[list[OpSpan]] = []
+    for _ in range(times):
         recorder.take()
         run()
-        steps.append(measured_costs(recorder.take(), micro_batches))
+        found.append(recorder.take())
+    return found
+
+
+def median_costs(steps: Iterable[Iterable[OpSpan]], micro_batches: int = 1) -> SegmentCosts:
+    """Medians over recorded steps, the mean over ranks."""
+    found = [measured_costs(step, micro_batches) for step in steps]
 
     def median(tables: Sequence[dict[str, float]]) -> dict[str, float]:
         return {key: statistics.median(table[key] for table in tables) for key in tables[0]}
 
-    own = SegmentCosts(median([one.compute for one in steps]), median([one.collective for one in steps]))
-    return mean_over_ranks(own)
+    return mean_over_ranks(
+        SegmentCosts(median([one.compute for one in found]), median([one.collective for one in found]))
+    )
 
 
 def mean_over_ranks(own: SegmentCosts) -> SegmentCosts:
