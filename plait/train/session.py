@@ -75,7 +75,7 @@ class Session:
             check_state(self.optimizer, self.part.groups, done)
         except NotFinite as error:
             self.checkpoints.finish()
-            kept = f"The last good checkpoint is of step {self.saved}" if self.saved else "There is no checkpoint yet"
+            kept = f"The last good checkpoint is that of step {self.saved}" if self.saved else "There is none yet"
             raise NotFinite(f"{error} {kept}.") from None
         self.control.doing(f"saving after step {done}", step=done, patient=True)
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
