@@ -75,8 +75,8 @@ class Session:
             check_state(self.optimizer, self.part.groups, done)
         except NotFinite as error:
             self.checkpoints.finish()
-            kept = f"The last good checkpoint is that of step {self.saved}" if self.saved else "There is none yet"
-            raise NotFinite(f"{error} {kept}.") from None
+            last = f"The last good checkpoint is that of step {self.saved}."
+            raise NotFinite(f"{error} {last if self.saved else 'There is no checkpoint yet.'}") from None
         self.control.doing(f"saving after step {done}", step=done, patient=True)
         self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
         tokens = (done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
