@@ -104,6 +104,8 @@ class Control:
 
     def _in_main_thread(self, number: int, _frame: FrameType | None) -> None:
         if not self._saves:
+            if self._stop is None:
+                self._tell(Stop(number))
             raise SystemExit((self._stop or Stop(number)).status)
 
     def _listen(self) -> None:
@@ -125,9 +127,8 @@ class Control:
             if number not in ENDINGS:
                 continue
             if self._stop is None:
+                self._tell(Stop(number))
                 self._ask(Stop(number))
-                if self._channel:
-                    self._channel.send(Stop(number))  # all ranks are to stop, and it knows why
             elif number == signal.SIGINT and not self._channel:  # a second Ctrl-C
                 self._end()
 
@@ -140,6 +141,12 @@ class Control:
         if isinstance(message, Stop) and self._stop is None:
             self._ask(message)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def _tell(self, stop: Stop) -> None:
+        """Let the launcher know, before this rank can end of it: all ranks are to stop, and it should say
+        why."""
+        if self._channel:
+            self._channel.send(stop)
 
     def _ask(self, stop: Stop) -> None:
         self._stop = stop
