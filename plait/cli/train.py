@@ -137,7 +137,8 @@ def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
         raise JobError("was made without a job file and says nothing of data or steps", file=str(file))
     job = plan.job.changed(overrides)
     folder = job.run.path
-    plan = refine(replace(plan, job=job), Measurements())
+    plan = replace(plan, job=job)
+    plan = refine(plan, Measurements()) if plan.choices.any else plan
     plan.of_the_same_job(folder / "plan.json")
     _check_files(job, folder)
     return plan, folder

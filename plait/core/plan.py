@@ -164,7 +164,11 @@ class Plan:
         """The plan in ``file``, if there is one. Raises JobError as ``read`` does, and for another job's."""
         if not file.is_file():
             return None
-        old = Plan.read(file)
+        try:
+            old = Plan.read(file)
+        except JobError as error:
+            fix = "Remove this file to have the run planned anew; its checkpoints stay"
+            raise JobError(error.problem, file=error.file, key=error.key, fix=fix) from None
         if (old.job and old.job.fingerprint) != (self.job and self.job.fingerprint):
             raise JobError(
                 "holds a run of another job (model, data or training settings differ)",

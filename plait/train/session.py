@@ -190,7 +190,7 @@ class Session:
         except CheckpointError as error:
             if not self.folder.is_dir():  # nothing of what is trained from here on would be kept
                 raise
-            self.report.say(f"warning: {error} Training goes on; older checkpoints are intact.")
+            self.report.say(f"warning: {str(error).rstrip('.')}. Training goes on.")
 
     def _state(self) -> dict[str, Any]:
         skipped = self.optimizer.skipped  # updates are counted without them

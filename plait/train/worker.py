@@ -13,12 +13,13 @@ Only what needs no torch is imported at the top: a rank listens from the beginni
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher
@@ -38,6 +39,8 @@ PLAN = ("-m", "plait.cli.main", "train", "--plan-only")
 """The process that plans."""
 RUN = "run"
 """Where in the store rank 0 says which folder it is; empty if it has refused."""
+JOB = "job"
+"""Where it says what it was asked to run."""
 
 
 def main() -> int:
@@ -65,11 +68,13 @@ def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:
         if rank.rank == 0:
             try:
                 folder = _plan(rank, control, held, arguments)
+                asked = _settings(arguments)
             except BaseException:
                 if store:
                     store.set(RUN, "")
                 raise
             if store:
+                store.set(JOB, json.dumps(asked))
                 store.set(RUN, str(folder))
         else:
             assert store is not None
@@ -77,7 +82,24 @@ def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:
             if not (said := store.get(RUN).decode()):
                 return LaunchError.exit_status  # rank 0 says why
             folder = Path(said)
+            _compare(rank.rank, _settings(arguments), json.loads(store.get(JOB).decode()))
         return _train(rank, control, folder, store)
+
+
+def _settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """What a rank was asked to run, by key; nothing where it was only told a run's folder or a plan."""
+    if Path(arguments[0]).suffix == ".json" or not Path(arguments[0]).is_file():
+        return {}
+    job = Job.read(arguments[0], arguments[1:]).named(Path(arguments[0]).stem)
+    return {f"{section}.{key}": value for section, table in job.to_dict().items() for key, value in table.items()}
+
+
+def _compare(rank: int, own: dict[str, Any], first: dict[str, Any]) -> None:
+    """Raise JobError, naming the key, if this rank was asked for another job than rank 0."""
+    for key in sorted(own.keys() | first.keys()) if own and first else ():
+        if own.get(key) != first.get(key):
+            problem = f"rank {rank} was given {own.get(key)!r} and rank 0 {first.get(key)!r}"
+            raise JobError(problem, key=key, fix="Start all ranks with the same job file and settings")
 
 
 def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[str]) -> Path:

@@ -79,6 +79,29 @@ def test_two_machines(launched: Path, tmp_path: Path) -> None:
     assert curve(job) == curve(launched)
 
 
+def test_machines_with_other_settings_are_refused_by_key(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}")
+    agents = [
+        torchrun(job, f"train.learning_rate=0.00{number + 1}", options=(*where, f"--node-rank={number}"))
+        for number in range(2)
+    ]
+    try:
+        _, errors = agents[1].communicate(timeout=120)
+        text = " ".join(errors.split())
+        assert agents[1].returncode != 0
+        assert "train.learning_rate: rank 1 was given 0.002 and rank 0 0.001" in text
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            agent.communicate(timeout=120)
+    assert metrics(job) == []
+
+
 def test_sigterm_saves_and_the_same_command_resumes(launched: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path, every=0)
     process = torchrun(job)

@@ -46,6 +46,14 @@ def test_another_jobs_plan_is_refused(plan: Plan, tmp_path: Path) -> None:
     assert caught.value.file == str(tmp_path)
 
 
+def test_a_damaged_plan_of_a_run_is_refused_with_the_way_out(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("garb{")
+    with pytest.raises(
+        JobError, match=r"plan\.json: cannot be read as a plan.*Remove this file to have the run planned"
+    ):
+        plan.continued(tmp_path / "plan.json")
+
+
 def test_a_run_goes_on_with_what_was_measured_unless_its_shape_changes(tmp_path: Path) -> None:
     file, asked = tmp_path / "plan.json", {"strategy": {"slices": "auto", "sequence_parallel": "auto"}}
     fresh = make(**asked)
