@@ -13,7 +13,7 @@ from pathlib import Path
 from plait.core.gantt import Bar
 from plait.core.model import ModelSpec
 from plait.core.overlap import segment_order
-from plait.core.segment_costs import Placed, makespan, segment_costs, simulate
+from plait.core.segment_costs import TimedAction, makespan, segment_costs, simulate
 from plait.core.segments import SegmentGraph
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
@@ -34,13 +34,13 @@ def main() -> None:
     draw_gantt(bars, Path(__file__).with_name("overlap.svg"), title=title, unit="s")
 
 
-def _step(strategy: Strategy) -> list[Placed]:
+def _step(strategy: Strategy) -> list[TimedAction]:
     costs = segment_costs(MODEL, strategy, batch=BATCH, sequence=SEQUENCE, flops=FLOPS, bandwidth=BANDWIDTH)
     graph = SegmentGraph.of(MODEL, strategy, Stage(0, 1, 0, MODEL.num_layers))
     return simulate(graph, segment_order(graph, strategy.overlap, costs, BATCH), costs, BATCH)
 
 
-def _rows(name: str, placed: Sequence[Placed]) -> list[Bar]:
+def _rows(name: str, placed: Sequence[TimedAction]) -> list[Bar]:
     """Computation and network; neighbours of one segment and slice are one bar."""
     sliced = any(p.action.op.slice for p in placed)
     found: list[Bar] = []
@@ -52,7 +52,7 @@ def _rows(name: str, placed: Sequence[Placed]) -> list[Bar]:
     return found
 
 
-def _look(placed: Placed, sliced: bool) -> tuple[str, str]:
+def _look(placed: TimedAction, sliced: bool) -> tuple[str, str]:
     """Label and kind."""
     verb, op = placed.action
     if verb == "wait":
