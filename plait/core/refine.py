@@ -53,8 +53,7 @@ def refine(plan: Plan, found: Measurements) -> Plan:
     Only the reshard plans of the chosen residual stream are kept.
     """
     chosen = fastest(found.strategies, plan.strategy)
-    overlap = fastest(found.overlaps, chosen).shard_overlap if found.overlaps else chosen.shard_overlap
-    strategy = with_overlap(chosen, overlap)
+    strategy = with_overlap(chosen, fastest(found.overlaps, chosen).shard_overlap)
     parallel = strategy.sequence_parallel
     schedule = slack_schedule(plan, found.times) if plan.choices.slack and found.times else plan.schedule
     return replace(

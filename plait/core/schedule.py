@@ -20,7 +20,7 @@ receiver lists them in the same order, so that no backend can mix them up or wai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, cast
@@ -392,8 +392,3 @@ def whole_steps(micro_batches: int) -> Schedule:
     """Of a model that is not cut: one stage, whose segment lists reach from a micro-batch's forward into its
     backward, so that communication of the one hides behind computation of the other."""
     return Schedule("whole", 1, (tuple(Op(0, "S", at) for at in range(micro_batches)),))
-
-
-def compute_only(ops: Sequence[Op]) -> list[Op]:
-    """The computations of a rank's list."""
-    return [op for op in ops if op.computes]
