@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pipeline_peer import GptStage, StandInStage, UStage, peer_step
 from torch import Tensor
 
-from plait.core.cluster import Cluster
+from plait.core.cluster import Hosts
 from plait.core.env import RankEnv
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
@@ -141,7 +141,7 @@ class Bench:
         workload = Workload(micro_batch=batch, num_micro_batches=setup.micro_batches, sequence=sequence)
         design = Design(spec, workload, Strategy(), Layout.of(pp=setup.places))
         shape = Shape(ranks=setup.places, micro_batches=setup.micro_batches, slack=slack)
-        return assemble_plan(design, generate(name, shape), Cluster(ranks_per_host=1, rate=1e8))
+        return assemble_plan(design, generate(name, shape), Hosts(ranks_per_host=1, rate=1e8))
 
     def courier_of(self, plan: Plan) -> LaneCourier:
         """Lanes of its own."""

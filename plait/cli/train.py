@@ -103,7 +103,7 @@ def _refuse(job: Job, vocab: int) -> None:
 def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: bool = False) -> tuple[Plan, Path]:
     """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder.
     refuse: a job that cannot fit here."""
-    from plait.core.cluster import HERE, Cluster
+    from plait.core.cluster import HERE, Hosts
     from plait.core.job import Job
     from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
@@ -113,8 +113,8 @@ def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: b
     if refuse:
         _refuse(job, tokenizer.vocab)
     rate = lab.rate / 8 if lab and lab.rate else None
-    cluster = Cluster(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
-    fresh = make_plan(job, cluster, vocab=tokenizer.vocab)
+    hosts = Hosts(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
+    fresh = make_plan(job, hosts, vocab=tokenizer.vocab)
     folder = job.run.path
     _check_files(job, folder)
     return fresh.continued(folder / "plan.json"), folder

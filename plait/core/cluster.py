@@ -1,8 +1,26 @@
-"""Cluster: where a job is planned to run."""
+"""Cluster: devices, nodes and links that a job is planned for, as data with its origin.
+
+``specs/clusters/*.toml`` has those that ship; a user's own file has the same keys. Every constant says its
+value, who says so, when, and how far it may be off, so that a prediction can be traced to what it rests on.
+
+Links are tiers, from the innermost outward: the ranks of a node, the nodes of a leaf switch, and so on. Ranks
+fill a cluster in order, so a tier's groups are ranges of ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from plait.core.env import specs_folder
+from plait.core.errors import JobError, nearest
+from plait.core.explain import explain
+from plait.core.settings import Count, Natural, NotNegative, Precision, Section
+from plait.core.toml import read_toml
 
 MEMORY_RATE = 1e10
 """Bytes per second between ranks of one machine; only its ratio to latencies matters, and only to chunk
@@ -10,18 +28,124 @@ sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Hosts:
     """Hosts of equally many ranks, each host behind one link. ranks_per_host: 0 if all ranks share one host.
     rate: bytes per second of a host's link, each way; None if nothing limits it."""
 
     ranks_per_host: int = 0
     rate: float | None = None
 
-    def hosts(self, world_size: int) -> tuple[int, ...]:
+    def of(self, world_size: int) -> tuple[int, ...]:
         """The host of every rank: ranks fill one host after the other."""
         each = self.ranks_per_host or world_size
         return tuple(rank // each for rank in range(world_size))
 
 
-HERE = Cluster()
+HERE = Hosts()
 """This machine."""
+
+
+class Constant(Section):
+    """A number with its origin."""
+
+    value: float
+    """In bytes, seconds, FLOP/s, bytes/s, or a plain ratio."""
+    source: str
+    """Who says so."""
+    date: Annotated[str, Field(pattern=r"^\d{4}(-\d{2}){0,2}$")]
+    """When: year, or with month and day."""
+    error: NotNegative = 0.0
+    """How far it may be off: one standard deviation, relative."""
+
+
+class Device(Section):
+    """What one rank computes on."""
+
+    name: str
+    """As its maker calls it."""
+    kind: Literal["cuda", "cpu"] = "cuda"
+    """What runs on it."""
+    memory: Constant
+    """Bytes."""
+    memory_rate: Constant
+    """Bytes per second of its memory."""
+    peak: Mapping[Precision | Literal["fp8"], Constant]
+    """FLOP/s of dense matrix products, by precision."""
+
+
+class Tier(Section):
+    """Links of one kind."""
+
+    name: str
+    """As in ``nvlink``, ``leaf``, ``core``."""
+    ranks: Natural
+    """How many neighbouring ranks it connects. 0: all."""
+    rate: Constant
+    """Bytes per second, each way, that a rank has of it while all others use theirs."""
+    latency: Constant
+    """Seconds of one message."""
+
+
+class Cluster(Section):
+    """A whole cluster file.
+
+    efficiency: what of the peaks is reached, and what is lost beside; ``plait.plan.rates`` says what each
+    means.
+    """
+
+    name: str
+    device: Device
+    ranks_per_node: Count
+    nodes: Natural = 0
+    tiers: Annotated[tuple[Tier, ...], Field(strict=False, min_length=1)]
+    efficiency: Mapping[str, Constant] = {}
+
+    @staticmethod
+    def read(path: Path) -> Cluster:
+        """Raises JobError naming file and key."""
+        try:
+            return Cluster.from_dict(read_toml(path))
+        except JobError as error:
+            raise error if error.file else error.in_file(str(path)) from None
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Cluster:
+        """A checked cluster from plain values."""
+        try:
+            cluster = Cluster.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, Cluster) from None
+        cluster.check()
+        return cluster
+
+    @staticmethod
+    def preset(name: str) -> Cluster:
+        """The one in ``specs/clusters/NAME.toml``."""
+        folder = specs_folder() / "clusters"
+        known = sorted(file.stem for file in folder.glob("*.toml"))
+        if name not in known:
+            raise JobError(
+                f"no cluster '{name}'{nearest(name, known)}",
+                key="cluster.preset",
+                fix=f"Use here, or one of {', '.join(known)}",
+            )
+        return Cluster.read(folder / f"{name}.toml")
+
+    def check(self) -> None:
+        """Raise JobError for values that are fine alone and wrong together."""
+        spans = [tier.ranks or 2**31 for tier in self.tiers]
+        if spans != sorted(set(spans)):
+            raise JobError(f"{spans} do not grow from tier to tier", key="tiers.ranks")
+        if self.tiers[-1].ranks and self.nodes and self.tiers[-1].ranks < self.nodes * self.ranks_per_node:
+            raise JobError("does not connect all nodes", key=f"tiers.{self.tiers[-1].name}.ranks")
+
+    def tier_of(self, span: int) -> int:
+        """The innermost tier that connects ``span`` neighbouring ranks; the outermost if none does."""
+        fitting = (i for i, tier in enumerate(self.tiers) if not tier.ranks or span <= tier.ranks)
+        return next(fitting, len(self.tiers) - 1)
+
+    @property
+    def hosts(self) -> Hosts:
+        """As resharding sees them."""
+        outer = next((tier for tier in self.tiers if not tier.ranks or tier.ranks > self.ranks_per_node), None)
+        return Hosts(ranks_per_host=self.ranks_per_node, rate=outer.rate.value * self.ranks_per_node if outer else None)

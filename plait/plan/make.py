@@ -1,4 +1,4 @@
-"""Making a plan from a job and a cluster, before any rank starts.
+"""Making a plan from a job and the hosts it runs on, before any rank starts.
 
 What is decided here: the schedule with its transfers, proven free of deadlock; the layers of every stage; how
 every boundary is resharded; which candidates timed steps are to choose from. ``assemble_plan`` does it from
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.core.cluster import MEMORY_RATE, Cluster
+from plait.core.cluster import MEMORY_RATE, Hosts
 from plait.core.dry_run import dry_run
 from plait.core.errors import JobError
 from plait.core.job import Job
@@ -32,7 +32,7 @@ P1, P2 = (1, 2, 4, 8), (1, 2)
 """Slices worth timing."""
 
 
-def make_plan(job: Job, cluster: Cluster, *, vocab: int) -> Plan:
+def make_plan(job: Job, hosts: Hosts, *, vocab: int) -> Plan:
     """The plan of a job. vocab: of its tokenizer, for models that do not say.
 
     Raises JobError where places, layers or micro-batches do not fit, ScheduleError if the schedule cannot
@@ -47,7 +47,7 @@ def make_plan(job: Job, cluster: Cluster, *, vocab: int) -> Plan:
         slack=job.measures_slack and len(layout.degrees) > 1,
     )
     design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices, job.train.seed)
-    return assemble_plan(design, job_schedule(job, layout), cluster, job=job)
+    return assemble_plan(design, job_schedule(job, layout), hosts, job=job)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Design:
     seed: int = 0
 
 
-def assemble_plan(design: Design, schedule: Schedule, cluster: Cluster, *, job: Job | None = None) -> Plan:
+def assemble_plan(design: Design, schedule: Schedule, hosts: Hosts, *, job: Job | None = None) -> Plan:
     """The plan of a design under a ``schedule``, with transfers or without. Raises as ``make_plan`` does."""
     model, workload, layout = design.model, design.workload, design.layout
     _check_fits(schedule, layout, workload)
@@ -78,7 +78,7 @@ def assemble_plan(design: Design, schedule: Schedule, cluster: Cluster, *, job: 
         raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")
     dry_run(schedule, transfers="rendezvous")
     streams = {one.sequence_parallel for one in design.choices.strategies} or {design.strategy.sequence_parallel}
-    boundaries = _Boundaries(design, schedule, stages, cluster)
+    boundaries = _Boundaries(design, schedule, stages, hosts)
     return Plan(
         job=job,
         model=model,
@@ -159,10 +159,10 @@ def _allowed(strategy: Strategy, job: Job, model: ModelSpec, workload: Workload)
 class _Boundaries:
     """Plans every tensor that goes from one place to another, each pair of layouts once."""
 
-    def __init__(self, design: Design, schedule: Schedule, stages: Sequence[Stage], cluster: Cluster) -> None:
+    def __init__(self, design: Design, schedule: Schedule, stages: Sequence[Stage], hosts: Hosts) -> None:
         self.schedule, self.layout, self.workload = schedule, design.layout, design.workload
         self.hidden, self.tensors = design.model.hidden, crossings(design.model, stages)
-        self.cluster = cluster
+        self.hosts = hosts
         self._known: dict[tuple[TensorLayout, TensorLayout, int], ReshardPlan] = {}
 
     def reshards(self, sequence_parallel: bool) -> Reshards:
@@ -182,8 +182,8 @@ class _Boundaries:
         if key not in self._known:
             work = self.workload
             shape = (work.sequence >> level, work.micro_batch, self.hidden)
-            rate = self.cluster.rate or MEMORY_RATE
-            fabric = Fabric(hosts=self.cluster.hosts(self.layout.world_size), rate=rate)
+            rate = self.hosts.rate or MEMORY_RATE
+            fabric = Fabric(hosts=self.hosts.of(self.layout.world_size), rate=rate)
             self._known[key] = plan_reshard(source, target, shape, work.itemsize, fabric)
         return self._known[key]
 

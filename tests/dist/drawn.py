@@ -9,7 +9,7 @@ from itertools import product
 from math import gcd, lcm, prod
 from typing import Any, TypeVar, get_args
 
-from plait.core.cluster import Cluster
+from plait.core.cluster import Hosts
 from plait.core.job import Job
 from plait.core.plan import Plan
 from plait.core.schedules import GENERATORS
@@ -128,7 +128,7 @@ def _batches(chance: Chance, dp: Sequence[int]) -> tuple[Values, int]:
 
 def plan_of(job: Job) -> Plan:
     """As ``plait train`` plans it, every rank on a host of its own. Raises JobError or ScheduleError."""
-    return make_plan(job, Cluster(ranks_per_host=1, rate=1e9), vocab=1)
+    return make_plan(job, Hosts(ranks_per_host=1, rate=1e9), vocab=1)
 
 
 def measured(chance: random.Random, plan: Plan) -> SegmentCosts:

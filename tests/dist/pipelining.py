@@ -16,7 +16,7 @@ from unittest import mock
 
 from torch import Tensor
 
-from plait.core.cluster import Cluster
+from plait.core.cluster import Hosts
 from plait.core.dry_run import peak_activations
 from plait.core.errors import ScheduleError
 from plait.core.layout import Layout, SequenceCut
@@ -121,7 +121,7 @@ def plan(
     layout = Layout(tuple(degrees), strategy.cp)
     choices = Choices(slack=name == "slack-1f1b")
     design = Design(spec, workload, strategy, layout, tuple(shardings), layers, choices, SEED)
-    return assemble_plan(design, generate(name, shape), Cluster(ranks_per_host=1, rate=1e9))
+    return assemble_plan(design, generate(name, shape), Hosts(ranks_per_host=1, rate=1e9))
 
 
 def worst_error(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import Cluster
+from plait.core.cluster import Hosts
 from plait.core.errors import JobError, PlaitError
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
@@ -27,7 +27,7 @@ def planned(schedule: Schedule | None = None, **changes: Any) -> Plan:
     degrees, layers = given.pop("degrees", DEGREES), given.pop("stage_layers", ())
     schedule = schedule or generate("eager-1f1b", Shape(ranks=3, micro_batches=3))
     design = Design(U, Workload(**given), Strategy(), Layout(degrees), stage_layers=layers)
-    return assemble_plan(design, schedule, Cluster(ranks_per_host=2, rate=1e9))
+    return assemble_plan(design, schedule, Hosts(ranks_per_host=2, rate=1e9))
 
 
 def test_every_tensor_is_planned_both_ways_with_its_own_shape() -> None:
