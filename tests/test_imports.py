@@ -31,7 +31,10 @@ ONLY_IN = {
     "matplotlib": ("plait/diagnose/plots.py",),
     "typer": ("plait/cli/",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
-    "pydantic": tuple(f"plait/core/{name}.py" for name in ("job", "settings", "explain", "reference")),
+    "pydantic": tuple(
+        f"plait/core/{name}.py"
+        for name in ("job", "settings", "explain", "reference", "cluster", "efficiency")
+    ),
 }
 STARTS_FAST = {
     "torch",

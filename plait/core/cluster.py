@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationError
 
+from plait.core.efficiency import Constant, Efficiency, resolve_efficiency
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.explain import explain
-from plait.core.settings import Count, Natural, NotNegative, Precision, Section
+from plait.core.settings import Count, Natural, Precision, Section
 from plait.core.toml import read_toml
 
 MEMORY_RATE = 1e10
@@ -43,19 +44,6 @@ class Hosts:
 
 HERE = Hosts()
 """This machine."""
-
-
-class Constant(Section):
-    """A number with its origin."""
-
-    value: float
-    """In bytes, seconds, FLOP/s, bytes/s, or a plain ratio."""
-    source: str
-    """Who says so."""
-    date: Annotated[str, Field(pattern=r"^\d{4}(-\d{2}){0,2}$")]
-    """When: year, or with month and day."""
-    error: NotNegative = 0.0
-    """How far it may be off: one standard deviation, relative."""
 
 
 class Device(Section):
@@ -87,18 +75,21 @@ class Tier(Section):
 
 
 class Cluster(Section):
-    """A whole cluster file.
-
-    efficiency: what of the peaks is reached, and what is lost beside; ``plait.plan.rates`` says what each
-    means.
-    """
+    """A whole cluster file."""
 
     name: str
+    """What users call it."""
     device: Device
+    """What every rank computes on."""
     ranks_per_node: Count
+    """Ranks of one machine."""
     nodes: Natural = 0
+    """Machines there are. 0: as many as a job asks for."""
     tiers: Annotated[tuple[Tier, ...], Field(strict=False, min_length=1)]
-    efficiency: Mapping[str, Constant] = {}
+    """From the innermost outward."""
+    efficiency: Efficiency
+    """What of the peaks is reached: the name of a file of ``specs/efficiency``, or a table whose ``like`` names
+    one and whose other keys replace constants of it. Left out: ``ampere``, or ``cpu`` where the device is one."""
 
     @staticmethod
     def read(path: Path) -> Cluster:
@@ -111,8 +102,11 @@ class Cluster(Section):
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Cluster:
         """A checked cluster from plain values."""
+        device = values.get("device")
+        cpu = isinstance(device, dict) and cast("dict[str, Any]", device).get("kind") == "cpu"
+        told = values.get("efficiency", "cpu" if cpu else "ampere")
         try:
-            cluster = Cluster.model_validate(values)
+            cluster = Cluster.model_validate({**values, "efficiency": resolve_efficiency(told)})
         except ValidationError as error:
             raise explain(error, Cluster) from None
         cluster.check()

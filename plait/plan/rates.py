@@ -1,0 +1,157 @@
+"""Seconds of single operations on a cluster: matrix products, attention, elementwise passes, collectives.
+
+Everything takes numbers or numpy columns and gives seconds of the same shape. Peaks come from the cluster's
+datasheet figures, what of them is reached from its ``efficiency``, whose constants are fitted to measured
+steps (``plait.plan.calibrate``). Forms that few constants describe are preferred to tables: they extrapolate
+to shapes that nobody measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from plait.core.cluster import Cluster, Tier
+from plait.core.efficiency import Links
+from plait.core.errors import JobError
+from plait.core.settings import Precision
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
+Seconds = NDArray[np.float64]
+AnyPrecision = Precision | Literal["fp8"]
+
+BACKWARD_FLOPS = 2.5
+"""Of a fused attention kernel, to its forward's: it computes the scores again (Dao 2022, arXiv 2205.14135)."""
+
+
+def peak(cluster: Cluster, precision: AnyPrecision) -> float:
+    """FLOP/s of the device. Raises JobError where its file does not say."""
+    if precision not in cluster.device.peak:
+        raise JobError(
+            f"{cluster.device.name} has no peak for {precision}",
+            key=f"cluster.device.peak.{precision}",
+            fix=f"Use {' or '.join(cluster.device.peak)}, or add the datasheet's figure",
+        )
+    return cluster.device.peak[precision].value
+
+
+def matmul(cluster: Cluster, precision: AnyPrecision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
+    """Of one product [m, k] x [k, n]. Narrow dimensions fill the device's tiles badly."""
+    m, k, n = _columns(m, k, n)
+    reached = cluster.efficiency
+    share = reached.matmul_fp8 if precision == "fp8" else reached.matmul
+    ideal = 2 * m * k * n / (peak(cluster, precision) * share.value)
+    return ideal * (1 + reached.matmul_narrow.value * (1 / m + 1 / k + 1 / n)) + reached.matmul_launch.value
+
+
+def attention(
+    cluster: Cluster,
+    precision: AnyPrecision,
+    *,
+    batch: ArrayLike,
+    heads: ArrayLike,
+    queries: ArrayLike,
+    keys: ArrayLike,
+    head_size: ArrayLike,
+    backward: bool,
+    fused: ArrayLike = True,
+    causal: bool = True,
+) -> Seconds:
+    """Of attention's core, without its projections. fused: one kernel that never writes the scores, and skips
+    what a causal mask hides; else two batched products and the passes over all scores between them.
+
+    fp8: attention computes in bf16 all the same.
+    """
+    b, h, q, k, d = _columns(batch, heads, queries, keys, head_size)
+    name: AnyPrecision = "bf16-mixed" if precision == "fp8" else precision
+    reached, top = cluster.efficiency, peak(cluster, name)
+    scores = b * h * q * k
+    share = reached.attention_backward if backward else reached.attention_forward
+    flops = 4 * scores * d * (BACKWARD_FLOPS if backward else 1) * (0.5 if causal else 1)
+    short = 1 + reached.attention_short.value / k
+    one_kernel = flops / (top * share.value) * short + reached.attention_launch.value
+    narrow = 1 + reached.matmul_narrow.value * (1 / q + 1 / k + 1 / d)
+    products = 4 * scores * d / (top * reached.matmul.value) * narrow
+    passes = memory_bound(cluster, scores * reached.attention_score_bytes.value)
+    several = (products + passes) * (2 if backward else 1) + reached.attention_launch.value
+    return np.where(np.asarray(fused), one_kernel, several)
+
+
+def memory_bound(cluster: Cluster, nbytes: ArrayLike) -> Seconds:
+    """Of passes that read and write so many bytes of the device's memory."""
+    (moved,) = _columns(nbytes)
+    return moved / (cluster.device.memory_rate.value * cluster.efficiency.memory.value)
+
+
+def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike, stride: ArrayLike) -> Seconds:
+    """Of a collective over groups of ``ranks`` ranks, ``stride`` apart in rank order, all groups at once.
+
+    nbytes: of the whole tensor, gathered or reduced, over all ranks of a group (send: of what one rank
+    sends). A group's ranks on one node pool their share of the node's links to others; the other ranks' share
+    is used by their own groups meanwhile. Rings pass every tier at once, so the slowest tier decides.
+    """
+    whole, n, step = _columns(nbytes, ranks, stride)
+    if kind == "send":
+        return _send(cluster, whole, n, step)
+    longest = np.zeros_like(whole)
+    delay = np.zeros_like(whole)
+    pooled = np.ones_like(whole)  # ranks of a group within the tier before
+    for at, tier in enumerate(cluster.tiers):
+        within = np.minimum(n, np.maximum(1, tier.ranks // step)) if tier.ranks else n
+        if at == len(cluster.tiers) - 1:
+            within = n
+        part, rate = _links(cluster, at), _links(cluster, at).share.value * tier.rate.value
+        taken = _wire(kind, whole, n, pooled) / rate
+        taken = taken + part.half.value * (n - pooled) / (pooled * rate)
+        crosses = within > pooled
+        longest = np.maximum(longest, np.where(crosses, taken, 0))
+        # log2(1) is 0 where nothing crosses this tier
+        delay += _latency(tier, part) * np.log2(within / pooled) * np.where(crosses, 1, 0)
+        pooled = np.maximum(pooled, within)
+    return np.where(n > 1, longest + delay, 0.0)
+
+
+def _wire(kind: Kind, whole: Seconds, n: Seconds, together: Seconds) -> Seconds:
+    """Bytes that a rank moves over one tier, of whose subgroups each has ``together`` ranks of the group."""
+    if kind == "broadcast":
+        return whole / together
+    if kind == "all_to_all":  # what a rank has, but for what stays with its neighbours
+        return whole / n * (n - together) / n
+    return whole * (n - together) / n / together * (2 if kind == "all_reduce" else 1)
+
+
+def _send(cluster: Cluster, nbytes: Seconds, ranks: Seconds, stride: Seconds) -> Seconds:
+    """Of ``nbytes`` to the rank ``stride`` further on: over the outermost tier that a chain of ``ranks``
+    crosses."""
+    seconds = np.zeros_like(nbytes)
+    inner = 1
+    for at, tier in enumerate(cluster.tiers):
+        part = _links(cluster, at)
+        taken = (nbytes + part.half.value) / (part.share.value * tier.rate.value) + _latency(tier, part)
+        seconds = np.where((ranks - 1) * stride >= inner, taken, seconds)
+        inner = tier.ranks or 2**31
+    return np.where(ranks > 1, seconds, 0.0)
+
+
+def together(cluster: Cluster, compute: ArrayLike, communication: ArrayLike) -> Seconds:
+    """Seconds until both are done when they run side by side, each slowing the other as long as both run."""
+    busy, sent = _columns(compute, communication)
+    k_c, k_m = cluster.efficiency.slow_computation.value, cluster.efficiency.slow_communication.value
+    outlasts = busy * k_c >= sent * k_m  # computation ends last
+    return np.where(outlasts, busy + sent * k_m * (1 - 1 / k_c), sent + busy * k_c * (1 - 1 / k_m))
+
+
+def _links(cluster: Cluster, tier: int) -> Links:
+    return cluster.efficiency.across if tier else cluster.efficiency.inside
+
+
+def _latency(tier: Tier, links: Links) -> float:
+    return tier.latency.value * links.latency.value
+
+
+def _columns(*values: ArrayLike) -> list[Seconds]:
+    """As float columns of one shape."""
+    arrays: list[Any] = [np.asarray(value, dtype=np.float64) for value in values]
+    return list(np.broadcast_arrays(*arrays))
