@@ -49,7 +49,8 @@ _SPLIT = np.array([name in live.SPLIT for name in SCHEDULES])
 class MemoryColumns:
     """Bytes of every point's fullest device, by kind; activations: the most at any moment of a step, with
     ``logits`` of them logits and their gradients, if that place has the loss. overhead: what the device
-    holds besides tensors. place: which of the pipeline."""
+    holds besides tensors; slack: of it, what the allocator would give back where memory runs short. place: which
+    of the pipeline."""
 
     parameters: Column
     gradients: Column
@@ -58,6 +59,7 @@ class MemoryColumns:
     activations: Column
     logits: Column
     overhead: Column
+    slack: Column
     place: Ints
 
     @property
@@ -67,8 +69,13 @@ class MemoryColumns:
 
     @property
     def total(self) -> Column:
-        """What the device must have."""
+        """What the device's own tools show."""
         return self.allocated + self.overhead
+
+    @property
+    def needed(self) -> Column:
+        """What the device must have."""
+        return self.total - self.slack
 
 
 def usable(device: Device, overhead: Overhead) -> float:
@@ -89,13 +96,18 @@ def fits(
     found = step_memory(
         model, points, sequence=sequence, precision=precision, options=options, overhead=cluster.overhead
     )
-    return found.total <= usable(cluster.device, cluster.overhead)
+    return found.needed <= usable(cluster.device, cluster.overhead)
 
 
 def device_overhead(overhead: Overhead, points: Points, moving: Column) -> Column:
     """Bytes that a device holds besides tensors. moving: of tensors that come and go."""
     groups = overhead.communicator.value * communicators(points)
     return overhead.context.value + groups + overhead.slack.value * moving
+
+
+def given_back(overhead: Overhead, moving: Column) -> Column:
+    """Bytes of ``device_overhead`` that are there only while memory is not short."""
+    return max(0.0, overhead.slack.value - overhead.stuck.value) * moving
 
 
 def communicators(points: Points) -> Ints:
@@ -150,8 +162,9 @@ def _walked(
 
     kinds = {kind: column(kind) for kind in (*KINDS[:-1], "activations")}
     place = np.array([place.index for place in fullest], dtype=np.int64)[kind_of]
-    extra = device_overhead(overhead, points, kinds["activations"] + kinds["buffers"])
-    return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, place=place)
+    moving = kinds["activations"] + kinds["buffers"]
+    extra, slack = device_overhead(overhead, points, moving), given_back(overhead, moving)
+    return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
 
 
 @dataclass(frozen=True)
@@ -191,7 +204,8 @@ class _Step:
         return MemoryColumns(
             parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers,
             activations=activations, logits=self._logits(place),
-            overhead=device_overhead(overhead, points, activations + buffers), place=place,
+            overhead=device_overhead(overhead, points, activations + buffers),
+            slack=given_back(overhead, activations + buffers), place=place,
         )  # fmt: skip
 
     @property
