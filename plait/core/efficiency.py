@@ -42,6 +42,18 @@ class Links(Section):
     """Bytes of a rank's part of a message at which half of ``share`` is reached."""
 
 
+class Spread(Section):
+    """Standard deviations of log(predicted / measured) of steps that were left out of a fit, scaled so that four
+    fifths of them lie between p10 and p90."""
+
+    node: Constant
+    """Of jobs on one node."""
+    nodes: Constant
+    """On several, with at most short pipelines."""
+    pipeline: Constant
+    """On several, with long pipelines."""
+
+
 class Efficiency(Section):
     """What of the peaks is reached, and what is lost beside."""
 
@@ -84,6 +96,8 @@ class Efficiency(Section):
     """Seconds of every step beside all this: data, logging, the learning rate."""
     jitter: Constant
     """Standard deviation of a node's step time, relative; a step waits for the slowest node."""
+    spread: Spread
+    """How far predictions may be off."""
 
 
 def efficiency_file(name: str) -> Path:
@@ -109,6 +123,6 @@ def resolve_efficiency(values: object) -> object:
     for key, value in own.items():
         if key != "like":
             inner = merged.get(key)
-            nested = key in ("inside", "across") and isinstance(inner, dict) and isinstance(value, dict)
+            nested = key in ("inside", "across", "spread") and isinstance(inner, dict) and isinstance(value, dict)
             merged[key] = {**cast("dict[str, Any]", inner), **value} if nested else value
     return merged

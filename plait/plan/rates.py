@@ -93,6 +93,8 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
     is used by their own groups meanwhile. Rings pass every tier at once, so the slowest tier decides.
     """
     whole, n, step = _columns(nbytes, ranks, stride)
+    if not np.any(n > 1):
+        return np.zeros_like(whole)
     if kind == "send":
         return _send(cluster, whole, n, step)
     longest = np.zeros_like(whole)
