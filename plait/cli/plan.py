@@ -162,16 +162,18 @@ def _row(number: int, one: Candidate) -> tuple[str, ...]:
 
 
 def _explain(best: Candidate) -> None:
-    from plait.cli import dry_run, terminal
-    from plait.plan.answer import words
+    from plait.cli import terminal
+    from plait.plan.answer import PARTS, words
 
     terminal.say("")
-    terminal.title("Where the step goes")
-    rows = [(name, words(seconds), f"{seconds / best.seconds:.1%}") for name, seconds in best.parts.items() if seconds]
+    terminal.title("Where the step goes, on the mean rank")
+    rows = [(PARTS[name], words(each), f"{each / best.seconds:.1%}") for name, each in best.parts.items() if each]
     terminal.table(("part", "seconds", "of the step"), rows)
     terminal.text(f"MFU {best.mfu:.1%} with all attention scores counted, {best.mfu_causal:.1%} with the causal half")
     terminal.say("")
-    dry_run.show("What it takes of every rank", best.memory, None, as_json=False)
+    terminal.title("What fills a rank's memory")
+    header, *places = best.memory.rows()
+    terminal.table(header, places)
 
 
 def planned(job: Job, vocab: int) -> Job:

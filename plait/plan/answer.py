@@ -11,22 +11,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from plait.core.cluster import Cluster
-from plait.core.errors import PlaitError
+from plait.core.errors import InfeasiblePlan, PlaitError
 from plait.core.job import Job
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan
 from plait.plan.asking import asked_of, job_at, point_of
 from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
-from plait.plan.estimate import Estimate, Work, estimate
+from plait.plan.estimate import Work
 from plait.plan.make import make_plan
+from plait.plan.memory_report import MemoryReport, memory_report
 from plait.plan.points import OVERLAPS, SHARD_OVERLAPS, Points
 from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
 
 SIMULATED = 16
 """Finalists of the closed form that are simulated, beyond those that are shown."""
+
+
+PARTS = {
+    "compute": "computation",
+    "tp": "exposed tensor-parallel communication",
+    "cp": "exposed context-parallel communication",
+    "dp": "exposed data-parallel communication",
+    "pp": "exposed transfers between stages",
+    "optimizer": "the optimizer",
+    "idle": "waiting for other places",
+}
+"""Where a step goes, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +56,7 @@ class Candidate:
     high: float
     closed_form: float
     parts: Mapping[str, float]
-    memory: Estimate
+    memory: MemoryReport
     tokens_per_second: float
     mfu: float
     mfu_causal: float
@@ -49,7 +64,7 @@ class Candidate:
     @property
     def most_memory(self) -> int:
         """Bytes of the fullest rank."""
-        return self.memory.most.memory.total
+        return self.memory.fullest.total
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -57,7 +72,11 @@ class Candidate:
         return values | {
             "strategy": self.job.to_dict()["strategy"],
             "micro_batch_size": self.job.train.micro_batch_size,
-            "memory": [asdict(place.memory) | {"total": place.memory.total} for place in self.memory.places],
+            "memory": [
+                asdict(each.place.memory) | {"overhead": each.overhead, "total": each.total}
+                for each in self.memory.places
+            ],
+            "usable_memory": self.memory.usable,
         }
 
 
@@ -112,13 +131,15 @@ class Planner:
         asked = asked_of(self.job, self.model, self.cluster)
         shown = self.job.plan.top
         ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED)
-        found = list[Candidate]()
+        found, refused = list[Candidate](), ""
         for at in range(min(len(ranked.points), shown + SIMULATED)):
             try:
                 found.append(self.predict(job_at(self.job, ranked.points.row(at))))
-            except PlaitError:  # a rule that columns do not know
-                continue
+            except PlaitError as error:  # a rule that columns do not know
+                refused = str(error)
         found.sort(key=lambda one: one.seconds)
+        if not found:
+            raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned: {refused}")
         return self._told(found[:shown], searched=ranked.searched, fitting=ranked.fitting)
 
     def _told(self, found: Sequence[Candidate], *, searched: int, fitting: int) -> Answer:
@@ -138,7 +159,7 @@ class Planner:
         sequence, precision = job.data.sequence_length, job.train.precision
         closed = step_seconds(self.model, Points.of([point]), self.cluster, sequence=sequence, precision=precision)
         simulated = self.simulated(job)
-        low, high = band(self.cluster, Points.of([point]), simulated.seconds)
+        low, high = band(np.array([simulated.seconds]), Points.of([point]), self.cluster)
         tokens = job.train.global_batch_size * sequence / simulated.seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
         peak = self.cluster.device.peak[precision].value * job.world_size * simulated.seconds
@@ -149,8 +170,8 @@ class Planner:
             low=float(low[0]),
             high=float(high[0]),
             closed_form=float(closed.total[0]),
-            parts=simulated.parts,
-            memory=estimate(Work.of(job, self.vocab, gpu=self.cluster.device.kind == "cuda")),
+            parts=simulated.exposed,
+            memory=memory_report(Work.of(job, self.vocab, gpu=self.cluster.device.kind == "cuda"), self.cluster),
             tokens_per_second=tokens,
             mfu=full / peak,
             mfu_causal=causal / peak,
@@ -196,7 +217,7 @@ def _loses(best: Candidate, second: Candidate) -> str:
     differs = differences(best.point, second.point)
     return (
         f"The runner-up ({differs}) takes {second.seconds / best.seconds - 1:.1%} longer, "
-        f"{words(max(0.0, more[most]))} of it in {most}."
+        f"{words(max(0.0, more[most]))} of it in {PARTS[most]}."
     )
 
 

@@ -23,6 +23,9 @@ from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
 
 BLOCK = 1 << 18
 """Points whose memory is computed at once."""
+FAMILY = ("pp", "dp", "cp", "ring", "tp", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
+"""Columns in which strategies differ that a person would call different. The rest is tuning: of all that
+agree in these, the fastest stands for all."""
 CELLS = 8
 """Arrangements of ranks that are looked at in full."""
 
@@ -41,7 +44,7 @@ class Ranked:
 
 
 def search(asked: Asked, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
-    """The ``keep`` fastest points that fit, and of every arrangement of ranks the fastest.
+    """The fastest points that fit of the ``keep`` fastest families.
 
     Where the space had to be made coarser, its best cells are then looked at in full. Raises InfeasiblePlan
     where none fits: by how much the smallest does not.
@@ -52,8 +55,7 @@ def search(asked: Asked, cluster: Cluster, precision: Precision, *, keep: int = 
     second = _ranked(asked, finer, cluster, precision, keep)
     points = Points.joined([first.points, second.points])
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
-    _, unique = np.unique(np.stack(list(points.columns().values())), axis=1, return_index=True)
-    order = unique[np.argsort(seconds[unique], kind="stable")]
+    order = _best(points, seconds, keep)
     return Ranked(
         points.take(order), seconds[order], memory[order], len(space) + len(finer), first.fitting + second.fitting
     )
@@ -67,8 +69,10 @@ def _cells(points: Points) -> list[Cell]:
 
 def _ranked(asked: Asked, space: Points, cluster: Cluster, precision: Precision, keep: int) -> Ranked:
     load = {"sequence": asked.sequence, "precision": precision}
-    memory = np.concatenate([step_memory(asked.model, part, cluster=cluster, **load).total for part in _blocks(space)])
-    limit = usable(cluster)
+    memory = np.concatenate(
+        [step_memory(asked.model, part, overhead=cluster.overhead, **load).total for part in _blocks(space)]
+    )
+    limit = usable(cluster.device, cluster.overhead)
     fits = memory <= limit
     for one in asked.constraints:
         if one.quantity == "memory":
@@ -115,12 +119,12 @@ def _groups(points: Points) -> NDArray[np.int64]:
 
 
 def _best(points: Points, seconds: NDArray[np.float64], keep: int) -> NDArray[np.int64]:
-    """Numbers of the fastest, and of the fastest of every arrangement, in order of time; equals in the order
-    of the space."""
+    """Numbers of the fastest of the ``keep`` fastest families, in order of time; equals in the order of the
+    space."""
     order = np.argsort(seconds, kind="stable")
-    shape = np.stack([points.pp, points.dp, points.cp, points.ring, points.tp])[:, order]
-    _, first = np.unique(shape, axis=1, return_index=True)
-    return order[np.unique(np.concatenate([np.arange(min(keep, len(order))), np.sort(first)[:keep]]))]
+    family = np.stack([getattr(points, name) for name in FAMILY])[:, order]
+    _, first = np.unique(family, axis=1, return_index=True)
+    return order[np.sort(first)[:keep]]
 
 
 def _too_large(asked: Asked, space: Points, memory: NDArray[np.float64], limit: float) -> InfeasiblePlan:
