@@ -15,12 +15,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
-
 from benchmarks.planner_rows import GIB, Row, default_files, read_rows
 from plait.core.overhead import Overhead
 from plait.plan.closed_memory import MemoryColumns, communicators, step_memory, usable
@@ -52,10 +51,15 @@ def options_of(row: Row) -> MemoryOptions:
     told = row.told
     name = next(name for start, name in FRAMEWORK_OF if told.get("framework", "").startswith(start))
     options = FRAMEWORKS[name]
-    shared = {"fused_attention": row.options.fused_attention, "recompute_attention": row.options.recompute_attention}
+    if name != "zero-bubble":  # which does not say, and keeps more than fused attention would
+        options = replace(options, fused_attention=row.options.fused_attention)
     if "fp32 grad" in told.get("precision", ""):
-        shared["main_gradient_bytes"] = 6.0
-    return replace(options, **shared)
+        options = replace(options, main_gradient_bytes=6.0)
+    if told.get("recompute", "").startswith("selective("):  # every second product's result is kept
+        model = row.shapes
+        products = 2 + 2 * (model.query + 2 * model.kv) / model.hidden + 2 * (2 * model.ffn_hidden / model.hidden)
+        options = replace(options, kept_bytes=4.0 + (products + 2) / 2)
+    return options
 
 
 def measured(row: Row) -> tuple[float, str] | None:
@@ -96,8 +100,9 @@ def said_to_fit(rows: Sequence[Row]) -> list[bool]:
 
 
 def _whole(point: Points) -> dict[str, int]:
-    """The last micro-batch may be smaller than the others."""
-    return {name: int(np.ceil(getattr(point, name)[0])) for name in point.row(0)}
+    """The last micro-batch may be smaller than the others; what is kept of recomputed layers says ``kept_bytes``."""
+    values = {name: int(np.ceil(getattr(point, name)[0])) for name in point.row(0)}
+    return values | ({"recompute_layers": -1} if values["recompute_layers"] >= 0 else {})
 
 
 def judge(rows: Sequence[Row]) -> list[Judged]:
@@ -144,8 +149,21 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
     """context, communicator and slack that explain what nvidia-smi shows beyond tensors: least squares of
     relative errors, none negative."""
     matrix, truth = _equations(rows)
-    found, _ = nnls(matrix, truth)
+    found = _nonnegative(matrix, truth)
     return dict(zip(("context", "communicator", "slack"), found.tolist(), strict=True))
+
+
+def _nonnegative(matrix: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Least squares over every choice of which unknowns are zero."""
+    best, least = np.zeros(matrix.shape[1]), float(truth @ truth)
+    for chosen in product((False, True), repeat=matrix.shape[1]):
+        which = np.flatnonzero(chosen)
+        part, *_ = np.linalg.lstsq(matrix[:, which], truth, rcond=None)
+        rest = matrix[:, which] @ part - truth
+        if (part >= 0).all() and rest @ rest < least:
+            best, least = np.zeros(matrix.shape[1]), float(rest @ rest)
+            best[which] = part
+    return best
 
 
 def _equations(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:

@@ -115,24 +115,37 @@ class _Rows:
         tokens = (points.micro * (self.sequence // points.cp)).astype(np.float64)
         shared = np.where(points.sequence_parallel > 0, points.tp, 1)
         stream = tokens * model.hidden / shared
-        more = options.stream_bytes * stream + options.sharded_bytes * tokens * model.hidden / points.tp
+        more = options.stream_bytes * stream - self._left_out(tokens)
+        gathered = tokens * model.hidden * self.itemsize * ((shared > 1) & options.regathers)
         score_bytes = 0.0 if options.fused_attention else options.score_bytes
         scores = tokens * self.sequence * model.num_heads / points.tp * score_bytes
-        whole = (recompute == FULL) & options.whole_layers
-        attention_again = (recompute == FULL) | ((recompute == SELECTIVE) & options.recompute_attention)
-        kept = more * (recompute != FULL) + scores * ~attention_again
-        working = scores * np.where(attention_again, BOTH_PASSES, BOTH_PASSES - 1) + more * (recompute == FULL)
-        layer = found[:, KEPT_LAYER].copy()
-        found[:, KEPT_LAYER] = np.where(whole, stream * self.itemsize, layer + kept)
-        found[:, HELD_LAYER] += more * self.split
-        again = np.where(whole, layer, 0)
-        found[:, FORWARD : FORWARD + len(TYPES)] += (again + scores * attention_again)[:, None]
-        found[:, BACKWARD : BACKWARD + len(TYPES)] += (again + working)[:, None]
+        full = recompute == FULL
+        whole, attention_again = (
+            full & options.whole_layers,
+            full | ((recompute == SELECTIVE) & options.recompute_attention),
+        )
+        layer = found[:, KEPT_LAYER] + (more - 2 * gathered) * (~full | whole)
+        working = (
+            scores * np.where(attention_again, BOTH_PASSES, BOTH_PASSES - 1) + gathered + np.where(whole, layer, 0)
+        )
+        kept = np.where(whole, stream * options.kept_bytes, layer + scores * ~attention_again)
+        found[:, HELD_LAYER] += np.minimum(0, more - 2 * gathered) * self.split
+        found[:, KEPT_LAYER] = kept
+        found[:, FORWARD : FORWARD + len(TYPES)] += (working - gathered)[:, None] * attention_again[:, None]
+        found[:, BACKWARD : BACKWARD + len(TYPES)] += working[:, None]
         if options.logit_bytes is not None or options.whole_layers:
-            self._loss(found, tokens, again + working)
+            self._loss(found, tokens)
         return found
 
-    def _loss(self, found: Bytes, tokens: Bytes, working: Bytes) -> None:
+    def _left_out(self, tokens: Bytes) -> Bytes:
+        """What a layer of Plait's keeps and others need not."""
+        model, each = self.model, tokens * self.itemsize / self.points.tp
+        gate = model.ffn_hidden if model.gated and self.options.fused_gate else 0
+        rotary = self.options.rotary_in_place and not model.learned_positions and model.family == "llama"
+        copies = (model.num_heads + model.num_kv_heads) * model.head_size * rotary
+        return each * (gate + copies * (self.points.cp == self.points.ring))
+
+    def _loss(self, found: Bytes, tokens: Bytes) -> None:
         """A stage with the head is fullest at the loss or in a layer's backward."""
         tp, master = self.points.tp, max(MASTER, self.itemsize)
         numbers = tokens * (-(-self.model.vocab // tp))

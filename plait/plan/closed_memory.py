@@ -9,7 +9,8 @@ for every kind of point, from the code that walks lists, and multiplied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,13 +117,25 @@ def step_memory(
     options: Options = PLAIT,
     overhead: Overhead | None = None,
 ) -> MemoryColumns:
-    """Of every point. sequence: tokens. Points must be valid (``Strategy.check``, ``Sharding.check``, at least
-    a layer a stage). A utransformer's, whose layers work at different lengths, are walked one by one."""
+    """Of every point. sequence: tokens. Points must be valid (``Strategy.check``, ``Sharding.check``);
+    where there are more stages than layers, no memory is enough. A utransformer's, whose layers work
+    at different lengths, are walked one by one."""
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
         return _walked(model, points, sequence, "bf16-mixed" if precision == "fp8" else precision, told.gpu, overhead)
-    itemsize = 2 if precision == "fp8" else ITEMSIZE[precision]
-    return _Step(model, points, sequence, itemsize, told).columns(overhead)
+    step = _Step(model, points, sequence, 2 if precision == "fp8" else ITEMSIZE[precision], told)
+    possible = step.num_stages <= told.most_stages(model.num_layers)
+    if possible.all():
+        return step.columns(overhead)
+    found = replace(step, points=points.take(possible)).columns(overhead)
+    return MemoryColumns(**{field.name: _spread(getattr(found, field.name), possible) for field in fields(found)})
+
+
+def _spread(column: NDArray[Any], possible: NDArray[np.bool_]) -> NDArray[Any]:
+    """What was left out takes more than there is anywhere."""
+    found = np.full(len(possible), np.inf if column.dtype == np.float64 else 0, column.dtype)
+    found[possible] = column
+    return found
 
 
 def _walked(
@@ -186,7 +199,7 @@ class _Step:
         return _SPLIT[self.points.schedule]
 
     @property
-    def _num_stages(self) -> Ints:
+    def num_stages(self) -> Ints:
         points = self.points
         chunks = np.where(points.schedule == _INTERLEAVED, points.virtual, np.where(points.schedule == _ZB_V, 2, 1))
         return points.pp * chunks
@@ -208,7 +221,7 @@ class _Step:
 
     def _states(self) -> tuple[Column, Ints]:
         """[slots, kinds, rows], and each point's row."""
-        points, count = self.points, self._num_stages
+        points, count = self.points, self.num_stages
         cut = [points.pp, points.tp, count, points.schedule == _ZB_V, points.sequence_parallel, points.cp > 1]
         first, row_of = distinct([*cut, points.params, points.grads, points.optim, points.secondary])
         some = points.take(first)
@@ -235,7 +248,7 @@ class _Step:
         """Points of one pipeline, and by slot its place and the moments there."""
         points = self.points
         limit = np.where((points.recompute == RECOMPUTES.index("none")), -1, points.recompute_layers)
-        first, kind_of = distinct([points.schedule, points.pp, self._num_stages, _filled(points), limit])
+        first, kind_of = distinct([points.schedule, points.pp, self.num_stages, _filled(points), limit])
         for which in groups(kind_of):
             at = points.row(int(which[0]))
             name, pp, again = SCHEDULES[at["schedule"]], at["pp"], int(limit[which[0]])

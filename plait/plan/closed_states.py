@@ -101,7 +101,11 @@ def place_states(
     found[3] += place.num_stages * position_tables(model, strategy, sequence=sequence, itemsize=itemsize)
     if not options.gpu:
         found[3] += _reductions(place.units, factors) * master
-    found[4] = np.maximum(-(-place.copies // optim) * master * 2, place.tied * master)
+    found[3] += options.fixed_bytes
+    if not options.sums_in_place:
+        found[4] = np.maximum(-(-place.copies // optim) * master * 2, place.tied * master)
+    owned = sum(count * numel for (_, numel), count in place.units.items()) / optim
+    found[4] = np.maximum(found[4], owned * options.update_bytes)
     return found
 
 
