@@ -6,8 +6,8 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ def known() -> dict[str, Known]:
     }
 
 
+@cache
 def family_of(preset: str) -> str:
     """Whose constants a cluster's file uses."""
     return str(tomllib.loads((specs_folder() / "clusters" / f"{preset}.toml").read_text())["efficiency"])
@@ -125,10 +126,13 @@ def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None, rounds: i
     """Constants from rows with times."""
     parts = batches(rows)
     measured = np.array([row.seconds for row in rows])
+    families = {"all", *(family_of(row.device) for row in rows)}
+    free = {name: prior if name.partition(".")[0] in families else replace(prior, error=0.0)
+            for name, prior in known().items()}  # fmt: skip
     return calibrate(
         lambda values: predict(parts, values),
         measured,
-        known(),
+        free,
         start=start,
         weights=weights(rows),
         rounds=rounds,

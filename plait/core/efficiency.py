@@ -61,8 +61,12 @@ class Efficiency(Section):
     """Share of the peak that large matrix products reach."""
     matmul_fp8: Constant
     """The same in fp8, quantisation included."""
-    matmul_narrow: Constant
-    """Elements: a product m x k x n takes (1 + narrow (1/m + 1/k + 1/n)) as long as its FLOPs say."""
+    matmul_wave: Constant
+    """Elements of a product's result that keep half the device busy: m x k x n takes 1 + wave / (m n) as long."""
+    matmul_depth: Constant
+    """Terms of a sum that take as long as to begin and end it: 1 + depth / k as long."""
+    matmul_odd: Constant
+    """Factor of products of attention whose head size is no multiple of 8, which tensor cores cannot do."""
     matmul_launch: Constant
     """Seconds that a product takes however small it is."""
     attention_forward: Constant
@@ -92,6 +96,8 @@ class Efficiency(Section):
     """Bytes moved for each parameter that a rank's optimizer owns: states, gradients, clipping."""
     host_layer: Constant
     """Seconds in which the host launches the forward of one layer; a device is never faster."""
+    host_collective: Constant
+    """Seconds more for each collective of tensor parallelism."""
     step: Constant
     """Seconds of every step beside all this: data, logging, the learning rate."""
     jitter: Constant
