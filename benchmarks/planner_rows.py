@@ -49,8 +49,18 @@ COUNTS = (
 POSITIVE = ("iter_time_s", "derived_iter_time_s", "peak_mem_gib")
 FUSED_SINCE = "2022-06"
 """FlashAttention was published (arXiv 2205.14135); what says nothing of attention is fused from then on."""
+HIDDEN_SINCE = "2023"
+"""From when on reductions of gradients are taken to run beside the backward where a row says nothing."""
 VOCAB = 51200
 """Where a row gives none: GPT-2's, padded, as in Megatron-LM's examples."""
+
+
+KERNELS = ((r"\bte\b|cudnn", 0.6), (r"flash_attentionv?1", 1.8), (r"^torch$", 1.7))
+"""Of attention, to the one that fused_attention stands for (FlashAttention-2; Megatron-LM's fused softmax where
+nothing is fused): cuDNN's and FlashAttention-3's on Hopper (arXiv 2407.08608: 1.5 to 2 times as fast),
+FlashAttention-1 (arXiv 2307.08691: half as fast), separate kernels of torch for scale, mask and softmax."""
+UNFUSED_NORM = 4.0
+"""RMSNorm as written in torch, to one kernel: a copy to fp32, square, mean, two products, a copy back."""
 
 
 class Skipped(Exception):
@@ -290,7 +300,7 @@ def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Points:
     if replicas % shard:
         raise Skipped("shards do not divide the replicas")
     tp_hidden, dp_hidden, _ = _overlaps(values["comm_overlap"])
-    hidden = dp_hidden or stage == 3
+    hidden = dp_hidden or stage == 3 or values["date"] >= HIDDEN_SINCE
     point = Points.of([{
         "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ring": cp, "micro": micro, "num_micro": int(count),
         "schedule": SCHEDULES.index(schedule), "virtual": virtual, "recompute": RECOMPUTES.index(kind),
@@ -347,8 +357,17 @@ def _options(values: Mapping[str, str]) -> Options:
         fused = "flash" in attention and "without" not in attention
     else:
         fused = values["date"] >= FUSED_SINCE
+    hopper = re.match(r"H[12]00|GB|B", values["gpu"]) is not None
+    work = 1.0
+    for pattern, known in KERNELS if hopper else KERNELS[1:]:
+        if re.search(pattern, attention):
+            work = known
+    # A sheet that names the kernel of attention alone, where others of it name that of norms as well.
+    bare = re.fullmatch(r"torch|fused|flash_attention(2|v[\d.]+)", attention) is not None
     return Options(
         fused_attention=fused,
+        attention_work=work,
+        norm_work=UNFUSED_NORM if bare and values["gated_mlp"] == "1" else 1.0,
         recompute_attention=True,
         recompute_collectives=True,
         transfers_hidden=_overlaps(values["comm_overlap"])[2],

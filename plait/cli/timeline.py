@@ -136,7 +136,7 @@ def _predicted(run: Path, measured: Timeline, file: Path, steps: Sequence[int]) 
     from plait.core.errors import JobError
     from plait.core.plan import Plan
     from plait.core.segment_costs import BANDWIDTH, FLOPS
-    from plait.plan.predict import predicted
+    from plait.plan.simulate import simulate_plan
 
     plan = Plan.read(file)
     if plan.hash != measured.plan_hash:
@@ -146,7 +146,7 @@ def _predicted(run: Path, measured: Timeline, file: Path, steps: Sequence[int]) 
         f"The plan holds no measured costs: predicted times are those of {FLOPS / 1e9:.0f} GFLOP/s a rank and "
         f"{BANDWIDTH * 8 / 1e9:.0f} Gbit/s a link, and only their proportions mean something"
     )
-    return predicted(plan, steps), "" if plan.costs else note
+    return simulate_plan(plan).timeline(steps), "" if plan.costs else note
 
 
 def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:

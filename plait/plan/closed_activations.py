@@ -14,8 +14,17 @@ from plait.core.strategy import Recompute
 from plait.plan.activation_columns import OWN, Bytes, Structure, stage_table
 from plait.plan.distinct import distinct, groups
 from plait.plan.live import (
-    BACKWARD, FORWARD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_BACKWARD, PLAIN_FORWARD, PLAIN_HELD_LAYER,
-    PLAIN_KEPT_LAYER, STREAM, TYPES,
+    BACKWARD,
+    FORWARD,
+    HELD_LAYER,
+    KEPT,
+    KEPT_LAYER,
+    PLAIN_BACKWARD,
+    PLAIN_FORWARD,
+    PLAIN_HELD_LAYER,
+    PLAIN_KEPT_LAYER,
+    STREAM,
+    TYPES,
 )  # fmt: skip
 from plait.plan.memory import MASTER
 from plait.plan.memory_options import MemoryOptions

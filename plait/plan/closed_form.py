@@ -104,16 +104,18 @@ class _Step:
         layer, points, cluster = self.layer, self.layer.points, self.layer.cluster
         layers = self._layers()
         again = np.where(points.recompute_layers < 0, 1.0, np.minimum(1, points.recompute_layers / layers[1]))
-        busy = layer.forward + layer.backward + again * layer.again
-        sent = layer.tp_forward + layer.tp_backward + again * layer.tp_again + layer.cp_forward + layer.cp_backward
-        sent = sent + layer.shard_forward + layer.shard_backward
+        ahead = layer.tp_forward + layer.cp_forward + layer.shard_forward
+        back = layer.tp_backward + layer.cp_backward + layer.shard_backward
+        sent = ahead + back + again * layer.tp_again
+        host = layer.waits_for_host(layer.forward + ahead) + layer.waits_for_host(layer.backward + back)
+        busy = layer.forward + layer.backward + again * layer.again + host
         head, embedding = self._head(), self._embedding()
         stages = Stages(
             first=layers[0] * (busy + sent) + embedding,
             inner=layers[1] * (busy + sent),
             last=layers[2] * (busy + sent) + head + np.where(points.pp > 1, 0, embedding),
             forward=layer.forward / (busy + sent),
-            weight_gradient=layer.linear / (busy + sent),
+            weight_gradient=(layer.three - layer.linear) / 2 / (busy + sent),
         )
         run = pipeline(
             stages,
@@ -129,15 +131,13 @@ class _Step:
         ended = np.where(longest == stages.last, layers[2], np.where(longest == stages.first, layers[0], layers[1]))
         times = points.num_micro * ended
         rest = points.num_micro * longest - times * (busy + sent)
-        device = layer.linear + layer.attention_forward + layer.elementwise
         redone = np.where(layer.again >= layer.forward, again, 0.0)
         tp = layer.tp_forward + layer.tp_backward + again * layer.tp_again
-        linear = times * layer.linear * (3 + redone)
+        linear = times * (layer.three + redone * layer.linear)
         attention = times * (layer.attention_forward * (1 + redone) + layer.attention_backward)
         sync, optimizer = self._sync(layers), self._optimizer(layers)
         spent = run.work + run.bubble + run.transfers + sync + optimizer
         nodes = -(-points.ranks // cluster.ranks_per_node)
-        full = np.ones_like(device)
         return Seconds(
             linear=linear,
             attention=attention,
@@ -151,7 +151,7 @@ class _Step:
             sync=sync,
             optimizer=optimizer,
             straggler=spent * _latest(nodes) * cluster.efficiency.jitter.value,
-            fixed=full * cluster.efficiency.step.value,
+            fixed=np.full_like(linear, cluster.efficiency.step.value),
         )
 
     def _layers(self) -> tuple[Column, Column, Column]:
@@ -170,9 +170,10 @@ class _Step:
         fp32."""
         layer, tp = self.layer, self.layer.points.tp
         words = layer.model.vocab / tp
-        product = rates.matmul(layer.cluster, _unquantised(layer.precision), layer.tokens, layer.model.hidden, words)
+        named = _unquantised(layer.precision)
+        products = rates.three_products(layer.cluster, named, layer.tokens, layer.model.hidden, words)
         passes = rates.memory_bound(layer.cluster, layer.tokens * words * LOGIT_BYTES)
-        return 3 * product + passes + self._edge(layer.model.words)
+        return products + passes + self._edge(layer.model.words)
 
     def _embedding(self) -> Column:
         """Embedding of one micro-batch, forward and backward: rows read, and added to the gradient."""

@@ -6,6 +6,7 @@ as the forward's products, and what is computed again before them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,8 @@ HIDE_BACKWARD = [SHARD_OVERLAPS.index(name) for name in ("backward", "both")]
 class Options:
     """What other frameworks do otherwise than Plait; the defaults are Plait's own runs. Each may be a column.
 
-    fused_attention: one kernel that never writes the scores. recompute_attention: selective recomputation
+    fused_attention: one kernel that never writes the scores. attention_work, norm_work: how much longer the
+    kernels in use take than those that the cluster's constants are about. recompute_attention: selective recomputation
     repeats attention's core (Korthikanti 2022, arXiv 2205.05198), not norms and activations.
     recompute_collectives: full recomputation repeats the forward's collectives of tensor parallelism.
     transfers_hidden: transfers between stages run beside computation. gradient_bytes: of a gradient on its
@@ -36,6 +38,8 @@ class Options:
     """
 
     fused_attention: Any = True
+    attention_work: Any = 1.0
+    norm_work: Any = 1.0
     recompute_attention: Any = False
     recompute_collectives: Any = False
     transfers_hidden: Any = False
@@ -63,17 +67,24 @@ class Layer:
 
     @cached_property
     def linear(self) -> Seconds:
-        """Matrix products, forward. The slices of Domino make several smaller ones of each."""
+        """Matrix products, forward."""
+        return self._products(rates.matmul)
+
+    @cached_property
+    def three(self) -> Seconds:
+        """Matrix products, forward and backward."""
+        return self._products(rates.three_products)
+
+    def _products(self, rate: Callable[..., Seconds]) -> Seconds:
+        """Slices of the batch (p1) and of columns (p2) make several smaller products of each."""
         model, tp, p1, p2 = self.model, self.points.tp, self.points.p1, self.points.p2
         rows, hidden, query = self.tokens / p1, model.hidden, model.query / tp
-        inner = model.ffn_hidden / tp
-        first = self._matmul(rows, hidden, query + 2 * model.kv / np.minimum(tp, model.num_kv_heads))
-        first = first + self._matmul(rows, hidden, inner * (1 + model.gated))
-        second = self._matmul(rows, query, hidden / p2) + self._matmul(rows, inner, hidden / p2)
-        return p1 * (first + p2 * second)
-
-    def _matmul(self, m: Any, k: Any, n: Any) -> Seconds:
-        return rates.matmul(self.cluster, self.precision, m, k, n)
+        inner, kv = model.ffn_hidden / tp, model.kv / np.minimum(tp, model.num_kv_heads)
+        first = ((hidden, query + 2 * kv), (hidden, inner * (1 + model.gated)))
+        second = ((query, hidden / p2), (inner, hidden / p2))
+        shapes = [(1, *shape) for shape in first] + [(p2, *shape) for shape in second]
+        return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes),
+                   np.zeros_like(rows, dtype=np.float64))  # fmt: skip
 
     @cached_property
     def attention_forward(self) -> Seconds:
@@ -97,12 +108,12 @@ class Layer:
             head_size=model.head_size,
             backward=backward,
             fused=self.options.fused_attention,
-        )
+        ) * self.options.attention_work
 
     @cached_property
     def norms(self) -> Seconds:
         """Both norms, forward."""
-        return self._pass(8 * self._residual)
+        return self._pass(8 * self._residual * self.options.norm_work)
 
     @cached_property
     def activation(self) -> Seconds:
@@ -125,15 +136,19 @@ class Layer:
 
     @cached_property
     def forward(self) -> Seconds:
-        """All computation, forward; never faster than the host launches it."""
-        device = self.linear + self.attention_forward + self.elementwise
-        return np.maximum(device, self.cluster.efficiency.host_layer.value)
+        """All computation, forward."""
+        return self.linear + self.attention_forward + self.elementwise
 
     @cached_property
     def backward(self) -> Seconds:
         """All computation, backward, without what is computed again."""
-        device = 2 * self.linear + self.attention_backward + 2 * self.elementwise
-        return np.maximum(device, self.cluster.efficiency.host_layer.value)
+        return self.three - self.linear + self.attention_backward + 2 * self.elementwise
+
+    def waits_for_host(self, device: Seconds) -> Seconds:
+        """What a direction takes longer than ``device`` seconds because the host has not launched it yet."""
+        told, tp = self.cluster.efficiency, self.points.tp
+        launched = told.host_layer.value + np.where(tp > 1, 2 * told.host_collective.value, 0)
+        return np.maximum(0, launched - device)
 
     @cached_property
     def again(self) -> Seconds:

@@ -68,14 +68,14 @@ def pipeline(
     filled = _filling(stages, schedule) / v
     hops = 2 * transfer * (pp - 1)
     beside = np.asarray(hidden) | np.isin(schedule, (GPIPE, EAGER, SLACK, ZB_H2))
-    once = np.where(beside, hops / v, hops - np.where(pp > 1, 2 * transfer / pp, 0))
     mean = stages.all(pp) / pp
     waits = np.maximum(0, mean + hops / pp - longest) * np.where(pp > 1, 1, 0)
+    once = np.where(beside, hops / v, hops - np.minimum(2 * transfer / pp, waits))
     every = np.where(v > 1, 2 * transfer * v * np.where(pp > 1, 1, 0), waits)
     return Pipeline(m * longest, others * filled, once + np.where(beside, 0, every) * (m - 1))
 
 
 def _filling(stages: Stages, schedule: Any) -> Seconds:
     """How much of the other places' work the slowest one waits for while the pipeline fills and drains."""
-    one, two = 1 - 2 * stages.weight_gradient, np.maximum(0, 1 - 3 * stages.weight_gradient)
-    return np.select([schedule == ZB_H1, schedule == ZB_H2, schedule == ZB_V], [one, two, np.zeros_like(one)], 1.0)
+    one, two = 1 - 2 * stages.weight_gradient, np.maximum(stages.forward, 1 - 3 * stages.weight_gradient)
+    return np.select([schedule == ZB_H1, schedule == ZB_H2, schedule == ZB_V], [one, two, stages.forward / 2], 1.0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from plait.core.model import ModelSpec
+from plait.core.segments import Collective
 from plait.core.sharding import WHOLE, Sharding, Unit
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
+from plait.plan.traffic import ring_bytes
 
 
 def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sharding) -> dict[Unit, int]:
@@ -38,6 +42,99 @@ def unit_sizes(model: ModelSpec, strategy: Strategy, stage: Stage, sharding: Sha
     return {unit: sharding.padded(numel) for unit, numel in sizes.items() if numel}
 
 
+class Sent(NamedTuple):
+    """One collective. axis: as the runtime counts it. whole: bytes that are gathered or reduced. stride:
+    between neighbours of the group, counted in replicas."""
+
+    axis: str
+    kind: Collective
+    whole: int
+    ranks: int
+    stride: int
+
+    @property
+    def bytes(self) -> int:
+        """What a rank sends."""
+        return ring_bytes(self.kind, self.whole, self.ranks)
+
+
+@dataclass(frozen=True)
+class UnitTraffic:
+    """The collectives of one unit of ``numel`` numbers, padding included, over ``ranks`` replicas; those over
+    one rank are left out. gradient: bytes of a number of its gradient."""
+
+    unit: Unit
+    numel: int
+    sharding: Sharding
+    ranks: int
+    itemsize: int
+    gradient: int = 4
+
+    @property
+    def params(self) -> int:
+        """By which factor parameters are cut while they are computed with."""
+        return 1 if self.whole else self.sharding.params
+
+    @property
+    def grads(self) -> int:
+        """By which factor gradients are cut while they are added up."""
+        return 1 if self.whole else self.sharding.grads
+
+    @property
+    def publishes(self) -> bool:
+        """Whether optimizers change parts of what others compute with."""
+        return self.sharding.optim > self.params
+
+    @property
+    def whole(self) -> bool:
+        """Whether only its optimizer states are cut."""
+        return self.unit[0] in WHOLE
+
+    def gather(self, *, forward: bool) -> list[Sent]:
+        """To compute with it, forward or backward."""
+        if self.params == 1:
+            return []
+        if self.sharding.secondary and not forward:
+            return self._sent(Sent("secondary", "all_gather", self.numel * self.itemsize, self.sharding.secondary, 1))
+        return self._sent(Sent("params", "all_gather", self.numel * self.itemsize, self.params, 1))
+
+    def reduce(self, *, last: bool) -> list[Sent]:
+        """Of its gradient: a micro-batch's to the part that is added up, then the step's ``last``: to the part
+        that an optimizer owns, and over replicas."""
+        p, g, o = self.sharding.params, self.sharding.grads, self.sharding.optim
+        numel, size = self.numel, self.gradient
+        found: list[Sent] = []
+        if self.grads > 1 or self.whole:
+            found += [Sent("params", "reduce_scatter", numel * size, p, 1)]
+            found += [Sent("grads", "reduce_scatter", numel // p * size, g // p, p)]
+        if last:
+            found += [Sent("optim", "reduce_scatter", numel // g * size, o // g, g)]
+            found += [Sent("replicas", "all_reduce", numel // o * size, self.ranks // o, o)]
+        return self._sent(*found)
+
+    def publish(self) -> list[Sent]:
+        """What an optimizer has changed."""
+        if not self.publishes:
+            return []
+        p, g, o = self.sharding.params, self.sharding.grads, self.sharding.optim
+        numel, size = self.numel, self.itemsize
+        found = [Sent("optim", "all_gather", numel // g * size, o // g, g)]
+        found += [Sent("grads", "all_gather", numel // p * size, g // p, p)]
+        if self.whole:
+            found += [Sent("params", "all_gather", numel * size, p, 1)]
+        return self._sent(*found)
+
+    def _sent(self, *found: Sent) -> list[Sent]:
+        return [one for one in found if one.ranks > 1]
+
+
+def unit_traffic(
+    units: Mapping[Unit, int], sharding: Sharding, ranks: int, *, itemsize: int, gradient_itemsize: int = 4
+) -> list[UnitTraffic]:
+    """Of every unit, in order. units: numbers in each, padding included."""
+    return [UnitTraffic(unit, numel, sharding, ranks, itemsize, gradient_itemsize) for unit, numel in units.items()]
+
+
 def step_bytes(
     units: Mapping[Unit, int],
     sharding: Sharding,
@@ -57,24 +154,19 @@ def step_bytes(
     summed over replicas, and the new parameters go the same way back.
     """
     sent: dict[str, int] = dict.fromkeys(("params", "grads", "optim", "replicas", "secondary"), 0)
-    for unit, numel in units.items():
-        (p, g, o), k = (sharding.params, sharding.grads, sharding.optim), sharding.secondary
-        reduced = micro_batches
-        forward = 2 if unit[0] == "embedding" and tied else 1
+
+    def add(found: Sequence[Sent], times: int = 1) -> None:
+        for one in found:
+            sent[one.axis] += one.bytes * times
+
+    for each in unit_traffic(units, sharding, ranks, itemsize=itemsize, gradient_itemsize=gradient_itemsize):
+        kind = each.unit[0]
+        add(each.gather(forward=True), micro_batches * (2 if kind == "embedding" and tied else 1))
         # Nobody reads rows of an embedding backward, except as the head's weight.
-        backward = int(unit[0] not in ("embedding", "positions") or (unit[0] == "embedding" and tied))
-        if unit[0] in WHOLE:  # whole on every rank until the step's end
-            forward, backward, reduced = 0, 0, 1
-            sent["params"] += _cut(numel * itemsize, p)
-        sent["params"] += micro_batches * (forward + (0 if k else backward)) * _cut(numel * itemsize, p)
-        sent["secondary"] += micro_batches * backward * _cut(numel * itemsize, k) if k else 0
-        sent["params"] += reduced * _cut(numel * gradient_itemsize, p)
-        sent["grads"] += reduced * _cut(numel // p * gradient_itemsize, g // p) + _cut(numel // p * itemsize, g // p)
-        sent["optim"] += _cut(numel // g * gradient_itemsize, o // g) + _cut(numel // g * itemsize, o // g)
-        sent["replicas"] += 2 * _cut(numel // o * gradient_itemsize, ranks // o)
+        read_backward = kind not in ("embedding", "positions") or (kind == "embedding" and tied)
+        add(each.gather(forward=False), micro_batches * read_backward)
+        if not each.whole:  # whole on every rank until the step's end
+            add(each.reduce(last=False), micro_batches - 1)
+        add(each.reduce(last=True))
+        add(each.publish())
     return sent
-
-
-def _cut(whole: int, ranks: int) -> int:
-    """What each of ``ranks`` sends where ``whole`` bytes are gathered or reduced among them."""
-    return whole * (ranks - 1) // ranks

@@ -4,14 +4,61 @@ carry."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from plait.core.model import ModelSpec
-from plait.core.segments import LAYERS, SegmentGraph
+from plait.core.segments import LAYERS, Collective, SegmentGraph, SegmentOp
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy, slice_sizes
 
 STATISTICS = 3
 """Numbers of a token that vocabulary-parallel loss gathers."""
+
+
+def ring_bytes(kind: Collective, whole: int, ranks: int) -> int:
+    """What each of ``ranks`` sends where ``whole`` bytes are gathered or reduced among them, as a ring
+    would."""
+    return whole * (ranks - 1) // ranks * (2 if kind == "all_reduce" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentTraffic:
+    """The collectives of a segment list, one by one.
+
+    shares: sequences of every slice. sequence: tokens of a rank of cp. loss_itemsize: of the loss's
+    statistics.
+    """
+
+    model: ModelSpec
+    strategy: Strategy
+    graph: SegmentGraph
+    shares: Sequence[int]
+    sequence: int
+    itemsize: int
+    loss_itemsize: int = 4
+
+    def tokens(self, op: SegmentOp) -> int:
+        """Of a slice, where its segment works."""
+        return self.shares[op.slice] * (self.sequence >> self.graph.level(self.model, op.site, op.layer))
+
+    def whole(self, op: SegmentOp) -> int:
+        """Bytes of the tensor that an op's collective gathers or reduces; of embedding rows, which depend on
+        the tokens, at most."""
+        tokens, tp = self.tokens(op), self.strategy.tp
+        row = self.model.hidden * self.itemsize
+        if op.site == "embed" and op.kind == "R":
+            return min(tokens, self.strategy.padded_vocab(self.model) // tp) * row * tp  # distinct rows of one rank
+        if op.site == "head" and op.kind == "F":
+            return tp * STATISTICS * tokens * self.loss_itemsize
+        if op.kind == "C":  # row blocks
+            return slice_sizes(tokens, self.graph.parts(op.site, "C"))[op.part] * row
+        return tokens * row // (self.graph.p2 if op.kind == "R" else 1)  # R: column blocks
+
+    def sent(self, op: SegmentOp) -> int:
+        """Bytes that a rank sends for an op's collective; 0 if it has none."""
+        kind = self.graph.collective(op)
+        return ring_bytes(kind, self.whole(op), self.strategy.tp) if kind else 0
 
 
 def micro_batch_bytes(
@@ -33,28 +80,21 @@ def micro_batch_bytes(
     """
     sent: Counter[str] = Counter(dict.fromkeys(("tp", "rows", "ulysses", "ring"), 0))
     graph = SegmentGraph.of(model, strategy, stage)
-    shares, local = slice_sizes(batch, strategy.p1), sequence // strategy.cp
+    traffic = SegmentTraffic(
+        model=model, strategy=strategy, graph=graph, shares=slice_sizes(batch, strategy.p1),
+        sequence=sequence // strategy.cp, itemsize=itemsize, loss_itemsize=loss_itemsize,
+    )  # fmt: skip
     for op in graph.ops():
-        tokens = shares[op.slice] * (local >> graph.level(model, op.site, op.layer))
-        if kind := graph.collective(op):
-            whole = tokens * model.hidden * itemsize
-            if op.site == "embed":
-                distinct = min(tokens, strategy.padded_vocab(model) // strategy.tp)  # of one rank's share
-                sent["rows"] += distinct * model.hidden * itemsize * (strategy.tp - 1)
-                continue
-            numbers = (
-                strategy.tp * STATISTICS * tokens * loss_itemsize if op.site == "head" and op.kind == "F" else whole
-            )
-            if op.kind == "C":  # row blocks
-                rows = slice_sizes(tokens, graph.parts(op.site, "C"))[op.part]
-                numbers = rows * model.hidden * itemsize
-            elif op.kind == "R":  # column blocks
-                numbers = whole // graph.p2
-            sent["tp"] += numbers * (strategy.tp - 1) // strategy.tp * (2 if kind == "all_reduce" else 1)
+        sent["rows" if op.site == "embed" and op.kind == "R" else "tp"] += traffic.sent(op)
         if op.site in LAYERS and op.kind == "F" and op.site != "mlp":
             again = graph.again(op.site, op.layer)
             sent.update(
-                _attention(model, strategy, tokens * itemsize, repeats="A" in again and graph.recompute == "full")
+                _attention(
+                    model,
+                    strategy,
+                    traffic.tokens(op) * itemsize,
+                    repeats="A" in again and graph.recompute == "full",
+                )
             )
     return dict(sent)
 
@@ -75,14 +115,32 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
     return numbers
 
 
+@dataclass(frozen=True)
+class AttentionTraffic:
+    """Bytes that a rank holds of what attention exchanges with the ranks that share its sequences.
+
+    there: queries, keys and values before an all-to-all over the Ulysses group; back: attention's output.
+    block: keys and values that go round the ring.
+    """
+
+    there: int
+    back: int
+    block: int
+
+    @staticmethod
+    def of(model: ModelSpec, strategy: Strategy, row: int) -> AttentionTraffic:
+        """row: bytes of one number for each token of a rank."""
+        ulysses = strategy.cp // strategy.ring
+        heads, kv_heads = model.num_heads // strategy.tp, max(1, model.num_kv_heads // strategy.tp)
+        each = max(1, kv_heads // ulysses) * ulysses
+        # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has.
+        size = row * model.head_size
+        return AttentionTraffic(size * (heads + 2 * each), size * heads, 2 * size * each)
+
+
 def _attention(model: ModelSpec, strategy: Strategy, row: int, *, repeats: bool) -> dict[str, int]:
-    """Of one attention core, forward and backward. row: bytes of one number for each token."""
-    ulysses, ring = strategy.cp // strategy.ring, strategy.ring
-    heads, kv_heads = model.num_heads // strategy.tp, max(1, model.num_kv_heads // strategy.tp)
-    kv_each = max(1, kv_heads // ulysses)
-    there = row * model.head_size * (heads + 2 * kv_each * ulysses) * (ulysses - 1) // ulysses
-    back = row * model.head_size * heads * (ulysses - 1) // ulysses
-    # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has; keys
-    # and values, then also gradients.
-    block = 2 * row * model.head_size * kv_each * ulysses
-    return {"ulysses": (there + back) * (3 if repeats else 2), "ring": block * (ring - 1) * 3}
+    """Of one attention core, forward and backward: keys and values, then also gradients. row: bytes of one
+    number for each token."""
+    held, ulysses = AttentionTraffic.of(model, strategy, row), strategy.cp // strategy.ring
+    exchanged = held.there * (ulysses - 1) // ulysses + held.back * (ulysses - 1) // ulysses
+    return {"ulysses": exchanged * (3 if repeats else 2), "ring": held.block * (strategy.ring - 1) * 3}

@@ -173,7 +173,8 @@ class Session:
 
     def _evaluate(self, evaluator: Pipeline, done: int) -> float:
         self.control.doing(f"evaluating after step {done}", step=done)
-        loss = evaluate(evaluator.run, self.part.groups, self.part.own(self.feed.evaluation()))
+        with self.recorder.paused():
+            loss = evaluate(evaluator.run, self.part.groups, self.part.own(self.feed.evaluation()))
         if not math.isfinite(loss):
             check_state(self.optimizer, self.part.groups, done)
             self.report.say(f"warning: the evaluation loss after step {done} is {loss}; the weights are finite")

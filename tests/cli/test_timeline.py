@@ -23,7 +23,8 @@ SHAPES = {
     "tensor": ("strategy.slices=auto", "train.micro_batch_size=2"),
     "pipeline": ("strategy.pp=2", "strategy.tp=1", "strategy.schedule=zb-h1", "strategy.slices.p1=1",
                  "train.micro_batch_size=1"),
-    "sharded": ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "strategy.slices.p1=1"),
+    "sharded": ("strategy.tp=1", "strategy.dp=2", "strategy.shard=fsdp", "strategy.slices.p1=1",
+                "train.eval_every=2"),
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name, settings in SHAPES.items():
         job = write_job(tmp_path_factory.mktemp(name), steps=6, every=0)
-        done = train(job, *settings, "train.eval_every=0")
+        done = train(job, "train.eval_every=0", *settings)
         assert done.returncode == 0, done.stderr
         found[name] = job.parent / "runs" / "job"
     return found
@@ -49,7 +50,7 @@ def compared(run: Path, against: Path) -> dict[str, Any]:
     return json.loads(told(run, against=against, json=True))
 
 
-@pytest.mark.parametrize("name", ["tensor", "pipeline"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_all_that_is_measured_was_planned_and_all_that_was_planned_is_measured(
     runs: dict[str, Path], name: str
 ) -> None:
@@ -57,7 +58,7 @@ def test_all_that_is_measured_was_planned_and_all_that_was_planned_is_measured(
     assert (found["never_seen"], found["not_planned"]) == ([], [])
     assert (found["steps"], found["ranks"]) == ([0, 1, 2, 3, 4, 5], [0, 1])
     kinds = {row["kind"] for row in found["rows"]}
-    assert kinds == ({"compute", "comm", "wait"} if name == "tensor" else {"compute", "idle", "transfer"})
+    assert kinds == ({"compute", "idle", "transfer"} if name == "pipeline" else {"compute", "comm", "wait"})
     assert all(row["measured"] > 0 for row in found["rows"])
 
 
@@ -76,15 +77,13 @@ def test_measured_costs_predict_what_ops_take(runs: dict[str, Path]) -> None:
     assert "no measured costs" not in text
 
 
-def test_what_no_plan_predicts_is_listed(runs: dict[str, Path]) -> None:
-    run = runs["sharded"]
-    found = compared(run, run / "plan.json")
-    assert found["never_seen"] == []
-    assert {one["kind"] for one in found["not_planned"]} == {"comm", "wait"}
-    text = told(run, against=run / "plan.json")
-    assert "seen, not planned: in a mean step" in text
-    assert "gather mlp1" in text
+def test_what_only_one_of_them_has_is_listed(runs: dict[str, Path]) -> None:
+    text = told(runs["sharded"], against=runs["sharded"] / "plan.json")
+    assert "gather mlp1" not in text  # both have it
     assert "no measured costs" in text
+    found = compared(runs["sharded"], runs["pipeline"])
+    assert {one["kind"] for one in found["not_planned"]} >= {"comm"}
+    assert {one["kind"] for one in found["never_seen"]} >= {"idle", "transfer"}
 
 
 def test_two_runs(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from plait.core.sharding import Level, Unit, UnitOp, UnitVerb
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.device import Device
+from plait.train.machine.device import Device, Mark
 from plait.train.model.transformer import Share
 from plait.train.model.units import UnitStore
 from plait.train.record.recorder import Recorder
@@ -49,6 +49,7 @@ class Shards:
         self._background = Background(device, "shards")
         self._gathered: dict[Unit, tuple[Tensor, Handle]] = {}
         self._published: dict[Unit, Handle] = {}
+        self._unread: set[Unit] = set()  # whose first reader in this step is still to come
         self._open: dict[Unit, Tensor] = {}
         self._reducing: deque[tuple[Handle, Tensor | None]] = deque()
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
@@ -85,15 +86,21 @@ class Shards:
         )
 
     def need(self, op: UnitOp) -> None:
-        """Wait until a unit can be read."""
-        store = self.units[op.unit]
-        if op.unit in self._published:
-            self._wait(op, self._published.pop(op.unit))
+        """Wait until a unit can be read. Recorded where it may have to be waited for: whenever it is
+        gathered, and once a step where optimizers change it, whether or not they have."""
+        store, first = self.units[op.unit], op.unit in self._unread
+        self._unread.discard(op.unit)
+        if not first and store.params == 1 and op.unit not in self._published:
+            return
+        start, published = self.device.mark(), self._published.pop(op.unit, None)
+        if published:
+            published.wait()
         if store.params > 1:
             self.gather(op)
             slot, handle = self._gathered[op.unit]
-            self._wait(op, handle)
+            handle.wait()
             store.point(slot)
+        self._waited(op, start)
 
     def drop(self, op: UnitOp) -> None:
         """Nobody reads the unit any more."""
@@ -170,19 +177,25 @@ class Shards:
 
     # ---- after the optimizer ----
 
-    def publish(self) -> None:
+    def publish(self, *, later: bool = False) -> None:
         """Start to give everybody what this rank's optimizer has made of its part, in the order in which
-        units will be read."""
+        units will be read. later: recorded with the step after this one, which waits for it."""
         for unit, store in self.units.items():
             if store.sharding.optim > store.params:
                 self._published[unit] = self._start(
-                    UnitOp("publish", unit, True), lambda store=store: self._publish(store)
+                    UnitOp("publish", unit, True), lambda store=store: self._publish(store), later=later
                 )
 
     def begin(self) -> None:
         """Before a step's or an evaluation's first list: what every list reads must be there."""
-        for unit in [unit for unit in self._published if self.units[unit].whole]:
-            self._wait(UnitOp("need", unit, True), self._published.pop(unit))
+        changed = [unit for unit, store in self.units.items() if store.sharding.optim > store.params]
+        self._unread = {unit for unit in changed if not self.units[unit].whole}
+        for unit in changed:
+            if self.units[unit].whole:
+                start, published = self.device.mark(), self._published.pop(unit, None)
+                if published:
+                    published.wait()
+                self._waited(UnitOp("need", unit, True), start)
 
     def settle(self) -> None:
         """Wait for everything that was published."""
@@ -199,20 +212,20 @@ class Shards:
 
     # ---- the background ----
 
-    def _start(self, op: UnitOp, job: Callable[[], object]) -> Handle:
+    def _start(self, op: UnitOp, job: Callable[[], object], *, later: bool = False) -> Handle:
+        ticket = self.recorder.ticket(later=later) if self.recorder else None
+
         def recorded() -> None:
             before, start = sum(self.sent.values()), self.device.mark()
             job()
             if self.recorder:
-                self.recorder.spent(op, "comm", start, self.device.mark(), sum(self.sent.values()) - before)
+                self.recorder.spent(ticket, op, "comm", start, self.device.mark(), sum(self.sent.values()) - before)
 
         return self._background.start(recorded)
 
-    def _wait(self, op: UnitOp, handle: Handle) -> None:
-        start = self.device.mark()
-        handle.wait()
+    def _waited(self, op: UnitOp, start: Mark) -> None:
         if self.recorder:
-            self.recorder.spent(op, "wait", start, self.device.mark())
+            self.recorder.spent(self.recorder.ticket(), op, "wait", start, self.device.mark())
 
     def _run(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
         """One collective, in the background thread; where the group is one rank, result and source are the

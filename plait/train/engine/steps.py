@@ -82,7 +82,7 @@ def train_step(
     if math.isfinite(total) and math.isfinite(norm):
         optimizer.step(learning_rate, norm=norm, clip=clip)
         if shards:
-            shards.publish()
+            shards.publish(later=True)
     else:
         optimizer.skip()
         number = batches[0].step + 1

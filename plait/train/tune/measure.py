@@ -147,7 +147,7 @@ def _overlaps(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tup
             one.pipeline.run(batches)
             if one.shards:
                 one.shards.complete()
-                one.shards.publish()
+                one.shards.publish(later=True)
 
         return run
 
@@ -222,6 +222,7 @@ def _forget(part: Part) -> None:
     """Gradients of steps that were only timed, also those that are still being reduced."""
     if part.shards:
         part.shards.complete()
+        part.shards.settle()
     part.gradients.zero()
     if part.recorder:
-        part.recorder.take()  # what was timed belongs to no step
+        part.recorder.forget()  # what was timed belongs to no step

@@ -1,0 +1,228 @@
+"""The places of a plan's pipeline as the simulation sees them: the lists of their stages, priced.
+
+Places that differ only in which layers they hold do the same, so they share lists and all that is found out
+about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from plait.core.overlap import Load, segment_lists
+from plait.core.plan import Plan
+from plait.core.schedule import Op
+from plait.core.segment_costs import Durations, SegmentCosts
+from plait.core.segments import LAYERS, Action, Phase, SegmentGraph
+from plait.core.settings import ITEMSIZE
+from plait.core.sharding import Sharding, Unit, UnitAction, with_units
+from plait.core.stages import Stage
+from plait.core.strategy import Strategy, slice_sizes
+from plait.plan.inside import Inside, Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
+from plait.plan.prices import Prices, order_costs
+from plait.plan.sharding import Sent, UnitTraffic, unit_sizes
+from plait.plan.traffic import SegmentTraffic, replicated_numbers
+
+Listed = Sequence[Action | UnitAction]
+
+
+def phase_of(op: Op) -> Phase:
+    """What a computation of the schedule is to its stage's lists."""
+    assert op.computes
+    return "step" if op.kind == "S" else op.kind  # type: ignore[return-value]  (the rest moves tensors)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of a plan's pipeline."""
+
+    plan: Plan
+    index: int
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """With the place's own tp."""
+        return self.plan.strategy_of(self.index)
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """Over its replicas."""
+        return self.plan.shardings[self.index]
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """That it holds."""
+        return [self.plan.stages[at] for at in self.plan.schedule.stages_of(self.index)]
+
+    @cached_property
+    def order(self) -> dict[int, int]:
+        """By number of a stage: which of the place's it is."""
+        return {stage.index: at for at, stage in enumerate(self.stages)}
+
+    @cached_property
+    def units(self) -> list[UnitTraffic]:
+        """Empty where nobody else holds the same weights."""
+        mesh, work = self.plan.layout.meshes[self.index], self.plan.workload
+        if mesh.replicas == 1:
+            return []
+        sizes: dict[Unit, int] = {}
+        for stage in self.stages:
+            sizes |= unit_sizes(self.plan.model, self.strategy, stage, self.sharding)
+        return [
+            UnitTraffic(unit, numel, self.sharding, mesh.replicas, work.itemsize, self.gradient)
+            for unit, numel in sizes.items()
+        ]
+
+    @property
+    def gradient(self) -> int:
+        """Bytes of a number of a gradient."""
+        return max(4, ITEMSIZE[self.plan.workload.precision])
+
+    @cached_property
+    def numbers(self) -> int:
+        """That a rank's optimizer owns."""
+        total = 0
+        for stage in self.stages:
+            total += sum(unit_sizes(self.plan.model, self.strategy, stage, self.sharding).values())
+        return total // self.sharding.optim
+
+    @cached_property
+    def copies(self) -> int:
+        """Bytes of gradients that several tensor-parallel ranks hold."""
+        numbers = sum(replicated_numbers(self.plan.model, self.strategy, stage) for stage in self.stages)
+        return -(-numbers // self.sharding.optim) * self.gradient if self.strategy.tp > 1 else 0
+
+    @cached_property
+    def phases(self) -> list[tuple[int, Phase]]:
+        """Of every stage: which of the place's it is, and what the schedule asks of it."""
+        found: dict[tuple[int, Phase], None] = {}
+        for op in self.plan.schedule.ranks[self.index]:
+            if op.computes:
+                found[self.order[op.stage], phase_of(op)] = None
+        return list(found)
+
+    @cached_property
+    def kind(self) -> object:
+        """Equal for places that do the same."""
+        plan, mesh = self.plan, self.plan.layout.meshes[self.index]
+        stages = [
+            stage if plan.model.levels else (stage.embeds, stage.heads, stage.num_layers) for stage in self.stages
+        ]
+        return (*stages, mesh.dp, mesh.tp, mesh.cp, self.sharding, tuple(self.phases))
+
+    def graph(self, at: int) -> SegmentGraph:
+        """Of one of its stages."""
+        return SegmentGraph.of(self.plan.model, self.strategy, self.stages[at])
+
+    def traffic(self, at: int, share: int) -> SegmentTraffic:
+        """What the collectives of a stage move where a rank has ``share`` sequences of a micro-batch."""
+        plan = self.plan
+        return SegmentTraffic(
+            model=plan.model, strategy=self.strategy, graph=self.graph(at),
+            shares=slice_sizes(share, self.strategy.p1), sequence=plan.workload.sequence // self.strategy.cp,
+            itemsize=plan.workload.itemsize, loss_itemsize=self.gradient,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlaceLists:
+    """What a kind of places runs. place: the first of the kind."""
+
+    place: Place
+    prices: Prices
+
+    @cached_property
+    def listed(self) -> dict[tuple[int, Phase], Listed]:
+        """The lists of its stages, with what happens to units."""
+        place, plan, found = self.place, self.place.plan, dict[tuple[int, Phase], Listed]()
+        units = [one.unit for one in place.units]
+        load = Load(plan.largest_share(place.index), plan.workload.sequence, order_costs(plan, place.index))
+        for at, stage in enumerate(place.stages):
+            phases = [phase for which, phase in place.phases if which == at]
+            lists = segment_lists(plan.model, place.strategy, stage, load, phases)
+            own = [unit for unit in units if unit in unit_sizes(plan.model, place.strategy, stage, place.sharding)]
+            for phase, actions in lists.phases.items():
+                graph = replace(lists.graph, phase=phase)
+                found[at, phase] = with_units(graph, actions, own, place.strategy) if units else actions
+        return found
+
+    def of(self, other: Place, at: int, phase: Phase) -> Listed:
+        """The list of another place of the kind: the same for its layers."""
+        here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
+        actions, moved = self.listed[at, phase], there - here
+        if not moved:
+            return actions
+        return [
+            action
+            if isinstance(action, UnitAction) or action.op.site not in LAYERS
+            else Action(action.verb, action.op._replace(layer=action.op.layer + moved))
+            for action in actions
+        ]
+
+    @cached_property
+    def inside(self) -> Inside:
+        """The lists, priced."""
+        place, prices, strategy = self.place, self.prices, self.place.strategy
+        rules = Rules(
+            prices.slow,
+            prices.tier(strategy.tp, 1),
+            forward=strategy.hides_shards(forward=True),
+            backward=strategy.hides_shards(forward=False),
+            sent=strategy.overlap != "none",
+        )
+        programmes = {key: self._priced(key[0], listed) for key, listed in self.listed.items()}
+        return Inside(programmes, [self._unit_prices(one) for one in place.units], rules)
+
+    @cached_property
+    def _costs(self) -> tuple[SegmentCosts, Mapping[str, float]]:
+        """Of segment ops, and what of them attention waits."""
+        return self.prices.costs(self.place.index), self.prices.waiting(self.place.index)
+
+    def _priced(self, at: int, listed: Listed) -> Programme:
+        """One list."""
+        place = self.place
+        costs, waiting = self._costs
+        durations = Durations(place.graph(at), costs, place.plan.largest_share(place.index))
+        numbers = {one.unit: number for number, one in enumerate(place.units)}
+        slots: dict[object, int] = {}
+        programme: list[Run | Start | Wait | UnitStep] = []
+        for action in listed:
+            if isinstance(action, UnitAction):
+                verb, unit, forward = action.op
+                programme.append(UnitStep(verb, numbers.get(unit, -1), forward))
+                continue
+            verb, op = action
+            if verb == "run":
+                seconds, key = durations.compute(op), f"{op.site}.{op.kind}"
+                share = waiting[key] / costs.compute[key] if waiting.get(key) else 0.0
+                programme.append(Run(seconds, seconds * share))
+            elif verb == "start":
+                slots[op] = len(slots)
+                programme.append(Start(slots[op], durations.collective(op)))
+            else:
+                programme.append(Wait(slots[op]))
+        return programme
+
+    def _unit_prices(self, unit: UnitTraffic) -> UnitPrices:
+        gathered = unit.params > 1
+        forward, backward = (unit.gather(forward=way) for way in (True, False))
+        return UnitPrices(
+            forward=self._price(forward) if gathered else None,
+            backward=self._price(backward) if gathered else None,
+            reduce=self._price(unit.reduce(last=False)),
+            last=self._price(unit.reduce(last=True)),
+            publish=self._price(unit.publish()) if unit.publishes else None,
+            gradient=(unit.numel, unit.gradient) if unit.grads > 1 else None,
+            parameters=(unit.numel, unit.itemsize) if gathered else None,
+            whole=unit.whole,
+        )
+
+    def _price(self, found: Sequence[Sent]) -> Price:
+        """Of collectives one after the other; they use the links of the one that takes longest."""
+        tp = self.place.strategy.tp
+        each = [self.prices.collective(one.kind, one.whole, one.ranks, one.stride * tp) for one in found]
+        if not each:
+            return Price(0.0, -1)
+        slowest = found[each.index(max(each))]
+        return Price(sum(each), self.prices.tier(slowest.ranks, slowest.stride * tp))

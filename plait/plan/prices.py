@@ -1,0 +1,208 @@
+"""What a simulated step asks of a machine: seconds of ops, collectives, passes over memory and transfers.
+
+``ClusterPrices`` knows a described cluster. ``PlanPrices`` knows no more than a plan: its measured costs, or
+costs from shapes, whose proportions mean more than their seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from plait.core.cluster import Cluster
+from plait.core.overlap import Load
+from plait.core.plan import Plan
+from plait.core.schedule import Edge
+from plait.core.segment_costs import BANDWIDTH, FLOPS, SegmentCosts, segment_costs
+from plait.core.segments import Collective
+from plait.core.stages import crossings
+from plait.plan import rates
+from plait.plan.costs import cluster_costs, sequence_costs
+from plait.plan.traffic import ring_bytes
+
+OPTIMIZER_BYTES, FLOPS_A_BYTE = 40, 4
+"""Of the memory traffic of a parameter's update, and of a byte of it, where nothing is described."""
+
+
+class Prices(Protocol):
+    """Of one plan on one machine."""
+
+    @property
+    def slow(self) -> tuple[float, float]:
+        """Factors of computation and of communication while both run."""
+        ...
+
+    @property
+    def buffered(self) -> bool:
+        """Whether a transfer starts without its receive."""
+        ...
+
+    @property
+    def jitter(self) -> float:
+        """Standard deviation of a node's step time, relative."""
+        ...
+
+    @property
+    def ranks_per_node(self) -> int:
+        """0: all."""
+        ...
+
+    @property
+    def beside(self) -> float:
+        """Seconds of a step beside what is simulated."""
+        ...
+
+    def costs(self, place: int) -> SegmentCosts:
+        """Of the segment ops of a place."""
+        ...
+
+    def waiting(self, place: int) -> Mapping[str, float]:
+        """What of these costs attention waits for other ranks."""
+        ...
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+        """Of ``nbytes`` gathered or reduced over ranks that lie ``stride`` apart."""
+        ...
+
+    def tier(self, ranks: int, stride: int) -> int:
+        """Which links such a collective uses."""
+        ...
+
+    def update(self, numbers: int) -> float:
+        """Of an optimizer's step over so many numbers."""
+        ...
+
+    def travel(self, source: int, target: int) -> float:
+        """Of what one stage hands to another, for one micro-batch."""
+        ...
+
+    def way(self, source: int, target: int) -> int:
+        """Which links that uses."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClusterPrices:
+    """On a described cluster, whose nodes a plan's ranks fill in order."""
+
+    plan: Plan
+    cluster: Cluster
+
+    @property
+    def slow(self) -> tuple[float, float]:
+        reached = self.cluster.efficiency
+        return reached.slow_computation.value, reached.slow_communication.value
+
+    @property
+    def buffered(self) -> bool:
+        return self.cluster.device.kind == "cpu"  # gloo takes in what nobody asked for yet, NCCL does not
+
+    @property
+    def jitter(self) -> float:
+        return self.cluster.efficiency.jitter.value
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.cluster.ranks_per_node
+
+    @property
+    def beside(self) -> float:
+        return self.cluster.efficiency.step.value
+
+    def costs(self, place: int) -> SegmentCosts:
+        plan = self.plan
+        return cluster_costs(
+            plan.model, plan.strategy_of(place), self._load(place), self.cluster, precision=plan.workload.precision
+        )
+
+    def waiting(self, place: int) -> Mapping[str, float]:
+        plan = self.plan
+        return sequence_costs(
+            plan.model, plan.strategy_of(place), self._load(place), self.cluster, precision=plan.workload.precision
+        )
+
+    def _load(self, place: int) -> Load:
+        return Load(self.plan.largest_share(place), self.plan.workload.sequence)
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+        assert kind != "rotate"
+        return float(rates.collective(self.cluster, kind, nbytes, ranks, stride))
+
+    def tier(self, ranks: int, stride: int) -> int:
+        return self.cluster.tier_of(ranks * stride)
+
+    def update(self, numbers: int) -> float:
+        return float(rates.memory_bound(self.cluster, numbers * self.cluster.efficiency.optimizer_bytes.value))
+
+    def travel(self, source: int, target: int) -> float:
+        """Every node of the target gets each part once, over all its links, and shares it out inside."""
+        meshes, ends = self.plan.layout.meshes, [self.plan.schedule.rank_of[stage] for stage in (source, target)]
+        shares = {place: self.plan.largest_share(place) for place in ends}
+        tile = max(crossing_bytes(self.plan, place, (source, target), share) for place, share in shares.items())
+        tp = min(meshes[place].tp for place in ends)
+        inside = self._stride(ends) < self.cluster.ranks_per_node
+        copies = 1 if self.plan.strategy.sequence_parallel or inside else min(tp, self.cluster.ranks_per_node)
+        there = rates.collective(self.cluster, "send", tile / copies, 2, self._stride(ends))
+        return float(there) + self.collective("all_gather", tile, copies, 1)
+
+    def way(self, source: int, target: int) -> int:
+        ends = [self.plan.schedule.rank_of[stage] for stage in (source, target)]
+        return self.tier(2, self._stride(ends))
+
+    def _stride(self, ends: list[int]) -> int:
+        """Between a rank of one place and its counterpart."""
+        meshes = self.plan.layout.meshes
+        return abs(meshes[ends[0]].first - meshes[ends[1]].first)
+
+
+@dataclass(frozen=True)
+class PlanPrices:
+    """Of a plan alone."""
+
+    plan: Plan
+    slow: tuple[float, float] = (1.0, 1.0)
+    buffered: bool = True
+    jitter: float = 0.0
+    ranks_per_node: int = 0
+    beside: float = 0.0
+
+    def costs(self, place: int) -> SegmentCosts:
+        return order_costs(self.plan, place)
+
+    def waiting(self, place: int) -> Mapping[str, float]:
+        return {}
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+        return ring_bytes(kind, int(nbytes), ranks) / BANDWIDTH
+
+    def tier(self, ranks: int, stride: int) -> int:
+        return 0
+
+    def update(self, numbers: int) -> float:
+        return numbers * OPTIMIZER_BYTES * FLOPS_A_BYTE / FLOPS
+
+    def travel(self, source: int, target: int) -> float:
+        """Tensors one after the other, as their reshard plans say."""
+        reshards = self.plan.reshards.get(self.plan.strategy.sequence_parallel, {})
+        return sum(plan.predicted for plan in reshards.get((source, target), {}).values()) * 1e-9
+
+    def way(self, source: int, target: int) -> int:
+        return 1
+
+
+def order_costs(plan: Plan, place: int) -> SegmentCosts:
+    """What the lists of a place are made from."""
+    if plan.costs:
+        return plan.costs
+    share, sequence = plan.largest_share(place), plan.workload.sequence
+    return segment_costs(plan.model, plan.strategy_of(place), batch=share, sequence=sequence)
+
+
+def crossing_bytes(plan: Plan, place: int, edge: Edge, share: int) -> int:
+    """Of what crosses an edge, what a rank of a place has where it computes ``share`` sequences of a
+    micro-batch."""
+    work, mesh = plan.workload, plan.layout.meshes[place]
+    cut = mesh.cp * (mesh.tp if plan.strategy.sequence_parallel else 1)
+    levels = [one.level for one in crossings(plan.model, plan.stages)[min(edge), max(edge)]]
+    return sum((work.sequence >> level) // cut * share * plan.model.hidden * work.itemsize for level in levels)

@@ -1,0 +1,101 @@
+"""A rank in virtual time: a processor, and beside it streams that communicate.
+
+The processor does one thing after the other. Each stream carries one collective at a time, in the order in
+which they were started. While both run, computation takes ``slow[0]`` times and communication ``slow[1]``
+times as long (Galvatron's and ECHO's finding: kernels and collectives fight over memory and multiprocessors);
+streams whose collectives use the same links at the same time share their rate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+STREAMS = ("tp", "dp")
+TP, DP = 0, 1
+
+
+class Flight:
+    """A collective under way. left: seconds that it still needs of links it has for itself. tier: which
+    links. began, ended: when, None as long as it has not."""
+
+    __slots__ = ("began", "ended", "left", "tier")
+
+    def __init__(self, left: float, tier: int) -> None:
+        self.left, self.tier = left, tier
+        self.began: float | None = None
+        self.ended: float | None = None
+
+
+class Rank:
+    """``now``: its clock. spent: seconds of computation as if it were alone, and what each stream added to
+    them: waiting for it, or being slowed down by it. pending: what the stream ``dp`` has to carry from the
+    start."""
+
+    def __init__(self, slow: tuple[float, float], pending: Iterable[Flight] = ()) -> None:
+        self.now = 0.0
+        self.slow_compute, self.slow_send = slow
+        self.queues: tuple[deque[Flight], deque[Flight]] = (deque(), deque(pending))
+        self.compute_seconds = 0.0
+        self.exposed = [0.0, 0.0]
+
+    def start(self, stream: int, seconds: float, tier: int) -> Flight:
+        """Hand a collective to a stream."""
+        flight, queue = Flight(seconds, tier), self.queues[stream]
+        if not queue:
+            flight.began = self.now
+        queue.append(flight)
+        return flight
+
+    def compute(self, seconds: float) -> None:
+        """Let the processor work."""
+        self.compute_seconds += seconds
+        work = seconds
+        while self.queues[TP] or self.queues[DP]:
+            pace = self._pace() / self.slow_send
+            head = self._next()
+            until, mine = head[0].left / pace, work * self.slow_compute
+            passed = min(until, mine)
+            self._account(passed - passed / self.slow_compute)
+            self._flow(passed, pace)
+            if mine <= until:
+                return
+            work -= passed / self.slow_compute
+            self._land(head)
+        self.now += work
+
+    def wait(self, flight: Flight, stream: int) -> None:
+        """Stand still until a collective is over."""
+        begin = self.now
+        while flight.ended is None:
+            pace, head = self._pace(), self._next()
+            self._flow(head[0].left / pace, pace)
+            self._land(head)
+        self.exposed[stream] += self.now - begin
+
+    def _pace(self) -> float:
+        """Of collectives, where computation does not disturb them."""
+        tp, dp = self.queues
+        return 0.5 if tp and dp and tp[0].tier == dp[0].tier else 1.0
+
+    def _next(self) -> deque[Flight]:
+        """The stream whose collective ends first."""
+        tp, dp = self.queues
+        return tp if tp and (not dp or tp[0].left <= dp[0].left) else dp
+
+    def _flow(self, seconds: float, pace: float) -> None:
+        self.now += seconds
+        for queue in self.queues:
+            if queue:
+                queue[0].left = max(0.0, queue[0].left - seconds * pace)
+
+    def _land(self, queue: deque[Flight]) -> None:
+        queue.popleft().ended = self.now
+        if queue:
+            queue[0].began = self.now
+
+    def _account(self, lost: float) -> None:
+        """To the streams that slow the processor down."""
+        running = [stream for stream in (TP, DP) if self.queues[stream]]
+        for stream in running:
+            self.exposed[stream] += lost / len(running)

@@ -1,0 +1,84 @@
+"""A simulated step has the spans that real steps record: the same keys, and the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.errors import JobError, ScheduleError
+from plait.core.job import Job
+from plait.core.timeline import Span
+from plait.plan.simulate import simulate_plan
+from tests.dist import recording
+from tests.dist.drawn import Chance, draw, plan_of
+from tests.dist.test_estimate import GPT, JOBS, LLAMA, MORE, job
+from tests.ranks import Ranks
+
+Pool = Callable[[int], Ranks]
+
+HERE = {
+    "one rank": job(GPT, {}),
+    "domino": job(LLAMA, {"tp": 2, "slices": {"p1": 2, "p2": 2}}, batch=4),
+    "async and tied": job(GPT, {"pp": 2, "tp": 2, "overlap": "async"}),
+    "zb-h1": job(GPT, {"pp": 2, "schedule": "zb-h1"}),
+    "fsdp": job(GPT, {"dp": 2, "shard": "fsdp"}, micro=1),
+    "fsdp, nothing hidden": job(LLAMA, {"dp": 2, "shard": "fsdp", "overlap": {"tp": "sync", "shard": "none"}}, micro=1),
+    "zero1 in a pipeline": job(LLAMA, {"pp": 2, "dp": 2, "shard": "zero1"}, micro=1),
+    "secondary": job(LLAMA, {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 2}}, micro=1),
+    "ulysses": job(LLAMA, {"cp": 2, "dp": 2, "shard": "fsdp"}, micro=1),
+    "ring": job(LLAMA, {"cp": 2, "cp_kind": "ring", "tp": 2, "shard": "zero1"}, micro=1),
+    "left out": job(GPT, {"tp": 2, "overlap": "none"}),
+}
+DRAWN = 40
+
+
+def facts(span: Span) -> tuple[Any, ...]:
+    """All but times and bytes."""
+    return (*span.key, span.site, span.layer, span.slice, span.direction)
+
+
+def compare(pool: Pool, values: dict[str, Any]) -> None:
+    asked = Job.from_dict(values)
+    found = pool(asked.world_size).run(recording.spans, values)
+    plan = found[0][0]
+    for cluster in (None, Cluster.preset("a100-80")):
+        timeline = simulate_plan(plan, cluster).timeline(range(recording.STEPS))
+        assert timeline.plan_hash == plan.hash
+        predicted = {facts(span): span.bytes for span in timeline.spans}
+        measured = {facts(span): span.bytes for _, spans in found for span in spans}
+        assert len(predicted) == len(timeline.spans)
+        assert set(predicted) == set(measured)
+        rows = {facts(span) for span in timeline.spans if span.kind == "comm" and span.site == "embed"}
+        for key, sent in measured.items():
+            assert sent <= predicted[key] if key in rows else sent == predicted[key], key
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_every_recorded_key_is_predicted_and_every_predicted_key_recorded(pool: Pool, name: str) -> None:
+    compare(pool, HERE[name])
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", JOBS | MORE)
+def test_so_it_is_for_more(pool: Pool, name: str) -> None:
+    compare(pool, (JOBS | MORE)[name])
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("seed", range(DRAWN))
+def test_so_it_is_for_jobs_drawn_from_the_whole_space(pool: Pool, seed: int) -> None:
+    chance = Chance(seed)
+    while True:
+        values = draw(chance, 4)
+        try:
+            asked = Job.from_dict(values)
+            if asked.world_size > 4:
+                continue
+            plan_of(asked)
+        except (JobError, ScheduleError):
+            continue
+        break
+    compare(pool, values)

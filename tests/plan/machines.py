@@ -1,0 +1,102 @@
+"""Clusters, plans and prices that tests of predictions are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from plait.core.cluster import HERE, Cluster
+from plait.core.layout import Layout
+from plait.core.model import ModelSpec
+from plait.core.plan import Plan, Workload
+from plait.core.schedule import Schedule
+from plait.core.schedules import Shape, find_schedule
+from plait.core.segment_costs import SegmentCosts
+from plait.core.segments import Collective
+from plait.core.sharding import Sharding
+from plait.core.strategy import Strategy
+from plait.plan.make import Design, assemble_plan
+from plait.plan.prices import PlanPrices
+
+SPEC = ModelSpec(family="gpt", num_layers=4, hidden=64, num_heads=4, vocab=100, max_sequence=32)
+
+
+def cluster(preset: str = "a100-80", *, rates: float = 1.0, **efficiency: float) -> Cluster:
+    """A preset with links that are so many times faster, and other constants; ``latency`` is that of all
+    tiers."""
+    found = Cluster.preset(preset)
+    latency = efficiency.pop("latency", None)
+
+    def constant(old: Any, value: float) -> Any:
+        return old.model_copy(update={"value": value})
+
+    tiers = tuple(
+        tier.model_copy(
+            update={
+                "rate": constant(tier.rate, tier.rate.value * rates),
+                "latency": tier.latency if latency is None else constant(tier.latency, latency),
+            }
+        )
+        for tier in found.tiers
+    )
+    reached = found.efficiency.model_copy(
+        update={name: constant(getattr(found.efficiency, name), value) for name, value in efficiency.items()}
+    )
+    return found.model_copy(update={"tiers": tiers, "efficiency": reached})
+
+
+def plan_of(
+    schedule: Schedule,
+    layout: Layout,
+    model: ModelSpec = SPEC,
+    *,
+    micro: int = 4,
+    shardings: tuple[Sharding, ...] = (),
+    **strategy: Any,
+) -> Plan:
+    """From parts."""
+    precision = strategy.pop("precision", "fp32")
+    workload = Workload(
+        micro_batch=micro, num_micro_batches=schedule.num_micro_batches, sequence=model.max_sequence,
+        precision=precision,
+    )  # fmt: skip
+    made = Strategy(cp=layout.cp, **strategy)
+    return assemble_plan(Design(model, workload, made, layout, shardings), schedule, HERE)
+
+
+def pipelined(name: str, ranks: int, micro_batches: int, model: ModelSpec | None = None, **more: Any) -> Plan:
+    """Of equal places, a layer a stage."""
+    chunks = 2 if name in ("interleaved", "zb-v") else 1
+    schedule = find_schedule(name, Shape(ranks=ranks, micro_batches=micro_batches, chunks=chunks))[0]
+    layout = Layout.of(pp=ranks, tp=more.get("tp", 1), dp=more.pop("dp", 1))
+    return plan_of(schedule, layout, model or replace(SPEC, num_layers=ranks * chunks), **more)
+
+
+@dataclass(frozen=True)
+class Given(PlanPrices):
+    """Stages of one layer that take given seconds: forward, input gradient, weight gradient, by place; a
+    transfer; a second of each collective of tensor parallelism, of each of a unit."""
+
+    forward: tuple[float, ...] = ()
+    input_gradient: tuple[float, ...] = ()
+    weight_gradient: tuple[float, ...] = ()
+    hop: float = 0.0
+    wire: dict[str, float] = field(default_factory=dict[str, float])
+    unit: float = 0.0
+
+    def costs(self, place: int) -> SegmentCosts:
+        compute = {
+            "attn.F": self.forward[place],
+            "attn.D": self.input_gradient[place],
+            "attn.W": self.weight_gradient[place],
+        }
+        return SegmentCosts(compute, self.wire)
+
+    def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
+        return self.unit
+
+    def update(self, numbers: int) -> float:
+        return 0.0
+
+    def travel(self, source: int, target: int) -> float:
+        return self.hop

@@ -1,0 +1,99 @@
+"""Costs on a cluster: what is counted, and how it grows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plait.core.model import ModelSpec
+from plait.core.overlap import Load
+from plait.core.segment_costs import SegmentCosts, segment_costs
+from plait.core.strategy import Strategy
+from plait.plan import rates
+from plait.plan.costs import cluster_costs, sequence_costs
+from tests.plan.machines import cluster
+
+LLAMA = ModelSpec(
+    family="llama", num_layers=2, hidden=4096, num_heads=32, num_kv_heads=8, ffn_hidden=14336, vocab=128256,
+    max_sequence=8192,
+)  # fmt: skip
+BLOCK = ModelSpec(
+    family="gpt", num_layers=2, hidden=512, num_heads=8, vocab=1000, max_sequence=256, parallel_block=True
+)
+U = ModelSpec(family="utransformer", levels=1, num_layers=3, hidden=512, num_heads=8, vocab=1000, max_sequence=256)
+QUIET = {"host_layer": 0.0, "matmul_launch": 0.0, "matmul_narrow": 0.0}
+
+
+def costs(model: ModelSpec = LLAMA, batch: int = 4, machine: Any = None, **strategy: Any) -> SegmentCosts:
+    load = Load(batch, model.max_sequence)
+    return cluster_costs(model, Strategy(**strategy), load, machine or cluster(**QUIET), precision="bf16-mixed")
+
+
+@pytest.mark.parametrize("model", [LLAMA, BLOCK, U], ids=["llama", "block", "u"])
+@pytest.mark.parametrize("strategy", [{}, {"tp": 4, "p1": 2, "p2": 2}, {"tp": 4, "recompute": "full"}])
+def test_every_op_that_shapes_price_has_a_price(model: ModelSpec, strategy: dict[str, Any]) -> None:
+    found = costs(model, **strategy)
+    made = Strategy(**strategy)
+    shapes = segment_costs(model, made, batch=4, sequence=model.max_sequence)
+    sites = {"block"} if model.parallel_block else {"attn", "mlp"}
+    known = {
+        key
+        for key in shapes.compute
+        if key.split(".")[0] in sites | {"embed", "head"} and (key[-1] not in "MA" or made.recompute == "full")
+    }
+    assert known <= set(found.compute)
+    assert min(found.compute[key] for key in known) > 0
+    assert bool(found.collective) == (made.tp > 1)
+
+
+def test_matrix_products_are_those_of_the_layer() -> None:
+    """C has nothing but them: the input gradient of queries, keys and values, and of gate and up."""
+    machine, tokens = cluster(**QUIET), 4 * 8192
+    found = costs(machine=machine).compute
+    first = 4096 + 2 * 1024
+    assert found["attn.C"] == pytest.approx(float(rates.matmul(machine, "bf16-mixed", tokens, first, 4096)))
+    assert found["mlp.C"] == pytest.approx(float(rates.matmul(machine, "bf16-mixed", tokens, 2 * 14336, 4096)))
+
+
+def test_slices_cost_more_where_products_get_narrow() -> None:
+    narrow = cluster(**{**QUIET, "matmul_narrow": 500.0})
+    whole, cut = costs(machine=narrow), costs(machine=narrow, tp=8, p1=4, p2=2)
+    alone = costs(machine=narrow, tp=8)
+    assert cut.compute["mlp.F"] > alone.compute["mlp.F"] > whole.compute["mlp.F"] / 8
+
+
+def test_sequence_parallelism_cuts_norms_and_keeps_bytes() -> None:
+    plain, cut = costs(tp=8), costs(tp=8, sequence_parallel=True)
+    assert cut.compute["attn.N"] == pytest.approx(plain.compute["attn.N"] / 8)
+    forward = cut.collective["attn.N"] + cut.collective["attn.R"]
+    assert forward == pytest.approx(plain.collective["attn.R"], rel=0.1)
+
+
+def test_a_device_is_never_faster_than_its_host() -> None:
+    found = costs(machine=cluster(host_layer=10.0), p1=2).compute
+    layer = sum(value for key, value in found.items() if key.split(".")[0] in ("attn", "mlp") and key[-1] in "NFR")
+    assert layer == pytest.approx(20.0)
+
+
+def test_ulysses_waits_for_all_and_a_ring_hides_behind_attention() -> None:
+    machine = cluster(**QUIET)
+
+    def waits(**strategy: Any) -> dict[str, float]:
+        load = Load(1, LLAMA.max_sequence)
+        return sequence_costs(LLAMA, Strategy(**strategy), load, machine, precision="bf16-mixed")
+
+    assert waits() == {}
+    heads, ring = waits(cp=8), waits(cp=8, ring=8)
+    assert set(heads) == set(ring) == {"attn.F", "attn.D"}
+    assert 0 <= ring["attn.F"] < heads["attn.F"]
+    assert ring["attn.D"] > ring["attn.F"]  # gradients go round when they are complete
+    assert waits(cp=8, recompute="full")["attn.A"] == pytest.approx(heads["attn.F"])
+    assert waits(cp=8, ring=8, recompute="full")["attn.A"] == 0.0  # what came round is kept
+
+
+def test_a_u_costs_its_mean_length() -> None:
+    flat = replace(U, family="gpt", levels=0)
+    assert costs(U).compute["mlp.R"] == pytest.approx(costs(flat).compute["mlp.R"] * (1 + 0.5 + 1) / 3)
+    assert costs(U).compute["down.J"] > costs(U).compute["down.N"] > 0

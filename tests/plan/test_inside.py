@@ -1,0 +1,122 @@
+"""The inside of a place: gathers ahead, buffers that run out, and phases that begin where others left off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.plan.inside import Inside, Key, Price, Programme, Rules, Run, Start, State, UnitPrices, UnitStep, Wait
+
+RULES = Rules((1.0, 1.0), 0)
+
+
+def unit(gather: float = 0.0, reduce: float = 0.0, publish: float = 0.0, size: int = 8) -> UnitPrices:
+    """Gathered, reduced after every micro-batch and published, each if it takes time; on links of its own."""
+    price = Price(gather, 1) if gather else None
+    return UnitPrices(
+        forward=price,
+        backward=price,
+        reduce=Price(reduce, 1),
+        last=Price(reduce, 1),
+        publish=Price(publish, 1) if publish else None,
+        gradient=(size, 4) if reduce else None,
+        parameters=(size, 2) if gather else None,
+        whole=False,
+    )
+
+
+def reads(number: int, seconds: float, *, ahead: int | None = None) -> list[Run | Start | Wait | UnitStep]:
+    gathers = [number] if ahead is None else [number, ahead]
+    return [
+        *(UnitStep("gather", each, True) for each in gathers),
+        UnitStep("need", number, True),
+        Run(seconds),
+        UnitStep("drop", number, True),
+    ]
+
+
+def adds(number: int, seconds: float) -> list[Run | Start | Wait | UnitStep]:
+    return [UnitStep("open", number, False), Run(seconds), UnitStep("close", number, False)]
+
+
+def inside(programme: Programme, units: Sequence[UnitPrices], rules: Rules = RULES) -> Inside:
+    return Inside({(0, "step"): programme}, units, rules)
+
+
+def test_a_gather_ahead_hides_behind_what_is_computed() -> None:
+    units = [unit(gather=3.0), unit(gather=3.0)]
+    together = inside([*reads(0, 5.0, ahead=1), *reads(1, 5.0)], units)
+    apart = inside([*reads(0, 5.0), *reads(1, 5.0)], units)
+    key, state = Key(0, "step"), State(free=(((8, 2), 2),))
+    assert together.phase(key, state).seconds == pytest.approx(13.0)
+    assert apart.phase(key, state).seconds == pytest.approx(16.0)
+    assert together.phase(key, state).spent.dp == pytest.approx(3.0)
+
+
+def test_a_third_open_gradient_waits_for_the_first_ones_reduction() -> None:
+    units = [unit(reduce=10.0) for _ in range(3)]
+    programme = [step for number in range(3) for step in adds(number, 1.0)]
+    found = inside(programme, units).phase(Key(0, "step"), State(free=(((8, 4), 2),)))
+    assert found.seconds == pytest.approx(12.0)  # until 11 the first is reduced
+    assert found.after.queue == ((9.0, 1), (10.0, 1))
+    assert inside(programme, units).complete(found.after).seconds == pytest.approx(19.0)
+
+
+def test_what_was_published_is_awaited_by_its_first_reader_only() -> None:
+    units = [unit(publish=2.0), unit(publish=2.0)]
+    one = inside([*reads(0, 1.0), *reads(1, 1.0), *reads(0, 1.0)], units)
+    begun = one.begin((0, "step"), steady=True)
+    assert begun.seconds == 0.0
+    found = one.phase(Key(0, "step"), begun.after)
+    assert [(label[1], start, end) for label, start, end in found.waits] == [(0, 0.0, 2.0), (1, 3.0, 4.0)]
+    first = one.begin((0, "step"), steady=False)
+    assert [end - start for _, start, end in one.phase(Key(0, "step"), first.after).waits] == [0.0, 0.0]
+    hidden = inside([*reads(0, 1.0)], units, Rules((1.0, 1.0), 0, forward=False))
+    assert hidden.begin((0, "step"), steady=True).seconds == pytest.approx(4.0)
+
+
+def test_a_collective_of_the_list_shares_links_with_one_of_a_unit() -> None:
+    programme = [UnitStep("gather", 0, True), Start(0, 2.0), Wait(0), UnitStep("need", 0, True)]
+    key, state = Key(0, "step"), State(free=(((8, 2), 2),))
+    assert inside(programme, [unit(gather=2.0)], Rules((1.0, 1.0), 0)).phase(key, state).seconds == pytest.approx(2.0)
+    assert inside(programme, [unit(gather=2.0)], Rules((1.0, 1.0), 1)).phase(key, state).seconds == pytest.approx(4.0)
+
+
+PRICES = st.floats(0.01, 5)
+
+
+@given(st.data())
+def test_phases_are_as_long_as_the_list_that_they_are_cut_from(data: st.DataObject) -> None:
+    """What is left under way, gathered or without a buffer goes on in the next phase."""
+    count = data.draw(st.integers(2, 6))
+    units = [
+        unit(gather=data.draw(PRICES), reduce=data.draw(PRICES), size=data.draw(st.sampled_from((8, 16))))
+        for _ in range(count)
+    ]
+    pieces = [
+        [*reads(number, data.draw(PRICES), ahead=(number + 1) % count), *adds(number, data.draw(PRICES))]
+        for number in range(count)
+    ]
+    cut = data.draw(st.integers(1, count - 1))
+    first, second = ([step for piece in part for step in piece] for part in (pieces[:cut], pieces[cut:]))
+    state = inside([], units).begin((0, "step"), steady=False).after
+    whole = inside([*first, *second], units).phase(Key(0, "step"), state)
+    before = inside(first, units).phase(Key(0, "step"), state)
+    after = inside(second, units).phase(Key(0, "step"), before.after)
+    assert before.seconds + after.seconds == pytest.approx(whole.seconds, abs=1e-9)
+    assert [label for label, _ in (*before.sent, *after.sent)] == [label for label, _ in whole.sent]
+    ended = [*before.ended, *(before.seconds + at for at in after.ended)]
+    assert ended == pytest.approx(list(whole.ended), abs=1e-9)
+
+
+@given(st.lists(PRICES, min_size=1, max_size=5), st.floats(0, 20))
+def test_what_is_under_way_goes_on_while_nothing_computes(left: list[float], passed: float) -> None:
+    state = State(queue=tuple((round(each, 6), 0) for each in left), here=tuple((i, i) for i in range(len(left))))
+    later, ended = state.later(passed)
+    rest = sum(each for each, _ in state.queue) - passed
+    assert sum(each for each, _ in later.queue) == pytest.approx(max(0.0, rest), abs=1e-9)
+    assert len(ended) + len(later.queue) == len(left)
+    assert sum(number < 0 for _, number in later.here) == len(ended)
