@@ -1,9 +1,9 @@
-"""How well ``plait.plan.closed_memory`` predicts published memory: bytes where a row has them, and whether what
-ran is said to fit and what ran out of memory is not.
+"""How well ``plait.plan.closed_memory`` predicts published memory: bytes where a row has them, and whether
+what ran is said to fit and what ran out of memory is not.
 
     python -m benchmarks.planner_memory [--json] [--rows FILE ...] [--fit]
 
-Per source: rows with memory and their median error, ``fit_right`` (of rows that ran), ``oom_right`` (of rows that
+Per source: rows with memory and their errors, ``fit_right`` (of rows that ran), ``oom_right`` (of rows that
 did not). --fit: the overhead's constants fitted to rows of nvidia-smi, all sources and each left out.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.planner_rows import GIB, Row, default_files, read_rows
 from plait.core.overhead import Overhead
 from plait.plan.closed_memory import MemoryColumns, communicators, step_memory, usable
@@ -31,10 +32,18 @@ MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "te
                ("peak over stages", "tensors"))  # fmt: skip
 """What a row's ``peak_mem_kind`` speaks of."""
 FRAMEWORK_OF = (
-    ("Megatron-LM (ZB fork)", "zero-bubble"), ("Megatron-DeepSpeed", "megatron-deepspeed"), ("DeepSpeed", "megatron-deepspeed"),
-    ("AA-Scaling", "aleph-alpha"), ("InternEvo", "internevo"), ("torchtitan", "fsdp"), ("llm-foundry", "llm-foundry"), ("NeMo", "nemo"),
-    ("PaddleNLP", "paddlenlp"), ("fms", "fsdp"), ("", "megatron"),
-)  # fmt: skip
+    ("Megatron-LM (ZB fork)", "zero-bubble"),
+    ("Megatron-DeepSpeed", "megatron-deepspeed"),
+    ("DeepSpeed", "megatron-deepspeed"),
+    ("AA-Scaling", "aleph-alpha"),
+    ("InternEvo", "internevo"),
+    ("torchtitan", "fsdp"),
+    ("llm-foundry", "llm-foundry"),
+    ("PaddleNLP", "paddlenlp"),
+    ("NeMo", "nemo"),
+    ("fms", "fsdp"),
+    ("", "megatron"),
+)
 
 
 @dataclass(frozen=True)
@@ -105,11 +114,11 @@ def room(row: Row) -> float:
 def said_to_fit(rows: Sequence[Row]) -> list[bool]:
     """Of every row."""
     found = predict(rows)
-    return [float(one.needed[0]) <= room(row) for row, one in zip(rows, found, strict=True)]
+    return [float(one.total[0]) <= room(row) for row, one in zip(rows, found, strict=True)]
 
 
 def _whole(point: Points) -> dict[str, int]:
-    """The last micro-batch may be smaller than the others; what is kept of recomputed layers says ``kept_bytes``."""
+    """The last micro-batch may be smaller; what recomputed layers keep is ``kept_bytes``."""
     values = {name: int(np.ceil(getattr(point, name)[0])) for name in point.row(0)}
     return values | ({"recompute_layers": -1} if values["recompute_layers"] >= 0 else {})
 
@@ -118,12 +127,12 @@ def judge(rows: Sequence[Row]) -> list[Judged]:
     """All of them."""
     judged: list[Judged] = []
     for row, one in zip(rows, predict(rows), strict=True):
-        total, truth = float(one.total[0]), measured(row)
+        truth = measured(row)
         error = None
         if truth is not None:
             bytes_, what = truth
-            error = (total if what == "device" else float(one.allocated[0])) / bytes_ - 1
-        judged.append(Judged(row, float(one.needed[0]), float(one.needed[0]) <= room(row), error))
+            error = (float(one.shown[0]) if what == "device" else float(one.allocated[0])) / bytes_ - 1
+        judged.append(Judged(row, float(one.total[0]), float(one.total[0]) <= room(row), error))
     return judged
 
 

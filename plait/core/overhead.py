@@ -1,4 +1,4 @@
-"""Overhead: what a device's memory holds besides the tensors of a step, and what of it may not be planned for."""
+"""Overhead: what a device's memory holds besides tensors, and what of it may not be planned for."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Overhead(Section):
     slack: Constant = _fitted(0.1, 0.5)
     """What the allocator holds and nobody uses, as a share of what a step makes and frees."""
     stuck: Constant = _fitted(0.03, 0.7)
-    """The same where memory runs short: what it cannot give back, because it is in pieces."""
+    """The same where memory runs short: what it cannot give back, in pieces as it is."""
     reserve: Constant = _fitted(0.015, 0.5)
     """Share of a device's memory that its driver does not give."""

@@ -23,22 +23,20 @@ class MemoryOptions(Options):
     gpu: norms keep only their input, and reductions nothing (torch's norms and gloo keep more on a CPU).
 
     parameter_bytes, main_gradient_bytes, optimizer_bytes: of one number that a rank keeps; None as in Plait:
-    parameters as the model computes, gradients in fp32, two moments and a master copy in fp32. gathered_bytes:
-    of a number of a gathered parameter.
+    parameters as the model computes, gradients in fp32, two moments and a master copy in fp32.
+    gathered_bytes: of a number of a gathered parameter. update_bytes: of a number whose optimizer state a
+    rank owns, while the optimizer runs. fixed_bytes: buffers that are there from the start. sums_in_place:
+    gradients of tied embeddings and of what tensor-parallel ranks hold alike are summed where they are.
 
-    update_bytes: of a number whose optimizer state a rank owns, while the optimizer runs. fixed_bytes: buffers that
-    are there from the start, whatever is trained. sums_in_place: gradients of tied embeddings and of what
-    tensor-parallel ranks hold alike are summed where they are.
-
-    score_bytes: of an attention weight, where attention is not fused. stream_bytes: of masks and the like, which
-    a layer keeps of every token and hidden number. fused_gate: a gated MLP does not keep the gate's activation.
-    rotary_in_place: queries and keys are kept rotated only. regathers: with sequence parallelism no layer
-    keeps what it gathered. whole_layers: full recomputation keeps ``kept_bytes`` of every token and hidden number
-    and repeats a layer (Plait: two streams, and repeats half of one at a time).
+    score_bytes: of an attention weight, where attention is not fused. stream_bytes: of masks and the like,
+    which a layer keeps for every token and hidden number. fused_gate: a gated MLP does not keep the gate's
+    activation. rotary_in_place: queries and keys are kept rotated only. regathers: with sequence parallelism
+    no layer keeps what it gathered. whole_layers: full recomputation keeps ``kept_bytes`` for every token and
+    hidden number, and repeats a layer (Plait: two streams, and repeats half of one at a time).
 
     logit_bytes: of a logit, all its copies while the loss is computed (None: one in fp32, as in Plait).
-    logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if embedding
-    and head count as a layer each.
+    logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
+    embedding and head count as a layer each.
     """
 
     gpu: bool = True
