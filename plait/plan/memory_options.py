@@ -106,6 +106,7 @@ FRAMEWORKS: Mapping[str, MemoryOptions] = {
     "internevo": replace(_OTHER, main_gradient_bytes=2.0, update_bytes=14.0),
     "paddlenlp": replace(_OTHER, logit_bytes=22.0),
     "fsdp": _FSDP,
+    "torchtitan": replace(_FSDP, logit_bytes=4.0),  # torch.compile makes one kernel of the loss
     "llm-foundry": replace(_FSDP, logit_bytes=4.0),  # fused_crossentropy: logits and their gradient in one place
 }  # fmt: skip
 """What is known of each, or follows from its published memory (docs/adr/0014)."""
