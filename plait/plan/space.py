@@ -204,7 +204,6 @@ class _Known:
             ("schedule", "virtual"): self.schedules(cell.pp, coarse.deep),
             ("params", "grads", "optim", "secondary"): self.shardings(cell.replicas, cell.tp, coarse.factors),
             ("shard_overlap",): self.overlaps,
-            # The last: points that differ in nothing else stand side by side (``plait.plan.search.needed``).
             ("recompute", "recompute_layers"): self.recomputes(cell.pp, coarse.parts),
         }
 
