@@ -20,7 +20,7 @@ from plait.core.efficiency import Constant, Efficiency, resolve_efficiency
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.explain import explain
-from plait.core.overhead import Overhead
+from plait.core.overhead import Overhead, overhead_values
 from plait.core.settings import Count, Natural, Precision, Section
 from plait.core.toml import read_toml
 
@@ -109,7 +109,10 @@ class Cluster(Section):
         cpu = isinstance(device, dict) and cast("dict[str, Any]", device).get("kind") == "cpu"
         told = values.get("efficiency", "cpu" if cpu else "ampere")
         try:
-            cluster = Cluster.model_validate({**values, "efficiency": resolve_efficiency(told)})
+            overhead = overhead_values(values.get("overhead", {}), cpu=cpu)
+            cluster = Cluster.model_validate(
+                {**values, "efficiency": resolve_efficiency(told), "overhead": overhead}
+            )
         except ValidationError as error:
             raise explain(error, Cluster) from None
         cluster.check()

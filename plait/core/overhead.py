@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 from plait.core.efficiency import Constant
 from plait.core.settings import Section
 
@@ -26,3 +29,22 @@ class Overhead(Section):
     """The same where memory runs short: what it cannot give back, in pieces as it is."""
     reserve: Constant = _fitted(0.015, 0.5)
     """Share of a device's memory that its driver does not give."""
+
+
+def _process(value: float, source: str) -> Constant:
+    return Constant(value=value, source=source, date="2026-11", error=0.5)
+
+
+ON_CPU: Mapping[str, Constant] = {
+    "context": _process(3e8, "a Python process that has imported torch, order of magnitude"),
+    "communicator": _process(1e6, "sockets of a gloo group, order of magnitude"),
+    "slack": _process(0.05, "glibc's allocator, order of magnitude"),
+    "stuck": _process(0.05, "glibc's allocator, order of magnitude"),
+    "reserve": _process(0.0, "memory of a machine is all there"),
+}
+"""Of ranks without a device of their own."""
+
+
+def overhead_values(told: Any, *, cpu: bool) -> Any:
+    """What a cluster's file says of overhead, with what it leaves out on a CPU."""
+    return {**ON_CPU, **cast("dict[str, Any]", told)} if cpu and isinstance(told, dict) else told

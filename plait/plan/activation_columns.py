@@ -61,25 +61,39 @@ class Activity:
     held_layer: Bytes
 
 
-def stage_table(
-    model: ModelSpec,
-    structure: Structure,
-    degrees: Sequence[Degrees],
-    *,
-    sequence: int,
-    itemsize: int,
-    fused_norm: bool,
-    whole: bool,
-    parts: bool,
-) -> Bytes:
+@dataclass(frozen=True)
+class Load:
+    """What sizes depend on besides. whole: stages are the whole model, not parts of it. fused_norm: as for
+    ``activations``."""
+
+    sequence: int
+    itemsize: int
+    fused_norm: bool
+    whole: bool
+
+
+def stage_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
     """[2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every micro-batch and [1] for
-    every sequence of it. whole, parts: whether stages are wanted that are the whole model, or a part of
-    it."""
+    every sequence of it. What was asked before is remembered."""
+    known = _known_tables(model, structure, load)
+    new = [each for each in degrees if each not in known]
+    if new:
+        table = _walked_table(model, structure, new, load)
+        known.update({each: table[:, at] for at, each in enumerate(new)})
+    return np.stack([known[each] for each in degrees], axis=1)
+
+
+@cache
+def _known_tables(_model: ModelSpec, _structure: Structure, _load: Load) -> dict[Degrees, Bytes]:
+    return {}
+
+
+def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
-    columns = _Columns.of(model, structure, degrees, sequence, itemsize, fused_norm)
+    columns = _Columns.of(model, structure, degrees, load.sequence, load.itemsize, load.fused_norm)
     found = np.zeros((2 * len(degrees), OWN))
     for kind, name in enumerate(TYPES):
-        if whole if name == "whole" else parts:
+        if load.whole or name != "whole":
             one = _activity(model, columns, name, structure)
             for at, value in ((KEPT, one.kept), (HELD, one.held), (FORWARD, one.forward), (BACKWARD, one.backward)):
                 found[:, at + kind] = value

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Recompute
-from plait.plan.activation_columns import OWN, Bytes, Structure, stage_table
+from plait.plan.activation_columns import OWN, Bytes, Load, Structure, stage_table
 from plait.plan.distinct import distinct, groups
 from plait.plan.live import (
     BACKWARD,
@@ -100,11 +100,8 @@ class _Rows:
             )
             first, degrees_of = distinct([points.tp[which], points.cp[which], points.ring[which]])
             degrees = [(int(points.tp[i]), int(points.cp[i]), int(points.ring[i])) for i in which[first]]
-            base, each = stage_table(
-                self.model, structure, degrees, sequence=self.sequence, itemsize=self.itemsize,
-                fused_norm=self.options.gpu,
-                whole=bool((points.pp[which] == 1).any()), parts=True,
-            )  # fmt: skip
+            load = Load(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
+            base, each = stage_table(self.model, structure, degrees, load)
             found[which] = base[degrees_of] + each[degrees_of] * points.micro[which, None]
         return found
 

@@ -82,6 +82,11 @@ def usable(device: Device, overhead: Overhead) -> float:
     return device.memory.value * (1 - overhead.reserve.value)
 
 
+def plait_on(device: Device) -> MemoryOptions:
+    """What Plait's own runs keep there."""
+    return replace(PLAIT, gpu=device.kind == "cuda")
+
+
 def fits(
     model: ModelSpec | Shapes,
     points: Points,
@@ -89,9 +94,10 @@ def fits(
     *,
     sequence: int,
     precision: AnyPrecision = "bf16-mixed",
-    options: Options = PLAIT,
+    options: Options | None = None,
 ) -> NDArray[np.bool_]:
-    """Whether every device of each point's holds what it must."""
+    """Whether every device of each point's holds what it must. options: Plait's own if not given."""
+    options = options or plait_on(cluster.device)
     found = step_memory(
         model, points, sequence=sequence, precision=precision, options=options, overhead=cluster.overhead
     )

@@ -21,7 +21,7 @@ from plait.core.settings import Precision
 from plait.core.sharding import Sharding
 from plait.core.stages import split_layers
 from plait.core.strategy import Strategy
-from plait.plan.closed_memory import MemoryColumns, device_overhead, step_memory, usable
+from plait.plan.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
 from plait.plan.estimate import Place, Work, estimate
 from plait.plan.fits import KINDS, in_words
 from plait.plan.nearest import Asked, changes, trades
@@ -92,8 +92,8 @@ def _factors(sharding: Sharding) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """How far a strategy is from fitting. kind: what of it is the most; place: where. change: the nearest with
-    which it fits, as keys of a job file with values; None if none of those that were tried does."""
+    """How far a strategy is from fitting. kind: what of it is the most; place: where. change: the nearest
+    with which it fits, as keys of a job file with values; None if none of those that were tried does."""
 
     bytes: int
     kind: str
@@ -114,7 +114,14 @@ def shortfall(
     change that a rule forbids is left out."""
     tried = [({}, dict(point)), *_allowed(model, point, sequence)]
     points = Points.of([row for _, row in tried])
-    found = step_memory(model, points, sequence=sequence, precision=precision, overhead=cluster.overhead)
+    found = step_memory(
+        model,
+        points,
+        sequence=sequence,
+        precision=precision,
+        options=plait_on(cluster.device),
+        overhead=cluster.overhead,
+    )
     limit = usable(cluster.device, cluster.overhead)
     fitting = np.flatnonzero(found.total <= limit)
     if len(fitting) and fitting[0] == 0:

@@ -16,7 +16,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InfeasiblePlan
 from plait.core.settings import Precision
 from plait.plan.closed_form import step_seconds
-from plait.plan.closed_memory import step_memory, usable
+from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.points import Points
 from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
 
@@ -93,8 +93,9 @@ class _Search:
     def _memory(self, points: Points) -> NDArray[np.float64]:
         asked = self.asked
         return step_memory(
-            asked.model, points, sequence=asked.sequence, precision=self.precision, overhead=self.cluster.overhead
-        ).total
+            asked.model, points, sequence=asked.sequence, precision=self.precision,
+            options=plait_on(self.cluster.device), overhead=self.cluster.overhead,
+        ).total  # fmt: skip
 
     def _fits(self, memory: NDArray[np.float64], limit: float) -> NDArray[np.bool_]:
         fits = memory <= limit

@@ -141,6 +141,34 @@ def test_7b_at_256k_needs_32_ranks_a_sequence() -> None:
     assert told.tolist() == [True, False, True]
 
 
+def test_a_rank_on_a_cpu_has_no_driver() -> None:
+    lab, gpu = Cluster.preset("lab").overhead, Cluster.preset("a100-80").overhead
+    assert lab.context.value < gpu.context.value
+    assert lab.reserve.value == 0
+    points = Points.of([{"dp": 2, "optim": 2}])
+    small = replace(GPT, num_layers=2, hidden=64)
+    assert fits(small, points, Cluster.preset("lab"), sequence=128)[0]
+    ours = [step_memory(small, points, sequence=128, overhead=one).overhead[0] for one in (lab, gpu)]
+    assert ours[0] < ours[1]
+
+
+def test_what_was_asked_before_is_not_walked_again() -> None:
+    model, rows = replace(LLAMA, hidden=1024), [{"tp": tp} for tp in (1, 2, 4)]
+    first = step_memory(model, Points.of(rows), sequence=512)
+    again = step_memory(model, Points.of([*rows[::-1], {"tp": 8}]), sequence=512)
+    assert again.allocated[:3].tolist() == first.allocated[::-1].tolist()
+
+
+def test_more_stages_than_layers_never_fit() -> None:
+    found = step_memory(LLAMA, Points.of([{"pp": 32, "num_micro": 4}, {"pp": 24, "num_micro": 4}]), sequence=512)
+    assert np.isinf(found.total).tolist() == [True, False]
+
+
+def test_what_is_shown_exceeds_what_is_needed() -> None:
+    found = step_memory(LLAMA, Points.of([{"dp": 2}]), sequence=512)
+    assert found.allocated[0] < found.total[0] < found.shown[0]
+
+
 def test_other_frameworks_keep_other_things() -> None:
     row = {"tp": 2, "micro": 4, "num_micro": 4}
 
