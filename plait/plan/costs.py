@@ -41,8 +41,8 @@ def cluster_costs(
 def sequence_costs(
     model: ModelSpec, strategy: Strategy, load: Load, cluster: Cluster, *, precision: Precision
 ) -> dict[str, float]:
-    """What of ``cluster_costs`` attention spends waiting for ranks that share its sequences, by ``site.kind``;
-    empty where there are none."""
+    """What of ``cluster_costs`` attention spends waiting for ranks that share its sequences, by
+    ``site.kind``; empty where there are none."""
     return _Costs(model, strategy, load, cluster, precision).exposed if strategy.cp > 1 else {}
 
 

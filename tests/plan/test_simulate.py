@@ -100,7 +100,8 @@ def test_as_the_dry_run_has_it_where_nothing_is_under_way_beside(data: st.DataOb
     times = st.lists(st.floats(0.1, 3), min_size=ranks, max_size=ranks)
     f, i, w = (tuple(data.draw(times)) for _ in range(3))
     places = [plan.schedule.rank_of[stage] for stage in range(len(plan.stages))]
-    costs = PipelineCosts(*(tuple(way[place] for place in places) for way in (f, i, w)))
+    forward, inputs, weights = (tuple(way[place] for place in places) for way in (f, i, w))
+    costs = PipelineCosts(forward, inputs, weights)
     with mock.patch.object(Place, "kind", property(lambda place: place.index)):  # equal layers, unequal prices
         found = step(plan, forward=f, input_gradient=i, weight_gradient=w)
     assert found.seconds == pytest.approx(dry_run(plan.schedule, costs).makespan)
