@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import export, job, lab, reshard, sample, schedule, terminal, timeline, train
+from plait.cli import export, job, lab, plan, reshard, sample, schedule, terminal, timeline, train
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     help="Plan, place, train and diagnose large-language-model training when the network is what you wait for.",
 )
 app.command("train")(train.train)
+app.command("plan")(plan.plan)
 app.command("job")(job.job)
 app.command("export")(export.export)
 app.command("sample")(sample.sample)

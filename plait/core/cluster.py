@@ -20,6 +20,7 @@ from plait.core.efficiency import Constant, Efficiency, resolve_efficiency
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.explain import explain
+from plait.core.overhead import Overhead
 from plait.core.settings import Count, Natural, Precision, Section
 from plait.core.toml import read_toml
 
@@ -90,6 +91,8 @@ class Cluster(Section):
     efficiency: Efficiency
     """What of the peaks is reached: the name of a file of ``specs/efficiency``, or a table whose ``like`` names
     one and whose other keys replace constants of it. Left out: ``ampere``, or ``cpu`` where the device is one."""
+    overhead: Overhead = Overhead()
+    """What a device's memory holds besides tensors."""
 
     @staticmethod
     def read(path: Path) -> Cluster:

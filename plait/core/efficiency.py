@@ -42,6 +42,18 @@ class Links(Section):
     """Bytes of a rank's part of a message at which half of ``share`` is reached."""
 
 
+class Spread(Section):
+    """Standard deviations of log(predicted / measured) of steps that were left out of a fit, scaled so that four
+    fifths of them lie between p10 and p90."""
+
+    node: Constant
+    """Of jobs on one node."""
+    nodes: Constant
+    """On several, with at most short pipelines."""
+    pipeline: Constant
+    """On several, with long pipelines."""
+
+
 class Efficiency(Section):
     """What of the peaks is reached, and what is lost beside."""
 
@@ -49,8 +61,12 @@ class Efficiency(Section):
     """Share of the peak that large matrix products reach."""
     matmul_fp8: Constant
     """The same in fp8, quantisation included."""
-    matmul_narrow: Constant
-    """Elements: a product m x k x n takes (1 + narrow (1/m + 1/k + 1/n)) as long as its FLOPs say."""
+    matmul_wave: Constant
+    """Elements of a product's result that keep half the device busy: m x k x n takes 1 + wave / (m n) as long."""
+    matmul_depth: Constant
+    """Terms of a sum that take as long as to begin and end it: 1 + depth / k as long."""
+    matmul_odd: Constant
+    """Factor of products of attention whose head size is no multiple of 8, which tensor cores cannot do."""
     matmul_launch: Constant
     """Seconds that a product takes however small it is."""
     attention_forward: Constant
@@ -80,10 +96,14 @@ class Efficiency(Section):
     """Bytes moved for each parameter that a rank's optimizer owns: states, gradients, clipping."""
     host_layer: Constant
     """Seconds in which the host launches the forward of one layer; a device is never faster."""
+    host_collective: Constant
+    """Seconds more for each collective of tensor parallelism."""
     step: Constant
     """Seconds of every step beside all this: data, logging, the learning rate."""
     jitter: Constant
     """Standard deviation of a node's step time, relative; a step waits for the slowest node."""
+    spread: Spread
+    """How far predictions may be off."""
 
 
 def efficiency_file(name: str) -> Path:
@@ -109,6 +129,6 @@ def resolve_efficiency(values: object) -> object:
     for key, value in own.items():
         if key != "like":
             inner = merged.get(key)
-            nested = key in ("inside", "across") and isinstance(inner, dict) and isinstance(value, dict)
+            nested = key in ("inside", "across", "spread") and isinstance(inner, dict) and isinstance(value, dict)
             merged[key] = {**cast("dict[str, Any]", inner), **value} if nested else value
     return merged

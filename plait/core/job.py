@@ -15,9 +15,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
@@ -27,8 +27,10 @@ from plait.core.model import ModelSpec
 from plait.core.settings import (
     BYTES,
     STDLIB,
+    ClusterSection,
     DataSection,
     OverlapKinds,
+    PlanSection,
     RunSection,
     Section,
     Slices,
@@ -42,7 +44,18 @@ from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
 MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fields(ModelSpec)})
 MOST_STAGES = 1_000
-_PATHS = (("model", "huggingface"), ("data", "text"), ("data", "tokenizer"), ("train", "init_from"))
+TIMED = ("strategy.slices", "strategy.sequence_parallel")
+"""Settings whose ``auto`` is timed, not predicted, unless others are open too."""
+PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in StrategySection.model_fields if key != "slack"))
+"""Settings that the planner can choose."""
+_PATHS = (
+    ("model", "huggingface"),
+    ("data", "text"),
+    ("data", "tokenizer"),
+    ("train", "init_from"),
+    ("cluster", "file"),
+    ("cluster", "profile"),
+)
 
 
 class Job(Section):
@@ -56,7 +69,11 @@ class Job(Section):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     strategy: StrategySection = StrategySection()
+    cluster: ClusterSection = ClusterSection()
+    plan: PlanSection = PlanSection()
     run: RunSection = RunSection()
+    open: Annotated[tuple[str, ...], Field(strict=False, exclude=True)] = ()
+    """Settings that are left to the planner: they are ``auto`` in the file and have their defaults here."""
 
     @staticmethod
     def read(path: str | Path, overrides: Sequence[str] = ()) -> Job:
@@ -101,6 +118,7 @@ class Job(Section):
                 "is missing", key="[model]", fix='Name a preset, such as preset = "gpt3-125m", or give the shapes'
             )
         refuse_old_names(values)
+        values = _opened(values)
         model = values["model"]
         for key in cast("dict[str, Any]", model) if isinstance(model, dict) else ():
             if key not in MODEL_KEYS:
@@ -266,7 +284,11 @@ class Job(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which ``from_dict`` makes an equal job; what is not set is left out."""
-        return self.model_dump(mode="json", exclude_none=True)
+        values = self.model_dump(mode="json", exclude_none=True)
+        for key in self.open:
+            section, _, name = key.partition(".")
+            values[section][name] = "auto"
+        return values
 
     def to_toml(self) -> str:
         """The job with every default spelled out, as a file that ``read`` turns into an equal job."""
@@ -297,6 +319,28 @@ class Job(Section):
 
     def __hash__(self) -> int:
         return hash(self.content_hash)
+
+
+def _opened(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with every ``auto`` that is the planner's taken out of its table and listed under
+    ``open``."""
+    if "open" in values:
+        raise JobError("unknown key", key="open", fix="Write auto for what the planner is to choose")
+    tables = {"strategy": values.get("strategy", {}), "train": values.get("train", {})}
+    if not all(isinstance(table, dict) for table in tables.values()):
+        return values
+    found = list[str]()
+    for key in PLANNED:
+        section, _, name = key.partition(".")
+        unsaid = "strategy" not in values and name not in tables[section]
+        if unsaid or tables[section].get(name) == "auto":
+            found.append(key)
+    if set(found) <= set(TIMED):
+        return values
+    for key in set(found) - set(TIMED):
+        section, _, name = key.partition(".")
+        tables[section] = {other: value for other, value in tables[section].items() if other != name}
+    return {**values, **tables, "open": found}
 
 
 def _digest(values: Any) -> str:

@@ -65,7 +65,12 @@ def generate(name: str, shape: Shape) -> Schedule:
         )
     if shape.slack and name != "slack-1f1b":
         raise ScheduleError(f"slack is for slack-1f1b, not for {name}")
-    return Schedule(name, shape.num_stages, tuple(map(tuple, GENERATORS[name](shape))))
+    return Schedule(name, shape.num_stages, tuple(map(tuple, GENERATORS[name](shape, range(shape.ranks)))))
+
+
+def rank_ops(name: str, shape: Shape, rank: int) -> list[Op]:
+    """What ``generate`` gives one rank, without the others: for questions about memory, which is each rank's own."""
+    return next(iter(GENERATORS[name](shape, (rank,))))
 
 
 def find_schedule(name: str, shape: Shape) -> tuple[Schedule, Shape | None]:
@@ -80,25 +85,25 @@ def find_schedule(name: str, shape: Shape) -> tuple[Schedule, Shape | None]:
     return generate(name, shape), shape
 
 
-def _gpipe(shape: Shape) -> Iterable[list[Op]]:
-    return _one_backward_one_forward([shape.micro_batches] * shape.ranks, shape.micro_batches)
+def _gpipe(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:
+    return _one_backward_one_forward([shape.micro_batches] * shape.ranks, shape.micro_batches, ranks)
 
 
-def _one_f_one_b(shape: Shape) -> Iterable[list[Op]]:
-    return _one_backward_one_forward(warm_up([1] * (shape.ranks - 1)), shape.micro_batches)
+def _one_f_one_b(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:
+    return _one_backward_one_forward(warm_up([1] * (shape.ranks - 1)), shape.micro_batches, ranks)
 
 
-def _eager(shape: Shape) -> Iterable[list[Op]]:
-    return _one_backward_one_forward(warm_up([2] * (shape.ranks - 1)), shape.micro_batches)
+def _eager(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:
+    return _one_backward_one_forward(warm_up([2] * (shape.ranks - 1)), shape.micro_batches, ranks)
 
 
-def _slack(shape: Shape) -> Iterable[list[Op]]:
+def _slack(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:
     if len(shape.slack) != shape.ranks - 1 or min(shape.slack, default=1) < 1:
         raise ScheduleError(
             f"slack-1f1b of {shape.ranks} ranks needs {shape.ranks - 1} slacks of at least 1, "
             f"one for every boundary; got {shape.slack}"
         )
-    return _one_backward_one_forward(warm_up(shape.slack), shape.micro_batches)
+    return _one_backward_one_forward(warm_up(shape.slack), shape.micro_batches, ranks)
 
 
 def warm_up(slack: Sequence[int]) -> list[int]:
@@ -111,9 +116,9 @@ def warm_up(slack: Sequence[int]) -> list[int]:
     return list(accumulate(reversed(slack), initial=1))[::-1]
 
 
-def _one_backward_one_forward(warm: Sequence[int], micro_batches: int) -> Iterable[list[Op]]:
-    for stage, first in enumerate(warm):
-        first = min(first, micro_batches)
+def _one_backward_one_forward(warm: Sequence[int], micro_batches: int, ranks: Iterable[int]) -> Iterable[list[Op]]:
+    for stage in ranks:
+        first = min(warm[stage], micro_batches)
         ops = [Op(stage, "F", at) for at in range(first)]
         for at in range(micro_batches):
             ops.append(Op(stage, "B", at))
@@ -122,19 +127,19 @@ def _one_backward_one_forward(warm: Sequence[int], micro_batches: int) -> Iterab
         yield ops
 
 
-def _zero_bubble_h1(shape: Shape) -> Iterable[list[Op]]:
-    return _split(warm_up([1] * (shape.ranks - 1)), list(range(shape.ranks)), shape.micro_batches)
+def _zero_bubble_h1(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:
+    return _split(warm_up([1] * (shape.ranks - 1)), range(shape.ranks), shape.micro_batches, ranks)
 
 
-def _zero_bubble_h2(shape: Shape) -> Iterable[list[Op]]:
-    return _split(warm_up([2] * (shape.ranks - 1)), [2 * rank for rank in range(shape.ranks)], shape.micro_batches)
+def _zero_bubble_h2(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:
+    return _split(warm_up([2] * (shape.ranks - 1)), range(0, 2 * shape.ranks, 2), shape.micro_batches, ranks)
 
 
-def _split(warm: Sequence[int], lag: Sequence[int], micro_batches: int) -> Iterable[list[Op]]:
+def _split(warm: Sequence[int], lag: Sequence[int], micro_batches: int, ranks: Iterable[int]) -> Iterable[list[Op]]:
     """One input gradient, one forward; weight gradients follow ``lag`` micro-batches behind, which keeps
     every stage's memory equal."""
-    for stage, (first, behind) in enumerate(zip(warm, lag, strict=True)):
-        first = min(first, micro_batches)
+    for stage in ranks:
+        first, behind = min(warm[stage], micro_batches), lag[stage]
         ops = [Op(stage, "F", at) for at in range(first)]
         done = 0
         for at in range(micro_batches):
@@ -151,13 +156,13 @@ def _split(warm: Sequence[int], lag: Sequence[int], micro_batches: int) -> Itera
         yield ops
 
 
-def _interleaved(shape: Shape) -> Iterable[list[Op]]:
+def _interleaved(shape: Shape, wanted: Iterable[int]) -> Iterable[list[Op]]:
     """Micro-batches go through a rank's stages in groups of P, or a little more: with less, ranks would wait
     for each other in a circle."""
     ranks, chunks, count = shape.ranks, shape.chunks, shape.micro_batches
     ends = list(accumulate(slice_sizes(count, max(1, count // ranks)), initial=0))
     groups = [range(*pair) for pair in pairwise(ends)]
-    for rank in range(ranks):
+    for rank in wanted:
         forward = [Op(chunk * ranks + rank, "F", at) for group in groups for chunk in range(chunks) for at in group]
         backward = [
             Op(chunk * ranks + rank, "B", at) for group in groups for chunk in reversed(range(chunks)) for at in group
@@ -170,11 +175,11 @@ def _interleaved(shape: Shape) -> Iterable[list[Op]]:
         yield ops
 
 
-def _zero_bubble_v(shape: Shape) -> Iterable[list[Op]]:
+def _zero_bubble_v(shape: Shape, wanted: Iterable[int]) -> Iterable[list[Op]]:
     """Rank i holds stages i and 2P-1-i. The order is made for at least as many micro-batches as fill the
     pipeline; the rest is left out."""
     ranks, count = shape.ranks, shape.micro_batches
-    for rank in range(ranks):
+    for rank in wanted:
         turn = _Turns(rank, 2 * ranks - 1 - rank)
         turn.run(2 * (ranks - rank) - 1, "F")
         turn.run(rank, "f", "F")
@@ -207,7 +212,7 @@ class _Turns:
 
 _UPPER: dict[str, OpKind] = {"F": "F", "I": "I", "W": "W", "f": "F", "i": "I", "w": "W"}
 
-GENERATORS: dict[str, Callable[[Shape], Iterable[list[Op]]]] = {
+GENERATORS: dict[str, Callable[[Shape, Iterable[int]], Iterable[list[Op]]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_f_one_b,
     "eager-1f1b": _eager,

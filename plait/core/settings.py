@@ -180,8 +180,10 @@ Degrees = Count | Annotated[tuple[Count, ...], Field(strict=False, min_length=1)
 
 
 class StrategySection(Section):
-    """How the model is split, and how its communication is hidden. ``auto``: candidates are timed before
-    training, as many as can pay in the steps of the run."""
+    """How the model is split, and how its communication is hidden. Any key may be ``auto``: the planner
+    chooses it. A job without this table is planned whole. Where the keys without which no rank can start are
+    given, ``slices`` and ``sequence_parallel`` are not predicted but timed before training, as many
+    candidates as can pay in the steps of the run."""
 
     tp: Degrees = 1
     """Tensor-parallel degree; a list gives every pipeline stage's ranks their own."""
@@ -227,6 +229,30 @@ class StrategySection(Section):
             key = f"strategy.{next(iter(lone))}"
             raise JobError("stands beside strategy.slices", key=key, fix="Keep one of the two")
         return {**table, "slices": lone} if lone else table
+
+
+class ClusterSection(Section):
+    """What to plan for."""
+
+    preset: str = "here"
+    """``here``: this machine; or a cluster that ``plait plan --clusters`` lists."""
+    file: str | None = None
+    """A file that describes a cluster, in place of a preset."""
+    profile: str | None = None
+    """What ``plait profile`` measured there: its figures take the place of the cluster's."""
+    ranks: Natural = 0
+    """How many ranks to plan for. 0: as many as the strategy says; where it leaves that open, all that the
+    cluster has."""
+
+
+class PlanSection(Section):
+    """What the planner may choose."""
+
+    constraints: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Conditions on every strategy, such as ``"tp <= 8"``, ``"schedule in 1f1b, zb-h1"`` or
+    ``"memory <= 70 GiB"``."""
+    top: Count = 10
+    """How many strategies are shown."""
 
 
 class RunSection(Section):

@@ -19,6 +19,7 @@ from plait.core.job import Job
 from plait.core.settings import ITEMSIZE
 from plait.plan.estimate import Estimate, Memory, Work, estimate
 from plait.plan.memory import MASTER
+from plait.plan.nearest import Asked, changes, more_ranks
 
 MOST_LAYERS = 10_000
 """More are no model that anybody trains; every list would be as long."""
@@ -199,30 +200,18 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
 
 def _changes(job: Job, there: Room) -> Iterator[dict[str, Any]]:
     """From those that cost nothing to those that cost ranks."""
-    asked, each = job.strategy, -(-job.micro_batch // job.degrees[0][0])
-    base = {"strategy.recompute": "full"} if asked.recompute == "none" else dict[str, Any]()
-    replicas = min(dp * asked.cp for dp, _ in job.degrees)
-    sharded = {"strategy.shard": "fsdp"} if replicas > 1 else dict[str, Any]()
-    if sharded:
-        yield {"strategy.shard": "zero1"}
-        yield sharded
-    if base:
-        yield {"strategy.recompute": "selective"}
-        yield base
-    yield base | sharded
-    size = each // 2
-    while size:
-        yield {"train.micro_batch_size": size}
-        yield base | sharded | {"train.micro_batch_size": size}
-        size //= 2
-    last = base | sharded | ({"train.micro_batch_size": 1} if each > 1 else {})
-    if there.each and isinstance(asked.tp, int) and isinstance(asked.dp, int):  # more ranks bring more memory
-        for factor in (2, 4, 8):
-            yield {"strategy.tp": asked.tp * factor}
-            yield last | {"strategy.tp": asked.tp * factor}
-        for factor in (2, 4, 8, 16, 32, 64):
-            yield last | {"strategy.pp": asked.pp * factor}
-            yield last | {"strategy.tp": asked.tp * 8, "strategy.pp": asked.pp * factor}
+    asked = job.strategy
+    shaped = Asked(
+        recompute="none" if asked.recompute == "none" else "some",
+        each=-(-job.micro_batch // job.degrees[0][0]),
+        replicas=min(dp * asked.cp for dp, _ in job.degrees),
+        tp=asked.tp if isinstance(asked.tp, int) else None,
+        pp=asked.pp,
+        dp=asked.dp if isinstance(asked.dp, int) else None,
+    )
+    yield from changes(shaped)
+    if there.each:
+        yield from more_ranks(shaped)
 
 
 def _changed(job: Job, changes: dict[str, Any]) -> Job:

@@ -120,7 +120,7 @@ def activations(
     """
     costs = segment_costs(spec, strategy, batch=batch, sequence=sequence)
     graph = SegmentGraph.of(spec, strategy, stage)
-    walk = _Walk(Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
+    walk = Walk(Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
 
     def order(phase: Phase) -> list[Action]:
         return segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch)
@@ -134,8 +134,10 @@ def activations(
     return Activations(kept, forward, backward, held, weights, walk.staging)
 
 
-class _Walk:
+class Walk:
     """Runs a list of actions on sizes instead of tensors; a tensor is there as long as anybody holds it."""
+
+    _most = staticmethod(max)
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes, self.graph = sizes, sizes.graph
@@ -194,8 +196,8 @@ class _Walk:
 
     def _hold(self, op: SegmentOp, name: str, size: int, *holders: str) -> None:
         self._live[op.site, op.layer, op.slice, name] = size, set(holders or ("",))
-        self.now += size
-        self.peak = max(self.peak, self.now)
+        self.now = self.now + size  # not in place: sizes may be columns, one walk for many strategies
+        self.peak = self._most(self.peak, self.now)
 
     def _free(self, op: SegmentOp, *names: str, holder: str = "") -> None:
         for name in names:
@@ -204,10 +206,10 @@ class _Walk:
             holders.discard(holder)
             if not holders:
                 self._live.pop(key, None)
-                self.now -= size
+                self.now = self.now - size
 
     def _spike(self, size: int) -> None:
-        self.peak = max(self.peak, self.now + size)
+        self.peak = self._most(self.peak, self.now + size)
 
     def _before(self, op: SegmentOp) -> SegmentOp:
         site, layer = self.graph.before(op)
@@ -240,7 +242,7 @@ class _Walk:
     def _N(self, op: SegmentOp) -> None:  # noqa: N802
         stream, before = self.sizes.stream(op), self._before(op)
         biased = self.sizes.spec.has_bias or bool(self.sizes.spec.dropout) or before.site == "embed"
-        stream //= 2 if op.site == "up" else 1  # as it comes in
+        stream = stream // (2 if op.site == "up" else 1)  # as it comes in
         self._spike(stream * (1 + (biased or op.site == "leave")))  # what leaves is copied
         if op.site == "leave":
             self._hold_crossing(op, "h", stream)
@@ -298,7 +300,7 @@ class _Walk:
 
     def _R(self, op: SegmentOp) -> None:  # noqa: N802
         if op.site == "embed":
-            self._hold(op, "y_partial", self.sizes.full(op) // self.sizes.strategy.tp)
+            self._hold(op, "y_partial", self.sizes.looked_up(op))
         elif op.part == 0:
             self._hold(op, "y_partial", self.sizes.full(op))
         if op.site != "embed" and op.part == self.graph.p2 - 1:
@@ -353,7 +355,7 @@ class _Walk:
         if op.site == "up":
             down, elsewhere = op._replace(site="down"), ("down", op.layer) not in self.graph.places
             (self._hold_crossing if elsewhere else self._hold)(down, "g_skip", stream)
-            stream //= 2
+            stream = stream // 2
         holders = "h", *(() if self.sizes.sharded > 1 else ("operand",))
         # What comes from another stage, or goes there, lives as long as the phase.
         ends = op.site == "leave" or before[0] == "enter"

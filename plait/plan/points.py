@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "slack-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-RECOMPUTES = ("none", "selective", "full")
-OVERLAPS = ("sync", "async", "domino", "none")
-SHARD_OVERLAPS = ("none", "forward", "backward", "both")
+from plait.core.constraint import WORDS
+
+SCHEDULES = WORDS["schedule"]
+RECOMPUTES = WORDS["recompute"]
+OVERLAPS = WORDS["overlap"]
+SHARD_OVERLAPS = WORDS["shard_overlap"]
 
 Ints = NDArray[np.int64]
 
@@ -71,6 +73,16 @@ class Points:
     def take(self, which: NDArray[Any]) -> Points:
         """Some of them: by a mask or by numbers."""
         return Points(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+    def columns(self) -> dict[str, Ints]:
+        """By name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @staticmethod
+    def joined(parts: Sequence[Points]) -> Points:
+        """One after the other."""
+        names = [field.name for field in fields(Points)]
+        return Points(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def row(self, at: int) -> dict[str, int]:
         """One point."""

@@ -38,12 +38,20 @@ def peak(cluster: Cluster, precision: AnyPrecision) -> float:
 
 
 def matmul(cluster: Cluster, precision: AnyPrecision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
-    """Of one product [m, k] x [k, n]. Narrow dimensions fill the device's tiles badly."""
+    """Of one product [m, k] x [k, n]. Small results leave processors without a tile, short sums do not amortise
+    a tile's beginning and end."""
     m, k, n = _columns(m, k, n)
     reached = cluster.efficiency
     share = reached.matmul_fp8 if precision == "fp8" else reached.matmul
     ideal = 2 * m * k * n / (peak(cluster, precision) * share.value)
-    return ideal * (1 + reached.matmul_narrow.value * (1 / m + 1 / k + 1 / n)) + reached.matmul_launch.value
+    wave, depth = reached.matmul_wave.value, reached.matmul_depth.value
+    return ideal * (1 + wave / (m * n)) * (1 + depth / k) + reached.matmul_launch.value
+
+
+def three_products(cluster: Cluster, precision: AnyPrecision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
+    """Of the forward's product [m, k] x [k, n], its input gradient and its weight gradient."""
+    shapes = ((m, k, n), (m, n, k), (k, m, n))
+    return sum((matmul(cluster, precision, *shape) for shape in shapes[1:]), matmul(cluster, precision, *shapes[0]))
 
 
 def attention(
@@ -72,8 +80,8 @@ def attention(
     flops = 4 * scores * d * (BACKWARD_FLOPS if backward else 1) * (0.5 if causal else 1)
     short = 1 + reached.attention_short.value / k
     one_kernel = flops / (top * share.value) * short + reached.attention_launch.value
-    narrow = 1 + reached.matmul_narrow.value * (1 / q + 1 / k + 1 / d)
-    products = 4 * scores * d / (top * reached.matmul.value) * narrow
+    odd = np.where(d % 8 > 0, reached.matmul_odd.value, 1.0)
+    products = 4 * scores * d / (top * reached.matmul.value) * (1 + reached.matmul_depth.value / d) * odd
     passes = memory_bound(cluster, scores * reached.attention_score_bytes.value)
     several = (products + passes) * (2 if backward else 1) + reached.attention_launch.value
     return np.where(np.asarray(fused), one_kernel, several)
@@ -93,6 +101,8 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
     is used by their own groups meanwhile. Rings pass every tier at once, so the slowest tier decides.
     """
     whole, n, step = _columns(nbytes, ranks, stride)
+    if not np.any(n > 1):
+        return np.zeros_like(whole)
     if kind == "send":
         return _send(cluster, whole, n, step)
     longest = np.zeros_like(whole)

@@ -43,6 +43,10 @@ class Sizes:
         """[S_local, b, H]."""
         return self.full(op) // self.sharded
 
+    def looked_up(self, op: SegmentOp) -> int:
+        """[S, b, H / tp], the rows of an embedding that a rank holds of those that are asked for, on average."""
+        return self.full(op) // self.strategy.tp
+
     def head(self, op: SegmentOp) -> int:
         """[S, b, V / tp], in fp32 at least."""
         return self.rows(op) * self.strategy.padded_vocab(self.spec) // self.strategy.tp * max(MASTER, self.itemsize)

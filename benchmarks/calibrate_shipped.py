@@ -1,0 +1,53 @@
+"""Refits the constants that ship (specs/efficiency/*.toml of GPUs) to published rows, from their priors
+(benchmarks/planner_priors.toml).
+
+    python benchmarks/calibrate_shipped.py [--rows FILE ...]
+
+Prints each constant before and after; rows of OOM or without a time are not used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from planner_fit import FAMILIES, fit, shipped
+from planner_rows import default_files, read_rows
+from plait.core.efficiency import Constant
+from plait.core.env import specs_folder
+
+TITLES = {"ampere": "A100, A800", "hopper": "H100, H200", "blackwell": "GB200", "volta": "V100"}
+
+
+def write(path: Path, title: str, constants: dict[str, Constant]) -> None:
+    """As a TOML file, a line a constant."""
+    lines = [f"# What of their peaks {title} reach in training. Written by benchmarks/calibrate_shipped.py."]
+    for name, constant in constants.items():
+        value = json.dumps(constant.value)
+        lines.append(f"{name} = {{ value = {value}, error = {constant.error}, date = \"{constant.date}\", "
+                     f"source = {json.dumps(constant.source)} }}")  # fmt: skip
+    path.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Fit, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=Path, nargs="+", help="CSV files; default: shared/data beside the project")
+    told = parser.parse_args()
+    read = read_rows(told.rows or default_files())
+    rows = [row for row in read.rows if row.seconds]
+    found = fit(rows, rounds=30)
+    sources = len({row.source for row in rows})
+    source = f"fit to {len(rows)} published steps of {sources} sources"
+    date = datetime.now(UTC).date().isoformat()
+    for family in FAMILIES:
+        write(specs_folder() / "efficiency" / f"{family}.toml", TITLES[family],
+              shipped(family, found.constants, source, date))  # fmt: skip
+    for name, constant in found.constants.items():
+        print(f"{name:36} {constant.value:10.4g}  +- {constant.error:.3f}")
+
+
+if __name__ == "__main__":
+    main()

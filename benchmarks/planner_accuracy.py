@@ -1,0 +1,191 @@
+"""How far the planner's predictions are from published measurements.
+
+    python benchmarks/planner_accuracy.py [--json] [--rows FILE ...] [--leave-one-out]
+
+By source: absolute relative error of the step time, how many of the measured times lie in the printed band
+(aim: 80 %), error of the memory where it is known, how many of the runs that fitted are said to fit, and how
+many of those out of memory not to. By job of which many layouts were measured: where the best measured one
+stands among the predicted, and what is lost by running the predicted best. --leave-one-out: every source is
+predicted by constants fitted to all other sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from planner_fit import Batch, Floats, batches, fit
+from planner_rows import Row, default_files, read_rows
+
+from plait.core.errors import JobError
+from plait.plan.band import band
+
+LAYOUTS = 6
+"""Of a job, from which on choosing one is a test."""
+KEYS = ("rows", "median_abs_rel_error", "mean_abs_rel_error", "p90_abs_rel_error", "band_coverage", "memory_error",
+        "fit_right", "oom_right")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Of every row: seconds and their band; bytes and whether they fit, NaN where no memory model is."""
+
+    seconds: Floats
+    low: Floats
+    high: Floats
+    memory: Floats
+    fits: Floats
+
+
+def predict_all(rows: Sequence[Row], left_out: bool) -> Predicted:
+    """With shipped constants, or with such as never saw a row's source."""
+    columns = {name: np.full(len(rows), np.nan) for name in ("seconds", "low", "high", "memory", "fits")}
+    places = {name: at for at, name in enumerate(row.name for row in rows)}
+
+    def add(parts: Sequence[Batch], values: Mapping[str, float]) -> None:
+        for part in parts:
+            at = np.array([places[row.name] for row in part.rows])
+            total = part.seconds(values).total
+            columns["seconds"][at] = total
+            columns["low"][at], columns["high"][at] = band(total, part.columns[1], part.cluster)
+            columns["memory"][at], columns["fits"][at] = _memory(part)
+
+    if not left_out:
+        add(batches(rows), {})
+        return Predicted(**columns)
+    timed = [row for row in rows if row.seconds]
+    start = fit(timed).values
+    for origin in sorted({origin_of(row) for row in rows}):
+        values = fit([row for row in timed if origin_of(row) != origin], start=start, rounds=6).values
+        add(batches([row for row in rows if origin_of(row) == origin]), values)
+    return Predicted(**columns)
+
+
+def origin_of(row: Row) -> str:
+    """Who measured: sources of one origin are left out together."""
+    return row.source.split("-")[0]
+
+
+def _memory(part: Batch) -> tuple[Floats, Floats]:
+    """Bytes on the fullest rank, and whether they fit; NaN until the memory model takes columns."""
+    nothing = np.full(len(part.rows), np.nan)
+    return nothing, nothing
+
+
+def summary(rows: Sequence[Row], predicted: Predicted, which: Sequence[int]) -> dict[str, Any]:
+    """The figures of some rows; None where nothing was measured."""
+    timed = [at for at in which if rows[at].seconds]
+    seconds = np.array([rows[at].seconds for at in timed])
+    error = np.abs(predicted.seconds[timed] / seconds - 1) if timed else np.array([])
+    covered = [predicted.low[at] <= second <= predicted.high[at] for at, second in zip(timed, seconds, strict=True)]
+    weighed = [at for at in which if rows[at].memory and np.isfinite(predicted.memory[at])]
+    off = [abs(predicted.memory[at] / (rows[at].memory or 1) - 1) for at in weighed]
+    known_fit = [at for at in which if np.isfinite(predicted.fits[at])]
+    fitted = [bool(predicted.fits[at]) for at in known_fit if not rows[at].oom]
+    out = [not predicted.fits[at] for at in known_fit if rows[at].oom]
+    figures = (
+        len(timed),
+        *((np.median(error), np.mean(error), np.quantile(error, 0.9), np.mean(covered)) if timed else (None,) * 4),
+        np.median(off) if off else None,
+        np.mean(fitted) if fitted else None,
+        np.mean(out) if out else None,
+    )
+    return {key: figure if figure is None or key == "rows" else round(float(figure), 4)
+            for key, figure in zip(KEYS, figures, strict=True)}  # fmt: skip
+
+
+def choice(rows: Sequence[Row], predicted: Predicted) -> dict[str, Any]:
+    """Over jobs of which ``LAYOUTS`` or more layouts were measured: the share whose best is among the ten (or
+    the third, if that is less) predicted best, and how much slower the predicted best is."""
+    jobs: dict[tuple[Any, ...], list[int]] = {}
+    for at, row in enumerate(rows):
+        if row.seconds:
+            jobs.setdefault((row.source, *row.job), []).append(at)
+    found: dict[str, list[tuple[bool, float]]] = {}
+    for job, at in jobs.items():
+        if len(at) < LAYOUTS:
+            continue
+        measured = np.array([rows[i].seconds for i in at])
+        order = np.argsort(predicted.seconds[at], kind="stable")
+        near = measured[order[: min(10, max(1, len(at) // 3))]]
+        found.setdefault(str(job[0]), []).append(
+            (bool(near.min() <= measured.min()), float(measured[order[0]] / measured.min() - 1))
+        )
+    every = [entry for entries in found.values() for entry in entries]
+    return {name: _choices(entries) for name, entries in {"overall": every, **found}.items() if entries}
+
+
+def _choices(entries: Sequence[tuple[bool, float]]) -> dict[str, Any]:
+    lost = np.array([loss for _, loss in entries])
+    return {
+        "jobs": len(entries),
+        "best_in_top": round(float(np.mean([inside for inside, _ in entries])), 4),
+        "mean_loss": round(float(lost.mean()), 4),
+        "worst_loss": round(float(lost.max()), 4),
+        "within_5_percent": round(float(np.mean(lost <= 0.05)), 4),
+    }
+
+
+def dense_pretraining(row: Row) -> bool:
+    """What the aims are about: all that is known, on A100 and H100."""
+    return row.full and row.device.startswith(("a100", "h100"))
+
+
+def table(figures: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Plain text, a source a line."""
+    width = max(len(name) for name in figures)
+    lines = [f"{'':{width}}  " + "  ".join(f"{column[:10]:>10}" for column in columns)]
+    for name, values in figures.items():
+        cells = [_cell(values.get(column)) for column in columns]
+        lines.append(f"{name:{width}}  " + "  ".join(f"{cell:>10}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{100 * value:.1f} %"
+
+
+def main() -> int:
+    """Print the tables; with --json one line for programs after them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--rows", type=Path, nargs="+", help="CSV files; default: shared/data beside the project")
+    parser.add_argument("--leave-one-out", action="store_true", help="predict each source without having seen it")
+    told = parser.parse_args()
+    try:
+        read = read_rows(told.rows or default_files())
+    except JobError as error:
+        print(error, file=sys.stderr)
+        return 2
+    rows = [row for row in read.rows if row.seconds or row.memory or row.oom]
+    predicted = predict_all(rows, told.leave_one_out)
+    by_source: dict[str, list[int]] = {}
+    for at, row in enumerate(rows):
+        by_source.setdefault(row.source, []).append(at)
+    sources = {name: summary(rows, predicted, which) for name, which in by_source.items()}
+    overall = summary(rows, predicted, range(len(rows)))
+    aimed = summary(rows, predicted, [at for at, row in enumerate(rows) if dense_pretraining(row)])
+    chosen = choice(rows, predicted)
+    print("rows skipped:", ", ".join(f"{count} ({reason})" for reason, count in Counter(read.skipped).most_common()))
+    print(table({**sources, "full, A100 and H100": aimed, "overall": overall}, KEYS))
+    if chosen:
+        print("\nchoice among measured layouts of one job")
+        print(table(chosen, ("jobs", "best_in_top", "mean_loss", "worst_loss", "within_5_percent")))
+    if told.json:
+        line = {"overall": overall, "aimed": aimed, "sources": sources, "choice": chosen,
+                "left_out": told.leave_one_out, "skipped": dict(read.skipped)}  # fmt: skip
+        print(json.dumps(line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

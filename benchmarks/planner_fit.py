@@ -1,0 +1,153 @@
+"""The planner's shipped constants as a fit to published rows: which are free, which devices share one, what a
+row weighs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner_rows import Row
+from plait.core.cluster import Cluster
+from plait.core.efficiency import Constant, Efficiency
+from plait.core.env import specs_folder
+from plait.plan.calibrate import Calibrated, Known, calibrate
+from plait.plan.closed_form import Seconds, step_seconds
+from plait.plan.layer_time import Options
+from plait.plan.points import Points
+from plait.plan.shapes import Shapes
+
+PRIORS = Path(__file__).with_name("planner_priors.toml")
+FAMILIES = ("ampere", "hopper", "blackwell", "volta")
+Floats = NDArray[np.float64]
+
+
+def priors() -> dict[str, dict[str, Any]]:
+    """Of all GPUs and of each family, as the file has them."""
+    return tomllib.loads(PRIORS.read_text())
+
+
+def known() -> dict[str, Known]:
+    """The priors by ``family.constant``."""
+    return {
+        f"{family}.{name}": Known(value=said["value"], error=said["error"], most=said.get("most", float("inf")))
+        for family, table in priors().items()
+        for name, said in table.items()
+    }
+
+
+@cache
+def family_of(preset: str) -> str:
+    """Whose constants a cluster's file uses."""
+    return str(tomllib.loads((specs_folder() / "clusters" / f"{preset}.toml").read_text())["efficiency"])
+
+
+def with_values(efficiency: Efficiency, family: str, values: Mapping[str, float]) -> Efficiency:
+    """The same constants with other values: those of all GPUs and of this family."""
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        owner, _, path = name.partition(".")
+        if owner not in ("all", family):
+            continue
+        outer, _, inner = path.partition(".")
+        old = changed.get(outer, getattr(efficiency, outer))
+        changed[outer] = (
+            old.model_copy(update={inner: getattr(old, inner).model_copy(update={"value": value})})
+            if inner
+            else old.model_copy(update={"value": value})
+        )
+    return efficiency.model_copy(update=changed)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one cluster and precision, as columns. where: their places among all rows."""
+
+    cluster: Cluster
+    family: str
+    rows: Sequence[Row]
+    where: NDArray[np.int64]
+
+    @cached_property
+    def columns(self) -> tuple[Shapes, Points, Floats, Options]:
+        """What ``step_seconds`` takes."""
+        rows = self.rows
+        points = Points(**{
+            f.name: np.concatenate([getattr(row.point, f.name) for row in rows]) for f in fields(Points)
+        })  # fmt: skip
+        options = Options(**{
+            f.name: np.array([getattr(row.options, f.name) for row in rows]) for f in fields(Options)
+        })  # fmt: skip
+        sequence = np.array([row.sequence for row in rows], dtype=np.float64)
+        return Shapes.stack([row.shapes for row in rows]), points, sequence, options
+
+    def seconds(self, values: Mapping[str, float]) -> Seconds:
+        """Predicted, with other constants than shipped where given."""
+        shapes, points, sequence, options = self.columns
+        efficiency = with_values(self.cluster.efficiency, self.family, values)
+        cluster = self.cluster.model_copy(update={"efficiency": efficiency})
+        precision = self.rows[0].precision
+        return step_seconds(shapes, points, cluster, sequence=sequence, precision=precision, options=options)
+
+
+def batches(rows: Sequence[Row]) -> list[Batch]:
+    """Rows that can be computed at once."""
+    groups: dict[Any, list[int]] = {}
+    for at, row in enumerate(rows):
+        groups.setdefault((id(row.cluster), row.precision), []).append(at)
+    return [
+        Batch(rows[where[0]].cluster, family_of(rows[where[0]].device), [rows[at] for at in where], np.array(where))
+        for where in groups.values()
+    ]
+
+
+def predict(parts: Sequence[Batch], values: Mapping[str, float]) -> Floats:
+    """Seconds of all rows, in their order."""
+    seconds = np.empty(sum(len(part.rows) for part in parts))
+    for part in parts:
+        seconds[part.where] = part.seconds(values).total
+    return seconds
+
+
+def weights(rows: Sequence[Row]) -> Floats:
+    """Rows of one source share its conditions, so n of them are worth sqrt(n) independent ones."""
+    count = Counter(row.source for row in rows)
+    return np.array([count[row.source] ** -0.5 for row in rows])
+
+
+def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None, rounds: int = 12) -> Calibrated:
+    """Constants from rows with times."""
+    parts = batches(rows)
+    measured = np.array([row.seconds for row in rows])
+    families = {"all", *(family_of(row.device) for row in rows)}
+    free = {name: prior if name.partition(".")[0] in families else replace(prior, error=0.0)
+            for name, prior in known().items()}  # fmt: skip
+    return calibrate(
+        lambda values: predict(parts, values),
+        measured,
+        free,
+        start=start,
+        weights=weights(rows),
+        rounds=rounds,
+        noise=0.06,
+    )
+
+
+def shipped(family: str, fitted: Mapping[str, Known], source: str, date: str) -> dict[str, Constant]:
+    """A family's constants by name: fitted ones with ``source``, those that no row moved with their prior's."""
+    said = priors()
+    constants: dict[str, Constant] = {}
+    for owner in ("all", family):
+        for name, prior in said[owner].items():
+            now = fitted[f"{owner}.{name}"]
+            moved = prior["error"] > 0 and now.error < 0.98 * prior["error"]
+            text = f"{source}; prior {prior['value']:g}: {prior['source']}" if moved else f"prior: {prior['source']}"
+            constants[name] = Constant(value=float(f"{now.value:.4g}"), source=text, date=date, error=round(now.error, 3))
+    return constants

@@ -1,0 +1,27 @@
+"""Overhead: what a device's memory holds besides the tensors of a step, and what of it may not be planned for."""
+
+from __future__ import annotations
+
+from plait.core.efficiency import Constant
+from plait.core.settings import Section
+
+_FITTED = "fitted to published measurements (docs/adr/0014)"
+
+
+def _fitted(value: float, error: float) -> Constant:
+    return Constant(value=value, source=_FITTED, date="2026-11", error=error)
+
+
+class Overhead(Section):
+    """Of every rank's device. A cluster file gives what was measured there; the defaults are for CUDA devices
+    with NCCL."""
+
+    context: Constant = _fitted(1.0e9, 0.5)
+    """Bytes of the driver's context, kernels and libraries' workspaces."""
+    communicator: Constant = _fitted(2.0e8, 0.5)
+    """Bytes of the buffers of one group of ranks that a rank belongs to."""
+    slack: Constant = _fitted(0.05, 0.6)
+    """What the allocator holds and cannot use, as a share of what a step makes and frees."""
+    reserve: Constant = _fitted(0.02, 0.5)
+    """Share of a device's memory that no plan should count on: what its driver does not give, and what
+    predictions miss."""

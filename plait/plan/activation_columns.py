@@ -1,0 +1,223 @@
+"""Bytes of activations of many strategies at once: the walk of ``plait.plan.memory`` over columns of sizes.
+
+Which tensors are made, kept and let go of depends on few things (``Structure``); how large they are, on degrees
+and sequences. So every structure is walked once, with a column of degrees, for two sizes of the batch and two
+numbers of layers; all that follows is linear in both. Orders are those without overlap: what is kept does not
+depend on them, and the working set little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.model import ModelSpec
+from plait.core.segment_lists import sync_order
+from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp
+from plait.core.stages import Stage
+from plait.core.strategy import Recompute, Strategy
+from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT
+from plait.plan.memory import Walk
+from plait.plan.segment_sizes import Core, Sizes
+
+Bytes = NDArray[np.float64]
+Degrees = tuple[int, int, int]
+"""tp, cp, ring."""
+
+FEW = 2
+"""Layers that are walked, and one more: what a layer more adds does not change from there on."""
+OWN = PLAIN_FORWARD
+"""Columns of one kind of layers (``plait.plan.live``)."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What decides which tensors exist. communicates: over tp; split: the backward is in two parts."""
+
+    recompute: Recompute
+    communicates: bool
+    sequence_parallel: bool
+    p1: int
+    split: bool
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Bytes of one micro-batch on a stage of one type: columns. kept, forward, backward, held, weight: as
+    ``Activations``, of a stage without layers; kept_layer, held_layer: what a layer adds."""
+
+    kept: Bytes
+    forward: Bytes
+    backward: Bytes
+    held: Bytes
+    weight: Bytes
+    kept_layer: Bytes
+    held_layer: Bytes
+
+
+def stage_table(
+    model: ModelSpec,
+    structure: Structure,
+    degrees: Sequence[Degrees],
+    *,
+    sequence: int,
+    itemsize: int,
+    fused_norm: bool,
+    whole: bool,
+    parts: bool,
+) -> Bytes:
+    """[2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every micro-batch and [1] for every
+    sequence of it. whole, parts: whether stages are wanted that are the whole model, or a part of it."""
+    model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
+    columns = _Columns.of(model, structure, degrees, sequence, itemsize, fused_norm)
+    found = np.zeros((2 * len(degrees), OWN))
+    for kind, name in enumerate(TYPES):
+        if whole if name == "whole" else parts:
+            one = _activity(model, columns, name, structure)
+            for at, value in ((KEPT, one.kept), (HELD, one.held), (FORWARD, one.forward), (BACKWARD, one.backward)):
+                found[:, at + kind] = value
+            found[:, WEIGHT + kind] = one.weight
+            found[:, KEPT_LAYER], found[:, HELD_LAYER] = one.kept_layer, one.held_layer
+    # Batches of one and of two sequences a slice.
+    one, two = found[: len(degrees)], found[len(degrees) :]
+    return np.stack([2 * one - two, (two - one) / structure.p1])
+
+
+def _activity(model: ModelSpec, columns: _Columns, name: str, structure: Structure) -> Activity:
+    kept, held, forward, backward, weight = _walked(model, columns, name, structure, FEW)
+    more = _walked(model, columns, name, structure, FEW + 1)
+    kept_layer, held_layer = more[0] - kept, more[1] - held
+    return Activity(
+        kept - FEW * kept_layer,
+        forward - FEW * kept_layer,
+        backward - FEW * np.maximum(kept_layer, held_layer),
+        held - FEW * held_layer,
+        weight - FEW * held_layer,
+        kept_layer,
+        held_layer,
+    )
+
+
+def _walked(model: ModelSpec, columns: _Columns, name: str, structure: Structure, layers: int) -> list[Bytes]:
+    """kept, held, and the peaks of a forward, a backward and weight gradients."""
+    embeds, heads = name in ("whole", "embeds"), name in ("whole", "heads")
+    first = 0 if embeds else 1
+    stage = Stage(first, 3 - embeds - heads, first, layers)
+    strategy = Strategy(
+        tp=2 if structure.communicates else 1,
+        sequence_parallel=structure.sequence_parallel,
+        recompute=structure.recompute,
+        p1=structure.p1,
+    )
+    graph = SegmentGraph.of(model, strategy, stage)
+    walk, nothing = _Walk(columns.under(graph)), np.zeros(columns.count)
+    phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
+    peaks, left = list[Bytes](), list[Bytes]()
+    for phase in phases:
+        peaks.append(cast("Bytes", walk.run(_order(replace(graph, phase=phase)))))
+        walk.hand_over(split=phase == "I")
+        left.append(cast("Bytes", walk.now))
+    held = left[1] if structure.split else nothing
+    return [left[0], held, *peaks, *([] if structure.split else [nothing])]
+
+
+@cache
+def _order(graph: SegmentGraph) -> list[Action]:
+    return sync_order(graph)
+
+
+class _Walk(Walk):
+    """On columns. What gloo keeps from step to step is counted elsewhere."""
+
+    _most = staticmethod(np.maximum)
+
+    def _fly(self, op: SegmentOp, change: int) -> None:
+        pass
+
+
+class _Columns(Sizes):
+    """Every size as a column: of all degrees for one sequence a slice, then for two."""
+
+    @staticmethod
+    def of(
+        model: ModelSpec,
+        structure: Structure,
+        degrees: Sequence[Degrees],
+        sequence: int,
+        itemsize: int,
+        fused: bool,
+    ) -> _Columns:
+        """For one structure."""
+        graph = SegmentGraph(
+            num_layers=1, first_layer=1, p1=structure.p1, sequence_parallel=structure.sequence_parallel
+        )
+        each = [
+            Sizes(
+                model,
+                Strategy(tp=tp, cp=cp, ring=ring, p1=structure.p1, sequence_parallel=structure.sequence_parallel),
+                graph, structure.p1 * share, sequence, itemsize, fused,
+            )
+            for share in (1, 2)
+            for tp, cp, ring in degrees
+        ]  # fmt: skip
+        made = _Columns(model, each[0].strategy, graph, structure.p1, sequence, itemsize, fused)
+        made.each, made.count, made.known = each, len(each), {}
+        made.shares = cast("Any", [_column(one.shares[at] for one in each) for at in range(structure.p1)])
+        made.tokens = cast("Any", _column(one.tokens for one in each))
+        made.sharded = max(one.sharded for one in each)
+        return made
+
+    each: Sequence[Sizes]
+    count: int
+    known: dict[Any, Any]
+
+    def under(self, graph: SegmentGraph) -> _Columns:
+        """The same sizes for another graph of the same structure."""
+        other = copy(self)
+        other.graph = graph
+        return other
+
+    def _known(self, name: str, op: SegmentOp, make: Callable[[], Any]) -> Any:
+        key = name, op.site, op.slice
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def _sizes(self, name: str, op: SegmentOp) -> Any:
+        return self._known(name, op, lambda: _column(getattr(one, name)(op) for one in self.each))
+
+    def rows(self, op: SegmentOp) -> int:
+        return self._sizes("rows", op)
+
+    def full(self, op: SegmentOp) -> int:
+        return self._sizes("full", op)
+
+    def stream(self, op: SegmentOp) -> int:
+        return self._sizes("stream", op)
+
+    def looked_up(self, op: SegmentOp) -> int:
+        return self._sizes("looked_up", op)
+
+    def head(self, op: SegmentOp) -> int:
+        return self._sizes("head", op)
+
+    def branches(self, op: SegmentOp) -> list[Core]:
+        return self._known("branches", op, lambda: self._branches(op))
+
+    def _branches(self, op: SegmentOp) -> list[Core]:
+        every = [one.branches(op) for one in self.each]
+        names = ("z", "o", "saved", "forward", "backward", "memo")
+        return [
+            Core(*(cast("Any", _column(getattr(core, name) for core in cores)) for name in names), cores[0].cheap)
+            for cores in zip(*every, strict=True)
+        ]
+
+
+def _column(values: Any) -> Bytes:
+    return np.fromiter(values, np.float64)

@@ -1,0 +1,132 @@
+"""What a job asks of the planner: what it leaves open, on which cluster, for how many ranks; and the job that
+a point of the space makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plait.core.cluster import Cluster
+from plait.core.constraint import Constraint
+from plait.core.errors import JobError
+from plait.core.job import Job
+from plait.core.model import ModelSpec
+from plait.core.settings import OverlapKinds, RecomputeLayers, Slices
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+from plait.plan.space import Asked
+
+
+def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> Asked:
+    """The space of a job. Raises JobError for what the planner cannot search around."""
+    fixed = _fixed(job)
+    shard = job.strategy.shard
+    if "strategy.shard" not in job.open and not isinstance(shard, str):
+        fixed |= {key: [value] for key, value in shard.model_dump().items()}
+    inner = cluster.tiers[0].ranks
+    ranks = ranks_of(job, cluster)
+    return Asked(
+        model=model,
+        ranks=ranks,
+        domain=min(inner, ranks) if inner else ranks,
+        global_batch=job.train.global_batch_size,
+        sequence=job.data.sequence_length,
+        fixed=fixed,
+        shard=shard if "strategy.shard" not in job.open and isinstance(shard, str) else None,
+        constraints=tuple(map(Constraint.parse, job.plan.constraints)),
+    )
+
+
+def ranks_of(job: Job, cluster: Cluster) -> int:
+    """For how many ranks to plan. Raises JobError where nothing says."""
+    if job.cluster.ranks:
+        return job.cluster.ranks
+    if not {"strategy.tp", "strategy.dp", "strategy.pp", "strategy.cp"}.intersection(job.open):
+        return job.world_size
+    if cluster.nodes:
+        return cluster.nodes * cluster.ranks_per_node
+    raise JobError("is missing", key="cluster.ranks", fix=f"Say how many ranks of {cluster.name} there are")
+
+
+def _fixed(job: Job) -> dict[str, list[int]]:
+    """What the job says, by column."""
+    section, found = job.strategy, dict[str, list[int]]()
+    said = {key.partition(".")[2] for key in job.open}
+    for key in ("pp", "dp", "tp", "cp"):
+        value = getattr(section, key)
+        if key not in said:
+            if not isinstance(value, int) and len(set(value)) > 1:
+                raise JobError(
+                    f"{list(value)} are unequal places, around which nothing can be searched",
+                    key=f"strategy.{key}",
+                    fix="Give one number, or every key of [strategy]",
+                )
+            found[key] = [value if isinstance(value, int) else value[0]]
+    if "cp_kind" not in said and section.cp > 1:
+        found["ring"] = [job.sequence_cut.ring]
+    elif "cp_kind" not in said and section.cp_kind == "ulysses":
+        found["ring"] = [1]
+    if "schedule" not in said:
+        if section.schedule not in SCHEDULES:
+            raise JobError("is a file, around which nothing can be searched", key="strategy.schedule")
+        found["schedule"] = [SCHEDULES.index(section.schedule)]
+    if "virtual_stages" not in said and (section.virtual_stages > 1 or "schedule" not in said):
+        found["virtual"] = [section.virtual_stages]
+    if "recompute" not in said:
+        again = section.recompute
+        kind, layers = (again.kind, again.layers) if isinstance(again, RecomputeLayers) else (again, -1)
+        found |= {"recompute": [RECOMPUTES.index(kind)], "recompute_layers": [layers]}
+    if "overlap" not in said:
+        given = section.overlap
+        kinds = (
+            given
+            if isinstance(given, OverlapKinds)
+            else OverlapKinds(tp=given, shard="none" if given == "sync" else "both")
+        )
+        found["overlap"] = [OVERLAPS.index(kinds.tp)]
+        found["shard_overlap"] = [SHARD_OVERLAPS.index("both" if kinds.shard == "auto" else kinds.shard)]
+    if "slices" not in said and isinstance(section.slices, Slices):
+        found |= {"p1": [section.slices.p1], "p2": [section.slices.p2]}
+    if "sequence_parallel" not in said and section.sequence_parallel != "auto":
+        found["sequence_parallel"] = [int(section.sequence_parallel)]
+    if "train.micro_batch_size" not in job.open and job.train.micro_batch_size:
+        found["micro"] = [job.train.micro_batch_size]
+    return found
+
+
+def job_at(job: Job, point: Mapping[str, int]) -> Job:
+    """The job with nothing left open: as a point says."""
+    values = job.to_dict()
+    values["strategy"] = values["strategy"] | strategy_table(point)
+    values["train"] = values["train"] | {"micro_batch_size": point["micro"]}
+    return Job.from_dict(values)
+
+
+def strategy_table(point: Mapping[str, int]) -> dict[str, Any]:
+    """``[strategy]`` as a point says."""
+    ring, kind = point["ring"], RECOMPUTES[point["recompute"]]
+    ulysses = point["cp"] // ring
+    cp_kind: Any = "ulysses" if ring == 1 else "ring" if ulysses == 1 else {"ulysses": ulysses, "ring": ring}
+    layers = point["recompute_layers"]
+    return {
+        **{key: point[key] for key in ("pp", "dp", "cp", "tp")},
+        "cp_kind": cp_kind,
+        "schedule": SCHEDULES[point["schedule"]],
+        "virtual_stages": point["virtual"] if SCHEDULES[point["schedule"]] != "zb-v" else 1,
+        "stage_layers": [],
+        "shard": {key: point[key] for key in ("params", "grads", "optim", "secondary")},
+        "overlap": {"tp": OVERLAPS[point["overlap"]], "shard": SHARD_OVERLAPS[point["shard_overlap"]]},
+        "slices": {"p1": point["p1"], "p2": point["p2"]},
+        "sequence_parallel": bool(point["sequence_parallel"]),
+        "recompute": kind if layers < 0 else {"kind": kind, "layers": layers},
+    }
+
+
+def point_of(job: Job) -> dict[str, int]:
+    """The point at which a job stands that leaves nothing open but what is timed."""
+    asked = {key: values[0] for key, values in _fixed(job.model_copy(update={"open": ()})).items()}
+    dp, tp = job.degrees[0]
+    sharding = job.sharding(dp * job.strategy.cp)
+    factors = {key: getattr(sharding, key) for key in ("params", "grads", "optim", "secondary")}
+    micro = -(-job.micro_batch // dp)
+    shape = {"dp": dp, "tp": tp, "ring": job.sequence_cut.ring, "micro": micro, "num_micro": job.num_micro_batches}
+    return {"p1": 1, "p2": 1, "sequence_parallel": 0, "virtual": 1, **asked, **factors, **shape}

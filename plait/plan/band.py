@@ -1,0 +1,41 @@
+"""How far a predicted step time may be off: the band from p10 to p90.
+
+Errors are taken as log-normal around the prediction. Their spread is a constant of the cluster, one for each
+regime: calibration says it, from steps that were left out of the fit.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.cluster import Cluster
+from plait.plan.points import Points
+from plait.plan.rates import Seconds
+
+Regime = Literal["node", "nodes", "pipeline"]
+REGIMES: tuple[Regime, ...] = ("node", "nodes", "pipeline")
+P90 = NormalDist().inv_cdf(0.9)
+LONG = 4
+"""Places from which on a pipeline over several nodes is a regime of its own."""
+
+
+def regimes(points: Points, cluster: Cluster) -> NDArray[np.int64]:
+    """A number into ``REGIMES`` for every point: one node; several; several and a long pipeline."""
+    several = points.ranks > cluster.ranks_per_node
+    return np.where(several, np.where(points.pp >= LONG, 2, 1), 0)
+
+
+def band(total: Seconds, points: Points, cluster: Cluster) -> tuple[Seconds, Seconds]:
+    """p10 and p90 of predicted seconds."""
+    told = cluster.efficiency.spread
+    spread = np.array([getattr(told, regime).value for regime in REGIMES])[regimes(points, cluster)]
+    return total * np.exp(-P90 * spread), total * np.exp(P90 * spread)
+
+
+def spread_of(residuals: NDArray[np.float64]) -> float:
+    """The spread with which four fifths of ``residuals`` (log predicted / measured) lie within the band."""
+    return float(np.quantile(np.abs(residuals), 0.8)) / P90

@@ -1,0 +1,159 @@
+"""The size of everything that a micro-batch keeps or works with, for many strategies at once: a row of sizes
+(``plait.plan.live``) for every kind of point, and what other frameworks keep beyond Plait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Recompute
+from plait.plan.activation_columns import OWN, Bytes, Structure, stage_table
+from plait.plan.distinct import distinct, groups
+from plait.plan.live import (
+    BACKWARD,
+    FORWARD,
+    HELD_LAYER,
+    KEPT,
+    KEPT_LAYER,
+    PLAIN_BACKWARD,
+    PLAIN_FORWARD,
+    PLAIN_HELD_LAYER,
+    PLAIN_KEPT_LAYER,
+    STREAM,
+    TYPES,
+)  # fmt: skip
+from plait.plan.memory import MASTER
+from plait.plan.memory_options import MemoryOptions
+from plait.plan.points import RECOMPUTES, Points
+
+Ints = NDArray[np.int64]
+NONE, SELECTIVE, FULL = (RECOMPUTES.index(name) for name in ("none", "selective", "full"))
+BOTH_PASSES = 1.8
+"""Unfused attention's working set in a backward, of what it keeps: scores, and gradients as large as four
+fifths of it (Korthikanti 2022: 5 bytes a weight are 2 of scores, 1 of a mask, 2 of their product)."""
+
+
+def size_rows(
+    model: ModelSpec,
+    points: Points,
+    *,
+    sequence: int,
+    itemsize: int,
+    options: MemoryOptions,
+    split: NDArray[np.bool_],
+) -> tuple[Bytes, Ints]:
+    """[rows, STREAM], and each point's row. split: whose backward is in two parts."""
+    mixed = (points.recompute != NONE) & (points.recompute_layers >= 0)
+    own = [points.recompute, points.sequence_parallel, points.p1, split, points.tp, points.cp, points.ring]
+    whole = points.pp == 1
+    first, row_of = distinct([*own, mixed, points.micro, whole])
+    rows = _Rows(model, points.take(first), split[first], sequence, itemsize, options)
+    found = np.zeros((len(first), STREAM))
+    found[:, :OWN] = rows.sizes(rows.points.recompute)
+    if mixed.any():  # layers beside those that are recomputed
+        plain, some = rows.sizes(np.zeros_like(first)), mixed[first, None]
+        for at, source, wide in (
+            (PLAIN_FORWARD, FORWARD, len(TYPES)), (PLAIN_BACKWARD, BACKWARD, len(TYPES)),
+            (PLAIN_KEPT_LAYER, KEPT_LAYER, 1), (PLAIN_HELD_LAYER, HELD_LAYER, 1),
+        ):  # fmt: skip
+            found[:, at : at + wide] = plain[:, source : source + wide] * some
+    return found, row_of
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """points: one of every kind."""
+
+    model: ModelSpec
+    points: Points
+    split: NDArray[np.bool_]
+    sequence: int
+    itemsize: int
+    options: MemoryOptions
+
+    def sizes(self, recompute: Ints) -> Bytes:
+        """[rows, OWN], with each row's ``recompute``."""
+        walked = recompute
+        if self.options.recompute_attention:
+            walked = np.where(recompute == SELECTIVE, NONE, walked)
+        if self.options.whole_layers:
+            walked = np.where(recompute == FULL, NONE, walked)
+        return self._adjusted(self._walked(walked), recompute)
+
+    def _walked(self, recompute: Ints) -> Bytes:
+        """As Plait's own lists have it."""
+        points = self.points
+        _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, points.p1, self.split])
+        found = np.zeros((len(points), OWN))
+        for which in groups(kind):
+            at = int(which[0])
+            structure = Structure(
+                cast("Recompute", RECOMPUTES[int(recompute[at])]),
+                bool(points.tp[at] > 1),
+                bool(points.sequence_parallel[at]),
+                int(points.p1[at]),
+                bool(self.split[at]),
+            )
+            first, degrees_of = distinct([points.tp[which], points.cp[which], points.ring[which]])
+            degrees = [(int(points.tp[i]), int(points.cp[i]), int(points.ring[i])) for i in which[first]]
+            base, each = stage_table(
+                self.model, structure, degrees, sequence=self.sequence, itemsize=self.itemsize,
+                fused_norm=self.options.gpu,
+                whole=bool((points.pp[which] == 1).any()), parts=True,
+            )  # fmt: skip
+            found[which] = base[degrees_of] + each[degrees_of] * points.micro[which, None]
+        return found
+
+    def _adjusted(self, found: Bytes, recompute: Ints) -> Bytes:
+        """With what other frameworks keep."""
+        options = self.options
+        points, model = self.points, self.model
+        tokens = (points.micro * (self.sequence // points.cp)).astype(np.float64)
+        shared = np.where(points.sequence_parallel > 0, points.tp, 1)
+        stream = tokens * model.hidden / shared
+        more = options.stream_bytes * stream - self._left_out(tokens)
+        gathered = tokens * model.hidden * self.itemsize * ((shared > 1) & options.regathers)
+        score_bytes = 0.0 if options.fused_attention else options.score_bytes
+        scores = tokens * self.sequence * model.num_heads / points.tp * score_bytes
+        full = recompute == FULL
+        whole, attention_again = (
+            full & options.whole_layers,
+            full | ((recompute == SELECTIVE) & options.recompute_attention),
+        )
+        layer = found[:, KEPT_LAYER] + (more - 2 * gathered) * (~full | whole)
+        working = (
+            scores * np.where(attention_again, BOTH_PASSES, BOTH_PASSES - 1) + gathered + np.where(whole, layer, 0)
+        )
+        kept = np.where(whole, stream * options.kept_bytes, layer + scores * ~attention_again)
+        found[:, HELD_LAYER] += np.minimum(0, more - 2 * gathered) * self.split
+        found[:, KEPT_LAYER] = kept
+        found[:, FORWARD : FORWARD + len(TYPES)] += (working - gathered)[:, None] * attention_again[:, None]
+        found[:, BACKWARD : BACKWARD + len(TYPES)] += working[:, None]
+        if options.logit_bytes is not None or options.whole_layers:
+            self._loss(found, tokens)
+        return found
+
+    def _left_out(self, tokens: Bytes) -> Bytes:
+        """What a layer of Plait's keeps and others need not."""
+        model, each = self.model, tokens * self.itemsize / self.points.tp
+        gate = model.ffn_hidden if model.gated and self.options.fused_gate else 0
+        rotary = self.options.rotary_in_place and not model.learned_positions and model.family == "llama"
+        copies = (model.num_heads + model.num_kv_heads) * model.head_size * rotary
+        return each * (gate + copies * (self.points.cp == self.points.ring))
+
+    def _loss(self, found: Bytes, tokens: Bytes) -> None:
+        """A stage with the head is fullest at the loss or in a layer's backward."""
+        tp, master = self.points.tp, max(MASTER, self.itemsize)
+        numbers = tokens * (-(-self.model.vocab // tp))
+        each = master if self.options.logit_bytes is None else self.options.logit_bytes
+        more = numbers * (each * (tp if self.options.logits_whole else 1) - master)
+        middle = found[:, BACKWARD + TYPES.index("middle")]
+        for name in ("whole", "heads"):
+            kind = TYPES.index(name)
+            at_loss = found[:, KEPT + kind] + more
+            found[:, FORWARD + kind] = np.maximum(found[:, FORWARD + kind], at_loss)
+            found[:, BACKWARD + kind] = np.maximum(middle, at_loss)

@@ -1,0 +1,254 @@
+"""What one layer of one micro-batch takes on one rank: computation, and what its collectives add to it.
+
+Columns, as everything of level 1. The backward is the input gradients and the weight gradients, each as long
+as the forward's products, and what is computed again before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from plait.core.cluster import Cluster
+from plait.plan import rates
+from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
+from plait.plan.rates import AnyPrecision, Seconds
+from plait.plan.shapes import Shapes
+
+SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "none"))
+SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
+HIDE_FORWARD = [SHARD_OVERLAPS.index(name) for name in ("forward", "both")]
+HIDE_BACKWARD = [SHARD_OVERLAPS.index(name) for name in ("backward", "both")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What other frameworks do otherwise than Plait; the defaults are Plait's own runs. Each may be a column.
+
+    fused_attention: one kernel that never writes the scores. attention_work, norm_work: how much longer the
+    kernels in use take than those that the cluster's constants are about. recompute_attention: selective recomputation
+    repeats attention's core (Korthikanti 2022, arXiv 2205.05198), not norms and activations.
+    recompute_collectives: full recomputation repeats the forward's collectives of tensor parallelism.
+    transfers_hidden: transfers between stages run beside computation. gradient_bytes: of a gradient on its
+    way. weight_bytes: of a gathered parameter.
+    """
+
+    fused_attention: Any = True
+    attention_work: Any = 1.0
+    norm_work: Any = 1.0
+    recompute_attention: Any = False
+    recompute_collectives: Any = False
+    transfers_hidden: Any = False
+    gradient_bytes: Any = 4.0
+    weight_bytes: Any = 2.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer on one rank. Everything in seconds of one micro-batch."""
+
+    model: Shapes
+    points: Points
+    cluster: Cluster
+    sequence: Any
+    precision: AnyPrecision
+    options: Options
+
+    @cached_property
+    def tokens(self) -> Seconds:
+        """That a rank's layers see; its tensor-parallel neighbours see the same."""
+        return self.points.micro * self.sequence / self.points.cp
+
+    # ---- computation ----
+
+    @cached_property
+    def linear(self) -> Seconds:
+        """Matrix products, forward."""
+        return self._products(rates.matmul)
+
+    @cached_property
+    def three(self) -> Seconds:
+        """Matrix products, forward and backward."""
+        return self._products(rates.three_products)
+
+    def _products(self, rate: Callable[..., Seconds]) -> Seconds:
+        """Slices of the batch (p1) and of columns (p2) make several smaller products of each."""
+        model, tp, p1, p2 = self.model, self.points.tp, self.points.p1, self.points.p2
+        rows, hidden, query = self.tokens / p1, model.hidden, model.query / tp
+        inner, kv = model.ffn_hidden / tp, model.kv / np.minimum(tp, model.num_kv_heads)
+        first = ((hidden, query + 2 * kv), (hidden, inner * (1 + model.gated)))
+        second = ((query, hidden / p2), (inner, hidden / p2))
+        shapes = [(1, *shape) for shape in first] + [(p2, *shape) for shape in second]
+        return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes),
+                   np.zeros_like(rows, dtype=np.float64))  # fmt: skip
+
+    @cached_property
+    def attention_forward(self) -> Seconds:
+        """Attention's core, forward."""
+        return self._attention(backward=False)
+
+    @cached_property
+    def attention_backward(self) -> Seconds:
+        """Attention's core, backward."""
+        return self._attention(backward=True)
+
+    def _attention(self, *, backward: bool) -> Seconds:
+        points, model = self.points, self.model
+        return rates.attention(
+            self.cluster,
+            self.precision,
+            batch=points.micro,
+            heads=model.num_heads / points.tp / (points.cp / points.ring),
+            queries=self.sequence / points.ring,
+            keys=self.sequence,
+            head_size=model.head_size,
+            backward=backward,
+            fused=self.options.fused_attention,
+        ) * self.options.attention_work
+
+    @cached_property
+    def norms(self) -> Seconds:
+        """Both norms, forward."""
+        return self._pass(8 * self._residual * self.options.norm_work)
+
+    @cached_property
+    def activation(self) -> Seconds:
+        """GELU or SwiGLU, forward."""
+        return self._pass(self.tokens * (4 + 2 * self.model.gated) * self.model.ffn_hidden / self.points.tp)
+
+    @cached_property
+    def elementwise(self) -> Seconds:
+        """Norms, activation, residual additions, and the rearrangement of queries, keys and values."""
+        heads = self.tokens * 4 * (self.model.query + 2 * self.model.kv) / self.points.tp
+        return self.norms + self.activation + self._pass(12 * self._residual + heads)
+
+    @cached_property
+    def _residual(self) -> Seconds:
+        """Numbers of the residual stream that a rank's norms see."""
+        return self.tokens * self.model.hidden / np.where(self.points.sequence_parallel > 0, self.points.tp, 1)
+
+    def _pass(self, nbytes: Any) -> Seconds:
+        return rates.memory_bound(self.cluster, nbytes * self.cluster.efficiency.elementwise.value)
+
+    @cached_property
+    def forward(self) -> Seconds:
+        """All computation, forward."""
+        return self.linear + self.attention_forward + self.elementwise
+
+    @cached_property
+    def backward(self) -> Seconds:
+        """All computation, backward, without what is computed again."""
+        return self.three - self.linear + self.attention_backward + 2 * self.elementwise
+
+    def waits_for_host(self, device: Seconds) -> Seconds:
+        """What a direction takes longer than ``device`` seconds because the host has not launched it yet."""
+        told, tp = self.cluster.efficiency, self.points.tp
+        launched = told.host_layer.value + np.where(tp > 1, 2 * told.host_collective.value, 0)
+        return np.maximum(0, launched - device)
+
+    @cached_property
+    def again(self) -> Seconds:
+        """What a layer that recomputes computes again."""
+        kind, core = self.points.recompute, np.asarray(self.options.recompute_attention)
+        selective = np.where(core, self.attention_forward, self.norms + self.activation)
+        return np.where(kind == FULL, self.forward, np.where(kind == SELECTIVE, selective, 0.0))
+
+    # ---- collectives ----
+
+    @cached_property
+    def _reduction(self) -> Seconds:
+        """Of one sublayer's output over the tensor-parallel ranks; with sequence parallelism, a gather and a
+        scatter."""
+        whole = self.tokens * self.model.hidden * 2
+        reduced = rates.collective(self.cluster, "all_reduce", whole, self.points.tp, 1)
+        gathered = rates.collective(self.cluster, "all_gather", whole, self.points.tp, 1)
+        scattered = rates.collective(self.cluster, "reduce_scatter", whole, self.points.tp, 1)
+        both = np.where(self.points.sequence_parallel > 0, gathered + scattered, reduced)
+        return np.where(self.points.overlap == NO_COLLECTIVES, 0.0, both)
+
+    @cached_property
+    def tp_forward(self) -> Seconds:
+        """Exposed of the forward's reductions of both sublayers: of s slices, the last one's, and what does
+        not fit beside the computation of the others."""
+        slices = np.where(self.points.overlap == DOMINO, self.points.p1 * self.points.p2, 1)
+        return self._exposed(2 * self._reduction, self.forward, slices)
+
+    @cached_property
+    def tp_backward(self) -> Seconds:
+        """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least."""
+        sent, slices = 2 * self._reduction, self.points.p1 * self.points.p2
+        beside = rates.together(self.cluster, self.linear, sent) - self.linear
+        sliced = np.minimum(beside, self._exposed(sent, self.backward, slices))
+        mode = self.points.overlap
+        return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
+
+    @cached_property
+    def tp_again(self) -> Seconds:
+        """Of the forward's, where recomputation repeats them."""
+        repeats = np.asarray(self.options.recompute_collectives) & (self.points.recompute == FULL)
+        return np.where(repeats, self.tp_forward, 0.0)
+
+    def _exposed(self, sent: Seconds, beside: Seconds, slices: Any) -> Seconds:
+        rest = 1 - 1 / slices
+        return sent / slices + rates.together(self.cluster, beside * rest, sent * rest) - beside * rest
+
+    @cached_property
+    def cp_forward(self) -> Seconds:
+        """Exposed of attention's exchanges: heads by all-to-all, keys and values along the ring."""
+        return self._exchange() + self._ring(1, self.attention_forward)
+
+    @cached_property
+    def cp_backward(self) -> Seconds:
+        """The same backward, where gradients of keys and values travel too."""
+        return self._exchange() + self._ring(2, self.attention_backward)
+
+    def _exchange(self) -> Seconds:
+        points, model = self.points, self.model
+        ranks = points.cp // points.ring
+        heads = np.maximum(model.num_kv_heads / points.tp, ranks)  # fewer are copied
+        query = self.tokens * model.query / points.tp * 2 * ranks
+        kv = self.tokens * heads * model.head_size * 2 * ranks
+        pair = [rates.collective(self.cluster, "all_to_all", whole, ranks, points.tp) for whole in (query, kv)]
+        return 2 * pair[0] + 2 * pair[1]
+
+    def _ring(self, tensors: int, attention: Seconds) -> Seconds:
+        points = self.points
+        stride = points.tp * points.cp // points.ring
+        moved = tensors * 2 * self.tokens * self.model.kv / np.minimum(points.tp, self.model.num_kv_heads) * 2
+        sent = rates.collective(self.cluster, "send", moved, points.ring, stride)
+        turn = attention / points.ring
+        return (points.ring - 1) * (rates.together(self.cluster, turn, sent) - turn)
+
+    @cached_property
+    def shard_forward(self) -> Seconds:
+        """Exposed of gathering the layer's parameters."""
+        sent = self._gather(self.points.params)
+        beside = rates.together(self.cluster, self.forward, sent) - self.forward
+        return np.where(np.isin(self.points.shard_overlap, HIDE_FORWARD), beside, sent)
+
+    @cached_property
+    def shard_backward(self) -> Seconds:
+        """Exposed of gathering them again, from near copies if there are any, and of reducing gradients to
+        what a rank accumulates."""
+        points = self.points
+        gathered = np.where(points.secondary > 0, self._gather(points.secondary), self._gather(points.params))
+        whole = self.model.layer_weights / points.tp * self.options.gradient_bytes
+        inner = rates.collective(self.cluster, "reduce_scatter", whole, points.params, points.tp)
+        outer = rates.collective(
+            self.cluster,
+            "reduce_scatter",
+            whole / points.params,
+            points.grads // points.params,
+            points.tp * points.params,
+        )
+        sent = gathered + inner + outer
+        beside = rates.together(self.cluster, self.backward, sent) - self.backward
+        return np.where(np.isin(points.shard_overlap, HIDE_BACKWARD), beside, sent)
+
+    def _gather(self, ranks: Any) -> Seconds:
+        whole = self.model.layer_weights / self.points.tp * self.options.weight_bytes
+        return rates.collective(self.cluster, "all_gather", whole, ranks, self.points.tp)

@@ -1,0 +1,197 @@
+"""What fills each device under one strategy, and when in a step; and the nearest change with which what does not
+fit would.
+
+Exact where ``plait.plan.estimate`` is: the chosen strategy is walked place by place. Changes are tried all at
+once, in closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from plait.core.cluster import Cluster
+from plait.core.errors import JobError
+from plait.core.model import ModelSpec
+from plait.core.settings import Precision
+from plait.core.sharding import Sharding
+from plait.core.stages import split_layers
+from plait.core.strategy import Strategy
+from plait.plan.closed_memory import MemoryColumns, device_overhead, step_memory, usable
+from plait.plan.estimate import Place, Work, estimate
+from plait.plan.fits import KINDS, in_words
+from plait.plan.nearest import Asked, changes, trades
+from plait.plan.points import RECOMPUTES, Points
+
+
+@dataclass(frozen=True)
+class PlaceMemory:
+    """Of the ranks of one place of the pipeline: bytes of tensors by kind, and of what the device holds
+    besides."""
+
+    place: Place
+    overhead: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.place.memory.total + self.overhead
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Of every place. usable: bytes of a device that a plan may fill."""
+
+    places: tuple[PlaceMemory, ...]
+    usable: int
+
+    @property
+    def fullest(self) -> PlaceMemory:
+        """The first, if equal."""
+        return max(self.places, key=lambda place: place.total)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds what it must."""
+        return self.fullest.total <= self.usable
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """A table: its head, then a row a place."""
+        yield "place", "layers", *KINDS, "overhead", "total", "of device", "fullest"
+        for each in self.places:
+            memory, place = each.place.memory, each.place
+            sizes = [getattr(memory, kind) for kind in KINDS]
+            layers = "+".join(str(count) for count in place.layers.values())
+            alive = f", {memory.alive} micro-batches alive" if memory.alive > 1 else ""
+            share = f"{each.total / self.usable:.0%}"
+            words = [in_words(size) for size in (*sizes, each.overhead, each.total)]
+            yield str(place.index), layers, *words, share, memory.when + alive
+
+
+def memory_report(work: Work, cluster: Cluster) -> MemoryReport:
+    """Of a strategy that was chosen. The rank with the largest share stands for a place."""
+    found, overhead = estimate(work), cluster.overhead
+    moving = [place.memory.activations + place.memory.buffers for place in found.places]
+    strategy, pp = work.strategy, len(found.places)
+    points = Points.of([
+        {"pp": pp, "dp": place.dp, "cp": place.cp, "ring": strategy.ring, "tp": place.tp, **_factors(sharding)}
+        for place, sharding in zip(found.places, work.shardings, strict=True)
+    ])  # fmt: skip
+    extra = device_overhead(overhead, points, np.array(moving, dtype=np.float64))
+    places = tuple(PlaceMemory(place, int(more)) for place, more in zip(found.places, extra, strict=True))
+    return MemoryReport(places, int(usable(cluster.device, overhead)))
+
+
+def _factors(sharding: Sharding) -> dict[str, int]:
+    return {name: getattr(sharding, name) for name in ("params", "grads", "optim", "secondary")}
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """How far a strategy is from fitting. kind: what of it is the most; place: where. change: the nearest with
+    which it fits, as keys of a job file with values; None if none of those that were tried does."""
+
+    bytes: int
+    kind: str
+    place: int
+    change: Mapping[str, Any] | None
+
+    def __str__(self) -> str:
+        what = f"{self.kind} of place {self.place} exceed{'s' * (self.kind in _SINGULAR)} by {in_words(self.bytes)}"
+        if self.change is None:
+            return f"{what}; none of the usual changes is enough: more devices, or a smaller model or sequence"
+        return f"{what}; fits with {', '.join(f'{_short(key)} = {value}' for key, value in self.change.items())}"
+
+
+def shortfall(
+    model: ModelSpec, point: Mapping[str, int], cluster: Cluster, *, sequence: int, precision: Precision
+) -> Shortfall | None:
+    """Of a point of the strategy space; None where it fits. Changes keep the number of ranks and the batch; a
+    change that a rule forbids is left out."""
+    tried = [({}, dict(point)), *_allowed(model, point, sequence)]
+    points = Points.of([row for _, row in tried])
+    found = step_memory(model, points, sequence=sequence, precision=precision, overhead=cluster.overhead)
+    limit = usable(cluster.device, cluster.overhead)
+    fitting = np.flatnonzero(found.total <= limit)
+    if len(fitting) and fitting[0] == 0:
+        return None
+    return Shortfall(
+        bytes=int(found.total[0] - limit),
+        kind=_largest(found),
+        place=int(found.place[0]),
+        change=tried[int(fitting[0])][0] if len(fitting) else None,
+    )
+
+
+_SINGULAR = ("optimizer", "overhead")
+
+
+def _short(key: str) -> str:
+    return key.partition(".")[2]
+
+
+def _largest(found: MemoryColumns) -> str:
+    """What can change most easily is named before what is as large."""
+    return max(("activations", *KINDS, "overhead"), key=lambda kind: float(getattr(found, kind)[0]))
+
+
+def _allowed(
+    model: ModelSpec, point: Mapping[str, int], sequence: int
+) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
+    asked = Asked(
+        recompute=RECOMPUTES[point["recompute"]],
+        each=point["micro"],
+        replicas=point["dp"] * point["cp"],
+        tp=point["tp"],
+        cp=point["cp"],
+        pp=point["pp"],
+        dp=point["dp"],
+        sequence_parallel=bool(point["sequence_parallel"]),
+    )
+    for change in chain(changes(asked), trades(asked)):
+        row = _changed(point, change)
+        try:
+            _check(model, row, sequence)
+        except JobError:
+            continue
+        yield change, row
+
+
+def _changed(point: Mapping[str, int], change: Mapping[str, Any]) -> dict[str, int]:
+    """The point with keys of a job file changed. The batch of a step stays."""
+    row = dict(point)
+    batch = row["micro"] * row["num_micro"] * row["dp"]
+    for key, value in change.items():
+        name = _short(key)
+        if name == "recompute":
+            row |= {"recompute": RECOMPUTES.index(value), "recompute_layers": -1}
+        elif name == "micro_batch_size":
+            row["micro"] = value
+        elif name == "cp":  # of the same kind: rings, or groups that exchange heads
+            row |= {"cp": value, "ring": value if 1 < row["ring"] == row["cp"] else row["ring"]}
+        elif name != "shard":
+            row[name] = int(value)
+    replicas = row["dp"] * row["cp"]
+    shard = change.get("strategy.shard")
+    if shard:
+        row |= _factors(Sharding.named(shard, replicas))
+    else:
+        for name in ("optim", "grads", "params"):
+            row[name] = int(np.gcd(row[name], replicas if name == "optim" else row["optim"]))
+    row["p1"] = min(row["p1"], row["micro"])
+    row["num_micro"] = max(1, batch // (row["micro"] * row["dp"]))
+    return row
+
+
+def _check(model: ModelSpec, row: Mapping[str, int], sequence: int) -> None:
+    """Raises JobError."""
+    strategy = Strategy(
+        tp=row["tp"], p1=row["p1"], p2=row["p2"], cp=row["cp"], ring=row["ring"],
+        sequence_parallel=bool(row["sequence_parallel"]),
+    )  # fmt: skip
+    strategy.check(model, batch=row["micro"], sequence=sequence)
+    split_layers(model.num_layers, row["pp"] * max(1, row["virtual"]))

@@ -1,0 +1,81 @@
+"""How long a pipeline takes, in closed form: stages of unequal length, transfers, eight schedules.
+
+w_i: forward and backward of stage i for one micro-batch; m micro-batches; c: one transfer. Without transfers
+1F1B with any w_i takes exactly m max(w) + sum of the others. A transfer is hidden by nothing in 1F1B: stages i
+to j hold one micro-batch each while one goes there and back, so a micro-batch takes at least (sum w + 2 c (j -
+i)) / (j - i + 1) in the steady state (``plait.core.schedules.steady_period``). With all w equal but one, the
+longest such range is either one stage or the whole pipeline.
+
+A rank of an interleaved schedule has v chunks, which divides the filling; zero-bubble schedules fill it with
+weight gradients (Qi 2023, arXiv 2401.10241). Tests compare these with ``plait.core.dry_run``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plait.plan.points import SCHEDULES
+from plait.plan.rates import Seconds
+
+GPIPE, EAGER, INTERLEAVED, ZB_H1, ZB_H2, ZB_V = (
+    SCHEDULES.index(name) for name in ("gpipe", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+)
+SLACK = SCHEDULES.index("slack-1f1b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Seconds of one micro-batch on a rank of the first, of the last and of any other place of the pipeline;
+    a pipeline of one place has only a last. forward and weight_gradient: the share of a stage's seconds."""
+
+    first: Seconds
+    inner: Seconds
+    last: Seconds
+    forward: Seconds
+    weight_gradient: Seconds
+
+    def longest(self, pp: Any) -> Seconds:
+        """Of the slowest place."""
+        outer = np.where(pp > 1, np.maximum(self.first, self.last), self.last)
+        return np.where(pp > 2, np.maximum(outer, self.inner), outer)
+
+    def all(self, pp: Any) -> Seconds:
+        """Of one micro-batch, through the whole pipeline and back."""
+        return np.where(pp > 1, self.first + self.last + np.maximum(pp - 2, 0) * self.inner, self.last)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Seconds of a step's micro-batches: of the slowest place's own work; waiting to be filled and drained,
+    and for slower places; waiting for transfers."""
+
+    work: Seconds
+    bubble: Seconds
+    transfers: Seconds
+
+
+def pipeline(
+    stages: Stages, *, schedule: Any, pp: Any, micro_batches: Any, chunks: Any, transfer: Any, hidden: Any
+) -> Pipeline:
+    """Of all micro-batches. transfer: seconds of one, one way. hidden: transfers run beside computation, so
+    that only those that fill and drain the pipeline count."""
+    m, longest = micro_batches, stages.longest(pp)
+    others = stages.all(pp) - longest
+    v = np.where((schedule == INTERLEAVED) | (schedule == ZB_V), np.maximum(chunks, 1), 1)
+    filled = _filling(stages, schedule) / v
+    hops = 2 * transfer * (pp - 1)
+    beside = np.asarray(hidden) | np.isin(schedule, (GPIPE, EAGER, SLACK, ZB_H2))
+    mean = stages.all(pp) / pp
+    waits = np.maximum(0, mean + hops / pp - longest) * np.where(pp > 1, 1, 0)
+    once = np.where(beside, hops / v, hops - np.minimum(2 * transfer / pp, waits))
+    every = np.where(v > 1, 2 * transfer * v * np.where(pp > 1, 1, 0), waits)
+    return Pipeline(m * longest, others * filled, once + np.where(beside, 0, every) * (m - 1))
+
+
+def _filling(stages: Stages, schedule: Any) -> Seconds:
+    """How much of the other places' work the slowest one waits for while the pipeline fills and drains."""
+    one, two = 1 - 2 * stages.weight_gradient, np.maximum(stages.forward, 1 - 3 * stages.weight_gradient)
+    return np.select([schedule == ZB_H1, schedule == ZB_H2, schedule == ZB_V], [one, two, stages.forward / 2], 1.0)

@@ -1,0 +1,53 @@
+"""A point of the strategy space as something that can be walked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.core.layout import Layout
+from plait.core.model import ModelSpec
+from plait.core.plan import Workload
+from plait.core.schedules import CHUNKS, Shape, generate
+from plait.core.settings import Precision
+from plait.core.sharding import Sharding
+from plait.core.stages import split_layers
+from plait.core.strategy import Strategy
+from plait.plan.estimate import Work
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+
+
+def work_of(model: ModelSpec, point: Mapping[str, int], *, sequence: int, precision: Precision, gpu: bool) -> Work:
+    """A point of the strategy space (``Points.row``), to be walked. Raises ScheduleError or JobError where it
+    cannot be."""
+    name, pp = SCHEDULES[point["schedule"]], point["pp"]
+    chunks = point["virtual"] if name == "interleaved" else (CHUNKS.get(name) or (1,))[0]
+    slack = (2,) * (pp - 1) if name == "slack-1f1b" else ()
+    shape = Shape(ranks=pp, micro_batches=point["num_micro"], chunks=chunks, slack=slack)
+    limit = point["recompute_layers"]
+    strategy = Strategy(
+        tp=point["tp"], overlap=OVERLAPS[point["overlap"]], p1=point["p1"], p2=point["p2"],
+        sequence_parallel=bool(point["sequence_parallel"]), cp=point["cp"], ring=point["ring"],
+        recompute=RECOMPUTES[point["recompute"]], recompute_layers=limit if limit >= 0 else None,
+        shard_overlap=SHARD_OVERLAPS[point["shard_overlap"]],
+    )  # fmt: skip
+    strategy.check(model, batch=point["micro"], sequence=sequence)
+    sharding = Sharding(
+        params=point["params"], grads=point["grads"], optim=point["optim"], secondary=point["secondary"]
+    )
+    sharding.check(point["dp"] * point["cp"])
+    schedule = generate(name, shape)
+    return Work(
+        model=model,
+        strategy=strategy,
+        layout=Layout.of(pp=pp, dp=point["dp"], cp=point["cp"], tp=point["tp"]),
+        shardings=[sharding] * pp,
+        stages=split_layers(model.num_layers, schedule.num_stages),
+        schedule=schedule,
+        workload=Workload(
+            micro_batch=point["micro"] * point["dp"],
+            num_micro_batches=point["num_micro"],
+            sequence=sequence,
+            precision=precision,
+        ),
+        gpu=gpu,
+    )

@@ -1,0 +1,341 @@
+"""The strategy space of a job on a number of ranks, enumerated as columns (InternEvo, arXiv 2401.09149,
+generalised).
+
+A *cell* fixes how ranks are arranged (pp, dp, cp with its rings, tp) and whether the residual stream is
+sequence-parallel; whether it is valid is asked of ``Strategy.check``, as the runtime does. Within a cell
+everything else is a product. Where there would be more than ``most`` points the space is made coarser, step
+by step (``Coarseness``), from what costs least to leave out; ``plait.plan.search`` then looks at the best
+cells in full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache, partial
+from itertools import product
+
+import numpy as np
+
+from plait.core.constraint import Constraint
+from plait.core.errors import JobError
+from plait.core.model import ModelSpec
+from plait.core.sharding import Sharding
+from plait.core.strategy import Strategy
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Ints, Points
+
+MOST = 250_000
+"""Points of a space, unless more are asked for."""
+TRIED = ("1f1b", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+"""Schedules that are tried unasked: gpipe is never better than 1f1b, slack-1f1b follows from measurements."""
+PARTS = (1, 2, 3)
+"""Quarters of a stage's layers that are computed again."""
+Choice = tuple[int, ...]
+LARGEST_MICRO = 64
+DEEPEST = 64
+"""Places of a pipeline, and stages a rank, that are tried unasked are at most so many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a job leaves open, and for what. ranks: of the job. domain: neighbouring ranks of the innermost
+    links, within which tensor parallelism is tried. fixed: what the job says, by column of ``Points``: a
+    value, or several. shard: a named sharding that the job asks for."""
+
+    model: ModelSpec
+    ranks: int
+    domain: int
+    global_batch: int
+    sequence: int
+    fixed: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    shard: str | None = None
+    constraints: Sequence[Constraint] = ()
+
+    def allows(self, name: str, value: int) -> bool:
+        """Whether a value of a column is neither excluded by the job nor by a constraint on it alone."""
+        if name in self.fixed and value not in self.fixed[name]:
+            return False
+        quantity = QUANTITIES.get(name, name)
+        return all(one.holds(value) for one in self.constraints if one.quantity == quantity)
+
+    def among(self, name: str, values: Sequence[int]) -> list[int]:
+        """Values of a column to try: those the job fixes even where nobody would try them."""
+        return [value for value in self.fixed.get(name, values) if self.allows(name, value)]
+
+
+@dataclass(frozen=True)
+class Coarseness:
+    """What is left out at a level: everything that an earlier level leaves out, too."""
+
+    level: int = 0
+
+    parts = property(lambda self: self.level < 1, doc="Whether to recompute some of a stage's layers.")
+    all_rings = property(lambda self: self.level < 2, doc="Whether to try every size of a ring.")
+    short = property(lambda self: self.level < 3, doc="Whether to cut sequences to less than 4,096 tokens.")
+    odd = property(lambda self: self.level < 4, doc="Whether to try micro-batches other than powers of two.")
+    factors = property(lambda self: self.level < 5, doc="Whether to try all shard factors.")
+    slices = property(lambda self: self.level < 6, doc="Whether to try eight slices, and columns.")
+    both_streams = property(lambda self: self.level < 7, doc="Whether to try tp without sequence parallelism.")
+    deep = property(lambda self: self.level < 8, doc="Whether to try all numbers of virtual stages.")
+
+
+COARSEST = 8
+QUANTITIES = {"micro": "micro_batch_size", "num_micro": "num_micro_batches", "virtual": "virtual_stages"}
+"""Columns whose constraints have another name."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arrangement of the ranks."""
+
+    pp: int
+    dp: int
+    cp: int
+    ring: int
+    tp: int
+    sequence_parallel: int
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights."""
+        return self.dp * self.cp
+
+
+def enumerate_space(asked: Asked, *, most: int = MOST) -> Points:
+    """Every point that is valid, memory aside. Raises JobError where there is none: which condition leaves
+    nothing."""
+    known = _Known(asked)
+    for level in range(COARSEST + 1):
+        cells = list(cells_of(asked, Coarseness(level)))
+        choices = [known.choices(cell, Coarseness(level)) for cell in cells]
+        if sum(map(_count, choices)) <= most:
+            break
+    if not cells:
+        raise _nothing(asked)
+    return _some(asked, points_of(asked, cells, choices))
+
+
+def enumerate_cells(asked: Asked, cells: Sequence[Cell], *, most: int = MOST) -> Points:
+    """Every point of some cells, or, from the last on, of as many of these as have ``most`` together."""
+    known = _Known(asked)
+    choices = [known.choices(cell, Coarseness()) for cell in cells]
+    sizes = np.cumsum([_count(each) for each in choices])
+    some = max(1, int(np.searchsorted(sizes, most, side="right")))
+    return _some(asked, points_of(asked, cells[:some], choices[:some]))
+
+
+def _count(choices: Mapping[tuple[str, ...], Sequence[Choice]]) -> int:
+    return math.prod(map(len, choices.values()))
+
+
+def _some(asked: Asked, points: Points) -> Points:
+    """Those that meet the constraints that can be told without a prediction."""
+    columns = {QUANTITIES.get(name, name): column for name, column in points.columns().items()}
+    columns["ulysses"] = points.cp // points.ring
+    telling = [one for one in asked.constraints if one.quantity in columns]
+    held = np.ones(len(points), dtype=bool)
+    for one in telling:
+        held &= one.holds(columns[one.quantity])
+    points = points.take(held) if telling else points
+    if not len(points):
+        raise _nothing(asked)
+    return points
+
+
+def cells_of(asked: Asked, coarse: Coarseness) -> Iterator[Cell]:
+    """Valid arrangements of the ranks."""
+    model, ranks = asked.model, asked.ranks
+    valid = cache(partial(_valid, asked))
+    for pp, tp in product(asked.among("pp", _divisors(ranks)), asked.among("tp", _divisors(ranks))):
+        if ranks % (pp * tp) or pp > model.num_layers or (tp > asked.domain and "tp" not in asked.fixed):
+            continue
+        if pp > DEEPEST and "pp" not in asked.fixed:
+            continue
+        for cp in asked.among("cp", _divisors(ranks // (pp * tp))):
+            if ranks % (pp * tp * cp) or (
+                cp > 1 and "cp" not in asked.fixed and asked.sequence // cp < (512 if coarse.short else 4096)
+            ):
+                continue
+            dp = ranks // (pp * tp * cp)
+            if asked.global_batch % dp or not asked.allows("dp", dp):
+                continue
+            flats = (0, 1) if coarse.both_streams or tp == 1 else (1,)
+            for ring, flat in product(_rings(asked, cp, tp, coarse), asked.among("sequence_parallel", flats)):
+                ulysses_held = all(one.holds(cp // ring) for one in asked.constraints if one.quantity == "ulysses")
+                if cp % ring == 0 and ulysses_held and valid(tp, cp, ring, bool(flat)):
+                    yield Cell(pp, dp, cp, ring, tp, flat)
+
+
+def _rings(asked: Asked, cp: int, tp: int, coarse: Coarseness) -> list[int]:
+    """Ranks of a ring: heads are exchanged best within the innermost links."""
+    tried = _divisors(cp)
+    if not coarse.all_rings:
+        inside = max(d for d in tried if d <= max(1, asked.domain // tp))
+        tried = tuple(sorted({1, cp // inside, cp}))
+    return asked.among("ring", tried)
+
+
+def _valid(asked: Asked, tp: int, cp: int, ring: int, sequence_parallel: bool) -> bool:
+    if sequence_parallel and tp == 1:
+        return False
+    strategy = Strategy(tp=tp, cp=cp, ring=ring, sequence_parallel=sequence_parallel)
+    try:
+        strategy.check(asked.model, batch=1, sequence=asked.sequence)
+    except JobError:
+        return False
+    return True
+
+
+class _Known:
+    """What cells leave to choose, found once for those that are alike."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.batches = cache(partial(_batches, asked))
+        self.schedules = cache(partial(_schedules, asked))
+        self.shardings = cache(partial(_shardings, asked))
+        self.recomputes = cache(partial(_recomputes, asked))
+        self.overlaps = [(one,) for one in asked.among("shard_overlap", [SHARD_OVERLAPS.index("both")])]
+
+    def choices(self, cell: Cell, coarse: Coarseness) -> dict[tuple[str, ...], list[Choice]]:
+        """Columns that go together, and their values."""
+        return {
+            ("micro", "num_micro", "overlap", "p1", "p2"): self.batches(cell.dp, cell.tp, coarse),
+            ("schedule", "virtual"): self.schedules(cell.pp, coarse.deep),
+            ("params", "grads", "optim", "secondary"): self.shardings(cell.replicas, cell.tp, coarse.factors),
+            ("shard_overlap",): self.overlaps,
+            # The last: points that differ in nothing else stand side by side (``plait.plan.search.needed``).
+            ("recompute", "recompute_layers"): self.recomputes(cell.pp, coarse.parts),
+        }
+
+
+def _batches(asked: Asked, dp: int, tp: int, coarse: Coarseness) -> list[Choice]:
+    """Micro-batches, and their slices."""
+    each = asked.global_batch // dp
+    micro = [m for m in _divisors(each) if m <= LARGEST_MICRO and (coarse.odd or (m & (m - 1) == 0 and m <= 16))]
+    found = list[Choice]()
+    for size in asked.among("micro", micro):
+        if each % size == 0 and asked.allows("num_micro", each // size):
+            found += [(size, each // size, *slices) for slices in _slices(asked, tp, coarse) if slices[1] <= size]
+    return found
+
+
+def _schedules(asked: Asked, pp: int, deep: bool) -> list[Choice]:
+    if pp == 1:
+        return [(SCHEDULES.index("1f1b"), virtual) for virtual in asked.among("virtual", [1])]
+    found = list[Choice]()
+    for schedule in asked.among("schedule", [SCHEDULES.index(name) for name in TRIED]):
+        name, layers = SCHEDULES[schedule], asked.model.num_layers // pp
+        virtual = [2] if name == "zb-v" else [1]
+        if name == "interleaved":
+            virtual = [v for v in range(2, min(layers, 16 if deep else 4) + 1) if layers % v == 0]
+        allowed = [v for v in asked.among("virtual", virtual) if v in virtual or name == "interleaved"]
+        found += [(schedule, v) for v in allowed if pp * v <= asked.model.num_layers]
+    return found
+
+
+def _recomputes(asked: Asked, pp: int, parts: bool) -> list[Choice]:
+    layers, found = -(-asked.model.num_layers // pp), list[Choice]()
+    for kind in asked.among("recompute", range(len(RECOMPUTES))):
+        some = (
+            sorted({layers * part // 4 for part in PARTS} - {0, layers}) if parts and RECOMPUTES[kind] == "full" else []
+        )
+        found += [(kind, count) for count in asked.among("recompute_layers", [-1, *some])]
+    return found
+
+
+def _shardings(asked: Asked, replicas: int, tp: int, all_factors: bool) -> list[Choice]:
+    if asked.shard:
+        one = Sharding.named(asked.shard, replicas)
+        return [(one.params, one.grads, one.optim, one.secondary)]
+    local, found = max(1, asked.domain // tp), list[Choice]()
+    values = factors(replicas, local, few=not all_factors)
+    for params in asked.among("params", values):
+        for grads in [one for one in asked.among("grads", values) if one % params == 0]:
+            for optim in [one for one in asked.among("optim", values) if one % grads == replicas % one == 0]:
+                copies = [0, local] if params > local > 1 and params % local == 0 else [0]
+                found += [(params, grads, optim, copy) for copy in asked.among("secondary", copies)]
+    return found
+
+
+@cache
+def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
+    """Shard factors to try: within the innermost links every divisor, beyond them a few on the way to all
+    (AMSP, arXiv 2311.00257, cuts nodes and what is in them apart).
+
+    >>> factors(1024, 8)
+    (1, 2, 4, 8, 32, 128, 1024)
+    """
+    divisors = _divisors(replicas)
+    inside = [one for one in divisors if local % one == 0]
+    if few:
+        inside = sorted({1, inside[-1]})
+    beyond = [one for one in divisors if one > local and one % inside[-1] == 0][1:-1]
+    between = [] if few else beyond[1::2][:2]
+    return tuple(sorted({*inside, *between, replicas}))
+
+
+def _slices(asked: Asked, tp: int, coarse: Coarseness) -> list[Choice]:
+    """Overlap, p1 and p2: where nothing is sent there is nothing to hide; only Domino has slices."""
+    overlaps = asked.among("overlap", [OVERLAPS.index("domino")])
+    p1 = asked.among("p1", ((1, 2, 4, 8) if coarse.slices else (1, 2, 4)) if tp > 1 else (1,))
+    p2 = asked.among("p2", (1, 2) if tp > 1 and coarse.slices else (1,))
+    found = [one for one in product(overlaps, p1, p2) if asked.model.hidden % one[2] == 0]
+    sliced = OVERLAPS.index("domino")
+    return [one for one in found if one[0] == sliced or one[1:] == (1, 1)] or found
+
+
+def points_of(
+    asked: Asked, cells: Sequence[Cell], choices: Sequence[Mapping[tuple[str, ...], Sequence[Choice]]]
+) -> Points:
+    """The products of cells, one after the other."""
+    total = sum(map(_count, choices))
+    columns = {one.name: np.ones(total, dtype=np.int64) for one in fields(Points)}
+    start = 0
+    for cell, each in zip(cells, choices, strict=True):
+        here = slice(start, start := start + _count(each))
+        sizes = tuple(map(len, each.values()))
+        for (names, values), number in zip(each.items(), _numbers(sizes), strict=True):
+            table = np.array(values, dtype=np.int64).reshape(len(values), len(names))
+            for at, name in enumerate(names):
+                columns[name][here] = table[number, at]
+        for name in ("pp", "dp", "cp", "ring", "tp", "sequence_parallel"):
+            columns[name][here] = getattr(cell, name)
+    return Points(**columns)
+
+
+@lru_cache(maxsize=64)
+def _numbers(sizes: tuple[int, ...]) -> tuple[Ints, ...]:
+    """For every element of a product, the number of its value on each axis."""
+    total = math.prod(sizes)
+    return tuple(np.unravel_index(np.arange(total), sizes)) if total else (np.zeros(0, dtype=np.int64),) * len(sizes)
+
+
+def _nothing(asked: Asked) -> JobError:
+    """Which one condition, left out, would leave something."""
+    for at, one in enumerate(asked.constraints):
+        others = [*asked.constraints[:at], *asked.constraints[at + 1 :]]
+        if next(cells_of(_with(asked, asked.fixed, others), Coarseness()), None):
+            return JobError(f"'{one.text}' leaves no strategy for {asked.ranks} ranks", key="plan.constraints")
+    for name in asked.fixed:
+        fixed = {other: values for other, values in asked.fixed.items() if other != name}
+        if cell := next(cells_of(_with(asked, fixed, asked.constraints), Coarseness()), None):
+            value = getattr(cell, name, None)
+            fix = f"{value} would do, or auto" if value is not None else "Leave it to auto"
+            given = ", ".join(map(str, asked.fixed[name]))
+            problem = f"{given} fits no arrangement of {asked.ranks} ranks with the rest that the job says"
+            return JobError(problem, key=f"strategy.{name}", fix=fix)
+    problem = (
+        f"{asked.ranks} ranks cannot share {asked.global_batch} sequences of {asked.sequence} tokens of this model"
+    )
+    return JobError(problem, key="cluster.ranks", fix="Use a number of ranks, or of sequences, with more divisors")
+
+
+def _with(asked: Asked, fixed: Mapping[str, Sequence[int]], constraints: Sequence[Constraint]) -> Asked:
+    return replace(asked, fixed=fixed, constraints=constraints)
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))

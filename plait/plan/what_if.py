@@ -1,0 +1,82 @@
+"""What if links, devices or memory were better or worse, or there were more ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from plait.core.cluster import Cluster, Constant
+from plait.core.errors import JobError, nearest
+from plait.core.job import Job
+from plait.plan.asking import ranks_of
+
+CHANGES = {
+    "nic": "links between nodes",
+    "link": "all links",
+    "compute": "peaks of the device",
+    "memory": "memory of the device",
+    "straggler": "the slowest node's time",
+    "gpus": "ranks",
+}
+"""What may be changed by a factor."""
+_CHANGE = re.compile(r"\s*([a-z_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*x?\s*")
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, float]:
+    """Factors by what they change. Raises JobError for what is no change."""
+    found = dict[str, float]()
+    for text in texts:
+        match = _CHANGE.fullmatch(text)
+        if not match or float(match[2]) <= 0:
+            raise JobError(f"'{text}' is no change", key="--what-if", fix="Write it as in nic=2x or link=0.5")
+        if match[1] not in CHANGES:
+            known = ", ".join(f"{name} ({what})" for name, what in CHANGES.items())
+            raise JobError(f"'{text}': unknown{nearest(match[1], CHANGES)}", key="--what-if", fix=f"Known: {known}")
+        found[match[1]] = float(match[2])
+    return found
+
+
+def changed_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
+    """The cluster with rates and sizes multiplied."""
+    inner = cluster.tiers[0].name
+    tiers = tuple(
+        tier.model_copy(
+            update={
+                "rate": _times(
+                    tier.rate, factors, "link", *([] if tier.name == inner and cluster.ranks_per_node > 1 else ["nic"])
+                )
+            }
+        )
+        for tier in cluster.tiers
+    )
+    device = cluster.device.model_copy(
+        update={
+            "peak": {key: _times(value, factors, "compute") for key, value in cluster.device.peak.items()},
+            "memory": _times(cluster.device.memory, factors, "memory"),
+        }
+    )
+    return cluster.model_copy(update={"tiers": tiers, "device": device})
+
+
+def changed_ranks(job: Job, cluster: Cluster, factors: Mapping[str, float]) -> Job:
+    """The job on so many times as many ranks, the global batch as it was."""
+    factor = factors.get("gpus", 1.0)
+    if factor == 1.0:
+        return job
+    ranks = ranks_of(job, cluster) * factor
+    if ranks != int(ranks) or not ranks:
+        raise JobError(
+            f"gpus={factor:g}x makes {ranks:g} ranks", key="--what-if", fix="Choose a factor that gives a whole number"
+        )
+    return job.changed([f"cluster.ranks={int(ranks)}"])
+
+
+def _times(constant: Constant, factors: Mapping[str, float], *names: str) -> Constant:
+    factor = 1.0
+    for name in names:
+        factor *= factors.get(name, 1.0)
+    if factor == 1.0:
+        return constant
+    return constant.model_copy(
+        update={"value": constant.value * factor, "source": f"{constant.source}; {factor:g} times that"}
+    )

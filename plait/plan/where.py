@@ -1,0 +1,14 @@
+"""The cluster that a job is planned for: a preset, a file, or this machine; with what was measured there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.core.cluster import Cluster
+from plait.core.job import Job
+
+
+def find_cluster(job: Job) -> Cluster:
+    """What ``[cluster]`` names. Raises JobError for what cannot be read."""
+    section = job.cluster
+    return Cluster.read(Path(section.file)) if section.file else Cluster.preset(section.preset)

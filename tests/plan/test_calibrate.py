@@ -1,0 +1,86 @@
+"""Calibration: known constants come back, priors hold what nothing measures, outliers pull little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.plan.calibrate import Known, calibrate
+from plait.plan.points import Points
+from plait.plan.closed_form import step_seconds
+from plait.plan.shapes import Shapes
+
+WORK = np.geomspace(1, 100, 30)
+SENT = np.tile([0.0, 5.0, 40.0], 10)
+TRUE = {"rate": 3.0, "delay": 0.7}
+PRIORS = {"rate": Known(value=2.0, error=0.5), "delay": Known(value=1.0, error=0.5)}
+
+
+def model(values: Mapping[str, float]) -> np.ndarray:
+    return WORK / values["rate"] + SENT * values["delay"] + 0.1
+
+
+def test_constants_come_back_from_what_they_predict() -> None:
+    found = calibrate(model, model(TRUE), PRIORS, noise=0.01)
+    assert found.values == pytest.approx(TRUE, rel=0.01)
+    assert all(found.constants[name].error < 0.02 for name in TRUE)
+    assert np.abs(found.residuals).max() < 0.01
+
+
+def test_few_measurements_move_little_and_many_move_more() -> None:
+    def moved(count: int) -> float:
+        truth = model(TRUE)[:count]
+        found = calibrate(lambda values: model(values)[:count], truth, {**PRIORS, "rate": Known(value=2.0, error=0.1)}, noise=0.3)
+        return found.values["rate"]
+
+    assert 2.0 < moved(1) < moved(5) < moved(30) < 3.0
+
+
+def test_what_nothing_measures_stays_and_keeps_its_error() -> None:
+    priors = {**PRIORS, "unused": Known(value=5.0, error=0.3), "fixed": Known(value=7.0, error=0.0)}
+    found = calibrate(model, model(TRUE), priors)
+    assert found.values["unused"] == pytest.approx(5.0)
+    assert found.constants["unused"].error == pytest.approx(0.3)
+    assert found.constants["fixed"] == priors["fixed"]
+
+
+def test_a_few_wrong_measurements_change_little() -> None:
+    measured = model(TRUE)
+    measured[::10] *= 5
+    found = calibrate(model, measured, PRIORS, noise=0.01)
+    assert found.values == pytest.approx(TRUE, rel=0.03)
+
+
+def test_a_limit_holds() -> None:
+    priors = {**PRIORS, "rate": Known(value=2.0, error=0.5, most=2.5)}
+    assert calibrate(model, model(TRUE), priors, noise=0.01).values["rate"] == pytest.approx(2.5)
+
+
+def test_seconds_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        calibrate(model, np.append(model(TRUE)[:-1], 0.0), PRIORS)
+
+
+def test_a_cluster_is_found_again_from_its_steps() -> None:
+    """Ten layouts of one model tell a device's share of its peak from its links'."""
+    cluster = Cluster.preset("a100-80")
+    shapes = Shapes(num_layers=24, hidden=4096, num_heads=32, num_kv_heads=32, head_size=128, ffn_hidden=16384,
+                    vocab=51200, gated=0, tied_embeddings=1)  # fmt: skip
+    points = Points.of([
+        {"tp": tp, "dp": 16 // tp, "micro": micro, "num_micro": 8, "overlap": 0, "shard_overlap": 0}
+        for tp in (1, 2, 4, 8, 16) for micro in (1, 4)
+    ])  # fmt: skip
+
+    def predict(values: Mapping[str, float]) -> np.ndarray:
+        told = cluster.efficiency
+        inside = told.inside.model_copy(update={"share": told.inside.share.model_copy(update={"value": values["share"]})})
+        matmul = told.matmul.model_copy(update={"value": values["matmul"]})
+        changed = cluster.model_copy(update={"efficiency": told.model_copy(update={"inside": inside, "matmul": matmul})})
+        return step_seconds(shapes, points, changed, sequence=2048).total
+
+    true = {"matmul": 0.6, "share": 0.45}
+    priors = {"matmul": Known(value=0.75, error=0.2), "share": Known(value=0.65, error=0.3)}
+    assert calibrate(predict, predict(true), priors, noise=0.01).values == pytest.approx(true, rel=0.02)
