@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from statistics import NormalDist
 from typing import NamedTuple
 
 from plait.core.cluster import Cluster
@@ -31,7 +32,7 @@ from plait.plan.prices import ClusterPrices, PlanPrices, Prices
 
 AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
 """What a step's seconds consist of. idle: waiting for computations of other places (the bubble), for the
-slowest place at the step's end, and for what is beside a step."""
+slowest node of the own place and of others, and for what is beside a step."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
 
     cluster: None for what the plan itself knows: its measured costs, or costs from shapes, whose proportions
     mean more than their seconds. jitter_seed: every node's step takes longer or shorter by a factor that is
-    drawn with it; None: all nodes are as fast as the mean. Raises JobError where the cluster has no peak for
+    drawn with it, and a place waits for its slowest; None: all take as long as the slowest of the job's nodes
+    does on average. Raises JobError where the cluster has no peak for
     the plan's precision.
     """
     simulation = Simulation(plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed)
@@ -145,7 +147,8 @@ class Course:
         down."""
         start, scale = self.clock, self.pace + (lost / outcome.seconds if lost else 0.0)
         for axis, seconds in zip(outcome.spent._fields, outcome.spent, strict=True):
-            self.spent[axis] += seconds * self.pace
+            self.spent[axis] += seconds
+        self.spent["idle"] += outcome.seconds * (self.pace - 1.0)
         self.spent["pp"] += lost
         self.turns.append(Turn(op, start, scale, outcome))
         if outcome.ended:
@@ -342,12 +345,17 @@ class Simulation:
 
     def _paces(self, seed: int | None) -> list[float]:
         """By place: the time of its slowest node, as a multiple of the mean node's."""
-        sigma = self.prices.jitter
-        if seed is None or not sigma:
-            return [1.0] * len(self.places)
-        chance, each = random.Random(seed), self.prices.ranks_per_node or self.plan.layout.world_size
-        nodes = [
-            chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(-(-self.plan.layout.world_size // each))
-        ]
-        ranges = [mesh.ranks for mesh in self.plan.layout.meshes]
-        return [max(nodes[ranks[0] // each : ranks[-1] // each + 1]) for ranks in ranges]
+        sigma, meshes = self.prices.jitter, self.plan.layout.meshes
+        world = self.plan.layout.world_size
+        each = self.prices.ranks_per_node or world
+        count = -(-world // each)
+        if seed is None:
+            return [1.0 + slowest(count) * sigma] * len(meshes)
+        chance = random.Random(seed)
+        nodes = [chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(count)]
+        return [max(nodes[mesh.ranks[0] // each : mesh.ranks[-1] // each + 1]) for mesh in meshes]
+
+
+def slowest(nodes: int) -> float:
+    """By how many standard deviations the slowest of so many exceeds the mean, on average (Blom 1958)."""
+    return NormalDist().inv_cdf((nodes - 0.375) / (nodes + 0.25)) if nodes > 1 else 0.0
