@@ -183,7 +183,7 @@ class Planner:
 
     def simulated(self, job: Job) -> Simulated:
         """A step of a job that leaves nothing open."""
-        return simulate_plan(self.plan(job), self.cluster)
+        return simulate_plan(make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True), self.cluster)
 
     def why(self, found: Sequence[Candidate]) -> list[str]:
         """What limits the best, what the runner-up loses, what every overlap gains."""

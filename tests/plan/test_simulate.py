@@ -25,6 +25,7 @@ from plait.core.segments import SegmentGraph
 from plait.core.sharding import Sharding
 from plait.core.timeline import Span, Timeline, hidden
 from plait.plan.estimate import Work, estimate
+from plait.plan.make import make_plan
 from plait.plan.places import Place
 from plait.plan.prices import ClusterPrices
 from plait.plan.simulate import AXES, Run, Simulation, simulate_plan
@@ -313,6 +314,19 @@ def test_faster_links_never_make_a_step_longer(seed: int, factor: float) -> None
         return
     slow, fast = (simulate_plan(plan, cluster(rates=rate, **ALONE)).seconds for rate in (0.01, 0.01 * factor))
     assert fast <= slow * 1.02
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_draft_is_all_that_a_prediction_reads(name: str) -> None:
+    model = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "vocab": 99, "max_sequence": 16}
+    strategy = {"pp": 2, "schedule": name, "virtual_stages": 2 if name == "interleaved" else 1, "slices": {}}
+    job = Job.from_dict({
+        "model": model, "data": {"sequence_length": 16}, "train": {"global_batch_size": 8, "micro_batch_size": 2},
+        "strategy": strategy,
+    })  # fmt: skip
+    whole, draft = (make_plan(job, cluster().hosts, vocab=1, draft=draft) for draft in (False, True))
+    assert replace(whole, reshards={}) == draft
+    assert simulate_plan(draft, cluster()).seconds == simulate_plan(whole, cluster()).seconds
 
 
 def test_a_finalist_of_126_layers_takes_well_under_a_fifth_of_a_second() -> None:
