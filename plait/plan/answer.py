@@ -128,7 +128,7 @@ class Planner:
             return self._told([own], searched=1)
         asked = asked_of(self.job, self.model, self.cluster)
         shown = self.job.plan.top
-        ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED)
+        ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED, most=self.job.plan.points)
         found, refused = list[Candidate](), ""
         for at in range(min(len(ranked.points), shown + SIMULATED)):
             try:
