@@ -187,11 +187,11 @@ def by_kind(memory: Memory) -> str:
 
 def _advice(job: Job, vocab: int, there: Room) -> str:
     """The nearest of a few changes with which the job fits."""
-    for changes in _changes(job, there):
+    for change in _changes(job, there):
         try:
-            other = _changed(job, changes)
+            other = _changed(job, change)
             if there.holds(estimate(Work.of(other, vocab, gpu=bool(there.each)))):
-                return f"It would fit with {' '.join(f'{key}={value}' for key, value in changes.items())}."
+                return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}."
         except PlaitError:  # a rule forbids it
             continue
     smaller = "a smaller model, shorter sequences or smaller micro-batches"
