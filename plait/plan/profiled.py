@@ -3,17 +3,17 @@
 The forms that are fitted are those of ``plait.plan.rates``, called as the planner calls them, so that
 whatever they leave out is part of the error that each constant carries. A fit minimises the relative error
 of every point, large and small alike, robustly (Huber), and stays near what the cluster said before where the
-points do not decide. Points whose samples scattered count less.
+points do not decide (``plait.plan.calibrate``). Points whose samples scattered count less.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.core.cluster import MEMORY_RATE, Cluster
-from plait.core.efficiency import Constant
+from plait.core.efficiency import Constant, Links
 from plait.core.errors import JobError
 from plait.core.profile import AttentionCore, Curve, MemoryPass, Point, Product, Profile
 
@@ -21,7 +21,7 @@ NOISE = 0.1
 """Relative error of a point that is no outlier yet, beside the spread of its samples."""
 LOOSE = 2.0
 """Standard deviation, as a logarithm, of a constant around what the cluster said before: hardly any hold."""
-STEPS = 60
+ROUNDS = 60
 """Of a fit; it ends before if nothing changes."""
 SMALLEST = 1e-9
 """What is fitted on a logarithmic scale does not begin at nothing."""
@@ -110,7 +110,7 @@ def _matmul(cluster: Cluster, profile: Profile) -> Cluster:
     def predict(tried: Cluster) -> Columns:
         return np.array([rates.matmul(tried, one.precision, one.m, one.k, one.n) for one in points])
 
-    names = ("matmul", "matmul_narrow", "matmul_launch")
+    names = ("matmul", "matmul_wave", "matmul_depth", "matmul_launch")
     return _fitted(cluster, profile, names, predict, points)
 
 
@@ -147,7 +147,7 @@ def _links(cluster: Cluster, profile: Profile) -> Cluster:
     usable = [curve for curve in profile.collectives if _as_in_training(curve, cluster)] or profile.collectives
     for side, crosses in (("inside", False), ("across", True)):
         curves = [curve for curve in usable if (curve.group.nodes > 1) == crosses]
-        names = tuple(f"{side}.{name}" for name in ("share", "latency", "half"))
+        names = tuple(f"{side}.{name}" for name in Links.model_fields)
         points = [point for curve in curves for point in curve.points]
         cluster = _fitted(cluster, profile, names, lambda tried, c=curves: _times(tried, c), points)
     return cluster
@@ -174,11 +174,14 @@ def _times(cluster: Cluster, curves: Sequence[Curve]) -> Columns:
 
 
 def _overlap(cluster: Cluster, profile: Profile) -> Cluster:
-    """The geometric means; what noise makes faster than alone counts as no slow-down."""
+    """The geometric means, of what crosses nodes where anything does: that is most of what is hidden, and a
+    node's own links may be its processors' work. What noise makes faster than alone counts as no
+    slow-down."""
     changed: dict[str, tuple[float, float]] = {}
+    beside = [one for one in profile.overlaps if one.group.nodes > 1] or profile.overlaps
     for name, values in (
-        ("slow_computation", [math.log(one.computation) for one in profile.overlaps]),
-        ("slow_communication", [math.log(one.communication) for one in profile.overlaps]),
+        ("slow_computation", [math.log(one.computation) for one in beside]),
+        ("slow_communication", [math.log(one.communication) for one in beside]),
     ):
         if values:
             middle = math.fsum(values) / len(values)
@@ -193,78 +196,38 @@ def _overlap(cluster: Cluster, profile: Profile) -> Cluster:
 def _fitted(
     cluster: Cluster, profile: Profile, names: Sequence[str], predict: Predict, points: Sequence[Measured]
 ) -> Cluster:
-    """The cluster with these constants fitted; with the first alone where there are hardly any points, and as
-    it is where there are none."""
+    """The cluster with these constants fitted, of which the first is a share; with that alone where there are
+    hardly any points, and as it is where there are none.
+
+    A constant's error is what the fit leaves (root mean square, of logarithms) and how little the points
+    decide this constant, together.
+    """
     if not points:
         return cluster
-    if len(points) < len(names) + 2:
-        names = names[:1]
-    start = [max(_value(cluster, name), SMALLEST) for name in names]
-
-    def tried(values: Sequence[float]) -> Cluster:
-        return _replaced(cluster, {name: (value, 0.0) for name, value in zip(names, values, strict=True)}, profile)
-
-    noise = [NOISE + point.spread for point in points]
-    values, error = fit(lambda values: predict(tried(values)), start, [point.seconds for point in points], noise)
-    return _replaced(cluster, {name: (value, error) for name, value in zip(names, values, strict=True)}, profile)
-
-
-def fit(
-    predict: Callable[[Sequence[float]], Columns],
-    start: Sequence[float],
-    measured: Sequence[float],
-    noise: Sequence[float] | float = NOISE,
-) -> tuple[list[float], float]:
-    """Positive values for which predictions come nearest to what was measured, and the relative error that is
-    left (root mean square, of logarithms). The first value is a share: times fall as it grows. noise: of
-    every measured one.
-
-    Levenberg-Marquardt on logarithms of values and predictions, with Huber's weights.
-    """
     import numpy as np
 
-    wanted, first = np.log(np.asarray(measured, dtype=np.float64)), np.log(np.asarray(start, dtype=np.float64))
-    usual = np.asarray(noise, dtype=np.float64)
+    from plait.plan.calibrate import Known, calibrate
 
-    def misses(at: Columns) -> Columns:
-        return np.log(np.asarray(predict(np.exp(at).tolist()), dtype=np.float64)) - wanted
+    names = names if len(points) >= len(names) + 2 else names[:1]
+    priors = {name: Known(value=max(_value(cluster, name), SMALLEST), error=LOOSE) for name in names}
+    measured = np.array([point.seconds for point in points])
 
-    def cost(missed: Columns, at: Columns) -> float:
-        scaled = np.abs(missed) / usual
-        huber = np.where(scaled <= 1, scaled**2 / 2, scaled - 0.5)
-        return float(huber.sum() + (((at - first) / LOOSE) ** 2).sum() / 2)
+    def predicted(values: Mapping[str, float]) -> Columns:
+        return predict(_replaced(cluster, {name: (value, 0.0) for name, value in values.items()}, profile))
 
-    at = min((first, _shifted(first, misses(first))), key=lambda one: cost(misses(one), one))
-    missed, damping = misses(at), 1e-3
-    for _ in range(STEPS):
-        step = 1e-4
-        slope = np.stack([(misses(at + step * unit) - missed) / step for unit in np.eye(len(at))], axis=1)
-        weight = np.ones_like(missed) / np.maximum(1, np.abs(missed) / usual) / usual**2
-        hessian = slope.T @ (slope * weight[:, None]) + np.eye(len(at)) / LOOSE**2
-        gradient = slope.T @ (weight * missed) + (at - first) / LOOSE**2
-        move = -np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
-        tried = at + np.clip(move, -2, 2)
-        better = misses(tried)
-        if cost(better, tried) < cost(missed, at):
-            done = float(np.abs(tried - at).max()) < 1e-6
-            at, missed, damping = tried, better, damping / 4
-            if done:
-                break
-        elif damping > 1e6:
-            break
-        else:
-            damping *= 8
-    return np.exp(at).tolist(), float(np.sqrt(np.mean(missed**2)))
-
-
-def _shifted(first: Columns, missed: Columns) -> Columns:
-    """A start with the first value, a share, such that predictions are right in the middle: times fall as it
-    grows."""
-    import numpy as np
-
-    found = first.copy()
-    found[0] += float(np.median(missed))
-    return found
+    off = float(np.median(predict(cluster) / measured))  # times fall as a share grows
+    found = calibrate(
+        predicted,
+        measured,
+        priors,
+        start={names[0]: priors[names[0]].value * off},
+        weights=[(NOISE / (NOISE + point.spread)) ** 2 for point in points],
+        noise=NOISE,
+        rounds=ROUNDS,
+    )
+    left = float(np.sqrt(np.mean(found.residuals**2)))
+    constants = {name: (one.value, math.hypot(left, one.error)) for name, one in found.constants.items()}
+    return _replaced(cluster, constants, profile)
 
 
 # ---- constants of a cluster ----

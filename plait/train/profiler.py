@@ -81,7 +81,7 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
     def say(what: str) -> None:
         control.doing(f"measuring: {what}")
         if rank.rank == 0 and not asked.quiet:
-            line = f"{time.monotonic() - started:4.0f} s of {asked.seconds:.0f}  {what}"
+            line = f"{time.monotonic() - started:4.0f} s of about {asked.seconds:.0f}  {what}"
             screen.live(line[: (screen.width or 80) - 1])
 
     try:
