@@ -60,8 +60,12 @@ def profile(
     from plait.core.profile import Profile
 
     if files:
+        from plait.core.errors import JobError
         from plait.plan.profile_import import import_profiles
 
+        if job or ranks or on != "local":
+            fix = "Leave out the job, --on and --ranks; or measure first, and import that profile with the other files"
+            raise JobError("measures nothing", key="--import", fix=fix)
         found = import_profiles(files)
         _keep(found, out)
     else:

@@ -66,6 +66,7 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
     (["--nodes-per-minipod", "-1"], "--nodes-per-minipod: -1 is not allowed"),
     (["absent.toml"], "absent.toml: no such file"),
     (["--import", "absent.log"], "absent.log: cannot be read"),
+    (["--import", "absent.log", "--ranks", "2"], "--import: measures nothing"),
     (["--out", "file/profile.json"], "file/profile.json.logs cannot be made"),
 ], ids=str)  # fmt: skip
 def test_wrong_wishes_are_one_paragraph(tmp_path: Path, words: list[str], says: str) -> None:

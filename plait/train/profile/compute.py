@@ -41,12 +41,13 @@ def measure_products(
     if model is not None:
         shapes += [(m, k, n) for m in TOKENS[kind][1:] for k, n in layer_weights(model)]
     shapes = sorted(dict.fromkeys(shapes), key=_flops)
-    total = sum(map(_flops, shapes))
+    left = sum(map(_flops, shapes))
     found: list[Product] = []
     for m, k, n in shapes:
         say(f"product {m} x {k} x {n}")
         a, b, out = (_random(device, precision, *shape) for shape in ((m, k), (k, n), (m, n)))
-        budget = max(clock.left() * _flops((m, k, n)) / total, 0.05)
+        budget = max(clock.left() * _flops((m, k, n)) / left, 0.05)
+        left -= _flops((m, k, n))
         timed = clock.sample(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), budget, together=False)
         found.append(Product(m=m, k=k, n=n, precision=precision, seconds=timed.seconds, spread=timed.spread))
     return found
