@@ -1,9 +1,9 @@
-"""How well ``plait.plan.closed_memory`` predicts published memory: bytes where a row has them, and whether what
-ran is said to fit and what ran out of memory is not.
+"""How well ``plait.plan.closed_memory`` predicts published memory: bytes where a row has them, and whether
+what ran is said to fit and what ran out of memory is not.
 
-    python -m benchmarks.planner_memory [--json] [--rows FILE ...] [--fit]
+    python benchmarks/planner_memory.py [--json] [--rows FILE ...] [--fit]
 
-Per source: rows with memory and their median error, ``fit_right`` (of rows that ran), ``oom_right`` (of rows that
+Per source: rows with memory and their errors, ``fit_right`` (of rows that ran), ``oom_right`` (of rows that
 did not). --fit: the overhead's constants fitted to rows of nvidia-smi, all sources and each left out.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.planner_rows import GIB, Row, default_files, read_rows
+from numpy.typing import NDArray
+from planner_rows import GIB, Row, default_files, read_rows
+
 from plait.core.overhead import Overhead
 from plait.plan.closed_memory import MemoryColumns, communicators, step_memory, usable
 from plait.plan.memory_options import FRAMEWORKS, MemoryOptions
@@ -30,18 +33,31 @@ MEASURED_BY = (("nvidia-smi", "device"), ("GPU memory", "device"), ("alloc", "te
                ("peak over stages", "tensors"))  # fmt: skip
 """What a row's ``peak_mem_kind`` speaks of."""
 FRAMEWORK_OF = (
-    ("Megatron-LM (ZB fork)", "zero-bubble"), ("Megatron-DeepSpeed", "megatron-deepspeed"), ("DeepSpeed", "megatron-deepspeed"),
-    ("AA-Scaling", "aleph-alpha"), ("InternEvo", "internevo"), ("torchtitan", "fsdp"), ("llm-foundry", "fsdp"),
-    ("PaddleNLP", "paddlenlp"), ("fms", "fsdp"), ("", "megatron"),
-)  # fmt: skip
+    ("Megatron-LM (ZB fork)", "zero-bubble"),
+    ("Megatron-DeepSpeed", "megatron-deepspeed"),
+    ("DeepSpeed", "megatron-deepspeed"),
+    ("AA-Scaling", "aleph-alpha"),
+    ("InternEvo", "internevo"),
+    ("torchtitan", "torchtitan"),
+    ("llm-foundry", "llm-foundry"),
+    ("PaddleNLP", "paddlenlp"),
+    ("NeMo", "nemo"),
+    ("fms", "fsdp"),
+    ("", "megatron"),
+)
+
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A row and what is said of it. error: of its memory, relative; None where none is known."""
+    """A row and what is said of it. bytes: of what it measured; needed: of its device. error: relative; None
+    where nothing was measured."""
 
     row: Row
-    total: float
+    bytes: float
+    needed: float
     fits: bool
     error: float | None
 
@@ -53,6 +69,10 @@ def options_of(row: Row) -> MemoryOptions:
     options = FRAMEWORKS[name]
     if name != "zero-bubble":  # which does not say, and keeps more than fused attention would
         options = replace(options, fused_attention=row.options.fused_attention)
+    if name == "aleph-alpha" and "RMS kernel" not in told["attention"]:  # norms in single torch ops, in fp32
+        options = replace(options, stream_bytes=16.0)
+    if name == "torchtitan" and int(row.point.tp[0]) > 1:  # a loss over shards is not compiled into one kernel
+        options = replace(options, logit_bytes=20.0)
     if "fp32 grad" in told.get("precision", ""):
         options = replace(options, main_gradient_bytes=6.0)
     if told.get("recompute", "").startswith("selective("):  # every second product's result is kept
@@ -90,17 +110,23 @@ def predict(rows: Sequence[Row], overhead: Overhead | None = None) -> list[Memor
     return [one for one in found if one is not None]
 
 
-def said_to_fit(rows: Sequence[Row]) -> list[bool]:
-    """Of every row."""
-    found = predict(rows)
-    return [
-        float(one.total[0]) <= usable(row.cluster.device, row.cluster.overhead)
-        for row, one in zip(rows, found, strict=True)
-    ]
+def room(row: Row) -> float:
+    """Bytes that may be filled of the device that a row names: its size stands in its name."""
+    told = re.search(r"-(\d+)GB", row.told.get("gpu", ""))
+    device = row.cluster.device
+    if told:
+        device = device.model_copy(update={"memory": device.memory.model_copy(update={"value": int(told[1]) * GIB})})
+    return usable(device, row.cluster.overhead)
+
+
+def row_memory(rows: Sequence[Row]) -> tuple[Floats, Floats]:
+    """Bytes, of what each row measured, and whether they fit (0 or 1): for ``planner_accuracy``."""
+    judged = judge(rows)
+    return np.array([one.bytes for one in judged]), np.array([float(one.fits) for one in judged])
 
 
 def _whole(point: Points) -> dict[str, int]:
-    """The last micro-batch may be smaller than the others; what is kept of recomputed layers says ``kept_bytes``."""
+    """The last micro-batch may be smaller; what recomputed layers keep is ``kept_bytes``."""
     values = {name: int(np.ceil(getattr(point, name)[0])) for name in point.row(0)}
     return values | ({"recompute_layers": -1} if values["recompute_layers"] >= 0 else {})
 
@@ -109,12 +135,10 @@ def judge(rows: Sequence[Row]) -> list[Judged]:
     """All of them."""
     judged: list[Judged] = []
     for row, one in zip(rows, predict(rows), strict=True):
-        total, truth = float(one.total[0]), measured(row)
-        error = None
-        if truth is not None:
-            bytes_, what = truth
-            error = (total if what == "device" else float(one.allocated[0])) / bytes_ - 1
-        judged.append(Judged(row, total, total <= usable(row.cluster.device, row.cluster.overhead), error))
+        truth, needed = measured(row), float(one.total[0])
+        bytes_ = float((one.shown if truth and truth[1] == "device" else one.allocated)[0])
+        error = bytes_ / truth[0] - 1 if truth else None
+        judged.append(Judged(row, bytes_, needed, needed <= room(row), error))
     return judged
 
 
@@ -153,7 +177,7 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
     return dict(zip(("context", "communicator", "slack"), found.tolist(), strict=True))
 
 
-def _nonnegative(matrix: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def _nonnegative(matrix: Floats, truth: Floats) -> Floats:
     """Least squares over every choice of which unknowns are zero."""
     best, least = np.zeros(matrix.shape[1]), float(truth @ truth)
     for chosen in product((False, True), repeat=matrix.shape[1]):
@@ -166,7 +190,7 @@ def _nonnegative(matrix: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return best
 
 
-def _equations(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+def _equations(rows: Sequence[Row]) -> tuple[Floats, Floats]:
     lines: list[list[float]] = []
     truth: list[float] = []
     for row, one in zip(rows, predict(rows), strict=True):
@@ -224,7 +248,7 @@ def main() -> None:
             print(
                 one.row.name,
                 "OOM" if one.row.oom else "ran",
-                f"{one.total / GIB:.1f} GiB",
+                f"{one.needed / GIB:.1f} GiB",
                 short,
                 one.row.told["attention"],
             )

@@ -116,7 +116,7 @@ def _show(planner: Planner, found: Answer, explain: bool) -> None:
     model = found.model
     terminal.text(
         f"{model.num_parameters:,} parameters on {found.ranks:,} ranks of {found.cluster.name}: {found.searched:,} "
-        f"strategies, {found.fitting:,} of them fit"
+        "strategies compared"
     )
     terminal.say("")
     header = (

@@ -1,4 +1,4 @@
-"""Overhead: what a device's memory holds besides the tensors of a step, and what of it may not be planned for."""
+"""Overhead: what a device's memory holds besides tensors, and what of it may not be planned for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class Overhead(Section):
     """Bytes of the driver's context, kernels and libraries' workspaces."""
     communicator: Constant = _fitted(2.0e8, 0.5)
     """Bytes of the buffers of one group of ranks that a rank belongs to."""
-    slack: Constant = _fitted(0.05, 0.6)
-    """What the allocator holds and cannot use, as a share of what a step makes and frees."""
-    reserve: Constant = _fitted(0.02, 0.5)
-    """Share of a device's memory that no plan should count on: what its driver does not give, and what
-    predictions miss."""
+    slack: Constant = _fitted(0.1, 0.5)
+    """What the allocator holds and nobody uses, as a share of what a step makes and frees."""
+    stuck: Constant = _fitted(0.03, 0.7)
+    """The same where memory runs short: what it cannot give back, in pieces as it is."""
+    reserve: Constant = _fitted(0.015, 0.5)
+    """Share of a device's memory that its driver does not give."""

@@ -69,7 +69,7 @@ def generate(name: str, shape: Shape) -> Schedule:
 
 
 def rank_ops(name: str, shape: Shape, rank: int) -> list[Op]:
-    """What ``generate`` gives one rank, without the others: for questions about memory, which is each rank's own."""
+    """What ``generate`` gives one rank, without the others."""
     return next(iter(GENERATORS[name](shape, (rank,))))
 
 

@@ -1,9 +1,9 @@
 """Bytes of activations of many strategies at once: the walk of ``plait.plan.memory`` over columns of sizes.
 
-Which tensors are made, kept and let go of depends on few things (``Structure``); how large they are, on degrees
-and sequences. So every structure is walked once, with a column of degrees, for two sizes of the batch and two
-numbers of layers; all that follows is linear in both. Orders are those without overlap: what is kept does not
-depend on them, and the working set little.
+Which tensors are made, kept and let go of depends on few things (``Structure``); how large they are, on
+degrees and sequences. So every structure is walked once, with a column of degrees, for two sizes of the batch
+and two numbers of layers; all that follows is linear in both. Orders are those without overlap: what is kept
+does not depend on them, and the working set little.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def stage_table(
     whole: bool,
     parts: bool,
 ) -> Bytes:
-    """[2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every micro-batch and [1] for every
-    sequence of it. whole, parts: whether stages are wanted that are the whole model, or a part of it."""
+    """[2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every micro-batch and [1] for
+    every sequence of it. whole, parts: whether stages are wanted that are the whole model, or a part of
+    it."""
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
     columns = _Columns.of(model, structure, degrees, sequence, itemsize, fused_norm)
     found = np.zeros((2 * len(degrees), OWN))
@@ -212,11 +213,12 @@ class _Columns(Sizes):
 
     def _branches(self, op: SegmentOp) -> list[Core]:
         every = [one.branches(op) for one in self.each]
+        return [self._core(cores) for cores in zip(*every, strict=True)]
+
+    def _core(self, cores: Sequence[Core]) -> Core:
         names = ("z", "o", "saved", "forward", "backward", "memo")
-        return [
-            Core(*(cast("Any", _column(getattr(core, name) for core in cores)) for name in names), cores[0].cheap)
-            for cores in zip(*every, strict=True)
-        ]
+        sizes: dict[str, Any] = {name: _column(getattr(core, name) for core in cores) for name in names}
+        return Core(**sizes, cheap=cores[0].cheap)
 
 
 def _column(values: Any) -> Bytes:

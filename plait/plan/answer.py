@@ -28,7 +28,7 @@ from plait.plan.points import OVERLAPS, SHARD_OVERLAPS, Points
 from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
 
-SIMULATED = 16
+SIMULATED = 6
 """Finalists of the closed form that are simulated, beyond those that are shown."""
 
 
@@ -82,7 +82,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """candidates: the fastest first. why: sentences about the first. searched, fitting: points of the space."""
+    """candidates: the fastest first. why: sentences about the first. searched: points of the space."""
 
     model: ModelSpec
     cluster: Cluster
@@ -90,7 +90,6 @@ class Answer:
     candidates: Sequence[Candidate]
     why: Sequence[str]
     searched: int
-    fitting: int
 
     @property
     def best(self) -> Candidate:
@@ -103,7 +102,6 @@ class Answer:
             "cluster": self.cluster.name,
             "ranks": self.ranks,
             "searched": self.searched,
-            "fitting": self.fitting,
             "why": list(self.why),
             "candidates": [one.to_dict() for one in self.candidates],
         }
@@ -127,22 +125,23 @@ class Planner:
         InfeasiblePlan where nothing fits."""
         if not searched:
             own = self.predict(self.job)
-            return self._told([own], searched=1, fitting=1)
+            return self._told([own], searched=1)
         asked = asked_of(self.job, self.model, self.cluster)
         shown = self.job.plan.top
-        ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED)
+        ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED, most=self.job.plan.points)
         found, refused = list[Candidate](), ""
         for at in range(min(len(ranked.points), shown + SIMULATED)):
             try:
-                found.append(self.predict(job_at(self.job, ranked.points.row(at))))
+                one = self.predict(job_at(self.job, ranked.points.row(at)))
+                found += [one] if one.memory.fits else []
             except PlaitError as error:  # a rule that columns do not know
                 refused = str(error)
         found.sort(key=lambda one: one.seconds)
         if not found:
             raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned: {refused}")
-        return self._told(found[:shown], searched=ranked.searched, fitting=ranked.fitting)
+        return self._told(found[:shown], searched=ranked.searched)
 
-    def _told(self, found: Sequence[Candidate], *, searched: int, fitting: int) -> Answer:
+    def _told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
         return Answer(
             model=self.model,
             cluster=self.cluster,
@@ -150,7 +149,6 @@ class Planner:
             candidates=found,
             why=self.why(found),
             searched=searched,
-            fitting=fitting,
         )
 
     def predict(self, job: Job) -> Candidate:

@@ -1,9 +1,9 @@
 """Level 0 of the planner: the memory of every point of the strategy space, on its fullest device.
 
-What ``plait.plan.estimate`` finds for one strategy by walking its lists, as columns over a million. Points share
-what they are made of: states depend on how the model is cut (``closed_states``), bytes of activations on the
-segments' structure (``activation_columns``), how many are alive on the schedule (``live``). Each is found once
-for every kind of point, from the code that walks lists, and multiplied.
+What ``plait.plan.estimate`` finds for one strategy by walking its lists, as columns over a million. Points
+share what they are made of: states depend on how the model is cut (``closed_states``), bytes of activations
+on the segments' structure (``activation_columns``), how many are alive on the schedule (``live``). Each is
+found once for every kind of point, from the code that walks lists, and multiplied.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SPLIT = np.array([name in live.SPLIT for name in SCHEDULES])
 class MemoryColumns:
     """Bytes of every point's fullest device, by kind; activations: the most at any moment of a step, with
     ``logits`` of them logits and their gradients, if that place has the loss. overhead: what the device
-    holds besides tensors. place: which of the pipeline."""
+    holds besides tensors; slack: more of it, until memory runs short. place: which of the pipeline."""
 
     parameters: Column
     gradients: Column
@@ -58,6 +58,7 @@ class MemoryColumns:
     activations: Column
     logits: Column
     overhead: Column
+    slack: Column
     place: Ints
 
     @property
@@ -69,6 +70,11 @@ class MemoryColumns:
     def total(self) -> Column:
         """What the device must have."""
         return self.allocated + self.overhead
+
+    @property
+    def shown(self) -> Column:
+        """What the device's own tools show where there is more."""
+        return self.total + self.slack
 
 
 def usable(device: Device, overhead: Overhead) -> float:
@@ -95,7 +101,12 @@ def fits(
 def device_overhead(overhead: Overhead, points: Points, moving: Column) -> Column:
     """Bytes that a device holds besides tensors. moving: of tensors that come and go."""
     groups = overhead.communicator.value * communicators(points)
-    return overhead.context.value + groups + overhead.slack.value * moving
+    return overhead.context.value + groups + overhead.stuck.value * moving
+
+
+def spare_slack(overhead: Overhead, moving: Column) -> Column:
+    """Bytes that the allocator holds besides until memory runs short."""
+    return max(0.0, overhead.slack.value - overhead.stuck.value) * moving
 
 
 def communicators(points: Points) -> Ints:
@@ -105,7 +116,7 @@ def communicators(points: Points) -> Ints:
         points.grads > points.params, points.optim > points.grads, points.replicas > points.optim,
         points.secondary > 1,
     )  # fmt: skip
-    return np.sum(several, axis=0, dtype=np.int64)
+    return np.stack(several).sum(axis=0, dtype=np.int64)
 
 
 def step_memory(
@@ -150,8 +161,9 @@ def _walked(
 
     kinds = {kind: column(kind) for kind in (*KINDS[:-1], "activations")}
     place = np.array([place.index for place in fullest], dtype=np.int64)[kind_of]
-    extra = device_overhead(overhead, points, kinds["activations"] + kinds["buffers"])
-    return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, place=place)
+    moving = kinds["activations"] + kinds["buffers"]
+    extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
+    return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
 
 
 @dataclass(frozen=True)
@@ -191,7 +203,8 @@ class _Step:
         return MemoryColumns(
             parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers,
             activations=activations, logits=self._logits(place),
-            overhead=device_overhead(overhead, points, activations + buffers), place=place,
+            overhead=device_overhead(overhead, points, activations + buffers),
+            slack=spare_slack(overhead, activations + buffers), place=place,
         )  # fmt: skip
 
     @property
@@ -248,7 +261,7 @@ class _Step:
         """Points of one pipeline, and by slot its place and the moments there."""
         points = self.points
         limit = np.where((points.recompute == RECOMPUTES.index("none")), -1, points.recompute_layers)
-        first, kind_of = distinct([points.schedule, points.pp, self.num_stages, _filled(points), limit])
+        _, kind_of = distinct([points.schedule, points.pp, self.num_stages, _filled(points), limit])
         for which in groups(kind_of):
             at = points.row(int(which[0]))
             name, pp, again = SCHEDULES[at["schedule"]], at["pp"], int(limit[which[0]])

@@ -1,7 +1,7 @@
 """Bytes that last from step to step, for many strategies at once: ``plait.plan.memory.states`` on columns.
 
-A place's units are found as for one strategy (``unit_sizes``), without padding; few differ in size, so factors
-of sharding are columns over these few.
+A place's units are found as for one strategy (``unit_sizes``), without padding; few differ in size, so
+factors of sharding are columns over these few.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Factors:
 @dataclass(frozen=True)
 class Held:
     """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers).
-    copies: numbers that tensor-parallel ranks hold alike; tied: numbers of tied embeddings whose other half is
-    elsewhere."""
+    copies: numbers that tensor-parallel ranks hold alike; tied: numbers of tied embeddings whose other half
+    is elsewhere."""
 
     units: Mapping[tuple[bool, int], int]
     copies: int

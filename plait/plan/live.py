@@ -1,8 +1,8 @@
 """How many activations of each size are alive at one place of a pipeline, at every moment that can be the
 fullest: the walk of ``plait.plan.step_memory`` on unit vectors instead of bytes.
 
-A moment is then a row of counts, and the most bytes of a step are the largest product of a row with the sizes,
-whatever these are. Rows that others exceed in every count are left out; a handful remains.
+A moment is then a row of counts, and the most bytes of a step are the largest product of a row with the
+sizes, whatever these are. Rows that others exceed in every count are left out; a handful remains.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _chain(count: int) -> Schedule:
 
 
 def _lowered(ops: Sequence[Op], here: set[int], count: int, ahead: int = 2) -> list[Op]:
-    """With transfers, as ``plait.core.schedule.with_transfers`` writes them for a chain, seen from one place."""
+    """With transfers, as ``plait.core.schedule.with_transfers`` has them for a chain, at one place."""
     posted: list[list[Op]] = [[] for _ in ops]
     sent: list[list[Op]] = [[] for _ in ops]
     for at, op in enumerate(ops):
@@ -138,10 +138,9 @@ class _Counting(PlaceWalk):
 
 
 def _sizes(stages: Sequence[int], count: int, layers: Sequence[tuple[int, int]], split: bool, turn: int) -> Counts:
-    """What a stage's own sizes consist of, [sizes of all stages and a stream, WIDTH]. A backward goes from the
-    last layer to the first, and what is kept becomes what is held; it is fullest at one of its corners, of
-    which ``turn`` says the one: at its begin, when the layers that are not recomputed are done, at its
-    end."""
+    """What a stage's own sizes consist of, [sizes of all stages and a stream, WIDTH]. A backward goes from
+    the last layer to the first, and what is kept becomes what is held; it is fullest at one of its corners,
+    ``turn``: at its begin, when the layers that are not recomputed are done, at its end."""
     made = np.zeros((_OF_STAGE * len(stages) + 1, WIDTH), np.int64)
     for at, (stage, (again, plain)) in enumerate(zip(stages, layers, strict=True)):
         kind = {(True, True): 0, (True, False): 1, (False, False): 2, (False, True): 3}[stage == 0, stage == count - 1]

@@ -1,8 +1,9 @@
-"""A model of which only shapes are known, for what walks a model's lists: also those that Plait does not run."""
+"""A model of which only shapes are known, for what walks lists; Plait need not be able to run it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from plait.core.model import ModelSpec
 from plait.plan.shapes import Shapes
@@ -34,7 +35,7 @@ def model_of(model: ModelSpec | Shapes) -> ModelSpec:
     """A model is taken as it is; shapes must be numbers, not columns."""
     if isinstance(model, ModelSpec):
         return model
-    sizes = {field.name: int(getattr(model, field.name)) for field in fields(Shapes)}
+    sizes: dict[str, Any] = {field.name: int(getattr(model, field.name)) for field in fields(Shapes)}
     gated, trained, tied = (bool(sizes.pop(name)) for name in ("gated", "learned_positions", "tied_embeddings"))
     family = "gpt" if trained or not gated else "llama"
     return LooseModel(family=family, gated_mlp=gated, trained_positions=trained, tied_embeddings=tied, **sizes)

@@ -23,22 +23,20 @@ class MemoryOptions(Options):
     gpu: norms keep only their input, and reductions nothing (torch's norms and gloo keep more on a CPU).
 
     parameter_bytes, main_gradient_bytes, optimizer_bytes: of one number that a rank keeps; None as in Plait:
-    parameters as the model computes, gradients in fp32, two moments and a master copy in fp32. gathered_bytes:
-    of a number of a gathered parameter.
+    parameters as the model computes, gradients in fp32, two moments and a master copy in fp32.
+    gathered_bytes: of a number of a gathered parameter. update_bytes: of a number whose optimizer state a
+    rank owns, while the optimizer runs. fixed_bytes: buffers that are there from the start. sums_in_place:
+    gradients of tied embeddings and of what tensor-parallel ranks hold alike are summed where they are.
 
-    update_bytes: of a number whose optimizer state a rank owns, while the optimizer runs. fixed_bytes: buffers that
-    are there from the start, whatever is trained. sums_in_place: gradients of tied embeddings and of what
-    tensor-parallel ranks hold alike are summed where they are.
-
-    score_bytes: of an attention weight, where attention is not fused. stream_bytes: of masks and the like, which
-    a layer keeps of every token and hidden number. fused_gate: a gated MLP does not keep the gate's activation.
-    rotary_in_place: queries and keys are kept rotated only. regathers: with sequence parallelism no layer
-    keeps what it gathered. whole_layers: full recomputation keeps ``kept_bytes`` of every token and hidden number
-    and repeats a layer (Plait: two streams, and repeats half of one at a time).
+    score_bytes: of an attention weight, where attention is not fused. stream_bytes: of masks and the like,
+    which a layer keeps for every token and hidden number. fused_gate: a gated MLP does not keep the gate's
+    activation. rotary_in_place: queries and keys are kept rotated only. regathers: with sequence parallelism
+    no layer keeps what it gathered. whole_layers: full recomputation keeps ``kept_bytes`` for every token and
+    hidden number, and repeats a layer (Plait: two streams, and repeats half of one at a time).
 
     logit_bytes: of a logit, all its copies while the loss is computed (None: one in fp32, as in Plait).
-    logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if embedding
-    and head count as a layer each.
+    logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
+    embedding and head count as a layer each.
     """
 
     gpu: bool = True
@@ -91,18 +89,24 @@ _OTHER = MemoryOptions(
     logit_bytes=10.0,
 )  # fmt: skip
 """What all others have in common. Logits: in bf16, in fp32, and what the softmax keeps."""
+_FSDP = replace(
+    _OTHER, parameter_bytes=4.0, gathered_bytes=2.0, main_gradient_bytes=4.0, optimizer_bytes=8.0
+)  # fmt: skip
 FRAMEWORKS: Mapping[str, MemoryOptions] = {
     "plait": PLAIT,
     "megatron": replace(_OTHER, fused_gate=True),
+    "nemo": replace(_OTHER, fused_gate=True, main_gradient_bytes=2.0),  # distributed_fused_adam, grad_sync_dtype bf16
     "megatron-deepspeed": replace(
-        _OTHER, main_gradient_bytes=2.0, optimizer_bytes=16.0, stream_bytes=2.0, fixed_bytes=3e9
+        _OTHER, main_gradient_bytes=2.0, optimizer_bytes=18.0, stream_bytes=2.0, fixed_bytes=2e9, logit_bytes=8.0
     ),
     "zero-bubble": replace(_OTHER, main_gradient_bytes=2.0, stream_bytes=2.0, ends_count=True, fused_attention=False),
-    "aleph-alpha": replace(_OTHER, main_gradient_bytes=2.0, logit_bytes=20.0, logits_whole=True, regathers=False),
-    "internevo": replace(_OTHER, main_gradient_bytes=2.0, update_bytes=12.0),
-    "paddlenlp": replace(_OTHER, logit_bytes=22.0),
-    "fsdp": replace(
-        _OTHER, parameter_bytes=4.0, gathered_bytes=2.0, main_gradient_bytes=4.0, optimizer_bytes=8.0
+    "aleph-alpha": replace(
+        _OTHER, main_gradient_bytes=2.0, score_bytes=8.0, logit_bytes=22.0, logits_whole=True, regathers=False
     ),
+    "internevo": replace(_OTHER, main_gradient_bytes=2.0, update_bytes=14.0),
+    "paddlenlp": replace(_OTHER, logit_bytes=22.0),
+    "fsdp": _FSDP,
+    "torchtitan": replace(_FSDP, logit_bytes=4.0),  # torch.compile makes one kernel of the loss
+    "llm-foundry": replace(_FSDP, logit_bytes=4.0),  # fused_crossentropy: logits and their gradient in one place
 }  # fmt: skip
 """What is known of each, or follows from its published memory (docs/adr/0014)."""

@@ -1,5 +1,5 @@
-"""What fills each device under one strategy, and when in a step; and the nearest change with which what does not
-fit would.
+"""What fills each device under one strategy, and when in a step; and the nearest change with which what does
+not fit would.
 
 Exact where ``plait.plan.estimate`` is: the chosen strategy is walked place by place. Changes are tried all at
 once, in closed form.

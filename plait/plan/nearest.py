@@ -1,5 +1,5 @@
-"""Changes of a job that take less memory, from those that cost nothing to those that cost ranks: what is tried
-when something does not fit."""
+"""Changes of a job that take less memory, from those that cost nothing to those that cost ranks: what is
+tried when something does not fit."""
 
 from __future__ import annotations
 

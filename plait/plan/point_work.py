@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
@@ -11,7 +12,7 @@ from plait.core.schedules import CHUNKS, Shape, generate
 from plait.core.settings import Precision
 from plait.core.sharding import Sharding
 from plait.core.stages import split_layers
-from plait.core.strategy import Strategy
+from plait.core.strategy import Overlap, Recompute, ShardOverlap, Strategy
 from plait.plan.estimate import Work
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
@@ -25,10 +26,10 @@ def work_of(model: ModelSpec, point: Mapping[str, int], *, sequence: int, precis
     shape = Shape(ranks=pp, micro_batches=point["num_micro"], chunks=chunks, slack=slack)
     limit = point["recompute_layers"]
     strategy = Strategy(
-        tp=point["tp"], overlap=OVERLAPS[point["overlap"]], p1=point["p1"], p2=point["p2"],
+        tp=point["tp"], overlap=cast("Overlap", OVERLAPS[point["overlap"]]), p1=point["p1"], p2=point["p2"],
         sequence_parallel=bool(point["sequence_parallel"]), cp=point["cp"], ring=point["ring"],
-        recompute=RECOMPUTES[point["recompute"]], recompute_layers=limit if limit >= 0 else None,
-        shard_overlap=SHARD_OVERLAPS[point["shard_overlap"]],
+        recompute=cast("Recompute", RECOMPUTES[point["recompute"]]), recompute_layers=limit if limit >= 0 else None,
+        shard_overlap=cast("ShardOverlap", SHARD_OVERLAPS[point["shard_overlap"]]),
     )  # fmt: skip
     strategy.check(model, batch=point["micro"], sequence=sequence)
     sharding = Sharding(

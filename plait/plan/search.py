@@ -1,13 +1,12 @@
-"""The best strategies of a space: memory first, then time in closed form (levels 0 and 1 of the planner).
+"""The best strategies of a space, by time in closed form among those that fit into memory (levels 0 and 1 of
+the planner).
 
-What does not fit is dropped. Of points that differ only in what is computed again, those that compute more
-than they need to fit are dropped too: that never makes a step shorter. What is left is timed, in blocks, so
-that memory stays small.
+Time is an expression over columns; memory needs every kind of structure walked once. So all points are timed,
+and memory is asked of the fastest first, until enough are found that fit: the answer is that of asking all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -18,47 +17,43 @@ from plait.core.errors import InfeasiblePlan
 from plait.core.settings import Precision
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import step_memory, usable
-from plait.plan.points import RECOMPUTES, Points
+from plait.plan.points import Points
 from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
 
-BLOCK = 1 << 18
-"""Points whose memory is computed at once."""
+BLOCK = 1 << 13
+"""Points whose memory is asked at once: the fastest first."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
 CELLS = 8
 """Arrangements of ranks that are looked at in full."""
 
-Mask = NDArray[np.bool_]
-
 
 @dataclass(frozen=True)
 class Ranked:
-    """The best points, the fastest first. searched: points of the space; fitting: of these, into memory."""
+    """The fastest point that fits of each family, the fastest first. searched: points of the space."""
 
     points: Points
     seconds: NDArray[np.float64]
     memory: NDArray[np.float64]
     searched: int
-    fitting: int
 
 
 def search(asked: Asked, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
-    """The fastest points that fit of the ``keep`` fastest families.
+    """The ``keep`` fastest families.
 
-    Where the space had to be made coarser, its best cells are then looked at in full. Raises InfeasiblePlan
-    where none fits: by how much the smallest does not.
+    Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Raises
+    InfeasiblePlan where nothing fits: by how much the smallest does not.
     """
     space = enumerate_space(asked, most=most)
-    first = _ranked(asked, space, cluster, precision, keep)
+    first = _Search(asked, cluster, precision, keep).run(space)
     finer = enumerate_cells(asked, _cells(first.points)[:CELLS], most=most // 2)
-    second = _ranked(asked, finer, cluster, precision, keep)
+    second = _Search(asked, cluster, precision, keep).run(finer)
     points = Points.joined([first.points, second.points])
     seconds, memory = np.concatenate([first.seconds, second.seconds]), np.concatenate([first.memory, second.memory])
-    order = _best(points, seconds, keep)
-    return Ranked(
-        points.take(order), seconds[order], memory[order], len(space) + len(finer), first.fitting + second.fitting
-    )
+    order = np.argsort(seconds, kind="stable")
+    order = order[_first_of_family(points.take(order))][:keep]
+    return Ranked(points.take(order), seconds[order], memory[order], len(space) + len(finer))
 
 
 def _cells(points: Points) -> list[Cell]:
@@ -67,64 +62,54 @@ def _cells(points: Points) -> list[Cell]:
     return [Cell(*row) for row in dict.fromkeys(rows)]
 
 
-def _ranked(asked: Asked, space: Points, cluster: Cluster, precision: Precision, keep: int) -> Ranked:
-    load = {"sequence": asked.sequence, "precision": precision}
-    memory = np.concatenate(
-        [step_memory(asked.model, part, overhead=cluster.overhead, **load).total for part in _blocks(space)]
-    )
-    limit = usable(cluster.device, cluster.overhead)
-    fits = memory <= limit
-    for one in asked.constraints:
-        if one.quantity == "memory":
-            fits &= one.holds(memory)
-    if not fits.any():
-        raise _too_large(asked, space, memory, limit)
-    left = np.flatnonzero(fits & needed(space, fits))
-    chosen = space.take(left)
-    seconds = step_seconds(asked.model, chosen, cluster, **load).total
-    best = _best(chosen, seconds, keep)
-    return Ranked(chosen.take(best), seconds[best], memory[left][best], len(space), int(fits.sum()))
+@dataclass(frozen=True)
+class _Search:
+    asked: Asked
+    cluster: Cluster
+    precision: Precision
+    keep: int
+
+    def run(self, space: Points) -> Ranked:
+        """Of the points of a space."""
+        asked, limit = self.asked, usable(self.cluster.device, self.cluster.overhead)
+        seconds = step_seconds(
+            asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision
+        ).total
+        order, sizes = np.argsort(seconds, kind="stable"), list[NDArray[np.float64]]()
+        found = np.zeros(0, dtype=np.int64)  # of ``order``, by place
+        for start in range(0, len(order), BLOCK):
+            memory = self._memory(space.take(order[start : start + BLOCK]))
+            sizes.append(memory)
+            found = np.concatenate([found, start + np.flatnonzero(self._fits(memory, limit))])
+            found = found[_first_of_family(space.take(order[found]))]
+            if len(found) >= self.keep:
+                break
+        memory = np.concatenate(sizes)
+        if not len(found):
+            raise _too_large(asked, space.take(order), memory, limit)
+        best = found[: self.keep]
+        return Ranked(space.take(order[best]), seconds[order[best]], memory[best], len(space))
+
+    def _memory(self, points: Points) -> NDArray[np.float64]:
+        asked = self.asked
+        return step_memory(
+            asked.model, points, sequence=asked.sequence, precision=self.precision, overhead=self.cluster.overhead
+        ).total
+
+    def _fits(self, memory: NDArray[np.float64], limit: float) -> NDArray[np.bool_]:
+        fits = memory <= limit
+        for one in self.asked.constraints:
+            if one.quantity == "memory":
+                fits &= one.holds(memory)
+        return fits
 
 
-def _blocks(points: Points) -> Iterator[Points]:
-    for start in range(0, len(points), BLOCK):
-        yield points.take(slice(start, start + BLOCK))
-
-
-def needed(points: Points, fits: Mask) -> Mask:
-    """Which points compute no more again than they must, of those that differ in nothing else: all kinds
-    where nothing fits, otherwise none if that fits, else what fits of the others, and of ``full`` the fewest
-    layers."""
-    group = _groups(points)
-    count = int(group[-1]) + 1 if len(group) else 0
-    none, full = RECOMPUTES.index("none"), RECOMPUTES.index("full")
-    without = np.zeros(count, dtype=bool)
-    np.logical_or.at(without, group, fits & (points.recompute == none))
-    layers = np.where(points.recompute_layers < 0, np.iinfo(np.int64).max, points.recompute_layers)
-    fewest = np.full(count, np.iinfo(np.int64).max)
-    again = fits & (points.recompute == full)
-    np.minimum.at(fewest, group[again], layers[again])
-    kept = np.where(without[group], points.recompute == none, True)
-    return kept & ((points.recompute != full) | (layers == fewest[group]))
-
-
-def _groups(points: Points) -> NDArray[np.int64]:
-    """Numbers of the runs of points that differ only in recomputation: the space has them side by side."""
-    changed = np.zeros(len(points), dtype=bool)
-    for one in fields(Points):
-        if not one.name.startswith("recompute"):
-            column = getattr(points, one.name)
-            changed[1:] |= column[1:] != column[:-1]
-    return np.cumsum(changed)
-
-
-def _best(points: Points, seconds: NDArray[np.float64], keep: int) -> NDArray[np.int64]:
-    """Numbers of the fastest of the ``keep`` fastest families, in order of time; equals in the order of the
-    space."""
-    order = np.argsort(seconds, kind="stable")
-    family = np.stack([getattr(points, name) for name in FAMILY])[:, order]
-    _, first = np.unique(family, axis=1, return_index=True)
-    return order[np.sort(first)[:keep]]
+def _first_of_family(points: Points) -> NDArray[np.int64]:
+    """Numbers of the points that are the first of their family, in order."""
+    if not len(points):
+        return np.zeros(0, dtype=np.int64)
+    _, first = np.unique(np.stack([getattr(points, name) for name in FAMILY]), axis=1, return_index=True)
+    return np.sort(first)
 
 
 def _too_large(asked: Asked, space: Points, memory: NDArray[np.float64], limit: float) -> InfeasiblePlan:

@@ -44,7 +44,7 @@ class Sizes:
         return self.full(op) // self.sharded
 
     def looked_up(self, op: SegmentOp) -> int:
-        """[S, b, H / tp], the rows of an embedding that a rank holds of those that are asked for, on average."""
+        """[S, b, H / tp]: the rows of an embedding that a rank has of those asked for, on average."""
         return self.full(op) // self.strategy.tp
 
     def head(self, op: SegmentOp) -> int:

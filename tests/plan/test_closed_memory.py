@@ -1,4 +1,4 @@
-"""Memory of columns of strategies is what walking each of them finds; and what does not fit is said not to."""
+"""Memory of columns of strategies is what walking each finds; and what does not fit is said not to."""
 
 from __future__ import annotations
 
