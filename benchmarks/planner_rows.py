@@ -55,7 +55,10 @@ VOCAB = 51200
 """Where a row gives none: GPT-2's, padded, as in Megatron-LM's examples."""
 
 
-KERNELS = ((r"\bte\b|cudnn", 0.6), (r"flash_attentionv?1", 1.8), (r"^torch$", 1.7))
+FLASH_1 = 1.8
+FLASH_2_SINCE = "2024"
+"""A row that says flash and no more means FlashAttention-1 before; its successor appeared in July 2023."""
+KERNELS = ((r"\bte\b|cudnn", 0.6), (r"flash_attentionv?1", FLASH_1), (r"^torch$", 1.7))
 """Of attention, to the one that fused_attention stands for (FlashAttention-2; Megatron-LM's fused softmax where
 nothing is fused): cuDNN's and FlashAttention-3's on Hopper (arXiv 2407.08608: 1.5 to 2 times as fast),
 FlashAttention-1 (arXiv 2307.08691: half as fast), separate kernels of torch for scale, mask and softmax."""
@@ -362,6 +365,8 @@ def _options(values: Mapping[str, str]) -> Options:
     for pattern, known in KERNELS if hopper else KERNELS[1:]:
         if re.search(pattern, attention):
             work = known
+    if attention == "flash" and values["date"] < FLASH_2_SINCE:
+        work = FLASH_1
     # A sheet that names the kernel of attention alone, where others of it name that of norms as well.
     bare = re.fullmatch(r"torch|fused|flash_attention(2|v[\d.]+)", attention) is not None
     return Options(

@@ -24,7 +24,6 @@ from plait.core.settings import ITEMSIZE, Precision
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy, slice_sizes
 from plait.plan import rates
-from plait.plan.closed_form import LOGIT_BYTES
 from plait.plan.traffic import AttentionTraffic, SegmentTraffic
 
 FORWARD = ("N", "F", "R")
@@ -201,7 +200,7 @@ class _Costs:
             case "F":
                 return self._matmul(tokens, hidden, self.rows)
             case "L":
-                return self._moved(tokens * self.rows * LOGIT_BYTES)
+                return self._moved(tokens * self.rows * self.cluster.efficiency.logit_bytes.value)
             case "C":
                 return self._matmul(tokens / graph.parts("head", "C"), self.rows, hidden)
             case _:
