@@ -117,6 +117,9 @@ def nccl_tests(text: str, file: str, date: str) -> Profile:
 
 def _line(log: _Log, line: str, where: str) -> None:
     if found := _RANK.match(line.strip()):
+        if log.columns:  # a table ended before: this is another run
+            log.ranks.clear()
+            log.columns = ()
         _rank(log, int(found[1]), int(found[2] or 0), found[3], found[4].strip(), where)
         return
     if "Using devices" in line:
@@ -153,7 +156,8 @@ def _numbered(columns: Sequence[str]) -> Iterator[str]:
 
 
 def _row(log: _Log, row: Mapping[str, str], where: str) -> None:
-    if log.test in OTHERS:
+    size = int(row["size"])
+    if log.test in OTHERS or not size:  # a size that is less than a rank's share of it counts as nothing
         return
     if log.test not in TESTS:
         raise JobError(
@@ -167,9 +171,6 @@ def _row(log: _Log, row: Mapping[str, str], where: str) -> None:
         raise JobError("has no time", file=log.file, key=where, fix="Give a whole table: size ... time algbw busbw")
     seconds = _positive(told, log.file, where) / 1e6
     group, per_node = _group(log, where)
-    size = int(row["size"])
-    if not size:
-        return
     whole = size * group.ranks if log.test == "alltoall" else size  # its size is one rank's
     log.samples.setdefault((log.test, group, per_node), {}).setdefault(whole, []).append(seconds)
 

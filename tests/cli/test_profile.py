@@ -90,6 +90,7 @@ def test_a_jobs_layer_on_two_ranks(tmp_path: Path) -> None:
     assert not (tmp_path / "profile.json.logs").exists()
 
 
+@pytest.mark.slow
 def test_a_measurement_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text("as it was")
     process = subprocess.Popen(

@@ -75,6 +75,18 @@ def test_equal_sizes_are_samples_of_one_point(tmp_path: Path) -> None:
     assert curve.points == (Point(bytes=1024, seconds=22e-6),)
 
 
+def test_runs_without_their_own_headline(tmp_path: Path) -> None:
+    """Ranks after a table belong to the next; sizes of nothing are no points."""
+    second = [line for line in ranks("a", "b", "c", each=1) if "Using" not in line]
+    swap = [*second, "# alltoall_perf", HEAD, row(0, 0.0, 0.0), row(4096, 50.0, 45.0)]
+    found = import_profile(log(tmp_path, [*ALL_REDUCE, *swap]))
+    assert [(one.kind, one.group.ranks, one.group.nodes) for one in found.collectives] == [
+        ("all_reduce", 4, 2),
+        ("all_to_all", 3, 3),
+    ]
+    assert len(found.collectives[1].points) == 1
+
+
 def test_groups_of_a_split_run_are_side_by_side(tmp_path: Path) -> None:
     split = [
         f"#  Rank {n} Group {g} Pid 1 on {host} device {g} [0x0{g}] X" for g in (0, 1) for n, host in enumerate("ab")
