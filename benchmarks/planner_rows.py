@@ -51,6 +51,8 @@ FUSED_SINCE = "2022-06"
 """FlashAttention was published (arXiv 2205.14135); what says nothing of attention is fused from then on."""
 HIDDEN_SINCE = "2023"
 """From when on reductions of gradients are taken to run beside the backward where a row says nothing."""
+ASYNC_SINCE = "2022-04"
+"""From when on Megatron-LM's reductions run beside weight gradients (release 3.0)."""
 VOCAB = 51200
 """Where a row gives none: GPT-2's, padded, as in Megatron-LM's examples."""
 
@@ -205,7 +207,7 @@ def _vtrain(values: Mapping[str, str], stem: str) -> Row:
                     head_size=hidden / heads, ffn_hidden=4 * hidden, vocab=VOCAB, gated=0, tied_embeddings=1,
                     learned_positions=1, max_sequence=int(get["sequence length"]))  # fmt: skip
     point = {"tp": tp, "dp": dp, "pp": pp, "micro": micro, "num_micro": batch // (dp * micro),
-             "overlap": OVERLAPS.index("async"), "shard_overlap": SHARD_OVERLAPS.index("none")}  # fmt: skip
+             "overlap": OVERLAPS.index("sync"), "shard_overlap": SHARD_OVERLAPS.index("none")}  # fmt: skip
     job = (stem, hidden, heads, shapes.num_layers, shapes.max_sequence, int(get["# GPUs"]), batch)
     return Row(
         name=f"{stem}:{','.join(values[name] for name in VTRAIN[:-1])}",
@@ -309,7 +311,7 @@ def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Points:
         "schedule": SCHEDULES.index(schedule), "virtual": virtual, "recompute": RECOMPUTES.index(kind),
         "recompute_layers": layers, "sequence_parallel": int(values["sp"] == "1"),
         "params": shard if stage == 3 else 1, "grads": shard if stage >= 2 else 1, "optim": shard if stage else 1,
-        "overlap": OVERLAPS.index("domino" if tp_hidden else "async"), "p2": tp if tp_hidden else 1,
+        "overlap": OVERLAPS.index("domino" if tp_hidden else "async" if values["date"] >= ASYNC_SINCE else "sync"), "p2": tp if tp_hidden else 1,
         "shard_overlap": SHARD_OVERLAPS.index("both" if hidden else "none"),
     }])  # fmt: skip
     if count == int(count):
