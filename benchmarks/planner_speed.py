@@ -1,5 +1,5 @@
-"""How long planning takes, Python's start included, and how much memory: common jobs, and a space of a million
-strategies for 16,384 GPUs, finalists' simulation included.
+"""How long planning takes, Python's start included, and how much memory: common jobs, and a space of a
+million strategies for 16,384 GPUs, finalists' simulation included.
 
     python benchmarks/planner_speed.py [--json] [--save FILE]
 
