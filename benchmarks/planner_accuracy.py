@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planner_fit import Batch, Floats, batches, fit
+from planner_fit import Batch, Floats, batches, left_out
 from planner_rows import Row, default_files, read_rows
 
 from plait.core.errors import JobError
@@ -44,7 +44,7 @@ class Predicted:
     fits: Floats
 
 
-def predict_all(rows: Sequence[Row], left_out: bool) -> Predicted:
+def predict_all(rows: Sequence[Row], leave_out: bool) -> Predicted:
     """With shipped constants, or with such as never saw a row's source."""
     columns = {name: np.full(len(rows), np.nan) for name in ("seconds", "low", "high", "memory", "fits")}
     places = {name: at for at, name in enumerate(row.name for row in rows)}
@@ -57,20 +57,12 @@ def predict_all(rows: Sequence[Row], left_out: bool) -> Predicted:
             columns["low"][at], columns["high"][at] = band(total, part.columns[1], part.cluster)
             columns["memory"][at], columns["fits"][at] = _memory(part)
 
-    if not left_out:
+    if not leave_out:
         add(batches(rows), {})
         return Predicted(**columns)
-    timed = [row for row in rows if row.seconds]
-    start = fit(timed).values
-    for origin in sorted({origin_of(row) for row in rows}):
-        values = fit([row for row in timed if origin_of(row) != origin], start=start, rounds=6).values
-        add(batches([row for row in rows if origin_of(row) == origin]), values)
+    for places, values in left_out(rows):
+        add(batches([rows[at] for at in places]), values)
     return Predicted(**columns)
-
-
-def origin_of(row: Row) -> str:
-    """Who measured: sources of one origin are left out together."""
-    return row.source.split("-")[0]
 
 
 def _memory(part: Batch) -> tuple[Floats, Floats]:

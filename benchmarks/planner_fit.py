@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from planner_rows import Row
 from plait.core.cluster import Cluster
 from plait.core.efficiency import Constant, Efficiency
 from plait.core.env import specs_folder
+from plait.plan.band import REGIMES, regimes, spread_of
 from plait.plan.calibrate import Calibrated, Known, calibrate
 from plait.plan.closed_form import Seconds, step_seconds
 from plait.plan.layer_time import Options
@@ -26,6 +27,8 @@ from plait.plan.shapes import Shapes
 
 PRIORS = Path(__file__).with_name("planner_priors.toml")
 FAMILIES = ("ampere", "hopper", "blackwell", "volta")
+NOISE = 0.06
+"""Relative, of a measurement and of the model's form: what remains within one source after any fit."""
 Floats = NDArray[np.float64]
 
 
@@ -129,15 +132,43 @@ def fit(rows: Sequence[Row], start: Mapping[str, float] | None = None, rounds: i
     families = {"all", *(family_of(row.device) for row in rows)}
     free = {name: prior if name.partition(".")[0] in families else replace(prior, error=0.0)
             for name, prior in known().items()}  # fmt: skip
-    return calibrate(
+    found = calibrate(
         lambda values: predict(parts, values),
         measured,
         free,
         start=start,
         weights=weights(rows),
         rounds=rounds,
-        noise=0.06,
+        noise=NOISE,
     )
+    kept = {name: prior for name, prior in known().items() if free[name].error == 0}
+    return replace(found, constants={**found.constants, **kept})
+
+
+def origin_of(row: Row) -> str:
+    """Who measured: sources of one origin are left out together."""
+    return row.source.split("-")[0]
+
+
+def left_out(rows: Sequence[Row]) -> Iterator[tuple[list[int], dict[str, float]]]:
+    """For every origin: the places of its rows, and constants fitted to the timed rows of all others."""
+    timed = [row for row in rows if row.seconds]
+    start = fit(timed).values
+    for origin in sorted({origin_of(row) for row in rows}):
+        found = fit([row for row in timed if origin_of(row) != origin], start=start, rounds=6)
+        yield [at for at, row in enumerate(rows) if origin_of(row) == origin], found.values
+
+
+def spreads(rows: Sequence[Row]) -> dict[str, float]:
+    """The spread of left-out predictions, by regime; every source has the weight that it has in a fit."""
+    residuals, regime = np.empty(len(rows)), np.empty(len(rows), dtype=np.int64)
+    for places, values in left_out(rows):
+        for part in batches([rows[at] for at in places]):
+            at = np.array(places)[part.where]
+            residuals[at] = np.log(part.seconds(values).total / np.array([row.seconds for row in part.rows]))
+            regime[at] = regimes(part.columns[1], part.cluster)
+    worth = weights(rows)
+    return {f"spread.{name}": spread_of(residuals[regime == n], worth[regime == n]) for n, name in enumerate(REGIMES)}
 
 
 def shipped(family: str, fitted: Mapping[str, Known], source: str, date: str) -> dict[str, Constant]:
@@ -147,7 +178,7 @@ def shipped(family: str, fitted: Mapping[str, Known], source: str, date: str) ->
     for owner in ("all", family):
         for name, prior in said[owner].items():
             now = fitted[f"{owner}.{name}"]
-            moved = prior["error"] > 0 and now.error < 0.98 * prior["error"]
+            moved = now.value != prior["value"] and now.error < 0.98 * (prior["error"] or 1)
             text = f"{source}; prior {prior['value']:g}: {prior['source']}" if moved else f"prior: {prior['source']}"
             constants[name] = Constant(value=float(f"{now.value:.4g}"), source=text, date=date, error=round(now.error, 3))
     return constants

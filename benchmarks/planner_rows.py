@@ -51,11 +51,16 @@ FUSED_SINCE = "2022-06"
 """FlashAttention was published (arXiv 2205.14135); what says nothing of attention is fused from then on."""
 HIDDEN_SINCE = "2023"
 """From when on reductions of gradients are taken to run beside the backward where a row says nothing."""
+ASYNC_SINCE = "2022-04"
+"""From when on Megatron-LM's reductions run beside weight gradients (release 3.0)."""
 VOCAB = 51200
 """Where a row gives none: GPT-2's, padded, as in Megatron-LM's examples."""
 
 
-KERNELS = ((r"\bte\b|cudnn", 0.6), (r"flash_attentionv?1", 1.8), (r"^torch$", 1.7))
+FLASH_1 = 1.8
+FLASH_2_SINCE = "2024"
+"""A row that says flash and no more means FlashAttention-1 before; its successor appeared in July 2023."""
+KERNELS = ((r"\bte\b|cudnn", 0.6), (r"flash_attentionv?1", FLASH_1), (r"^torch$", 1.7))
 """Of attention, to the one that fused_attention stands for (FlashAttention-2; Megatron-LM's fused softmax where
 nothing is fused): cuDNN's and FlashAttention-3's on Hopper (arXiv 2407.08608: 1.5 to 2 times as fast),
 FlashAttention-1 (arXiv 2307.08691: half as fast), separate kernels of torch for scale, mask and softmax."""
@@ -202,7 +207,7 @@ def _vtrain(values: Mapping[str, str], stem: str) -> Row:
                     head_size=hidden / heads, ffn_hidden=4 * hidden, vocab=VOCAB, gated=0, tied_embeddings=1,
                     learned_positions=1, max_sequence=int(get["sequence length"]))  # fmt: skip
     point = {"tp": tp, "dp": dp, "pp": pp, "micro": micro, "num_micro": batch // (dp * micro),
-             "overlap": OVERLAPS.index("async"), "shard_overlap": SHARD_OVERLAPS.index("none")}  # fmt: skip
+             "overlap": OVERLAPS.index("sync"), "shard_overlap": SHARD_OVERLAPS.index("none")}  # fmt: skip
     job = (stem, hidden, heads, shapes.num_layers, shapes.max_sequence, int(get["# GPUs"]), batch)
     return Row(
         name=f"{stem}:{','.join(values[name] for name in VTRAIN[:-1])}",
@@ -306,7 +311,7 @@ def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Points:
         "schedule": SCHEDULES.index(schedule), "virtual": virtual, "recompute": RECOMPUTES.index(kind),
         "recompute_layers": layers, "sequence_parallel": int(values["sp"] == "1"),
         "params": shard if stage == 3 else 1, "grads": shard if stage >= 2 else 1, "optim": shard if stage else 1,
-        "overlap": OVERLAPS.index("domino" if tp_hidden else "async"), "p2": tp if tp_hidden else 1,
+        "overlap": OVERLAPS.index("domino" if tp_hidden else "async" if values["date"] >= ASYNC_SINCE else "sync"), "p2": tp if tp_hidden else 1,
         "shard_overlap": SHARD_OVERLAPS.index("both" if hidden else "none"),
     }])  # fmt: skip
     if count == int(count):
@@ -362,6 +367,8 @@ def _options(values: Mapping[str, str]) -> Options:
     for pattern, known in KERNELS if hopper else KERNELS[1:]:
         if re.search(pattern, attention):
             work = known
+    if attention == "flash" and values["date"] < FLASH_2_SINCE:
+        work = FLASH_1
     # A sheet that names the kernel of attention alone, where others of it name that of norms as well.
     bare = re.fullmatch(r"torch|fused|flash_attention(2|v[\d.]+)", attention) is not None
     return Options(
@@ -371,6 +378,7 @@ def _options(values: Mapping[str, str]) -> Options:
         recompute_attention=True,
         recompute_collectives=True,
         transfers_hidden=_overlaps(values["comm_overlap"])[2],
+        steps_overlap=values["pp_schedule"].lower() in ("zb-2p", "zb-v"),
         gradient_bytes=4.0 if "fp32 grad" in precision else 2.0,
     )
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "plait").rglob("*.py"))
 VERBS = {"plan", "place", "train", "diagnose", "launch", "lab"}
-TRAIN = ("tune", "engine", "checkpoint", "record", "data", "model", "comm", "machine")
+TRAIN = ("profile", "tune", "engine", "checkpoint", "record", "data", "model", "comm", "machine")
 """Folders of ``plait/train``: each imports only itself and those after it."""
 MAX_LINES = 400
 
@@ -33,7 +33,7 @@ ONLY_IN = {
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(
         f"plait/core/{name}.py"
-        for name in ("job", "settings", "explain", "reference", "cluster", "efficiency")
+        for name in ("job", "settings", "explain", "reference", "cluster", "efficiency", "profile")
     ),
 }
 STARTS_FAST = {

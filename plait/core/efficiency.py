@@ -37,7 +37,9 @@ class Links(Section):
     share: Constant
     """Of a link's rate, by large messages."""
     latency: Constant
-    """Seconds of a collective of two; a group of n takes log2 n times as long."""
+    """Of a collective of two, as a multiple of the tier's; a group of n takes log2 n times as long."""
+    hop: Constant
+    """Of each rank that a ring passes, as a multiple of the tier's latency."""
     half: Constant
     """Bytes of a rank's part of a message at which half of ``share`` is reached."""
 
@@ -82,6 +84,8 @@ class Efficiency(Section):
     to memory; twice as many backward."""
     memory: Constant
     """Share of the memory's rate that elementwise operations reach."""
+    logit_bytes: Constant
+    """Bytes that the loss moves for each logit, forward and backward."""
     elementwise: Constant
     """Bytes that elementwise operations move, as a multiple of the least that fused ones would."""
     inside: Links

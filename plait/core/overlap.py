@@ -2,7 +2,8 @@
 
 Orders are timed on a model of one processor and one link (``segment_costs``). ``domino_order`` is list
 scheduling. Slices are independent chains: while one slice's collective travels, another slice computes.
-Weight gradients, which nobody waits for, fill what is left. Then single ops are moved (``climb``).
+Weight gradients, which nobody waits for, fill what is left. Then single ops are moved (``climb``), in many
+layers at once where there are many (``repeats``).
 
 Beyond the paper's fixed interleaving: any number of slices; weight gradients are deferred to where the
 processor would idle; slices may run ahead of each other, so that one slice's compute-heavy backward overlaps
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from math import frexp, ldexp
 
-from plait.core.climb import Climber
+from plait.core.climb import Judge
+from plait.core.list_scheduling import POLICIES, ListScheduler, Policy
 from plait.core.model import ModelSpec
+from plait.core.repeats import improve_words
 from plait.core.segment_costs import NumberedOps, SegmentCosts, segment_costs
-from plait.core.segment_lists import async_order, insert_waits, sync_order
+from plait.core.segment_lists import async_order, sync_order, with_waits
 from plait.core.segments import Action, Phase, SegmentGraph
 from plait.core.stages import Stage
 from plait.core.strategy import Overlap, Strategy
@@ -33,6 +36,12 @@ JUDGED = (1.0, 1.1)
 HELD_BACK, HELD_BACK_AGAIN = 8, 2
 # Of the lists made, so many of the best are improved.
 IMPROVED = 4
+# Graphs of so many ops are searched whole; of larger ones only a few lists are made, of as many ops together.
+SEARCHED, MADE, VISITED = 640, 4, 40_000
+# Models of few layers say which: of as many as have so many ops, within bounds, and of twice as many. Who
+# waits for longer than so is never the best of many layers.
+SAMPLED, FEWEST, MOST = 240, 3, 6
+PATIENT = 0.3
 
 
 def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batch: int) -> list[Action]:
@@ -77,122 +86,78 @@ def segment_lists(
 
 def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[Action]:
     """The best of a few list-scheduling policies, improved, by simulated time with collectives as measured
-    and late; the first if equal."""
-    policies = [
-        _Policy(ahead, fill, patience)
-        for ahead in (True, False)
-        for fill in (True, False)
-        for patience in (0.0, 0.3, 0.7)
-    ]
-    held_back = (HELD_BACK if graph.recompute == "none" else HELD_BACK_AGAIN) * graph.p1
-    schedulers = [_ListScheduler(graph, costs.late(factor), batch, held_back) for factor in ASSUMED]
-    candidates = {tuple(scheduler.order(policy)): None for scheduler in schedulers for policy in policies}
-    climber = Climber(graph, [costs.late(factor) for factor in JUDGED], batch, held_back)
-    ranked = _ranked(climber, candidates)[:IMPROVED]
-    best = _ranked(climber, [*ranked, *(climber.improve(order) for order in ranked)])[0]
-    return insert_waits(graph, [climber.ops[i] for i in best])
+    and late; the first if equal.
 
-
-def _ranked(climber: Climber, orders: Iterable[Sequence[int]]) -> list[Sequence[int]]:
-    """By seconds, to a thousandth of the longest; equals as they come."""
-    seconds = [(climber.seconds(order), order) for order in orders]
-    longest = max(each for each, _ in seconds) or 1.0  # costs may all be zero
-    return [order for _, order in sorted(seconds, key=lambda each: round(each[0] / longest, 3))]
-
-
-class _Policy(NamedTuple):
-    """How the list scheduler chooses.
-
-    ahead: the slice that is further along goes first, so that slices drift apart; otherwise the one behind.
-    fill: while the link has work for longer than a weight gradient takes, that goes first: nothing is lost by
-    it. patience: a slice holds an op back, even if the processor idles, when its collective would block the
-    link for more than the share ``1 - patience`` of its time after a slice before it wants the link. On a
-    link that is the bottleneck this lets the first slice reach its compute-heavy backward early, beside which
-    the others' forward communication hides. 0: never.
+    Where there are more than ``SEARCHED`` ops, models of few layers choose the policies (``_promising``).
     """
+    orders = _Orders(graph, costs, batch)
+    if len(orders.numbered.ops) <= SEARCHED:
+        ranked = orders.ranked(orders.made(_TRIES).values())[:IMPROVED]
+        best = orders.ranked([*ranked, *(orders.judge.improve(order) for order in ranked)])[0]
+    else:
+        made = orders.made(_promising(orders), exact=False)
+        best = improve_words(orders.judge, min(made.values(), key=orders.judge.seconds))
+    return with_waits(orders.numbered, best)
 
-    ahead: bool
-    fill: bool
-    patience: float
+
+_Try = tuple[float, Policy]  # how much slower collectives are assumed to be, and how the list scheduler chooses
+_TRIES: tuple[_Try, ...] = tuple((factor, policy) for factor in ASSUMED for policy in POLICIES)
 
 
-class _ListScheduler:
-    """Greedy list scheduling: at every moment run the ready op that the policy prefers, or idle until one is
-    ready.
+class _Orders:
+    """Makes and ranks orders of a graph's ops."""
 
-    Lists are indexed by the numbers of ``NumberedOps``.
-    """
+    def __init__(self, graph: SegmentGraph, costs: SegmentCosts, batch: int) -> None:
+        self.numbered, self.costs, self.batch = NumberedOps(graph), costs, batch
+        held_back = (HELD_BACK if graph.recompute == "none" else HELD_BACK_AGAIN) * graph.p1
+        self.judge = Judge(self.numbered, [costs.late(factor) for factor in JUDGED], batch, held_back)
 
-    def __init__(self, graph: SegmentGraph, costs: SegmentCosts, batch: int, held_back: int) -> None:
-        numbered = NumberedOps(graph)
-        self.ops, self.needs, self.travels, self.held_back = numbered.ops, numbered.needs, numbered.travels, held_back
-        self.seconds, self.wire = numbered.seconds(costs, batch)
-        self.feeds: list[list[int]] = [[] for _ in self.ops]
-        for i, sources in enumerate(self.needs):
-            for source, _ in sources:
-                self.feeds[source].append(i)
-        self.weight = [op.kind == "W" for op in self.ops]
-        self.place = {op: i for i, op in enumerate(op for op in self.ops if op.slice == 0)}
-        self.until_wire = self._until_wire()
-        # Of the order being made, by op: its preference, when it is done, when its result is there ...
-        self.rank, self.done, self.arrived = list[tuple[int, int]](), list[float](), list[float]()
-        self.at: list[float] = []  # ... and when all that it needs is there
+    def made(self, tries: Iterable[_Try], *, exact: bool = True) -> dict[_Try, tuple[int, ...]]:
+        """What the list scheduler makes of these. exact: False rounds seconds a little, so that no layer
+        differs from the others in the last digit of when it begins."""
+        schedulers, made = dict[float, ListScheduler](), dict[_Try, tuple[int, ...]]()
+        for factor, policy in tries:
+            if factor not in schedulers:
+                times = self.numbered.seconds(self.costs.late(factor), self.batch)
+                times = times if exact else _rounded(*times)
+                schedulers[factor] = ListScheduler(self.numbered, *times, self.judge.held_back)
+            made[factor, policy] = tuple(schedulers[factor].order(policy))
+        return made
 
-    def _until_wire(self) -> list[float]:
-        """Processor seconds from the start of an op until its slice next has something for the link."""
-        until = list(self.seconds)
-        for i in reversed(range(len(self.ops))):
-            if not self.travels[i]:
-                following = [
-                    until[j] for j in self.feeds[i] if not self.weight[j] and self.ops[j].slice == self.ops[i].slice
-                ]
-                until[i] += max(following, default=0.0)
-        return until
+    def ranked(self, orders: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+        """Each once, by seconds, to a thousandth of the longest; equals as they come."""
+        seconds = [(self.judge.seconds(order), order) for order in {tuple(order): None for order in orders}]
+        longest = max(each for each, _ in seconds) or 1.0  # costs may all be zero
+        return [order for _, order in sorted(seconds, key=lambda each: round(each[0] / longest, 3))]
 
-    def order(self, policy: _Policy) -> list[int]:
-        """The numbers of all ops, in the order in which they should run."""
-        sign = -1 if policy.ahead else 1
-        self.rank = [(sign * self.place[op._replace(slice=0)], op.slice) for op in self.ops]
-        self.done, self.arrived = [0.0] * len(self.ops), [0.0] * len(self.ops)
-        self.at = [0.0] * len(self.ops)
-        missing = [len(sources) for sources in self.needs]
-        ready, order, now, link = [i for i, count in enumerate(missing) if not count], list[int](), 0.0, 0.0
-        while ready:
-            i = self._choose(policy, ready, now, link)
-            ready.remove(i)
-            order.append(i)
-            now = self.done[i] = self.arrived[i] = max(now, self.at[i]) + self.seconds[i]
-            if self.travels[i]:
-                link = self.arrived[i] = max(now, link) + self.wire[i]
-            for fed in self.feeds[i]:
-                missing[fed] -= 1
-                if not missing[fed]:
-                    self.at[fed] = max(
-                        self.arrived[j] if collective else self.done[j] for j, collective in self.needs[fed]
-                    )
-                    ready.append(fed)
-        assert len(order) == len(self.ops), "the segment graph has a cycle"
-        return order
 
-    def _choose(self, policy: _Policy, ready: list[int], now: float, link: float) -> int:
-        chain = [i for i in ready if not self.weight[i]]
-        free = [
-            i for i in chain if not (policy.patience and self._blocks(i, policy.patience, chain, now, link))
-        ] or chain
-        first = min(free, key=lambda i: (max(0.0, self.at[i] - now), self.rank[i]), default=None)
-        weights = [i for i in ready if self.weight[i] and self.at[i] <= now]
-        oldest = min(weights, key=lambda i: self.at[i], default=None)
-        if oldest is not None and (first is None or self.at[first] > now or len(weights) > self.held_back):
-            return oldest
-        if first is None:
-            return min(ready, key=lambda i: self.at[i])
-        backlog = policy.fill and oldest is not None and link - now > self.seconds[oldest] + self.seconds[first]
-        return oldest if backlog and oldest is not None else first
+def _promising(orders: _Orders) -> list[_Try]:
+    """The few tries that are worth making of many layers: those whose seconds for few layers, and for twice as
+    many, lead to the least for all of them."""
+    graph, num_ops = orders.numbered.graph, len(orders.numbered.ops)
+    layers = max(FEWEST, min(MOST, SAMPLED * graph.num_layers // num_ops))
+    tries = [each for each in _TRIES if each[1].patience <= PATIENT]
+    small = [_Orders(_fewer(graph, count), orders.costs, orders.batch) for count in (layers, 2 * layers)]
+    less, more = (each.made(tries) for each in small)
+    further = graph.num_layers / layers - 2
 
-    def _blocks(self, i: int, patience: float, chain: list[int], now: float, link: float) -> bool:
-        """Whether the collective of op ``i`` would keep a slice before its own from the link for too long."""
-        if not self.travels[i]:
-            return False
-        end = max(link, max(now, self.at[i]) + self.seconds[i]) + self.wire[i]
-        wanted = [max(self.at[j], now) + self.until_wire[j] for j in chain if self.ops[j].slice < self.ops[i].slice]
-        return any(end > moment + (1 - patience) * self.wire[i] for moment in wanted)
+    def expected(each: _Try) -> float:
+        seconds = small[1].judge.seconds(more[each])
+        return seconds + (seconds - small[0].judge.seconds(less[each])) * further
+
+    different = {more[each]: each for each in reversed(tries)}.values()
+    return sorted(reversed(different), key=expected)[: max(1, min(MADE, VISITED // num_ops))]
+
+
+def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
+    """The same with so many layers, of which some are recomputed and some not if it is so in the whole."""
+    again = graph.recomputed
+    if again is not None and 0 < again < graph.num_layers:
+        again = min(layers - 1, max(1, round(again * layers / graph.num_layers)))
+    return replace(graph, num_layers=layers, recomputed=again, resampling=())
+
+
+def _rounded(*times: list[float]) -> list[list[float]]:
+    """To multiples of a power of two that are added without error."""
+    last = frexp(sum(map(sum, times)))[1] - 48
+    return [[ldexp(round(ldexp(each, -last)), last) for each in seconds] for seconds in times]

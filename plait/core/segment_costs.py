@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from plait.core.model import ModelSpec
-from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp, needs_table
+from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp, numbered_needs
 from plait.core.strategy import Strategy, slice_sizes
 
 # FLOP/s of a rank and bytes/s of its link before anything is measured: a 2020s CPU core and 1 Gbit/s. Only
@@ -126,19 +127,56 @@ class NumberedOps:
     numbers.
 
     needs: (number, whether its collective must have ended) of all that an op needs. travels: whether a
-    collective follows the op.
+    collective follows the op. sorts: ops that differ in nothing but the layer have the same number here.
+    slices: of which slice. weight: whether it is a weight gradient.
     """
 
     def __init__(self, graph: SegmentGraph) -> None:
         self.graph, self.ops = graph, graph.ops()
-        number, needs = {op: i for i, op in enumerate(self.ops)}, needs_table(graph)
-        self.needs = [[(number[need.op], need.collective) for need in needs[op]] for op in self.ops]
+        self.needs = numbered_needs(graph, self.ops)
         self.travels = [graph.collective(op) is not None for op in self.ops]
+        self.slices, self.weight = [op.slice for op in self.ops], [op.kind == "W" for op in self.ops]
+        firsts: dict[tuple[str, str, int, int, bool], int] = {}
+        self.sorts = [
+            firsts.setdefault((site, kind, at, part, travels), len(firsts))
+            for (site, _, kind, at, part), travels in zip(self.ops, self.travels, strict=True)
+        ]
+
+    @cached_property
+    def feeds(self) -> list[list[tuple[int, bool]]]:
+        """Who needs an op, and whether its collective must have ended."""
+        feeds: list[list[tuple[int, bool]]] = [[] for _ in self.ops]
+        for i, sources in enumerate(self.needs):
+            for source, collective in sources:
+                feeds[source].append((i, collective))
+        return feeds
+
+    @cached_property
+    def following(self) -> list[list[int]]:
+        """Of those who need an op: the ones of its own slice that are no weight gradients."""
+        slices, weight = self.slices, self.weight
+        return [
+            [j for j, _ in fed if not weight[j] and slices[j] == slices[i]] for i, fed in enumerate(self.feeds)
+        ]
+
+    @cached_property
+    def ranks(self) -> tuple[list[int], list[int]]:
+        """Numbers in whose order the slice that is behind goes first; and the one that is further along."""
+        place: dict[tuple[str, int, str, int], int] = {}
+        along = [
+            place.setdefault((site, layer, kind, part), len(place)) * self.graph.p1
+            for site, layer, kind, _, part in self.ops
+        ]
+        return [a + s for a, s in zip(along, self.slices, strict=True)], [
+            s - a for a, s in zip(along, self.slices, strict=True)
+        ]
 
     def seconds(self, costs: SegmentCosts, batch: int) -> tuple[list[float], list[float]]:
         """What every op takes of the processor, and its collective of the link."""
-        durations = Durations(self.graph, costs, batch)
-        return [durations.compute(op) for op in self.ops], [durations.collective(op) for op in self.ops]
+        durations, sample = Durations(self.graph, costs, batch), dict(zip(self.sorts, self.ops, strict=True))
+        compute = {sort: durations.compute(op) for sort, op in sample.items()}
+        wire = {sort: durations.collective(op) for sort, op in sample.items()}
+        return [compute[sort] for sort in self.sorts], [wire[sort] for sort in self.sorts]
 
 
 def simulate(graph: SegmentGraph, actions: Sequence[Action], costs: SegmentCosts, batch: int) -> list[TimedAction]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from plait.core.errors import ScheduleError
+from plait.core.segment_costs import NumberedOps
 from plait.core.segments import SIGNS, Action, Kind, SegmentGraph, SegmentOp, Site, Verb, needs_table
 
 _VERBS = {sign: verb for verb, sign in SIGNS.items()}
@@ -101,25 +102,28 @@ def insert_waits(
     that it overlaps the computation in between; where ``late`` says no, it is awaited at once. One that
     nobody in this phase reads is awaited at the end of the list.
     """
-    needs, awaited = needs_table(graph), set[SegmentOp]()
+    numbered = NumberedOps(graph)
+    number = {op: i for i, op in enumerate(numbered.ops)}
+    return with_waits(numbered, [number[op] for op in order], late)
+
+
+def with_waits(
+    numbered: NumberedOps, order: Iterable[int], late: Callable[[SegmentOp], bool] = lambda _: True
+) -> list[Action]:
+    """As ``insert_waits``, for numbers of ops."""
+    ops, needs, travels = numbered.ops, numbered.needs, numbered.travels
+    pending: dict[int, None] = {}  # started and not awaited, in the order in which they started
     actions: list[Action] = []
-
-    def wait(op: SegmentOp) -> None:
-        if op not in awaited:
-            awaited.add(op)
-            actions.append(Action("wait", op))
-
-    pending: list[SegmentOp] = []
-    for op in order:
-        for need in needs[op]:
-            if need.collective:
-                wait(need.op)
-        actions.append(Action("run", op))
-        if graph.collective(op):
-            actions.append(Action("start", op))
-            pending.append(op)
-            if not late(op):
-                wait(op)
-    for op in pending:
-        wait(op)
-    return actions
+    for i in order:
+        for source, collective in needs[i]:
+            if collective and source in pending:
+                del pending[source]
+                actions.append(Action("wait", ops[source]))
+        actions.append(Action("run", ops[i]))
+        if travels[i]:
+            actions.append(Action("start", ops[i]))
+            if late(ops[i]):
+                pending[i] = None
+            else:
+                actions.append(Action("wait", ops[i]))
+    return actions + [Action("wait", ops[source]) for source in pending]

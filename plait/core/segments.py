@@ -45,6 +45,7 @@ embed.R0 attn0.N0 attn0.F0 attn0.R0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
@@ -226,18 +227,18 @@ class SegmentGraph:
 
     def ops(self) -> list[SegmentOp]:
         """Every op once, in an order that satisfies every need (segment by segment, slice by slice)."""
-        forward = [self._of(segment, at, True) for segment in self.segments for at in range(self.p1)]
-        backward = [self._of(segment, at, False) for segment in reversed(self.segments) for at in range(self.p1)]
-        return [op for group in forward + backward for op in group]
-
-    def _of(self, segment: tuple[Site, int], at: int, forward: bool) -> list[SegmentOp]:
-        site, layer = segment
-        ops = [
-            SegmentOp(site, layer, kind, at, part)
-            for kind in self.kinds(site, layer)
-            for part in range(self.parts(site, kind))
+        inside = [
+            (*segment, [(kind, part) for kind in self.kinds(*segment) for part in range(self.parts(segment[0], kind))])
+            for segment in self.segments
         ]
-        return [op for op in ops if op.forward == forward]
+        return [
+            SegmentOp(site, layer, kind, at, part)
+            for forward, chain in ((True, inside), (False, inside[::-1]))
+            for site, layer, kinds in chain
+            for at in range(self.p1)
+            for kind, part in kinds
+            if (kind in FORWARD_KINDS) == forward
+        ]
 
     def before(self, op: SegmentOp) -> tuple[Site, int]:
         """The segment that feeds ``op``'s segment."""
@@ -335,4 +336,28 @@ _PHASES: dict[Phase, str] = {"step": "NFRLMADCWJ", "F": "NFRL", "B": "MADCWJ", "
 @cache
 def needs_table(graph: SegmentGraph) -> dict[SegmentOp, tuple[Need, ...]]:
     """``needs`` of every op of the graph."""
-    return {op: tuple(graph.needs(op)) for op in graph.ops()}
+    ops = graph.ops()
+    needs = numbered_needs(graph, ops)
+    return {op: tuple([Need(ops[i], collective) for i, collective in each]) for op, each in zip(ops, needs, strict=True)}
+
+
+def numbered_needs(graph: SegmentGraph, ops: Sequence[SegmentOp]) -> list[list[tuple[int, bool]]]:
+    """``needs`` of every one of ``graph.ops()``: (number of the op that must have run, whether its collective
+    must have been awaited).
+
+    What an op of a layer needs is found once for all layers whose neighbours have the same kinds of op: these
+    stand equally far before it.
+    """
+    shapes = [(site, graph.kinds(site, layer)) for site, layer in graph.segments]
+    around = [tuple(shapes[max(0, place - 1) : place + 2]) for place in range(len(shapes))]
+    alike = {each: number for number, each in enumerate(dict.fromkeys(around))}
+    like = {segment: alike[each] for segment, each in zip(graph.segments, around, strict=True)}
+    number, found = {op: i for i, op in enumerate(ops)}, list[list[tuple[int, bool]]]()
+    known: dict[tuple[int, Kind, int, int], list[tuple[int, bool]]] = {}
+    for i, op in enumerate(ops):
+        site, layer, kind, at, part = op
+        key = like[site, layer], kind, at, part
+        if site not in LAYERS or key not in known:  # what is no layer may need something far away
+            known[key] = [(i - number[need.op], need.collective) for need in graph.needs(op)]
+        found.append([(i - back, collective) for back, collective in known[key]])
+    return found

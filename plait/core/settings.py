@@ -253,6 +253,9 @@ class PlanSection(Section):
     ``"memory <= 70 GiB"``."""
     top: Count = 10
     """How many strategies are shown."""
+    points: Count = 250_000
+    """How many strategies are compared, at most: of a larger space a coarser one is searched, then its best
+    arrangements of ranks in full."""
 
 
 class RunSection(Section):

@@ -128,7 +128,7 @@ class Planner:
             return self._told([own], searched=1)
         asked = asked_of(self.job, self.model, self.cluster)
         shown = self.job.plan.top
-        ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED)
+        ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED, most=self.job.plan.points)
         found, refused = list[Candidate](), ""
         for at in range(min(len(ranked.points), shown + SIMULATED)):
             try:
@@ -181,7 +181,7 @@ class Planner:
 
     def simulated(self, job: Job) -> Simulated:
         """A step of a job that leaves nothing open."""
-        return simulate_plan(self.plan(job), self.cluster)
+        return simulate_plan(make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True), self.cluster)
 
     def why(self, found: Sequence[Candidate]) -> list[str]:
         """What limits the best, what the runner-up loses, what every overlap gains."""

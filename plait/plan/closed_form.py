@@ -125,6 +125,7 @@ class _Step:
             chunks=points.virtual,
             transfer=self._transfer(),
             hidden=layer.options.transfers_hidden,
+            steps_overlap=layer.options.steps_overlap,
         )
         # The slowest place's own work, part by part.
         longest = stages.longest(points.pp)
@@ -172,7 +173,7 @@ class _Step:
         words = layer.model.vocab / tp
         named = _unquantised(layer.precision)
         products = rates.three_products(layer.cluster, named, layer.tokens, layer.model.hidden, words)
-        passes = rates.memory_bound(layer.cluster, layer.tokens * words * LOGIT_BYTES)
+        passes = rates.memory_bound(layer.cluster, layer.tokens * words * layer.cluster.efficiency.logit_bytes.value)
         return products + passes + self._edge(layer.model.words)
 
     def _embedding(self) -> Column:
@@ -213,17 +214,18 @@ class _Step:
         """Gradients to their owners, over replicas of these, and new parameters back: the chain of factors.
         Half of it can run beside the last backward, the other half beside the first forward."""
         layer, points = self.layer, self.layer.points
-        weights = self._weights(layers)
+        weights, units = self._weights(layers), 2 * layers[1] + 1
 
-        def moved(kind: rates.Kind, whole: Any, ranks: Any, stride: Any) -> Column:
-            return rates.collective(layer.cluster, kind, whole, ranks, points.tp * stride)
+        def moved(kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Column:
+            """Unit by unit: attention and MLP of a layer, the embedding or the head; all as if equally large."""
+            whole = weights * itemsize / cut / units
+            return units * rates.collective(layer.cluster, kind, whole, ranks, points.tp * cut)
 
         params, grads, optim = points.params, points.grads, points.optim
-        gradient, weight = weights * layer.options.gradient_bytes, weights * layer.options.weight_bytes
-        down = moved("reduce_scatter", gradient / grads, optim // grads, grads)
-        down = down + moved("all_reduce", gradient / optim, points.replicas // optim, optim)
-        up = moved("all_gather", weight / grads, optim // grads, grads)
-        up = up + moved("all_gather", weight / params, grads // params, params)
+        gradient, weight = layer.options.gradient_bytes, layer.options.weight_bytes
+        down = moved("reduce_scatter", gradient, grads, optim // grads)
+        down = down + moved("all_reduce", gradient, optim, points.replicas // optim)
+        up = moved("all_gather", weight, grads, optim // grads) + moved("all_gather", weight, params, grads // params)
         # The first and the last place each have a copy of tied weights; their gradients are added.
         tied = layer.model.words / points.tp * layer.options.gradient_bytes * np.asarray(layer.model.tied_embeddings)
         ends = rates.collective(layer.cluster, "all_reduce", tied, np.minimum(points.pp, 2), points.ranks // 2)
@@ -239,10 +241,6 @@ class _Step:
         owned = self._weights(layers) / self.layer.points.optim
         cluster = self.layer.cluster
         return rates.memory_bound(cluster, owned * cluster.efficiency.optimizer_bytes.value)
-
-
-LOGIT_BYTES = 30
-"""Moved for each logit: bf16 and fp32 copies, maximum, exponentials, sum, and the gradient."""
 
 
 def _unquantised(precision: AnyPrecision) -> AnyPrecision:

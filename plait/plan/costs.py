@@ -1,8 +1,11 @@
 """What the segment ops of a stage and their collectives cost on a described cluster.
 
 Every op is put together from the operations of ``plait.plan.rates``: matrix products of the slice that it
-works on, attention, and elementwise passes, counted as the bytes that fused kernels would move at least.
-Narrow slices fill a device badly; that is in the costs, since each slice is asked for by itself.
+works on, attention, and elementwise passes. What a layer moves in these is counted as in the closed form
+(``plait.plan.layer_time``), since the cluster's constants were fitted with it: a layer whose ops run one
+after the other takes as long here as there.
+
+Narrow slices fill a device badly; each slice is asked for by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from plait.plan import rates
 from plait.plan.traffic import AttentionTraffic, SegmentTraffic
 
 FORWARD = ("N", "F", "R")
+ROW_BYTES, ROW_GRADIENT_BYTES = 4, 8
+"""Moved for each number of a row of the embedding, looked up and added to its gradient."""
 
 
 def cluster_costs(
@@ -41,8 +46,8 @@ def cluster_costs(
 def sequence_costs(
     model: ModelSpec, strategy: Strategy, load: Load, cluster: Cluster, *, precision: Precision
 ) -> dict[str, float]:
-    """What of ``cluster_costs`` attention spends waiting for ranks that share its sequences, by ``site.kind``;
-    empty where there are none."""
+    """What of ``cluster_costs`` attention spends waiting for ranks that share its sequences, by
+    ``site.kind``; empty where there are none."""
     return _Costs(model, strategy, load, cluster, precision).exposed if strategy.cp > 1 else {}
 
 
@@ -87,7 +92,7 @@ class _Costs:
             for key in table:
                 table[key] *= self.depth if key.split(".")[0] in LAYERS else 1.0
         compute |= self._resampling()
-        self._launches(compute)
+        self._launches(compute, wire)
         return SegmentCosts(dict(compute), {key: seconds for key, seconds in wire.items() if seconds})
 
     @cached_property
@@ -122,15 +127,12 @@ class _Costs:
     def _matmul(self, m: float, k: float, n: float) -> float:
         return float(rates.matmul(self.cluster, self.precision, m, k, n)) if min(m, k, n) > 0 else 0.0
 
-    def _pass(self, numbers: float, itemsize: float = 0) -> float:
+    def _pass(self, numbers: float) -> float:
         """Of elementwise operations on so many numbers, each read or written once by a fused kernel."""
-        least = numbers * (itemsize or self.itemsize)
-        return float(rates.memory_bound(self.cluster, least * self.cluster.efficiency.elementwise.value))
+        return self._moved(numbers * self.itemsize * self.cluster.efficiency.elementwise.value)
 
-    def _product(self, m: float, k: float, n: float) -> float:
-        """A weight gradient [m, n] over ``k`` tokens, added to its accumulator."""
-        apart = self.itemsize != self.gradient  # the product is made first, then added in another pass
-        return self._matmul(m, k, n) + (self._pass(m * n, self.itemsize + 2 * self.gradient) if apart else 0.0)
+    def _moved(self, nbytes: float) -> float:
+        return float(rates.memory_bound(self.cluster, nbytes))
 
     def _collective(self, graph: SegmentGraph, op: SegmentOp, traffic: SegmentTraffic) -> float:
         kind = graph.collective(op)
@@ -174,14 +176,10 @@ class _Costs:
         """Seconds of one op of one slice."""
         tokens, hidden = float(traffic.tokens(op)), float(self.model.hidden)
         stream = tokens * hidden / (self.strategy.tp if graph.sequence_parallel else 1)
-        if op.kind == "N":
-            return self._pass(stream * (3 if op.site == "leave" else 4))  # adds two, writes the sum and its norm
-        if op.kind == "M":
-            return self._pass(stream * 2)
-        if op.kind == "J":
-            return self._pass(stream * (4 if op.site in LAYERS else 3))
+        if op.kind in "NMJ":  # a norm and two additions, the norm alone, and twice as much backward
+            return self._pass(stream * {"N": 5, "M": 2, "J": 10}[op.kind])
         if op.site == "embed":
-            return self._pass(tokens * hidden * 2) if op.kind == "R" else self._pass(tokens * hidden * 4, self.gradient)
+            return self._moved(tokens * hidden * (ROW_BYTES if op.kind == "R" else ROW_GRADIENT_BYTES))
         if op.site == "head":
             return self._head(graph, op, tokens, hidden)
         kinds: Mapping[str, Callable[[str, float, float], float]] = {
@@ -194,20 +192,19 @@ class _Costs:
         branches = self._branches(op.site)
         if op.kind == "W":
             _, first, second = branches[op.part // 2]
-            return self._product(*((first, tokens, hidden) if op.part % 2 else (hidden, tokens, second)))
+            return self._matmul(*((first, tokens, hidden) if op.part % 2 else (hidden, tokens, second)))
         return sum(kinds[op.kind](*branch) for branch in branches)
 
     def _head(self, graph: SegmentGraph, op: SegmentOp, tokens: float, hidden: float) -> float:
-        logits = tokens * self.rows
         match op.kind:
             case "F":
-                return self._matmul(tokens, hidden, self.rows) + self._pass(logits)
+                return self._matmul(tokens, hidden, self.rows)
             case "L":
-                return self._pass(logits * 2)
+                return self._moved(tokens * self.rows * self.cluster.efficiency.logit_bytes.value)
             case "C":
                 return self._matmul(tokens / graph.parts("head", "C"), self.rows, hidden)
             case _:
-                return self._product(self.rows, tokens, hidden)
+                return self._matmul(self.rows, tokens, hidden)
 
     def _again(self, graph: SegmentGraph, op: SegmentOp, which: str, tokens: float, first: float) -> float:
         if graph.recompute == "selective":
@@ -216,12 +213,11 @@ class _Costs:
 
     def _core(self, op: SegmentOp, which: str, tokens: float) -> float:
         """Between a first and a second weight: forward, or backward in D."""
-        backward = op.kind == "D"
+        times = 2 if op.kind == "D" else 1
         if which == "mlp":
-            passes = 1 + 2 * (1 + self.model.gated) if backward else 2 + self.model.gated
-            return self._pass(tokens * self.inner * passes)
+            return self._pass(tokens * self.inner * (2 + self.model.gated) * times)
         share = slice_sizes(self.load.batch, self.strategy.p1)[op.slice]
-        turned = self._pass(tokens * (self.query + self.kv) * 2) if self.model.family == "llama" else 0.0
+        turned = self._pass(tokens * (self.query + 2 * self.kv) * 2 * times)  # to the layout of kernels, and rotated
         return self._attention(op, share).seconds + turned
 
     def _attention(self, op: SegmentOp, share: int) -> _Attention:
@@ -270,13 +266,17 @@ class _Costs:
         moved = self._pass(mean * hidden * 2)
         return {"down.N": down + moved, "down.J": 2 * down + moved, "up.N": up + moved, "up.J": 2 * up + moved}
 
-    def _launches(self, compute: dict[str, float]) -> None:
-        """Hold layers to what the host can launch: a forward of every slice, a backward of twice as many
-        kernels."""
-        least = self.cluster.efficiency.host_layer.value * self.strategy.p1
-        for forward, floor in ((True, least), (False, 2 * least)):
+    def _launches(self, compute: dict[str, float], wire: Mapping[str, float]) -> None:
+        """Hold the layers to what the host can launch: of every slice, a forward and a backward, beside which
+        collectives that nothing hides give it time."""
+        told, mode, p1 = self.cluster.efficiency, self.strategy.overlap, self.strategy.p1
+        launched = told.host_layer.value + (2 * told.host_collective.value if self.strategy.tp > 1 else 0.0)
+        hidden = {"sync": 0.0, "async": 0.0, "domino": 1 - 1 / (p1 * self.strategy.p2), "none": 1.0}[mode]
+        for forward in (True, False):
             keys = [key for key in compute if key.split(".")[0] in LAYERS and (key[-1] in FORWARD) == forward]
-            total = sum(compute[key] for key in keys)
+            sent = sum(wire.get(key, 0.0) for key in keys)
+            exposed = sent * (1 - (1.0 if mode == "async" and not forward else hidden))
+            total, floor = sum(compute[key] for key in keys), launched * p1 - exposed
             if 0 < total < floor:
                 for key in keys:
                     compute[key] *= floor / total

@@ -35,6 +35,8 @@ class Options:
     recompute_collectives: full recomputation repeats the forward's collectives of tensor parallelism.
     transfers_hidden: transfers between stages run beside computation. gradient_bytes: of a gradient on its
     way. weight_bytes: of a gathered parameter.
+    steps_overlap: a place begins the next step while others end this one, and repairs what clipping would have
+    changed (Qi 2023, arXiv 2401.10241).
     """
 
     fused_attention: Any = True
@@ -45,6 +47,7 @@ class Options:
     transfers_hidden: Any = False
     gradient_bytes: Any = 4.0
     weight_bytes: Any = 2.0
+    steps_overlap: Any = False
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,8 @@ class Layer:
         what a rank accumulates."""
         points = self.points
         gathered = np.where(points.secondary > 0, self._gather(points.secondary), self._gather(points.params))
-        whole = self.model.layer_weights / points.tp * self.options.gradient_bytes
+        # Attention and MLP are a unit each.
+        whole = self.model.layer_weights / points.tp * self.options.gradient_bytes / 2
         inner = rates.collective(self.cluster, "reduce_scatter", whole, points.params, points.tp)
         outer = rates.collective(
             self.cluster,
@@ -245,10 +249,10 @@ class Layer:
             points.grads // points.params,
             points.tp * points.params,
         )
-        sent = gathered + inner + outer
+        sent = gathered + 2 * (inner + outer)
         beside = rates.together(self.cluster, self.backward, sent) - self.backward
         return np.where(np.isin(points.shard_overlap, HIDE_BACKWARD), beside, sent)
 
     def _gather(self, ranks: Any) -> Seconds:
-        whole = self.model.layer_weights / self.points.tp * self.options.weight_bytes
-        return rates.collective(self.cluster, "all_gather", whole, ranks, self.points.tp)
+        whole = self.model.layer_weights / self.points.tp * self.options.weight_bytes / 2
+        return 2 * rates.collective(self.cluster, "all_gather", whole, ranks, self.points.tp)

@@ -58,14 +58,15 @@ class Pipeline:
 
 
 def pipeline(
-    stages: Stages, *, schedule: Any, pp: Any, micro_batches: Any, chunks: Any, transfer: Any, hidden: Any
+    stages: Stages, *, schedule: Any, pp: Any, micro_batches: Any, chunks: Any, transfer: Any, hidden: Any,
+    steps_overlap: Any = False,
 ) -> Pipeline:
     """Of all micro-batches. transfer: seconds of one, one way. hidden: transfers run beside computation, so
     that only those that fill and drain the pipeline count."""
     m, longest = micro_batches, stages.longest(pp)
     others = stages.all(pp) - longest
     v = np.where((schedule == INTERLEAVED) | (schedule == ZB_V), np.maximum(chunks, 1), 1)
-    filled = _filling(stages, schedule) / v
+    filled = _filling(stages, schedule, np.asarray(steps_overlap)) / v
     hops = 2 * transfer * (pp - 1)
     beside = np.asarray(hidden) | np.isin(schedule, (GPIPE, EAGER, SLACK, ZB_H2))
     mean = stages.all(pp) / pp
@@ -75,7 +76,9 @@ def pipeline(
     return Pipeline(m * longest, others * filled, once + np.where(beside, 0, every) * (m - 1))
 
 
-def _filling(stages: Stages, schedule: Any) -> Seconds:
+def _filling(stages: Stages, schedule: Any, steps_overlap: Any) -> Seconds:
     """How much of the other places' work the slowest one waits for while the pipeline fills and drains."""
-    one, two = 1 - 2 * stages.weight_gradient, np.maximum(stages.forward, 1 - 3 * stages.weight_gradient)
-    return np.select([schedule == ZB_H1, schedule == ZB_H2, schedule == ZB_V], [one, two, stages.forward / 2], 1.0)
+    one = 1 - 2 * stages.weight_gradient
+    start = np.where(steps_overlap, 0.0, stages.forward)  # places begin one after the other, and end so
+    two = np.maximum(start, 1 - 3 * stages.weight_gradient)
+    return np.select([schedule == ZB_H1, schedule == ZB_H2, schedule == ZB_V], [one, two, start / 2], 1.0)

@@ -19,7 +19,8 @@ from plait.core.settings import ITEMSIZE
 from plait.core.sharding import Sharding, Unit, UnitAction, with_units
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy, slice_sizes
-from plait.plan.inside import Inside, Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
+from plait.plan.inside import Inside
+from plait.plan.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
 from plait.plan.prices import Prices, order_costs
 from plait.plan.sharding import Sent, UnitTraffic, unit_sizes
 from plait.plan.traffic import SegmentTraffic, replicated_numbers
@@ -139,7 +140,7 @@ class PlaceLists:
         units = [one.unit for one in place.units]
         load = Load(plan.largest_share(place.index), plan.workload.sequence, order_costs(plan, place.index))
         for at, stage in enumerate(place.stages):
-            phases = [phase for which, phase in place.phases if which == at]
+            phases: list[Phase] = [phase for which, phase in place.phases if which == at]
             lists = segment_lists(plan.model, place.strategy, stage, load, phases)
             own = [unit for unit in units if unit in unit_sizes(plan.model, place.strategy, stage, place.sharding)]
             for phase, actions in lists.phases.items():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plait.core.cluster import Cluster, Tier
+from plait.core.cluster import Cluster
 from plait.core.efficiency import Links
 from plait.core.errors import JobError
 from plait.core.settings import Precision
@@ -22,6 +22,8 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 Seconds = NDArray[np.float64]
 AnyPrecision = Precision | Literal["fp8"]
 
+RINGS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "broadcast")
+"""Pass every rank of a group; all-reduces of few bytes are trees."""
 BACKWARD_FLOPS = 2.5
 """Of a fused attention kernel, to its forward's: it computes the scores again (Dao 2022, arXiv 2205.14135)."""
 
@@ -109,17 +111,18 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
     delay = np.zeros_like(whole)
     pooled = np.ones_like(whole)  # ranks of a group within the tier before
     for at, tier in enumerate(cluster.tiers):
-        within = np.minimum(n, np.maximum(1, tier.ranks // step)) if tier.ranks else n
-        if at == len(cluster.tiers) - 1:
-            within = n
+        last = at == len(cluster.tiers) - 1
+        within = n if last or not tier.ranks else np.minimum(n, np.maximum(1, tier.ranks // step))
         part, rate = _links(cluster, at), _links(cluster, at).share.value * tier.rate.value
         taken = _wire(kind, whole, n, pooled) / rate
-        taken = taken + part.half.value * (n - pooled) / (pooled * rate)
+        pieces = n - pooled if kind in RINGS else np.log2(np.maximum(n, 2) / pooled)
+        taken = taken + part.half.value * pieces / (pooled * rate)
         crosses = within > pooled
-        longest = np.maximum(longest, np.where(crosses, taken, 0))
-        # log2(1) is 0 where nothing crosses this tier
-        delay += _latency(tier, part) * np.log2(within / pooled) * np.where(crosses, 1, 0)
-        pooled = np.maximum(pooled, within)
+        longest = longest + np.where(crosses, taken, 0)
+        delay += tier.latency.value * part.latency.value * np.log2(within / pooled)
+        if kind in RINGS:
+            delay += tier.latency.value * part.hop.value * (within / pooled - 1) * (n / within)
+        pooled = within
     return np.where(n > 1, longest + delay, 0.0)
 
 
@@ -139,7 +142,8 @@ def _send(cluster: Cluster, nbytes: Seconds, ranks: Seconds, stride: Seconds) ->
     inner = 1
     for at, tier in enumerate(cluster.tiers):
         part = _links(cluster, at)
-        taken = (nbytes + part.half.value) / (part.share.value * tier.rate.value) + _latency(tier, part)
+        taken = (nbytes + part.half.value) / (part.share.value * tier.rate.value)
+        taken = taken + tier.latency.value * part.latency.value
         seconds = np.where((ranks - 1) * stride >= inner, taken, seconds)
         inner = tier.ranks or 2**31
     return np.where(ranks > 1, seconds, 0.0)
@@ -155,10 +159,6 @@ def together(cluster: Cluster, compute: ArrayLike, communication: ArrayLike) -> 
 
 def _links(cluster: Cluster, tier: int) -> Links:
     return cluster.efficiency.across if tier else cluster.efficiency.inside
-
-
-def _latency(tier: Tier, links: Links) -> float:
-    return tier.latency.value * links.latency.value
 
 
 def _columns(*values: ArrayLike) -> list[Seconds]:

@@ -99,8 +99,8 @@ class UnitTraffic:
         return self._sent(Sent("params", "all_gather", self.numel * self.itemsize, self.params, 1))
 
     def reduce(self, *, last: bool) -> list[Sent]:
-        """Of its gradient: a micro-batch's to the part that is added up, then the step's ``last``: to the part
-        that an optimizer owns, and over replicas."""
+        """Of its gradient: a micro-batch's to the part that is added up, then the step's ``last``: to the
+        part that an optimizer owns, and over replicas."""
         p, g, o = self.sharding.params, self.sharding.grads, self.sharding.optim
         numel, size = self.numel, self.gradient
         found: list[Sent] = []

@@ -1,4 +1,5 @@
-"""A step of a plan in virtual time: the schedule and the segment lists that ranks run, on a described cluster.
+"""A step of a plan in virtual time: the schedule and the segment lists that ranks run, on a described
+cluster.
 
 One simulation for all places of the pipeline. The ranks of a place are alike, so one stands for all of them.
 On the outside, ops of the schedule, transfers that share the links of the places between which they go, and
@@ -13,24 +14,25 @@ transfers under way when it begins. Of a node that is late (jitter), all ops are
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from statistics import NormalDist
 from typing import NamedTuple
 
 from plait.core.cluster import Cluster
 from plait.core.plan import Plan
-from plait.core.schedule import Op, Transfer, ends
+from plait.core.schedule import Op, Transfer
+from plait.core.segments import Phase
 from plait.core.timeline import Timeline
-from plait.plan.inside import Key, Label, Outcome, State
+from plait.plan.phase import Key, Outcome, State
 from plait.plan.places import Place, PlaceLists, phase_of
 from plait.plan.prices import ClusterPrices, PlanPrices, Prices
 
 AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
 """What a step's seconds consist of. idle: waiting for computations of other places (the bubble), for the
-slowest place at the step's end, and for what is beside a step."""
+slowest node of the own place and of others, and for what is beside a step."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
 
     cluster: None for what the plan itself knows: its measured costs, or costs from shapes, whose proportions
     mean more than their seconds. jitter_seed: every node's step takes longer or shorter by a factor that is
-    drawn with it; None: all nodes are as fast as the mean. Raises JobError where the cluster has no peak for
+    drawn with it, and a place waits for its slowest; None: all take as long as the slowest of the job's nodes
+    does on average. Raises JobError where the cluster has no peak for
     the plan's precision.
     """
     simulation = Simulation(plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed)
@@ -76,18 +79,19 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
 
 class Turn(NamedTuple):
     """A computation of the schedule, when it ran, and what happened inside; longer than that by the factor
-    ``scale``."""
+    ``scale``. op: None for what begins and completes a step."""
 
-    op: Op
+    op: Op | None
     start: float
     scale: float
     outcome: Outcome
 
 
 class Moved(NamedTuple):
-    """A transfer, by its SEND; or, by its RECV, how long a place stood still for it."""
+    """A transfer, on its sender; or how long its receiver stood still for it."""
 
-    op: Op
+    transfer: Transfer
+    sends: bool
     start: float
     end: float
 
@@ -99,12 +103,16 @@ class Entry(NamedTuple):
     key: Key | None
     """None for a transfer."""
     arrivals: tuple[Transfer, ...]
+    """What a computation needs from other places."""
+    transfer: Transfer | None = None
+    sends: bool = False
 
 
 @dataclass(eq=False)
 class Course:
-    """What a place does in a step. sent, ended: its units' collectives, when they were started and over.
-    leaves: until when its links carry what it sends, arrives: what it receives."""
+    """What a place does in a step. ended: when collectives of its units were over: a moment, a scale, and
+    seconds from that moment in units of that scale. leaves: until when its links carry what it sends,
+    arrives: what it receives."""
 
     place: Place
     lists: PlaceLists
@@ -113,12 +121,12 @@ class Course:
     clock: float = 0.0
     at: int = 0
     state: State = field(default_factory=State)
-    spent: Counter[str] = field(default_factory=Counter[str])
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AXES, 0.0))
     turns: list[Turn] = field(default_factory=list[Turn])
     moved: list[Moved] = field(default_factory=list[Moved])
-    waits: list[tuple[Label, float, float]] = field(default_factory=list[tuple[Label, float, float]])
-    sent: list[tuple[Label, float]] = field(default_factory=list[tuple[Label, float]])
-    ended: list[float] = field(default_factory=list[float])
+    ended: list[tuple[float, float, Sequence[float]]] = field(
+        default_factory=list[tuple[float, float, Sequence[float]]]
+    )
     leaves: float = 0.0
     arrives: float = 0.0
     last_sent: float = 0.0
@@ -130,7 +138,7 @@ class Course:
             return
         if self.state.queue:
             self.state, ended = self.state.later(passed)
-            self.ended += [self.clock + each for each in ended]
+            self.ended.append((self.clock, 1.0, ended))
         self.spent[axis] += passed
         self.clock = moment
 
@@ -139,14 +147,12 @@ class Course:
         down."""
         start, scale = self.clock, self.pace + (lost / outcome.seconds if lost else 0.0)
         for axis, seconds in zip(outcome.spent._fields, outcome.spent, strict=True):
-            self.spent[axis] += seconds * self.pace
+            self.spent[axis] += seconds
+        self.spent["idle"] += outcome.seconds * (self.pace - 1.0)
         self.spent["pp"] += lost
-        if op is not None:
-            self.turns.append(Turn(op, start, scale, outcome))
-        if outcome.sent or outcome.ended or outcome.waits:
-            self.waits += [(label, start + a * scale, start + b * scale) for label, a, b in outcome.waits]
-            self.sent += [(label, start + at * scale) for label, at in outcome.sent]
-            self.ended += [start + at * scale for at in outcome.ended]
+        self.turns.append(Turn(op, start, scale, outcome))
+        if outcome.ended:
+            self.ended.append((start, scale, outcome.ended))
         self.clock, self.state = start + outcome.seconds * scale, outcome.after
 
 
@@ -181,9 +187,10 @@ class Run:
     def _advance(self, number: int, course: Course) -> None:
         """Announce transfers until a computation comes, and run it."""
         while course.at < len(course.entries):
-            op, key, arrivals = course.entries[course.at]
+            op, key, arrivals, transfer, sends = course.entries[course.at]
             if key is None:
-                self._announce(course, op)
+                assert transfer is not None
+                self._announce(course, transfer, sends=sends)
                 course.at += 1
                 continue
             for transfer in arrivals:
@@ -204,18 +211,17 @@ class Run:
         begin = course.clock
         course.rest(moves, "idle")
         course.rest(there, "pp")
-        course.moved.append(Moved(ends(transfer)[1], begin, course.clock))
+        course.moved.append(Moved(transfer, False, begin, course.clock))
 
     def _compute(self, course: Course, op: Op, key: Key) -> None:
         outcome = course.lists.inside.phase(key, course.state)
         beside = min(outcome.seconds * course.pace, max(course.leaves, course.arrives) - course.clock)
         course.do(outcome, op, lost=max(0.0, beside) * (1 - 1 / self.prices.slow[0]))
 
-    def _announce(self, course: Course, op: Op) -> None:
+    def _announce(self, course: Course, transfer: Transfer, *, sends: bool) -> None:
         """One end of a transfer. It moves when it is sent and, unless the network takes in what nobody asked
         for yet, its receive is posted."""
-        transfer = op.transfer
-        if op.sends:
+        if sends:
             self._sent.add(transfer)
         else:
             self._posted.add(transfer)
@@ -235,7 +241,7 @@ class Run:
             sender.state, seconds = sender.state.behind(shared), seconds + shared
         end = start + seconds
         sender.leaves = sender.last_sent = receiver.arrives = end
-        sender.moved.append(Moved(ends(transfer)[0], start, end))
+        sender.moved.append(Moved(transfer, True, start, end))
         self._arrived[transfer] = start, end
         waiting = self._blocked.pop(transfer, None)
         if waiting is not None:
@@ -326,21 +332,30 @@ class Simulation:
         ops = schedule.ranks[place.index]
         computing = [op for op in ops if op.computes]
         last = set({(op.stage, op.kind): op for op in computing}.values())
-        following = iter([*((place.order[op.stage], phase_of(op)) for op in computing[1:]), None])
+        phases: list[tuple[int, Phase]] = [(place.order[op.stage], phase_of(op)) for op in computing]
+        following = iter([*phases[1:], None])
         entries: list[Entry] = []
         for op in ops:
-            key = Key(place.order[op.stage], phase_of(op), op in last, next(following)) if op.computes else None
-            entries.append(Entry(op, key, tuple(schedule.arrivals(op)) if op.computes else ()))
+            if op.computes:
+                key = Key(place.order[op.stage], phase_of(op), op in last, next(following))
+                entries.append(Entry(op, key, tuple(schedule.arrivals(op))))
+            else:
+                entries.append(Entry(op, None, (), op.transfer, op.sends))
         return entries
 
     def _paces(self, seed: int | None) -> list[float]:
         """By place: the time of its slowest node, as a multiple of the mean node's."""
-        sigma = self.prices.jitter
-        if seed is None or not sigma:
-            return [1.0] * len(self.places)
-        chance, each = random.Random(seed), self.prices.ranks_per_node or self.plan.layout.world_size
-        nodes = [
-            chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(-(-self.plan.layout.world_size // each))
-        ]
-        ranges = [mesh.ranks for mesh in self.plan.layout.meshes]
-        return [max(nodes[ranks[0] // each : ranks[-1] // each + 1]) for ranks in ranges]
+        sigma, meshes = self.prices.jitter, self.plan.layout.meshes
+        world = self.plan.layout.world_size
+        each = self.prices.ranks_per_node or world
+        count = -(-world // each)
+        if seed is None:
+            return [1.0 + slowest(count) * sigma] * len(meshes)
+        chance = random.Random(seed)
+        nodes = [chance.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(count)]
+        return [max(nodes[mesh.ranks[0] // each : mesh.ranks[-1] // each + 1]) for mesh in meshes]
+
+
+def slowest(nodes: int) -> float:
+    """By how many standard deviations the slowest of so many exceeds the mean, on average (Blom 1958)."""
+    return NormalDist().inv_cdf((nodes - 0.375) / (nodes + 0.25)) if nodes > 1 else 0.0

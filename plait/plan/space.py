@@ -26,7 +26,7 @@ from plait.core.strategy import Strategy
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Ints, Points
 
 MOST = 250_000
-"""Points of a space, unless more are asked for."""
+"""Points of a space, unless a job says otherwise."""
 TRIED = ("1f1b", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 """Schedules that are tried unasked: gpipe is never better than 1f1b, slack-1f1b follows from measurements."""
 PARTS = (1, 2, 3)

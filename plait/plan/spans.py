@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from plait.core.schedule import Op
+from plait.core.schedule import Op, ends
 from plait.core.sharding import Unit, UnitAction, UnitOp, UnitVerb
 from plait.core.strategy import slice_sizes
 from plait.core.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
-from plait.plan.inside import LAST, Label
+from plait.plan.phase import LAST, Label
 from plait.plan.places import phase_of
 from plait.plan.prices import crossing_bytes
 from plait.plan.sharding import UnitTraffic
@@ -51,12 +51,18 @@ class _PlaceSpans:
         yield from self._inside()
         yield from self._waits()
         yield from self._units()
-        for op, start, end in self.course.moved:
-            yield OpSpan(op, "transfer" if op.sends else "idle", start, end, self._tile(op) if op.sends else 0)
+        for transfer, sends, start, end in self.course.moved:
+            send, receive = ends(transfer)
+            if sends:
+                yield OpSpan(send, "transfer", start, end, self._tile(send))
+            else:
+                yield OpSpan(receive, "idle", start, end)
 
     def _inside(self) -> Iterator[OpSpan]:
         """Segment ops and their collectives."""
         for op, start, scale, outcome in self.course.turns:
+            if op is None:
+                continue
             at = self.place.order[op.stage]
             actions = self.course.lists.of(self.place, at, phase_of(op))
             traffic = self.place.traffic(at, self.share)
@@ -68,13 +74,20 @@ class _PlaceSpans:
 
     def _waits(self) -> Iterator[OpSpan]:
         """For units."""
-        for label, start, end in self.course.waits:
-            yield OpSpan(self._named(label), "wait", start, end)
+        for _, moment, scale, outcome in self.course.turns:
+            for label, start, end in outcome.waits:
+                yield OpSpan(self._named(label), "wait", moment + start * scale, moment + end * scale)
 
     def _units(self) -> Iterator[OpSpan]:
         """Their collectives: one stream, one after the other."""
+        sent = [
+            (label, moment + at * scale)
+            for _, moment, scale, outcome in self.course.turns
+            for label, at in outcome.sent
+        ]
+        ended = [moment + at * scale for moment, scale, several in self.course.ended for at in several]
         before = 0.0
-        for (label, started), end in zip(self.course.sent, self.course.ended, strict=True):
+        for (label, started), end in zip(sent, ended, strict=True):
             yield OpSpan(self._named(label), "comm", max(started, before), end, self._sent(label))
             before = end
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from plait.core.cluster import Cluster
+from plait.core.errors import JobError
 from plait.core.job import Job
+from plait.core.profile import Profile
+from plait.plan.profiled import here, with_profile
 
 
 def find_cluster(job: Job) -> Cluster:
-    """What ``[cluster]`` names. Raises JobError for what cannot be read."""
+    """What ``[cluster]`` names, its constants fitted to the profile if it names one. Raises JobError for what
+    cannot be read, or was measured on something else."""
     section = job.cluster
-    return Cluster.read(Path(section.file)) if section.file else Cluster.preset(section.preset)
+    profile = Profile.read(Path(section.profile)) if section.profile else None
+    try:
+        if section.file is None and section.preset == "here" and profile is not None:
+            return here(profile)
+        cluster = Cluster.read(Path(section.file)) if section.file else Cluster.preset(section.preset)
+        return with_profile(cluster, profile) if profile else cluster
+    except JobError as error:
+        raise error if error.file or profile is None else error.in_file(str(section.profile)) from None

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from plait.core.climb import Climber
+from plait.core.climb import Judge
 from plait.core.overlap import domino_order
-from plait.core.segment_costs import Durations, SegmentCosts, makespan, simulate
+from plait.core.segment_costs import Durations, NumberedOps, SegmentCosts, makespan, simulate
 from plait.core.segment_lists import check, insert_waits
 from plait.core.segments import SegmentGraph, needs_table
 
@@ -69,14 +69,14 @@ def test_moves_keep_an_order_legal_and_make_it_no_longer(
     graph: SegmentGraph, ratio: float, chance: random.Random
 ) -> None:
     cost, start = costs(ratio), any_order(graph, chance)
-    climber = Climber(graph, [cost], 6, held_back=2)
-    moved = climber.improve(start)
-    actions, before = (insert_waits(graph, [climber.ops[i] for i in order]) for order in (moved, start))
+    judge = Judge(NumberedOps(graph), [cost], 6, held_back=2)
+    moved = judge.improve(start)
+    actions, before = (insert_waits(graph, [judge.numbered.ops[i] for i in order]) for order in (moved, start))
     check(graph, actions)
-    assert climber.seconds(moved) == pytest.approx(makespan(simulate(graph, actions, cost, 6)))
+    assert judge.seconds(moved) == pytest.approx(makespan(simulate(graph, actions, cost, 6)))
     assert makespan(simulate(graph, actions, cost, 6)) <= makespan(simulate(graph, before, cost, 6)) + 1e-9
     assert held_back(graph, moved) <= max(2, held_back(graph, start))
-    assert climber.improve(start) == moved
+    assert judge.improve(start) == moved
 
 
 def shortest(graph: SegmentGraph, cost: SegmentCosts) -> float:

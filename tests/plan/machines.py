@@ -21,7 +21,7 @@ from plait.plan.prices import PlanPrices
 SPEC = ModelSpec(family="gpt", num_layers=4, hidden=64, num_heads=4, vocab=100, max_sequence=32)
 
 
-def cluster(preset: str = "a100-80", *, rates: float = 1.0, **efficiency: float) -> Cluster:
+def cluster(preset: str = "a100-80", /, *, rates: float = 1.0, **efficiency: float) -> Cluster:
     """A preset with links that are so many times faster, and other constants; ``latency`` is that of all
     tiers."""
     found = Cluster.preset(preset)

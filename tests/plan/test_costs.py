@@ -13,6 +13,9 @@ from plait.core.segment_costs import SegmentCosts, segment_costs
 from plait.core.strategy import Strategy
 from plait.plan import rates
 from plait.plan.costs import cluster_costs, sequence_costs
+from plait.plan.layer_time import Layer, Options
+from plait.plan.points import Points
+from plait.plan.shapes import Shapes
 from tests.plan.machines import cluster
 
 LLAMA = ModelSpec(
@@ -23,7 +26,7 @@ BLOCK = ModelSpec(
     family="gpt", num_layers=2, hidden=512, num_heads=8, vocab=1000, max_sequence=256, parallel_block=True
 )
 U = ModelSpec(family="utransformer", levels=1, num_layers=3, hidden=512, num_heads=8, vocab=1000, max_sequence=256)
-QUIET = {"host_layer": 0.0, "matmul_launch": 0.0, "matmul_narrow": 0.0}
+QUIET = {"host_layer": 0.0, "host_collective": 0.0, "matmul_launch": 0.0, "matmul_wave": 0.0, "matmul_depth": 0.0}
 
 
 def costs(model: ModelSpec = LLAMA, batch: int = 4, machine: Any = None, **strategy: Any) -> SegmentCosts:
@@ -57,8 +60,24 @@ def test_matrix_products_are_those_of_the_layer() -> None:
     assert found["mlp.C"] == pytest.approx(float(rates.matmul(machine, "bf16-mixed", tokens, 2 * 14336, 4096)))
 
 
+@pytest.mark.parametrize(
+    "strategy", [{}, {"tp": 8}, {"tp": 8, "sequence_parallel": True}, {"cp": 4}, {"tp": 2, "cp": 4, "ring": 4}]
+)
+def test_a_layer_takes_as_long_as_the_closed_form_says(strategy: dict[str, Any]) -> None:
+    """Both levels of prediction rest on constants that were fitted with the closed form."""
+    machine, made = cluster(host_layer=0.0, host_collective=0.0), Strategy(**strategy)
+    found, waits = costs(batch=1, machine=machine, **strategy).compute, {"attn.F": 0.0, "attn.D": 0.0}
+    waits |= sequence_costs(LLAMA, made, Load(1, LLAMA.max_sequence), machine, precision="bf16-mixed")
+    point = Points.of([{**strategy, "micro": 1, "num_micro": 1}])
+    layer = Layer(Shapes.of(LLAMA), point, machine, LLAMA.max_sequence, "bf16-mixed", Options())
+    for kinds, waited, want in (("NFR", waits["attn.F"], layer.forward), ("DCWJ", waits["attn.D"], layer.backward)):
+        seconds = sum(v for key, v in found.items() if key.split(".")[0] in ("attn", "mlp") and key[-1] in kinds)
+        several = made.ring > 1  # kernels, one for each block that comes round
+        assert seconds - waited == pytest.approx(float(want[0]), rel=0.1 if several else 1e-9)
+
+
 def test_slices_cost_more_where_products_get_narrow() -> None:
-    narrow = cluster(**{**QUIET, "matmul_narrow": 500.0})
+    narrow = cluster(**{**QUIET, "matmul_depth": 500.0, "matmul_wave": 1e7})
     whole, cut = costs(machine=narrow), costs(machine=narrow, tp=8, p1=4, p2=2)
     alone = costs(machine=narrow, tp=8)
     assert cut.compute["mlp.F"] > alone.compute["mlp.F"] > whole.compute["mlp.F"] / 8
@@ -72,7 +91,7 @@ def test_sequence_parallelism_cuts_norms_and_keeps_bytes() -> None:
 
 
 def test_a_device_is_never_faster_than_its_host() -> None:
-    found = costs(machine=cluster(host_layer=10.0), p1=2).compute
+    found = costs(machine=cluster(**{**QUIET, "host_layer": 10.0}), p1=2).compute
     layer = sum(value for key, value in found.items() if key.split(".")[0] in ("attn", "mlp") and key[-1] in "NFR")
     assert layer == pytest.approx(20.0)
 

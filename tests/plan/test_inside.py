@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.plan.inside import Inside, Key, Price, Programme, Rules, Run, Start, State, UnitPrices, UnitStep, Wait
+from plait.plan.inside import Inside
+from plait.plan.phase import Key, Price, Programme, Rules, Run, Start, State, UnitPrices, UnitStep, Wait
 
 RULES = Rules((1.0, 1.0), 0)
 

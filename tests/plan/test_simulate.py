@@ -24,6 +24,8 @@ from plait.core.segment_costs import makespan, segment_costs, simulate
 from plait.core.segments import SegmentGraph
 from plait.core.sharding import Sharding
 from plait.core.timeline import Span, Timeline, hidden
+from plait.plan.estimate import Work, estimate
+from plait.plan.make import make_plan
 from plait.plan.places import Place
 from plait.plan.prices import ClusterPrices
 from plait.plan.simulate import AXES, Run, Simulation, simulate_plan
@@ -32,7 +34,7 @@ from tests.dist.drawn import plan_of as drawn_plan
 from tests.plan.machines import SPEC, Given, cluster, pipelined, plan_of
 
 U = ModelSpec(family="utransformer", levels=1, num_layers=6, hidden=64, num_heads=4, vocab=100, max_sequence=32)
-ALONE = {"slow_computation": 1.0, "slow_communication": 1.0, "step": 0.0}
+ALONE = {"slow_computation": 1.0, "slow_communication": 1.0, "step": 0.0, "jitter": 0.0}
 """Nothing disturbs anything."""
 SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 
@@ -100,7 +102,8 @@ def test_as_the_dry_run_has_it_where_nothing_is_under_way_beside(data: st.DataOb
     times = st.lists(st.floats(0.1, 3), min_size=ranks, max_size=ranks)
     f, i, w = (tuple(data.draw(times)) for _ in range(3))
     places = [plan.schedule.rank_of[stage] for stage in range(len(plan.stages))]
-    costs = PipelineCosts(*(tuple(way[place] for place in places) for way in (f, i, w)))
+    forward, inputs, weights = (tuple(way[place] for place in places) for way in (f, i, w))
+    costs = PipelineCosts(forward, inputs, weights)
     with mock.patch.object(Place, "kind", property(lambda place: place.index)):  # equal layers, unequal prices
         found = step(plan, forward=f, input_gradient=i, weight_gradient=w)
     assert found.seconds == pytest.approx(dry_run(plan.schedule, costs).makespan)
@@ -213,9 +216,8 @@ def test_what_optimizers_changed_is_published_in_every_step_but_the_first() -> N
 # ---- what communication costs ----
 
 
-def two_tiers(**more: float) -> Plan:
+def two_tiers() -> Plan:
     """Sharded over nodes of 8, tensor-parallel inside."""
-    del more
     big = ModelSpec(
         family="llama", num_layers=8, hidden=1024, num_heads=16, vocab=1024, max_sequence=512, ffn_hidden=2816
     )
@@ -239,7 +241,8 @@ def test_a_node_that_is_late_delays_the_step_and_the_draw_is_the_seed() -> None:
     several = [simulate_plan(plan, machine, jitter_seed=seed).seconds for seed in range(20)]
     assert several[3] == simulate_plan(plan, machine, jitter_seed=3).seconds
     assert len(set(several)) == 20
-    assert sum(several) / 20 > simulate_plan(plan, machine).seconds
+    assert min(several) < simulate_plan(plan, machine).seconds < max(several)
+    assert simulate_plan(plan, cluster(jitter=0.0)).seconds < simulate_plan(plan, machine).seconds
 
 
 def test_a_peak_that_the_cluster_does_not_have() -> None:
@@ -282,6 +285,26 @@ def test_never_below_what_any_resource_has_to_do_and_the_parts_are_the_whole(see
 
 
 @settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6))
+def test_the_bytes_of_its_spans_are_those_of_the_estimate(seed: int) -> None:
+    plan = drawn(seed)
+    if plan is None:
+        return
+    spans = lanes(simulate_plan(plan).timeline((1,)))
+    for place in estimate(Work.of_plan(plan)).places:
+        sent = Counter[str]()
+        for span in spans[1, place.ranks[0]]:  # the largest share
+            rows = span.site == "embed" and "." in span.name
+            axis = "rows" if rows else "tp" if "." in span.name else "pp" if span.kind == "transfer" else "units"
+            sent[axis] += span.bytes
+        assert {axis: sent[axis] for axis in ("tp", "rows", "pp")} == {
+            axis: place.sent.get(axis, 0) for axis in ("tp", "rows", "pp")
+        }
+        units = ("params", "grads", "optim", "replicas", "secondary")
+        assert sent["units"] == sum(place.sent.get(axis, 0) for axis in units)
+
+
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10**6), st.floats(1.0, 50.0))
 def test_faster_links_never_make_a_step_longer(seed: int, factor: float) -> None:
     """Exactly so where streams do not share links: lists are fixed, and every moment is a maximum of sums.
@@ -293,16 +316,29 @@ def test_faster_links_never_make_a_step_longer(seed: int, factor: float) -> None
     assert fast <= slow * 1.02
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_draft_is_all_that_a_prediction_reads(name: str) -> None:
+    model = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "vocab": 99, "max_sequence": 16}
+    strategy = {"pp": 2, "schedule": name, "virtual_stages": 2 if name == "interleaved" else 1, "slices": {}}
+    job = Job.from_dict({
+        "model": model, "data": {"sequence_length": 16}, "train": {"global_batch_size": 8, "micro_batch_size": 2},
+        "strategy": strategy,
+    })  # fmt: skip
+    whole, draft = (make_plan(job, cluster().hosts, vocab=1, draft=draft) for draft in (False, True))
+    assert replace(whole, reshards={}) == draft
+    assert simulate_plan(draft, cluster()).seconds == simulate_plan(whole, cluster()).seconds
+
+
 def test_a_finalist_of_126_layers_takes_well_under_a_fifth_of_a_second() -> None:
     big = ModelSpec(
         family="llama", num_layers=128, hidden=16384, num_heads=128, num_kv_heads=8, ffn_hidden=53248,
         vocab=128256, max_sequence=8192,
     )  # fmt: skip
     plan = pipelined("1f1b", 16, 64, big, tp=8, overlap="async", precision="bf16-mixed")
-    best = 1e9
+    best = 1e9  # of the processor: others may be busy too
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         found = simulate_plan(plan, cluster())
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert found.seconds > 0
-    assert best < 0.4  # twice what it is on a machine that has nothing else to do
+    assert best < 0.2

@@ -6,10 +6,13 @@ mark is an event on the current stream, read only after the step, so that record
 
 from __future__ import annotations
 
+import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -64,6 +67,25 @@ class Device:
     def description(self) -> str:
         """What a report should call the device."""
         return "cpu"
+
+    @property
+    def name(self) -> str:
+        """As its maker calls it."""
+        with suppress(OSError):
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+        return platform.machine()
+
+    @property
+    def memory(self) -> int:
+        """Bytes; of a CPU, its host's."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of what serves it, beside torch."""
+        return {}
 
     def mark(self) -> Mark:
         """A moment in the device's order of work; ``seconds`` reads it later."""
@@ -127,6 +149,20 @@ class CudaDevice(Device):
     @property
     def description(self) -> str:
         return torch.cuda.get_device_name(self.torch_device)
+
+    @property
+    def name(self) -> str:
+        return self.description
+
+    @property
+    def memory(self) -> int:
+        return torch.cuda.get_device_properties(self.torch_device).total_memory
+
+    @property
+    def versions(self) -> dict[str, str]:
+        toolkit = {"rocm": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[arg-type]
+        return {name: value for name, value in toolkit.items() if value} | {"nccl": nccl}
 
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)

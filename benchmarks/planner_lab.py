@@ -1,0 +1,181 @@
+"""Whether the planner predicts this machine: a lab of two hosts of two ranks is profiled, a job is planned for
+it, and the best strategies and random ones are really run.
+
+    python benchmarks/planner_lab.py [--json] [--rounds 1] [--random 20] [--steps 8] [--nic 1gbit] [--seed 0]
+        [--save FILE]
+
+Needs Linux and root or user namespaces. Four ranks share the machine's cores, in the profile as in the runs.
+Every strategy is a ``plait train`` of its own; its time is the median of its steps, the first ones left out.
+Random strategies are drawn from the whole space of the job, each family (arrangement, micro-batch, schedule,
+recomputation) as likely as the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from keeping import finish, keep, make_parser
+from rich.console import Console
+from rich.table import Table
+
+from plait.core.errors import PlaitError
+from plait.core.job import Job
+from plait.plan.answer import Candidate, Planner
+from plait.plan.asking import asked_of, job_at
+from plait.plan.closed_memory import fits
+from plait.plan.search import FAMILY
+from plait.plan.space import enumerate_space
+from plait.plan.where import find_cluster
+
+JOB = """
+[model]
+family = "llama"
+num_layers = 4
+hidden = 512
+num_heads = 8
+num_kv_heads = 4
+ffn_hidden = 1408
+max_sequence = 256
+[data]
+sequence_length = 256
+[train]
+steps = {steps}
+global_batch_size = 16
+eval_every = 0
+checkpoint_every = 0
+log_every = 1
+[cluster]
+profile = "profile.json"
+ranks = 4
+[run]
+folder = "runs"
+timeline_steps = 0
+"""
+WARM = 3
+"""Steps that are left out."""
+
+
+def main() -> int:
+    """Profile, plan, measure."""
+    options = _options()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "job.toml").write_text(JOB.format(steps=WARM + options.steps))
+        plait(folder, "profile", "job.toml", "--on", lab(options), "--out", "profile.json", "--seconds", "60")
+        job = Job.read(folder / "job.toml").named("job")
+        planner = Planner(job, find_cluster(job), vocab=256)
+        best = planner.answer().candidates
+        drawn = draw(planner, options)
+        rows = [
+            measured(folder, kind, each, options)
+            for kind, found in (("top", best), ("random", drawn))
+            for each in found
+        ]
+    result = work_out(rows)
+    if not options.json:
+        show(result)
+    keep(result, options)
+    return 0
+
+
+def plait(folder: Path, *args: str) -> None:
+    """A verb, as a user would; what it printed goes to stderr if it fails."""
+    argv = [sys.executable, "-W", "ignore", "-m", "plait.cli.main", *args]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
+        raise PlaitError(f"plait {' '.join(args)} ended with status {done.returncode}")
+
+
+def lab(options: argparse.Namespace) -> str:
+    """The lab's name on the command line."""
+    return f"lab:2x2@{options.nic}"
+
+
+def draw(planner: Planner, options: argparse.Namespace) -> list[Candidate]:
+    """Random strategies of the space that fit."""
+    asked = asked_of(planner.job, planner.model, planner.cluster)
+    space = enumerate_space(asked)
+    families = dict[tuple[int, ...], list[int]]()
+    for at, key in enumerate(zip(*(getattr(space, one).tolist() for one in FAMILY), strict=True)):
+        families.setdefault(key, []).append(at)
+    chance, found, known = random.Random(options.seed), list[Candidate](), list(families.values())
+    while len(found) < options.random:
+        at = chance.choice(chance.choice(known))
+        point = space.take(slice(at, at + 1))
+        precision = planner.job.train.precision
+        if fits(planner.model, point, planner.cluster, sequence=asked.sequence, precision=precision)[0]:
+            found.append(planner.predict(job_at(planner.job, point.row(0))))
+    return found
+
+
+def measured(folder: Path, kind: str, one: Candidate, options: argparse.Namespace) -> dict[str, Any]:
+    """Predicted and measured seconds of a strategy."""
+    name = f"run{len(list((folder / 'runs').glob('*'))) if (folder / 'runs').exists() else 0}"
+    (folder / f"{name}.toml").write_text(
+        one.job.model_copy(update={"run": one.job.run.model_copy(update={"name": name})}).to_toml()
+    )
+    runs = list[float]()
+    for again in range(options.rounds):
+        plait(folder, "train", f"{name}.toml", f"run.name={name}-{again}", "--on", lab(options))
+        lines = (folder / "runs" / f"{name}-{again}" / "metrics.jsonl").read_text().splitlines()
+        runs.append(statistics.median([json.loads(line)["seconds"] for line in lines][WARM:]))
+    seconds = statistics.median(runs)
+    found = {"kind": kind, "strategy": describe(one), "predicted_s": one.seconds, "measured_s": seconds}
+    found |= {"error": one.seconds / seconds - 1, "in_band": one.low <= seconds <= one.high, "parts": dict(one.parts)}
+    if not options.json:
+        print(f"{kind:7} {found['strategy']:90} {one.seconds:7.3f} {seconds:7.3f} {found['error']:+.1%}", flush=True)
+    return found
+
+
+def describe(one: Candidate) -> str:
+    """A strategy in a line."""
+    from plait.plan.answer import readable
+
+    names = readable(one.point)
+    skipped = ("ep", "num_micro", "recompute_layers", "overlap", "shard_overlap")
+    return " ".join(
+        f"{key}={value}" for key, value in names.items() if key not in skipped and value not in ("1", "0", "none")
+    )
+
+
+def work_out(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors, and what the choice cost."""
+    errors = [abs(row["error"]) for row in rows]
+    least, chosen = min(row["measured_s"] for row in rows), rows[0]["measured_s"]
+    return {
+        "rows": rows,
+        "median_abs_rel_error": statistics.median(errors),
+        "mean_abs_rel_error": statistics.fmean(errors),
+        "band_coverage": statistics.fmean(row["in_band"] for row in rows),
+        "chosen_over_best": chosen / least - 1,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """A few lines for people."""
+    table = Table("median error", "mean", "in the band", "chosen, against the best measured")
+    keys = ("median_abs_rel_error", "mean_abs_rel_error", "band_coverage", "chosen_over_best")
+    table.add_row(*(f"{result[key]:.1%}" for key in keys))
+    Console(width=110).print(table)
+
+
+def _options() -> argparse.Namespace:
+    parser = make_parser(__doc__, rounds=1, quick=1)
+    parser.add_argument("--random", type=int, default=20, help="strategies drawn from the space (default 20)")
+    parser.add_argument("--steps", type=int, default=8, help="steps that count (default 8)")
+    parser.add_argument("--nic", default="1gbit", help="rate of each host's link (default 1gbit)")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    finish(main)

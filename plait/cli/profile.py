@@ -1,0 +1,258 @@
+"""``plait profile``: what this machine, or a cluster, does in a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from plait.core.job import Job
+    from plait.core.profile import ModulePhase, Profile
+    from plait.lab import LabSpec
+
+WORKER = "plait.train.profiler"
+LEAST_SECONDS = 5.0
+TIMEOUT = 600.0
+"""Seconds that a rank may be silent."""
+PHASES: tuple[ModulePhase, ...] = ("forward", "input gradient", "weight gradient")
+MOST_HERE = 8
+"""Ranks on a CPU, where nobody says how many."""
+
+
+def profile(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB]", help="A job file: its layer, precision and device are measured.")
+    ] = None,
+    on: Annotated[
+        str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x2@1gbit.")
+    ] = "local",
+    ranks: Annotated[
+        int | None, typer.Option(help="How many here.", show_default="the job's; else one for each GPU or core")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the profile goes.")] = Path("profile.json"),
+    seconds: Annotated[float, typer.Option(help="How long to measure, at most; more measures larger messages.")] = 60.0,
+    nodes_per_minipod: Annotated[
+        int, typer.Option(help="Nodes below one leaf switch, to measure across minipods as well.")
+    ] = 0,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Measure nothing: read nccl-tests logs, Galvatron's bandwidth files, "
+            "profiles. May be repeated; all become one profile.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Measure collectives, matrix products, attention, one layer's modules, and what they lose side by side.
+
+    The result is what plans rest on. On several machines start the ranks with torchrun: docs/profile.md.
+
+    Examples: plait profile; plait profile --on lab:2x2@1gbit; plait profile --import all_reduce.log
+    """
+    from plait.core.profile import Profile
+
+    if files:
+        from plait.core.errors import JobError
+        from plait.plan.profile_import import import_profiles
+
+        if job or ranks or on != "local":
+            fix = "Leave out the job, --on and --ranks; or measure first, and import that profile with the other files"
+            raise JobError("measures nothing", key="--import", fix=fix)
+        found = import_profiles(files)
+        _keep(found, out)
+    else:
+        status = _measure(job, on, ranks, out, seconds, nodes_per_minipod, quiet=as_json)
+        if status:
+            raise typer.Exit(status)
+        found = Profile.read(out)
+    if as_json:
+        typer.echo(json.dumps({"profile": str(out), "hash": found.hash, **_summary(found)}))
+    else:
+        _print(found, out)
+
+
+def _keep(found: Profile, out: Path) -> None:
+    from plait.core.errors import LaunchError
+
+    try:
+        found.write(out)
+    except OSError as error:
+        problem = f"{out} cannot be written: {error.strerror or error}"
+        raise LaunchError(f"{problem}. Choose another file with --out.") from None
+
+
+def _measure(
+    file: Path | None, on: str, ranks: int | None, out: Path, seconds: float, minipod: int, *, quiet: bool
+) -> int:
+    """Start the ranks and wait for them; the exit status. Their logs stay where something went wrong."""
+    from functools import partial
+
+    from plait.core.env import chosen_port
+    from plait.core.errors import JobError
+    from plait.core.job import Job
+    from plait.launch.local import local_start, run_ranks
+
+    if not LEAST_SECONDS <= seconds < 1e6:
+        raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix=f"Allowed: at least {LEAST_SECONDS:g}")
+    if minipod < 0:
+        raise JobError(f"{minipod} is not allowed", key="--nodes-per-minipod", fix="Allowed: at least 0")
+    job = Job.read(file) if file else None
+    lab = _lab(on)
+    world = _ranks(ranks, job, lab)
+    argv = [sys.executable, "-m", WORKER, "--out", str(out.resolve()), "--seconds", str(seconds)]
+    argv += ["--job", str(file.resolve())] if file else []
+    argv += ["--nodes-per-minipod", str(minipod)] if minipod else []
+    argv += ["--quiet"] if quiet else []
+    logs = out.with_name(f"{out.name}.logs")
+    run = partial(run_ranks, world=world, logs=_made(logs), timeout=job.run.timeout if job else TIMEOUT)
+    if lab is None:
+        status = run(local_start(argv, world, port=chosen_port()))
+    else:
+        from plait.lab import Lab
+
+        with Lab(lab, command=argv) as running:
+            status = run(partial(running.popen, argv=argv))
+    shutil.rmtree(logs, ignore_errors=True)
+    return status
+
+
+def _made(logs: Path) -> Path:
+    from plait.core.errors import LaunchError
+
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{logs} cannot be made: {error.strerror or error}"
+        raise LaunchError(f"{problem}. Choose another file with --out.") from None
+    return logs
+
+
+def _lab(on: str) -> LabSpec | None:
+    from plait.core.errors import JobError
+
+    kind, _, where = on.partition(":")
+    if on == "local":
+        return None
+    if kind != "lab":
+        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x2@1gbit"
+        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
+    from plait.lab import LabSpec
+
+    return LabSpec.parse(where)
+
+
+def _ranks(asked: int | None, job: Job | None, lab: LabSpec | None) -> int:
+    from plait.core.errors import JobError
+    from plait.plan.fits import gpus
+
+    if asked is not None and asked < 1:
+        raise JobError(f"{asked} is not allowed", key="--ranks", fix="Allowed: at least 1")
+    if lab:
+        if asked not in (None, lab.world_size):
+            raise JobError(f"{asked} are not the {lab.world_size} ranks of --on", key="--ranks", fix="Leave it out")
+        return lab.world_size
+    if asked is not None:
+        return asked
+    there = len(gpus()) if job is None or job.run.device != "cpu" else 0
+    return there or (job.world_size if job else min(MOST_HERE, _cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+# ---- what it says ----
+
+
+def _summary(found: Profile) -> dict[str, Any]:
+    """The table as plain values: seconds, bytes per second, FLOP/s."""
+    products = sorted(one.rate for one in found.products)
+    return {
+        "machine": found.machine.model_dump(),
+        "date": found.date,
+        "collectives": [
+            {
+                "kind": curve.kind,
+                "group": curve.group.model_dump(),
+                "layout": str(curve.group),
+                "latency": curve.latency,
+                "bandwidth": curve.bandwidth,
+                "bytes": curve.points[-1].bytes,
+            }
+            for curve in found.collectives
+        ],
+        "products": {"slowest": products[0], "fastest": products[-1]} if products else None,
+        "memory": max((one.bytes / one.seconds for one in found.passes), default=None),
+        "modules": [
+            {"site": one.site, "phase": one.phase, "tp": one.tp, "seconds": one.seconds} for one in found.modules
+        ],
+        "overlaps": [
+            {
+                "kind": one.kind,
+                "layout": str(one.group),
+                "computation": one.computation,
+                "communication": one.communication,
+            }
+            for one in found.overlaps
+        ],
+    }
+
+
+def _print(found: Profile, out: Path) -> None:
+    from plait.cli import terminal
+
+    machine = found.machine
+    where = f"{machine.ranks} ranks, {machine.ranks_per_node} on a node" if machine.ranks > 1 else "1 rank"
+    terminal.title(f"{machine.device or machine.kind}: {where}, {machine.backend}")
+    if found.collectives:
+        rows = [
+            (one.kind, str(one.group), _time(one.latency), _size(one.points[-1].bytes), f"{one.bandwidth / 1e9:.3g}")
+            for one in sorted(found.collectives, key=lambda one: (one.group.nodes, one.group.ranks))
+        ]
+        terminal.table(("collective", "group", "latency", "largest", "GB/s"), rows)
+    if found.overlaps:
+        typer.echo()
+        beside = [(one.kind, str(one.group), f"{one.computation:.2f}x", f"{one.communication:.2f}x")
+                  for one in found.overlaps]  # fmt: skip
+        terminal.table(("side by side", "group", "products take", "it takes"), beside)
+    if found.modules:
+        typer.echo()
+        terminal.table(("module, ms", "tp", *PHASES), _modules(found))
+    typer.echo()
+    if found.products:
+        slow, fast = (f(one.rate for one in found.products) for f in (min, max))
+        terminal.text(
+            f"matrix products: {_flops(slow)} to {_flops(fast)} in {found.products[0].precision}, by shape",
+            indent="  ",
+        )
+    if found.passes:
+        best = max(one.bytes / one.seconds for one in found.passes)
+        terminal.text(f"memory: {best / 1e9:.3g} GB/s a rank")
+    terminal.text(f"{out} holds it all")
+
+
+def _modules(found: Profile) -> list[tuple[str, ...]]:
+    """A row for each module and degree, a column for each phase."""
+    taken = {(one.site, one.tp, one.phase): f"{one.seconds * 1e3:.3g}" for one in found.modules}
+    rows = dict.fromkeys((one.site, one.tp) for one in found.modules)
+    return [(site, str(tp), *(taken.get((site, tp, phase), "") for phase in PHASES)) for site, tp in rows]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 1 << 20 else f"{nbytes / 2**10:.3g} KiB"
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.3g} GFLOP/s"

@@ -1,0 +1,87 @@
+"""Timing on all ranks alike, within a budget: how often something runs, and whether at all, follows from
+numbers that all ranks share, so that none waits for a collective that another has left out."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from plait.train.machine.device import Device
+
+FEWEST, MOST = 3, 15
+"""Samples."""
+LONG_ENOUGH = 2e-3
+"""Seconds of a sample: what is shorter runs several times in it."""
+MOST_RUNS = 100
+"""In a sample."""
+
+
+class Timed(NamedTuple):
+    """Seconds of one run: the median over samples, and half the distance between quartiles relative to it."""
+
+    seconds: float
+    spread: float
+
+    @staticmethod
+    def of(samples: Sequence[float]) -> Timed:
+        """What samples say."""
+        middle = statistics.median(samples)
+        low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (middle,) * 3
+        return Timed(middle, max(0.0, high - low) / 2 / middle)
+
+
+def slowest(values: Sequence[float]) -> list[float]:
+    """Each value's maximum over ranks, the same on all."""
+    if not dist.is_initialized():
+        return list(values)
+    shared = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return shared.tolist()
+
+
+class Clock:
+    """Seconds that are left, and samples."""
+
+    def __init__(self, device: Device, deadline: float) -> None:
+        """deadline: by this process's monotonic clock."""
+        self.device, self.deadline = device, deadline
+
+    def left(self) -> float:
+        """Seconds, of the rank that has fewest; the same on all."""
+        return max(0.0, -slowest([time.monotonic() - self.deadline])[0])
+
+    def part(self, share: float) -> Clock:
+        """A clock for so much of what is left."""
+        return Clock(self.device, time.monotonic() + self.left() * share)
+
+    def once(self, run: Callable[[], object]) -> float:
+        """Seconds of one run; the slowest rank's."""
+        return slowest([self._take(run, 1)])[0]
+
+    def sample(self, run: Callable[[], object], budget: float, *, together: bool) -> Timed:
+        """Time ``run`` for about ``budget`` seconds, warm. together: the ranks communicate, so that the
+        slowest rank of each sample counts; else each computes for itself, and the slowest rank's median
+        does."""
+        one = self.once(run)
+        if one < max(budget / 4, LONG_ENOUGH):  # the first run allocates, and connects
+            one = self.once(run)
+        runs = min(MOST_RUNS, max(1, int(LONG_ENOUGH / one)))
+        samples = min(MOST, max(FEWEST, int(budget / (one * runs))))
+        own = [self._take(run, runs) / runs for _ in range(samples)]
+        if together:
+            return Timed.of(slowest(own))
+        return Timed(*slowest(Timed.of(own)))
+
+    def _take(self, run: Callable[[], object], times: int) -> float:
+        if dist.is_initialized():
+            dist.barrier()
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        self.device.synchronize()
+        return time.perf_counter() - start

@@ -1,0 +1,127 @@
+"""A whole profile, part after part, each with its share of the seconds that are left."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+from plait import __version__
+from plait.core.env import RankEnv
+from plait.core.errors import JobError
+from plait.core.model import ModelSpec
+from plait.core.profile import Curve, Machine, ModuleTime, Overlap, Profile
+from plait.core.settings import Precision
+from plait.core.strategy import Strategy
+from plait.train.machine.device import Device, torch_dtype
+from plait.train.profile.clock import Clock
+from plait.train.profile.collectives import Lines, layouts, measure_collectives
+from plait.train.profile.compute import measure_attention, measure_passes, measure_products
+from plait.train.profile.modules import measure_modules
+from plait.train.profile.overlaps import measure_overlaps
+
+SHARES = {"products": 0.15, "attention": 0.1, "memory": 0.05, "modules": 0.3, "collectives": 0.75}
+"""Of the seconds that are left when a part begins; overlaps have the rest."""
+USUAL = {
+    "cpu": ModelSpec(family="gpt", num_layers=1, hidden=768, num_heads=12, vocab=8192, max_sequence=128),
+    "cuda": ModelSpec(
+        family="llama", num_layers=1, hidden=4096, num_heads=32, ffn_hidden=11008, vocab=8192, max_sequence=4096
+    ),
+}
+"""The layer that is measured where no job says."""
+BYTES_A_PARAMETER = 16
+"""Weights, gradients, and what is alive while they are made."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to measure. model: its shapes, and its sequences; none: a usual one's. batch: sequences of a
+    micro-batch of one rank. nodes_per_minipod: 0 if there are no minipods."""
+
+    seconds: float
+    precision: Precision | None = None
+    model: ModelSpec | None = None
+    batch: int = 1
+    nodes_per_minipod: int = 0
+
+
+def measure_profile(
+    order: Order, rank: RankEnv, device: Device, *, deadline: float, cores: int, say: Callable[[str], object]
+) -> Profile:
+    """Called by all ranks at the same point; the same profile on all. deadline: by the monotonic clock.
+    cores: of this node."""
+    kind = device.torch_device.type
+    precision: Precision = order.precision or ("fp32" if kind == "cpu" else "bf16-mixed")
+    clock = Clock(device, deadline)
+    found = layouts(rank.world_size, rank.local_world_size, order.nodes_per_minipod)
+    lines = Lines(device, rank.rank, found, rank.local_world_size) if found else None
+    products = measure_products(device, precision, order.model, clock.part(SHARES["products"]), say)
+    attention = measure_attention(device, precision, clock.part(SHARES["attention"]), say)
+    passes = measure_passes(device, clock.part(SHARES["memory"]), say)
+    modules = _modules(order, precision, lines, device, clock.part(SHARES["modules"]), say)
+    curves: list[Curve] = []
+    overlaps: list[Overlap] = []
+    if lines:
+        curves = measure_collectives(lines, clock.part(SHARES["collectives"]), torch_dtype(precision), say)
+        overlaps = measure_overlaps(lines, products, precision, clock, say)
+        lines.close()
+    return Profile(
+        machine=_machine(rank, device, cores),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        versions={
+            "plait": __version__,
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            **device.versions,
+        },
+        collectives=tuple(curves),
+        modules=tuple(modules),
+        products=tuple(products),
+        attention=tuple(attention),
+        passes=tuple(passes),
+        overlaps=tuple(overlaps),
+    )
+
+
+def _modules(
+    order: Order, precision: Precision, lines: Lines | None, device: Device, clock: Clock, say: Callable[[str], object]
+) -> list[ModuleTime]:
+    """A layer on every rank alone, and one cut over the ranks of a node."""
+    model = order.model or USUAL[device.torch_device.type]
+    if replace(model, num_layers=1, levels=0).num_parameters * BYTES_A_PARAMETER > device.memory:
+        say("a layer of this model has no room on a device; its modules are left out")
+        return []
+    wires = [None]
+    if lines:
+        inside = [at for at, layout in enumerate(lines.layouts) if layout.group.nodes == layout.group.stride == 1]
+        wires += [lines.wires[at] for at in inside[-1:] if _cuts(model, lines.layouts[at].group.ranks, order.batch)]
+    found: list[ModuleTime] = []
+    for number, wire in enumerate(wires):
+        say(f"modules of a layer, hidden {model.hidden}, tp = {wire.size if wire else 1}")
+        found += measure_modules(device, model, order.batch, precision, wire, clock.part(1 / (len(wires) - number)))
+    return found
+
+
+def _cuts(model: ModelSpec, tp: int, batch: int) -> bool:
+    """Whether the model can be cut over so many ranks."""
+    try:
+        Strategy(tp=tp).check(model, batch=batch, sequence=model.max_sequence)
+    except JobError:
+        return False
+    return True
+
+
+def _machine(rank: RankEnv, device: Device, cores: int) -> Machine:
+    return Machine(
+        name=f"lab {rank.lab}" if rank.lab else socket.gethostname(),
+        device=device.name,
+        kind="cpu" if device.torch_device.type == "cpu" else "cuda",
+        memory=device.memory if device.torch_device.type != "cpu" else device.memory // rank.local_world_size,
+        cores=cores,
+        ranks=rank.world_size,
+        ranks_per_node=rank.local_world_size,
+        backend=device.backend,
+    )

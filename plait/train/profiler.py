@@ -1,0 +1,123 @@
+"""What one rank of a measurement runs, under torchrun's variables, whoever starts it:
+
+    python -m plait.train.profiler --out profile.json [--seconds N] [--job JOB.toml]
+
+Rank 0 writes the profile and says what is measured. Nothing is written before the end, so a rank may be
+stopped at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.channel import Channel
+from plait.core.env import RankEnv, take_launcher
+from plait.core.errors import ERROR_MARK, LaunchError, PlaitError, RankFailure
+from plait.core.job import Job
+from plait.core.settings import RunSection
+from plait.train.machine.control import Control
+from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
+
+if TYPE_CHECKING:
+    from plait.core.profile import Profile
+
+
+def main() -> int:
+    """Measure; returns the exit status."""
+    started = time.monotonic()
+    die_with_parent()
+    print_to_nobody()
+    descriptor = take_launcher()
+    with Control(Channel.inherited(descriptor) if descriptor is not None else None) as control:
+        try:
+            return _run(RankEnv.read(), control, _arguments(), started)
+        except PlaitError as error:
+            mark = ERROR_MARK if control.launched else "plait: "
+            print(f"{mark}{error}", file=sys.stderr, flush=True)
+            return error.exit_status
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m plait.train.profiler", description="One rank that measures.")
+    parser.add_argument("--out", type=Path, required=True, help="where rank 0 writes the profile")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--job", type=Path, help="whose layer, precision and device are measured")
+    parser.add_argument("--nodes-per-minipod", type=int, default=0)
+    parser.add_argument("--quiet", action="store_true")
+    return parser.parse_args()
+
+
+def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: float) -> int:
+    job = Job.read(asked.job) if asked.job else None
+    run = job.run if job else RunSection()
+    control.doing("importing", patient=True)
+    import torch
+    import torch.distributed as dist
+
+    from plait.train.comm.world import join_world, open_store
+    from plait.train.machine.device import open_device
+    from plait.train.machine.threads import take_cores
+    from plait.train.profile.measure import Order, measure_profile
+    from plait.train.report import Screen
+
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 0
+    torch.set_num_threads(run.threads)
+    device = open_device(run.device, rank.local_rank)
+    if device.backend == "gloo":
+        take_cores(*rank.place_among_cores, threads=run.threads)
+    if rank.world_size > 1:
+        control.doing("meeting the other ranks", patient=True)
+        accelerated = f"cpu:gloo,{device.torch_device.type}:{device.backend}"
+        backend = "gloo" if device.backend == "gloo" else accelerated
+        join_world(rank, open_store(rank, run.timeout), backend, run.timeout)
+    screen = Screen(sys.stdout)
+
+    def say(what: str) -> None:
+        control.doing(f"measuring: {what}")
+        if rank.rank == 0 and not asked.quiet:
+            line = f"{time.monotonic() - started:4.0f} s of about {asked.seconds:.0f}  {what}"
+            screen.live(line[: (screen.width or 80) - 1])
+
+    try:
+        order = Order(seconds=asked.seconds, nodes_per_minipod=asked.nodes_per_minipod, **(_of(job) if job else {}))
+        profile = measure_profile(order, rank, device, deadline=started + asked.seconds, cores=cores, say=say)
+        screen.live("")
+        if rank.rank == 0:
+            _write(profile, asked.out)
+    except RuntimeError as error:
+        if "Timed out waiting" not in str(error):  # gloo's words
+            raise
+        problem = f"rank {rank.rank} has waited {run.timeout:g} s (run.timeout) in vain for another rank"
+        raise RankFailure(f"{problem} while {control.at}: {error}") from error
+    finally:
+        if dist.is_initialized() and sys.exc_info()[0] is None:
+            dist.destroy_process_group()
+    return 0
+
+
+def _of(job: Job) -> dict[str, Any]:
+    """What a job has measured: its layer on its sequences, the micro-batch of one of its replicas."""
+    from plait.train.data.tokenizer import load_tokenizer
+
+    vocab = load_tokenizer(job.data.tokenizer).vocab
+    model = replace(job.model_spec(vocab), max_sequence=job.data.sequence_length)
+    batch = max(1, job.micro_batch // max(dp for dp, _ in job.degrees))
+    return {"model": model, "batch": batch, "precision": job.train.precision}
+
+
+def _write(profile: Profile, path: Path) -> None:
+    try:
+        profile.write(path)
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise LaunchError(f"{problem}. Choose another file with --out.") from None
+
+
+if __name__ == "__main__":
+    run_and_end(main)

@@ -1,0 +1,109 @@
+"""``plait profile`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plait.core.profile import Profile
+from tests.cli.runs import on_terminal, write_job
+
+LOG = """# Collective test starting: all_reduce_perf
+# Using devices
+#  Rank  0 Group  0 Pid  1 on node1 device  0 [0x01] Acme X1
+#  Rank  1 Group  0 Pid  2 on node2 device  0 [0x01] Acme X1
+#  size count type redop root time algbw busbw #wrong time algbw busbw #wrong
+1024 256 float sum -1 30.0 0.0 0.0 0 20.0 0.0 0.0 0
+1048576 262144 float sum -1 90.0 0.0 0.0 0 100.0 0.0 0.0 0
+"""
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "plait.cli.main", "profile", *map(str, words)]
+
+
+def run(folder: Path, *words: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        command(*words), capture_output=True, text=True, cwd=folder, env=env, timeout=timeout, check=False
+    )
+
+
+def test_a_log_becomes_a_profile_and_a_table(tmp_path: Path) -> None:
+    (tmp_path / "nccl.log").write_text(LOG)
+    done = run(tmp_path, "--import", "nccl.log")
+    assert done.returncode == 0, done.stderr
+    assert "Acme X1: 2 ranks, 1 on a node, nccl" in done.stdout
+    assert "all_reduce" in done.stdout
+    assert "20 us" in done.stdout
+    assert "10.5" in done.stdout, "GB/s of 1 MiB in 100 us"
+    found = Profile.read(tmp_path / "profile.json")
+    again = run(tmp_path, "--import", "nccl.log", "--import", "profile.json", "--out", "new/two.json", "--json")
+    told = json.loads(again.stdout)
+    assert (told["profile"], told["hash"]) == ("new/two.json", Profile.read(tmp_path / "new" / "two.json").hash)
+    assert told["collectives"][0]["latency"] == pytest.approx(found.collectives[0].latency)
+
+
+def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "nccl.log").write_text(LOG)
+    status, screen = on_terminal(command("--import", tmp_path / "nccl.log", "--out", tmp_path / "p.json"))
+    assert status == 0
+    assert max(len(line) for line in screen.splitlines()) <= 80 + len("\x1b[1m\x1b[0m")
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--seconds", "1"], "--seconds: 1 is not allowed. Allowed: at least 5"),
+    (["--ranks", "0"], "--ranks: 0 is not allowed"),
+    (["--on", "moon"], "--on: 'moon' is no place to run"),
+    (["--on", "lab:2x2@1gbit", "--ranks", "3"], "--ranks: 3 are not the 4 ranks of --on"),
+    (["--nodes-per-minipod", "-1"], "--nodes-per-minipod: -1 is not allowed"),
+    (["absent.toml"], "absent.toml: no such file"),
+    (["--import", "absent.log"], "absent.log: cannot be read"),
+    (["--import", "absent.log", "--ranks", "2"], "--import: measures nothing"),
+    (["--out", "file/profile.json"], "file/profile.json.logs cannot be made"),
+], ids=str)  # fmt: skip
+def test_wrong_wishes_are_one_paragraph(tmp_path: Path, words: list[str], says: str) -> None:
+    (tmp_path / "file").touch()
+    done = run(tmp_path, *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_jobs_layer_on_two_ranks(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    done = run(tmp_path, job, "--ranks", "2", "--seconds", "5")
+    assert done.returncode == 0, done.stderr + done.stdout
+    for word in ("all_reduce", "side by side", "matrix products", "memory", "2 ranks, in a node", "profile.json"):
+        assert word in done.stdout
+    found = Profile.read(tmp_path / "profile.json")
+    assert {one.hidden for one in found.modules} == {32}
+    assert {one.sequence for one in found.modules} == {16}
+    assert not (tmp_path / "profile.json.logs").exists()
+
+
+@pytest.mark.slow
+def test_a_measurement_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text("as it was")
+    process = subprocess.Popen(
+        command("--ranks", "2", "--seconds", "60"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "profile.json.logs" / "rank-1.log").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert (tmp_path / "profile.json").read_text() == "as it was"
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+    assert "Traceback" not in errors
