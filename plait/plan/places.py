@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from plait.core.overlap import Load, segment_lists
+from plait.core.overlap import segment_order
 from plait.core.plan import Plan
 from plait.core.schedule import Op
 from plait.core.segment_costs import Durations, SegmentCosts
@@ -18,7 +18,7 @@ from plait.core.segments import LAYERS, Action, Phase, SegmentGraph
 from plait.core.settings import ITEMSIZE
 from plait.core.sharding import Sharding, Unit, UnitAction, with_units
 from plait.core.stages import Stage
-from plait.core.strategy import Strategy, slice_sizes
+from plait.core.strategy import Overlap, Strategy, slice_sizes
 from plait.plan.inside import Inside
 from plait.plan.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
 from plait.plan.prices import Prices, order_costs
@@ -26,6 +26,18 @@ from plait.plan.sharding import Sent, UnitTraffic, unit_sizes
 from plait.plan.traffic import SegmentTraffic, replicated_numbers
 
 Listed = Sequence[Action | UnitAction]
+
+
+Told = tuple[tuple[str, float], ...]
+
+
+@lru_cache(maxsize=128)
+def _ordered(
+    graph: SegmentGraph, overlap: Overlap, compute: Told, collective: Told, latency: float, batch: int
+) -> Sequence[Action]:
+    """A stage's list of one phase. Kept, because many strategies of a job have the same: finding one takes
+    longer than simulating it."""
+    return segment_order(graph, overlap, SegmentCosts(dict(compute), dict(collective), latency), batch)
 
 
 def phase_of(op: Op) -> Phase:
@@ -138,14 +150,13 @@ class PlaceLists:
         """The lists of its stages, with what happens to units."""
         place, plan, found = self.place, self.place.plan, dict[tuple[int, Phase], Listed]()
         units = [one.unit for one in place.units]
-        load = Load(plan.largest_share(place.index), plan.workload.sequence, order_costs(plan, place.index))
-        for at, stage in enumerate(place.stages):
-            phases: list[Phase] = [phase for which, phase in place.phases if which == at]
-            lists = segment_lists(plan.model, place.strategy, stage, load, phases)
+        costs, batch = order_costs(plan, place.index), plan.largest_share(place.index)
+        told = tuple(costs.compute.items()), tuple(costs.collective.items()), costs.latency
+        for (at, phase), stage in ((which, place.stages[which[0]]) for which in place.phases):
+            graph = replace(place.graph(at), phase=phase)
+            actions = _ordered(graph, place.strategy.overlap, *told, batch)
             own = [unit for unit in units if unit in unit_sizes(plan.model, place.strategy, stage, place.sharding)]
-            for phase, actions in lists.phases.items():
-                graph = replace(lists.graph, phase=phase)
-                found[at, phase] = with_units(graph, actions, own, place.strategy) if units else actions
+            found[at, phase] = with_units(graph, actions, own, place.strategy) if units else actions
         return found
 
     def of(self, other: Place, at: int, phase: Phase) -> Listed:
