@@ -104,7 +104,8 @@ def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
 @pytest.mark.parametrize("file", [f for f in FILES if "train" not in f.parts], ids=_name)
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert {name.split(".")[0] for node in top for name in _imports(node)} & STARTS_FAST == set()
+    columns = {"numpy"} if file.parent.name == "plan" else set()  # columns of strategies are what these compute on
+    assert {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns) == set()
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parent.name == "core"], ids=_name)
