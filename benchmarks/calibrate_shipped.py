@@ -16,6 +16,7 @@ from pathlib import Path
 
 from planner_fit import FAMILIES, fit, shipped, spreads
 from planner_rows import default_files, read_rows
+
 from plait.core.efficiency import Constant
 from plait.core.env import specs_folder
 from plait.plan.calibrate import Known

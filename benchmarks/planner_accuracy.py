@@ -22,12 +22,14 @@ from typing import Any
 
 import numpy as np
 from planner_fit import Batch, Floats, batches, left_out
+from planner_memory import measured as weight
+from planner_memory import row_memory
 from planner_rows import Row, default_files, read_rows
 
 from plait.core.errors import JobError
 from plait.plan.band import band
 
-LAYOUTS = 6
+LAYOUTS = 4
 """Of a job, from which on choosing one is a test."""
 KEYS = ("rows", "median_abs_rel_error", "mean_abs_rel_error", "p90_abs_rel_error", "band_coverage", "memory_error",
         "fit_right", "oom_right")  # fmt: skip
@@ -35,7 +37,7 @@ KEYS = ("rows", "median_abs_rel_error", "mean_abs_rel_error", "p90_abs_rel_error
 
 @dataclass(frozen=True)
 class Predicted:
-    """Of every row: seconds and their band; bytes and whether they fit, NaN where no memory model is."""
+    """Of every row: seconds and their band; bytes, and whether they fit (0 or 1)."""
 
     seconds: Floats
     low: Floats
@@ -55,20 +57,14 @@ def predict_all(rows: Sequence[Row], leave_out: bool) -> Predicted:
             total = part.seconds(values).total
             columns["seconds"][at] = total
             columns["low"][at], columns["high"][at] = band(total, part.columns[1], part.cluster)
-            columns["memory"][at], columns["fits"][at] = _memory(part)
 
+    columns["memory"], columns["fits"] = row_memory(rows)
     if not leave_out:
         add(batches(rows), {})
         return Predicted(**columns)
-    for places, values in left_out(rows):
-        add(batches([rows[at] for at in places]), values)
+    for own, values in left_out(rows):
+        add(batches([rows[at] for at in own]), values)
     return Predicted(**columns)
-
-
-def _memory(part: Batch) -> tuple[Floats, Floats]:
-    """Bytes on the fullest rank, and whether they fit; NaN until the memory model takes columns."""
-    nothing = np.full(len(part.rows), np.nan)
-    return nothing, nothing
 
 
 def summary(rows: Sequence[Row], predicted: Predicted, which: Sequence[int]) -> dict[str, Any]:
@@ -77,11 +73,10 @@ def summary(rows: Sequence[Row], predicted: Predicted, which: Sequence[int]) -> 
     seconds = np.array([rows[at].seconds for at in timed])
     error = np.abs(predicted.seconds[timed] / seconds - 1) if timed else np.array([])
     covered = [predicted.low[at] <= second <= predicted.high[at] for at, second in zip(timed, seconds, strict=True)]
-    weighed = [at for at in which if rows[at].memory and np.isfinite(predicted.memory[at])]
-    off = [abs(predicted.memory[at] / (rows[at].memory or 1) - 1) for at in weighed]
-    known_fit = [at for at in which if np.isfinite(predicted.fits[at])]
-    fitted = [bool(predicted.fits[at]) for at in known_fit if not rows[at].oom]
-    out = [not predicted.fits[at] for at in known_fit if rows[at].oom]
+    weighed = [(predicted.memory[at], known[0]) for at in which if (known := weight(rows[at]))]
+    off = [abs(said / known - 1) for said, known in weighed]
+    fitted = [bool(predicted.fits[at]) for at in which if not rows[at].oom]
+    out = [not predicted.fits[at] for at in which if rows[at].oom]
     figures = (
         len(timed),
         *((np.median(error), np.mean(error), np.quantile(error, 0.9), np.mean(covered)) if timed else (None,) * 4),
@@ -94,35 +89,31 @@ def summary(rows: Sequence[Row], predicted: Predicted, which: Sequence[int]) -> 
 
 
 def choice(rows: Sequence[Row], predicted: Predicted) -> dict[str, Any]:
-    """Over jobs of which ``LAYOUTS`` or more layouts were measured: the share whose best is among the ten (or
-    the third, if that is less) predicted best, and how much slower the predicted best is."""
+    """Over jobs of which ``LAYOUTS`` or more layouts were measured: the share whose best is among the ten, and
+    among the third, that are predicted best; and how much slower than the best the predicted best is."""
     jobs: dict[tuple[Any, ...], list[int]] = {}
     for at, row in enumerate(rows):
         if row.seconds:
             jobs.setdefault((row.source, *row.job), []).append(at)
-    found: dict[str, list[tuple[bool, float]]] = {}
+    found: dict[str, list[tuple[bool, bool, float]]] = {}
     for job, at in jobs.items():
         if len(at) < LAYOUTS:
             continue
         measured = np.array([rows[i].seconds for i in at])
-        order = np.argsort(predicted.seconds[at], kind="stable")
-        near = measured[order[: min(10, max(1, len(at) // 3))]]
-        found.setdefault(str(job[0]), []).append(
-            (bool(near.min() <= measured.min()), float(measured[order[0]] / measured.min() - 1))
-        )
+        ordered = measured[np.argsort(predicted.seconds[at], kind="stable")]
+        near = [bool(ordered[:first].min() <= measured.min()) for first in (10, max(1, len(at) // 3))]
+        found.setdefault(str(job[0]), []).append((near[0], near[1], float(ordered[0] / measured.min() - 1)))
     every = [entry for entries in found.values() for entry in entries]
     return {name: _choices(entries) for name, entries in {"overall": every, **found}.items() if entries}
 
 
-def _choices(entries: Sequence[tuple[bool, float]]) -> dict[str, Any]:
-    lost = np.array([loss for _, loss in entries])
-    return {
-        "jobs": len(entries),
-        "best_in_top": round(float(np.mean([inside for inside, _ in entries])), 4),
-        "mean_loss": round(float(lost.mean()), 4),
-        "worst_loss": round(float(lost.max()), 4),
-        "within_5_percent": round(float(np.mean(lost <= 0.05)), 4),
-    }
+CHOICE = ("jobs", "best_in_top_10", "best_in_top_third", "mean_loss", "worst_loss", "within_5_percent")
+
+
+def _choices(entries: Sequence[tuple[bool, bool, float]]) -> dict[str, Any]:
+    tops, thirds, lost = (np.array(column, dtype=np.float64) for column in zip(*entries, strict=True))
+    figures = (tops.mean(), thirds.mean(), lost.mean(), lost.max(), np.mean(lost <= 0.05))
+    return {"jobs": len(entries), **{name: round(float(x), 4) for name, x in zip(CHOICE[1:], figures, strict=True)}}
 
 
 def dense_pretraining(row: Row) -> bool:
@@ -158,7 +149,7 @@ def main() -> int:
     except JobError as error:
         print(error, file=sys.stderr)
         return 2
-    rows = [row for row in read.rows if row.seconds or row.memory or row.oom]
+    rows = read.rows
     predicted = predict_all(rows, told.leave_one_out)
     by_source: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
@@ -171,7 +162,7 @@ def main() -> int:
     print(table({**sources, "full, A100 and H100": aimed, "overall": overall}, KEYS))
     if chosen:
         print("\nchoice among measured layouts of one job")
-        print(table(chosen, ("jobs", "best_in_top", "mean_loss", "worst_loss", "within_5_percent")))
+        print(table(chosen, CHOICE))
     if told.json:
         line = {"overall": overall, "aimed": aimed, "sources": sources, "choice": chosen,
                 "left_out": told.leave_one_out, "skipped": dict(read.skipped)}  # fmt: skip

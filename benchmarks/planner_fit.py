@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from planner_rows import Row
+
 from plait.core.cluster import Cluster
 from plait.core.efficiency import Constant, Efficiency
 from plait.core.env import specs_folder
@@ -172,7 +172,8 @@ def spreads(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def shipped(family: str, fitted: Mapping[str, Known], source: str, date: str) -> dict[str, Constant]:
-    """A family's constants by name: fitted ones with ``source``, those that no row moved with their prior's."""
+    """A family's constants by name: fitted ones with ``source``, those that no row moved with their
+    prior's."""
     said = priors()
     constants: dict[str, Constant] = {}
     for owner in ("all", family):
@@ -180,5 +181,7 @@ def shipped(family: str, fitted: Mapping[str, Known], source: str, date: str) ->
             now = fitted[f"{owner}.{name}"]
             moved = now.value != prior["value"] and now.error < 0.98 * (prior["error"] or 1)
             text = f"{source}; prior {prior['value']:g}: {prior['source']}" if moved else f"prior: {prior['source']}"
-            constants[name] = Constant(value=float(f"{now.value:.4g}"), source=text, date=date, error=round(now.error, 3))
+            constants[name] = Constant(
+                value=float(f"{now.value:.4g}"), source=text, date=date, error=round(now.error, 3)
+            )
     return constants

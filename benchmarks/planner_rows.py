@@ -32,20 +32,74 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 DEFAULT_FILES = ("measurements/measurements.csv", "vtrain/gt_single.csv", "vtrain/gt_multi.csv")
 GIB = 2**30
 
-MEASUREMENTS = (
-    "row_id source_id completeness arch_type task layers hidden heads kv_heads ffn gated_mlp vocab seq_len gpu num_gpus "
-    "gpus_per_node inter_node tp pp vpp dp sp cp ep zero_stage fsdp_shard micro_batch global_batch pp_schedule recompute "
-    "precision attention comm_overlap outcome iter_time_s peak_mem peak_mem_unit peak_mem_gib peak_mem_kind "
-    "derived_iter_time_s date optimizer"
-).split()
+MEASUREMENTS = [
+    "row_id",
+    "source_id",
+    "completeness",
+    "arch_type",
+    "task",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "gated_mlp",
+    "vocab",
+    "seq_len",
+    "gpu",
+    "num_gpus",
+    "gpus_per_node",
+    "inter_node",
+    "tp",
+    "pp",
+    "vpp",
+    "dp",
+    "sp",
+    "cp",
+    "ep",
+    "zero_stage",
+    "fsdp_shard",
+    "micro_batch",
+    "global_batch",
+    "pp_schedule",
+    "recompute",
+    "precision",
+    "attention",
+    "comm_overlap",
+    "outcome",
+    "iter_time_s",
+    "peak_mem",
+    "peak_mem_unit",
+    "peak_mem_gib",
+    "peak_mem_kind",
+    "derived_iter_time_s",
+    "date",
+    "optimizer",
+]
 VTRAIN = [
     "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",
     "tensor parallelism", "data parallelism", "pipeline parallelism", "iteration time (ms)",
 ]  # fmt: skip
-COUNTS = (
-    "layers hidden heads kv_heads ffn vocab seq_len num_gpus gpus_per_node tp pp vpp dp cp ep fsdp_shard micro_batch "
-    "global_batch"
-).split()
+COUNTS = [
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "seq_len",
+    "num_gpus",
+    "gpus_per_node",
+    "tp",
+    "pp",
+    "vpp",
+    "dp",
+    "cp",
+    "ep",
+    "fsdp_shard",
+    "micro_batch",
+    "global_batch",
+]
 POSITIVE = ("iter_time_s", "derived_iter_time_s", "peak_mem_gib")
 FUSED_SINCE = "2022-06"
 """FlashAttention was published (arXiv 2205.14135); what says nothing of attention is fused from then on."""
@@ -61,8 +115,8 @@ FLASH_1 = 1.8
 FLASH_2_SINCE = "2024"
 """A row that says flash and no more means FlashAttention-1 before; its successor appeared in July 2023."""
 KERNELS = ((r"\bte\b|cudnn", 0.6), (r"flash_attentionv?1", FLASH_1), (r"^torch$", 1.7))
-"""Of attention, to the one that fused_attention stands for (FlashAttention-2; Megatron-LM's fused softmax where
-nothing is fused): cuDNN's and FlashAttention-3's on Hopper (arXiv 2407.08608: 1.5 to 2 times as fast),
+"""Of attention, to the one that fused_attention stands for (FlashAttention-2; Megatron-LM's fused softmax
+where nothing is fused): cuDNN's and FlashAttention-3's on Hopper (arXiv 2407.08608: 1.5 to 2 times as fast),
 FlashAttention-1 (arXiv 2307.08691: half as fast), separate kernels of torch for scale, mask and softmax."""
 UNFUSED_NORM = 4.0
 """RMSNorm as written in torch, to one kernel: a copy to fp32, square, mean, two products, a copy back."""
@@ -252,7 +306,7 @@ def _measurement(values: Mapping[str, str], stem: str) -> Row:
         raise Skipped("neither time nor memory")
     shapes, point = _shapes(values, numbers), _point(values, numbers)
     job = tuple(values[name] for name in ("source_id", "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "gpu",
-                                          "num_gpus", "global_batch", "precision"))  # fmt: skip
+                                          "num_gpus", "global_batch", "precision", "attention"))  # fmt: skip
     return Row(
         name=values["row_id"],
         source=values["source_id"],
@@ -306,12 +360,13 @@ def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Points:
         raise Skipped("shards do not divide the replicas")
     tp_hidden, dp_hidden, _ = _overlaps(values["comm_overlap"])
     hidden = dp_hidden or stage == 3 or values["date"] >= HIDDEN_SINCE
+    plain = "async" if values["date"] >= ASYNC_SINCE else "sync"
     point = Points.of([{
         "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ring": cp, "micro": micro, "num_micro": int(count),
         "schedule": SCHEDULES.index(schedule), "virtual": virtual, "recompute": RECOMPUTES.index(kind),
         "recompute_layers": layers, "sequence_parallel": int(values["sp"] == "1"),
         "params": shard if stage == 3 else 1, "grads": shard if stage >= 2 else 1, "optim": shard if stage else 1,
-        "overlap": OVERLAPS.index("domino" if tp_hidden else "async" if values["date"] >= ASYNC_SINCE else "sync"), "p2": tp if tp_hidden else 1,
+        "overlap": OVERLAPS.index("domino" if tp_hidden else plain), "p2": tp if tp_hidden else 1,
         "shard_overlap": SHARD_OVERLAPS.index("both" if hidden else "none"),
     }])  # fmt: skip
     if count == int(count):
@@ -358,10 +413,7 @@ def _overlaps(told: str) -> tuple[bool, bool, bool]:
 
 def _options(values: Mapping[str, str]) -> Options:
     attention, precision = values["attention"].lower(), values["precision"].lower()
-    if attention:
-        fused = "flash" in attention and "without" not in attention
-    else:
-        fused = values["date"] >= FUSED_SINCE
+    fused = "flash" in attention and "without" not in attention if attention else values["date"] >= FUSED_SINCE
     hopper = re.match(r"H[12]00|GB|B", values["gpu"]) is not None
     work = 1.0
     for pattern, known in KERNELS if hopper else KERNELS[1:]:

@@ -89,8 +89,9 @@ class Cluster(Section):
     tiers: Annotated[tuple[Tier, ...], Field(strict=False, min_length=1)]
     """From the innermost outward."""
     efficiency: Efficiency
-    """What of the peaks is reached: the name of a file of ``specs/efficiency``, or a table whose ``like`` names
-    one and whose other keys replace constants of it. Left out: ``ampere``, or ``cpu`` where the device is one."""
+    """What of the peaks is reached: the name of a file of ``specs/efficiency``, or a table whose ``like``
+    names one and whose other keys replace constants of it. Left out: ``ampere``, or ``cpu`` where the device
+    is one."""
     overhead: Overhead = Overhead()
     """What a device's memory holds besides tensors."""
 

@@ -45,8 +45,8 @@ class Links(Section):
 
 
 class Spread(Section):
-    """Standard deviations of log(predicted / measured) of steps that were left out of a fit, scaled so that four
-    fifths of them lie between p10 and p90."""
+    """Standard deviations of log(predicted / measured) of steps that were left out of a fit, scaled so that
+    four fifths of them lie between p10 and p90."""
 
     node: Constant
     """Of jobs on one node."""
@@ -64,7 +64,8 @@ class Efficiency(Section):
     matmul_fp8: Constant
     """The same in fp8, quantisation included."""
     matmul_wave: Constant
-    """Elements of a product's result that keep half the device busy: m x k x n takes 1 + wave / (m n) as long."""
+    """Elements of a product's result that keep half the device busy: m x k x n takes 1 + wave / (m n) as
+    long."""
     matmul_depth: Constant
     """Terms of a sum that take as long as to begin and end it: 1 + depth / k as long."""
     matmul_odd: Constant

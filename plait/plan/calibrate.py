@@ -70,7 +70,8 @@ def calibrate(
     at = problem.position(start or {})
     damping, now = 1e-2, problem.at(at)
     done = 0
-    for done in range(1, rounds + 1):
+    while done < rounds:
+        done += 1
         slopes = problem.slopes(at, now.residuals)
         pull = now.pull[:, None] * slopes
         normal, gradient = slopes.T @ pull + np.eye(len(at)), pull.T @ now.residuals + at
@@ -127,8 +128,10 @@ class _Problem:
         return np.minimum(at, self.highest)
 
     def values(self, at: Floats) -> dict[str, float]:
-        moved = {n: self.priors[n].value * float(np.exp(self.priors[n].error * x)) for n, x in zip(self.free, at,
-                                                                                                  strict=True)}  # fmt: skip
+        moved = {
+            name: self.priors[name].value * float(np.exp(self.priors[name].error * x))
+            for name, x in zip(self.free, at, strict=True)
+        }
         return {**{name: prior.value for name, prior in self.priors.items()}, **moved}
 
     def residuals(self, at: Floats) -> Floats:

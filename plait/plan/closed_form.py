@@ -85,7 +85,11 @@ def step_seconds(
     for start in range(0, len(points), CHUNK):
         which = slice(start, start + CHUNK)
         part = [_cut(value, which) for value in (shapes, sequence, told)]
-        parts.append(_Step(Layer(part[0], points.take(which), cluster, part[1], precision, part[2])).seconds())
+        parts.append(
+            _Step(
+                Layer(part[0], points.take(np.arange(len(points))[which]), cluster, part[1], precision, part[2])
+            ).seconds()
+        )
     return Seconds.join(parts)
 
 
@@ -217,7 +221,8 @@ class _Step:
         weights, units = self._weights(layers), 2 * layers[1] + 1
 
         def moved(kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Column:
-            """Unit by unit: attention and MLP of a layer, the embedding or the head; all as if equally large."""
+            """Unit by unit: attention and MLP of a layer, the embedding or the head; all as if equally
+            large."""
             whole = weights * itemsize / cut / units
             return units * rates.collective(layer.cluster, kind, whole, ranks, points.tp * cut)
 

@@ -30,13 +30,12 @@ class Options:
     """What other frameworks do otherwise than Plait; the defaults are Plait's own runs. Each may be a column.
 
     fused_attention: one kernel that never writes the scores. attention_work, norm_work: how much longer the
-    kernels in use take than those that the cluster's constants are about. recompute_attention: selective recomputation
-    repeats attention's core (Korthikanti 2022, arXiv 2205.05198), not norms and activations.
+    kernels in use take than those that the cluster's constants are about. recompute_attention: selective
+    recomputation repeats attention's core (Korthikanti 2022, arXiv 2205.05198), not norms and activations.
     recompute_collectives: full recomputation repeats the forward's collectives of tensor parallelism.
     transfers_hidden: transfers between stages run beside computation. gradient_bytes: of a gradient on its
-    way. weight_bytes: of a gathered parameter.
-    steps_overlap: a place begins the next step while others end this one, and repairs what clipping would have
-    changed (Qi 2023, arXiv 2401.10241).
+    way. weight_bytes: of a gathered parameter. steps_overlap: a place begins the next step while others end
+    this one, and repairs what clipping would have changed (Qi 2023, arXiv 2401.10241).
     """
 
     fused_attention: Any = True
@@ -101,17 +100,20 @@ class Layer:
 
     def _attention(self, *, backward: bool) -> Seconds:
         points, model = self.points, self.model
-        return rates.attention(
-            self.cluster,
-            self.precision,
-            batch=points.micro,
-            heads=model.num_heads / points.tp / (points.cp / points.ring),
-            queries=self.sequence / points.ring,
-            keys=self.sequence,
-            head_size=model.head_size,
-            backward=backward,
-            fused=self.options.fused_attention,
-        ) * self.options.attention_work
+        return (
+            rates.attention(
+                self.cluster,
+                self.precision,
+                batch=points.micro,
+                heads=model.num_heads / points.tp / (points.cp / points.ring),
+                queries=self.sequence / points.ring,
+                keys=self.sequence,
+                head_size=model.head_size,
+                backward=backward,
+                fused=self.options.fused_attention,
+            )
+            * self.options.attention_work
+        )
 
     @cached_property
     def norms(self) -> Seconds:

@@ -25,7 +25,8 @@ AnyPrecision = Precision | Literal["fp8"]
 RINGS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "broadcast")
 """Pass every rank of a group; all-reduces of few bytes are trees."""
 BACKWARD_FLOPS = 2.5
-"""Of a fused attention kernel, to its forward's: it computes the scores again (Dao 2022, arXiv 2205.14135)."""
+"""Of a fused attention kernel, to its forward's: it computes the scores again (Dao 2022, arXiv
+2205.14135)."""
 
 
 def peak(cluster: Cluster, precision: AnyPrecision) -> float:
@@ -40,8 +41,8 @@ def peak(cluster: Cluster, precision: AnyPrecision) -> float:
 
 
 def matmul(cluster: Cluster, precision: AnyPrecision, m: ArrayLike, k: ArrayLike, n: ArrayLike) -> Seconds:
-    """Of one product [m, k] x [k, n]. Small results leave processors without a tile, short sums do not amortise
-    a tile's beginning and end."""
+    """Of one product [m, k] x [k, n]. Small results leave processors without a tile, short sums do not
+    amortise a tile's beginning and end."""
     m, k, n = _columns(m, k, n)
     reached = cluster.efficiency
     share = reached.matmul_fp8 if precision == "fp8" else reached.matmul

@@ -9,8 +9,8 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.plan.calibrate import Known, calibrate
-from plait.plan.points import Points
 from plait.plan.closed_form import step_seconds
+from plait.plan.points import Points
 from plait.plan.shapes import Shapes
 
 WORK = np.geomspace(1, 100, 30)
@@ -33,7 +33,9 @@ def test_constants_come_back_from_what_they_predict() -> None:
 def test_few_measurements_move_little_and_many_move_more() -> None:
     def moved(count: int) -> float:
         truth = model(TRUE)[:count]
-        found = calibrate(lambda values: model(values)[:count], truth, {**PRIORS, "rate": Known(value=2.0, error=0.1)}, noise=0.3)
+        found = calibrate(
+            lambda values: model(values)[:count], truth, {**PRIORS, "rate": Known(value=2.0, error=0.1)}, noise=0.3
+        )
         return found.values["rate"]
 
     assert 2.0 < moved(1) < moved(5) < moved(30) < 3.0
@@ -76,9 +78,13 @@ def test_a_cluster_is_found_again_from_its_steps() -> None:
 
     def predict(values: Mapping[str, float]) -> np.ndarray:
         told = cluster.efficiency
-        inside = told.inside.model_copy(update={"share": told.inside.share.model_copy(update={"value": values["share"]})})
+        inside = told.inside.model_copy(
+            update={"share": told.inside.share.model_copy(update={"value": values["share"]})}
+        )
         matmul = told.matmul.model_copy(update={"value": values["matmul"]})
-        changed = cluster.model_copy(update={"efficiency": told.model_copy(update={"inside": inside, "matmul": matmul})})
+        changed = cluster.model_copy(
+            update={"efficiency": told.model_copy(update={"inside": inside, "matmul": matmul})}
+        )
         return step_seconds(shapes, points, changed, sequence=2048).total
 
     true = {"matmul": 0.6, "share": 0.45}

@@ -18,7 +18,9 @@ ROW = dict.fromkeys(planner_rows.MEASUREMENTS, "") | {
     "global_batch": "2048", "recompute": "none", "precision": "bf16", "attention": "flash_attention2", "outcome": "ok",
     "iter_time_s": "30.5", "zero_stage": "1", "date": "2023-10",
 }  # fmt: skip
-VTRAIN = dict(zip(planner_rows.VTRAIN, ["8", "32", "4", "2048", "16", "24", "1024", "2", "2", "2", "410.5"], strict=True))
+VTRAIN = dict(
+    zip(planner_rows.VTRAIN, ["8", "32", "4", "2048", "16", "24", "1024", "2", "2", "2", "410.5"], strict=True)
+)
 
 
 def write(folder: Path, *rows: dict[str, str], drop: tuple[str, ...] = ()) -> Path:
@@ -38,7 +40,13 @@ def read(folder: Path, **changed: str) -> planner_rows.Row:
 def test_a_row_becomes_shapes_a_point_and_a_cluster(tmp_path: Path) -> None:
     row = read(tmp_path)
     point = row.point.row(0)
-    assert (row.device, row.sequence, row.precision, row.seconds, row.oom) == ("a100-80", 2048, "bf16-mixed", 30.5, False)
+    assert (row.device, row.sequence, row.precision, row.seconds, row.oom) == (
+        "a100-80",
+        2048,
+        "bf16-mixed",
+        30.5,
+        False,
+    )
     assert (row.shapes.num_layers, row.shapes.ffn_hidden, row.shapes.gated) == (40, 13824, 1)
     assert {key: point[key] for key in ("tp", "pp", "dp", "micro", "num_micro", "optim", "params")} == {
         "tp": 2, "pp": 2, "dp": 16, "micro": 2, "num_micro": 64, "optim": 16, "params": 1,
@@ -72,7 +80,8 @@ def test_an_overlap_that_is_off_is_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "told, gigabits",
     [("4x100 Gb RoCE per node", 400), ("1600 Gbps/node RoCE", 1600), ("400 Gb/s RDMA per GPU", 3200),
-     ("8x200 Gbps HDR InfiniBand per node (Selene)", 1600), ("4x Omni-Path per node (Jean Zay)", 400), ("RoCE RDMA", 0)],
+     ("8x200 Gbps HDR InfiniBand per node (Selene)", 1600), ("4x Omni-Path per node (Jean Zay)", 400),
+     ("RoCE RDMA", 0)],
 )  # fmt: skip
 def test_the_network_that_a_row_names(told: str, gigabits: float) -> None:
     assert planner_rows.node_gigabits(told, 8) == gigabits
@@ -90,7 +99,9 @@ def test_a_vtrain_row(tmp_path: Path) -> None:
      ({"precision": "nvfp4"}, "precision is 'nvfp4'"), ({"iter_time_s": ""}, "neither time nor memory"),
      ({"dp": "8"}, "degrees do not multiply to the GPUs")],
 )  # fmt: skip
-def test_a_row_that_says_too_little_is_skipped_and_counted(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
+def test_a_row_that_says_too_little_is_skipped_and_counted(
+    tmp_path: Path, changed: dict[str, str], reason: str
+) -> None:
     read = planner_rows.read_rows([write(tmp_path, ROW, ROW | changed)])
     assert len(read.rows) == 1
     assert read.skipped == {reason: 1}

@@ -25,10 +25,10 @@ def faster(cluster: Cluster, tier: int, factor: float) -> Cluster:
 
 
 @given(m=st.integers(1, 1 << 16), k=st.integers(1, 1 << 16), n=st.integers(1, 1 << 16))
-def test_a_product_never_beats_the_peak_and_dimensions_are_alike(m: int, k: int, n: int) -> None:
+def test_a_product_never_beats_the_peak_and_its_transpose_takes_as_long(m: int, k: int, n: int) -> None:
     seconds = rates.matmul(A100, "bf16-mixed", m, k, n)
     assert seconds > 2 * m * k * n / rates.peak(A100, "bf16-mixed")
-    assert seconds == pytest.approx(rates.matmul(A100, "bf16-mixed", n, m, k))
+    assert seconds == pytest.approx(rates.matmul(A100, "bf16-mixed", n, k, m))
 
 
 def test_halves_of_a_product_take_longer_than_the_whole() -> None:
@@ -45,15 +45,24 @@ def test_a_precision_without_a_peak_is_named() -> None:
 def test_the_backward_of_attention_takes_longer(keys: int, fused: bool) -> None:
     def seconds(backward: bool) -> float:
         return float(
-            rates.attention(A100, "bf16-mixed", batch=1, heads=8, queries=keys, keys=keys, head_size=128,
-                            backward=backward, fused=fused)  # fmt: skip
+            rates.attention(
+                A100,
+                "bf16-mixed",
+                batch=1,
+                heads=8,
+                queries=keys,
+                keys=keys,
+                head_size=128,
+                backward=backward,
+                fused=fused,
+            )
         )
 
     assert seconds(True) > seconds(False) > 0
 
 
 def test_fused_attention_skips_the_masked_half() -> None:
-    shape = dict(batch=1, heads=32, queries=1 << 16, keys=1 << 16, head_size=128, backward=False)
+    shape = {"batch": 1, "heads": 32, "queries": 1 << 16, "keys": 1 << 16, "head_size": 128, "backward": False}
     whole = rates.attention(A100, "bf16-mixed", causal=False, **shape)
     assert rates.attention(A100, "bf16-mixed", causal=True, **shape) == pytest.approx(whole / 2, rel=0.01)
 
@@ -98,7 +107,7 @@ def test_inside_a_node_the_network_does_not_matter(kind: rates.Kind, ranks: int)
 
 def test_ranks_of_a_group_on_one_node_pool_their_share_of_the_network() -> None:
     """16 ranks on two nodes send an eighth of what 2 ranks on two nodes do, of which a node has 8 pairs."""
-    slow = faster(A100, 1, 0.1)
+    slow = faster(A100, 1, 1e-3)
     dense = rates.collective(slow, "all_gather", 1 << 36, 16, 1)
     apart = rates.collective(slow, "all_gather", 1 << 36, 2, 8)
     assert apart / dense == pytest.approx(8, rel=0.02)
