@@ -55,9 +55,9 @@ def room(device: str, ranks: int, files: Path = Path("/")) -> Room | None:
 
     files: where /proc and /sys are. GPUs are asked through nvidia-smi, since this runs without torch.
     """
-    gpus = _gpus() if device in ("auto", "cuda") else []
-    if gpus and (device == "cuda" or len(gpus) >= ranks):
-        return Room(each=min(gpus), what=f"each of {len(gpus)} GPUs")
+    found = gpus() if device in ("auto", "cuda") else []
+    if found and (device == "cuda" or len(found) >= ranks):
+        return Room(each=min(found), what=f"each of {len(found)} GPUs")
     if device == "cuda":
         return None
     free = _available(files / "proc/meminfo")
@@ -66,8 +66,8 @@ def room(device: str, ranks: int, files: Path = Path("/")) -> Room | None:
     return Room(shared=min(known)) if known else None
 
 
-def _gpus() -> list[int]:
-    """Bytes of every GPU's memory."""
+def gpus() -> list[int]:
+    """Bytes of every GPU's memory; this runs without torch, so nvidia-smi is asked."""
     if not (tool := shutil.which("nvidia-smi")):
         return []
     query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
