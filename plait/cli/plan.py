@@ -3,182 +3,226 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from plait.core.cluster import Cluster
     from plait.core.job import Job
+    from plait.core.plan import Plan
     from plait.plan.answer import Answer, Candidate, Planner
+
+CHECK = "check"
+"""In place of the job, before it: predict its own strategy."""
 
 
 def plan(
-    job: Annotated[Path | None, typer.Argument(help="The job file (TOML).")] = None,
+    job: Annotated[
+        Path | None, typer.Argument(help="The job file (TOML); check JOB.toml to predict its own strategy.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: cluster.ranks=128.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where the plan goes: plan.json beside the job if not given.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Predict the job's own strategy instead of searching.")
+    check: Annotated[bool, typer.Option("--check", help="As the word check before the job.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="More columns, where the step goes, what fills the memory.")
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Also show where the step goes, and the memory.")] = False,
     what_if: Annotated[
         list[str] | None, typer.Option(help="RATE=FACTORx, as in nic=2x, link=0.5, compute=2, memory=2; or gpus=4x.")
     ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Two plans (plan.json), side by side.", metavar="A.json B.json")
+    ] = None,
+    emit: Annotated[
+        str | None, typer.Option(help="Print the strategy as settings of torchtitan or megatron instead.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the predicted step and its memory: FILE.svg, .html, .png, .pdf.")
+    ] = None,
+    measure: Annotated[
+        int, typer.Option(help="Run so many of the best for a few steps, and choose by their measured times.")
+    ] = 0,
+    on: Annotated[str, typer.Option(help="What this machine is to be: local, or lab:HOSTSxRANKS@RATE.")] = "local",
     clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that ship.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Choose how to run a job: parallel degrees, sharding, schedule, slices, recomputation.
 
     What the job's [strategy] says is kept; what it leaves out, or calls auto, is searched. [cluster] says for
-    what, [plan] what to respect. plait train obeys the plan that is written.
+    what, [plan] what to respect. plait train obeys the plan that is written. docs/plan.md has examples.
 
-    Example: plait plan job.toml cluster.preset=h100-sxm cluster.ranks=128
+    Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
     from plait.core.errors import JobError
 
+    given = list(overrides or [])
     if clusters:
-        _list_clusters(as_json)
+        from plait.cli.plan_tables import list_clusters
+
+        list_clusters(as_json)
         return
-    if job is None:
-        raise JobError("no job is given", fix="Write plait plan JOB.toml, or plait plan --clusters")
-    planner, notes = _planner(job, overrides or [], what_if or [])
-    found = planner.answer(searched=not check)
-    target = out or job.with_name("plan.json")
-    if not what_if:
-        _write(planner, found, target)
-    if as_json:
-        from plait.cli import terminal
-
-        terminal.say(json.dumps(found.to_dict() | {"plan": None if what_if else str(target), "what_if": notes}))
+    if compare:
+        _compare(compare, as_json)
         return
-    _show(planner, found, explain)
-    if not what_if:
-        from plait.cli import terminal
+    if job and str(job) == CHECK and given and not job.is_file():
+        check, job, given = True, Path(given[0]), given[1:]
+    if job is None or (str(job) == CHECK and not job.is_file()):
+        raise JobError("no job is given", fix="Write plait plan JOB.toml, plait plan check JOB.toml, or --clusters")
+    if measure < 0:
+        raise JobError(f"{measure} is not allowed", key="--measure", fix="Allowed: at least 1")
+    if measure and what_if:
+        raise JobError("what is not there cannot be measured", key="--what-if", fix="Leave out --measure")
+    if picture:
+        from plait.diagnose.plots import FORMATS, check_format
 
-        terminal.text(f"the first is written to {target}; plait train {target} obeys it")
+        check_format(picture, (*FORMATS, "html"))
+    asked = _Asked(job, given, what_if or [], on)
+    found = asked.planner.checked() if check or asked.written else asked.planner.answer()
+    measured = _measured(asked, found, measure, on) if measure else {}
+    best = _fastest(found, measured)
+    target = None if what_if or asked.written else out or job.with_name("plan.json")
+    if target:
+        _write(asked.planner.plan(best.job), target)
+    if picture:
+        _draw(asked.planner, best, picture)
+    if emit:
+        _emit(best.job, emit)
+    elif as_json:
+        _print_json(found, best, measured, {"plan": target and str(target), "what_if": asked.factors})
+    else:
+        _show(found, measured, explain)
+        _say_where(target, picture)
 
 
-def _planner(file: Path, overrides: list[str], changes: list[str]) -> tuple[Planner, dict[str, float]]:
-    from plait.core.job import Job
+class _Asked:
+    """What the command line asks for. written: the plan, where one is given in place of a job."""
+
+    def __init__(self, file: Path, overrides: Sequence[str], changes: Sequence[str], on: str) -> None:
+        from plait.cli.planned import lab_spec, the_cluster
+        from plait.core.errors import JobError
+        from plait.core.job import Job
+        from plait.core.plan import Plan
+        from plait.plan.answer import Planner
+        from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
+        from plait.train.data.tokenizer import load_tokenizer
+
+        self.written: Plan | None = None
+        self.factors = parse_changes(changes)
+        if file.suffix == ".json":
+            if overrides:
+                problem = f"'{overrides[0]}' would change the plan"
+                raise JobError(problem, file=str(file), fix="Change the job file and plan again")
+            self.written = Plan.read(file)
+            job = job_of(self.written, file)
+        else:
+            job = Job.read(file, overrides).named(file.stem)
+        self.lab = lab_spec(on)
+        cluster = changed_cluster(the_cluster(job, self.lab), self.factors)
+        vocab = self.written.model.vocab if self.written else load_tokenizer(job.data.tokenizer).vocab
+        self.planner = Planner(changed_ranks(job, cluster, self.factors), cluster, vocab)
+
+
+def job_of(plan: Plan, file: Path) -> Job:
+    """The job of a plan. Raises JobError where there is none."""
+    from plait.core.errors import JobError
+
+    if plan.job is None:
+        raise JobError("was made without a job file and says nothing of a cluster", file=str(file))
+    return plan.job
+
+
+def _fastest(found: Answer, measured: dict[int, float]) -> Candidate:
+    """By measurement, if there is any."""
+    return found.candidates[min(measured, key=lambda at: measured[at])] if measured else found.best
+
+
+def _measured(asked: _Asked, found: Answer, count: int, on: str) -> dict[int, float]:
+    from plait.cli.plan_measure import measure
+
+    plans = [asked.planner.plan(one.job) for one in found.candidates[:count]]
+    return dict(enumerate(measure(plans, asked.lab, on)))
+
+
+def _compare(files: tuple[Path, Path], as_json: bool) -> None:
+    from plait.cli.plan_tables import show_comparison
+    from plait.cli.planned import the_cluster
+    from plait.core.plan import Plan
     from plait.plan.answer import Planner
-    from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
-    from plait.plan.where import find_cluster
-    from plait.train.data.tokenizer import load_tokenizer
 
-    job = Job.read(file, overrides).named(file.stem)
-    factors = parse_changes(changes)
-    cluster = changed_cluster(find_cluster(job), factors)
-    planner = Planner(changed_ranks(job, cluster, factors), cluster, load_tokenizer(job.data.tokenizer).vocab)
-    return planner, factors
+    sides: list[tuple[str, Planner, Candidate]] = []
+    for file in files:
+        plan = Plan.read(file)
+        job = job_of(plan, file)
+        planner = Planner(job, the_cluster(job, None), plan.model.vocab)
+        sides.append((str(file), planner, planner.predict(job, plan)))
+    show_comparison(sides[0], sides[1], as_json)
 
 
-def _write(planner: Planner, found: Answer, target: Path) -> None:
+def _draw(planner: Planner, best: Candidate, file: Path) -> None:
+    from plait.diagnose.plots import draw_step
+    from plait.plan.over_time import memory_curves, step_bars
+    from plait.plan.reasons import in_seconds
+
+    plan = planner.plan(best.job)
+    simulated = planner.simulated(best.job)
+    curves = memory_curves(simulated, planner.work(plan), best.memory)
+    title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
+    draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
+
+
+def _emit(job: Job, framework: str) -> None:
+    from plait.cli import terminal
+    from plait.plan.emit import emit
+
+    emitted = emit(job, framework)
+    for what in emitted.unsaid:
+        terminal.say(f"# {framework} cannot say: {what}")
+    terminal.say(emitted.text.rstrip("\n"))
+
+
+def _write(plan: Plan, target: Path) -> None:
     from plait.core.errors import LaunchError
 
     try:
-        planner.plan(found.best.job).write(target)
+        plan.write(target)
     except OSError as error:
         raise LaunchError(
             f"{target} cannot be written: {error.strerror or error}. Choose another with --out."
         ) from None
 
 
-def _list_clusters(as_json: bool) -> None:
-    from plait.cli import terminal
-    from plait.core.cluster import Cluster
-    from plait.core.env import specs_folder
-    from plait.plan.fits import in_words
-
-    names = sorted(file.stem for file in (specs_folder() / "clusters").glob("*.toml"))
-    found = {name: Cluster.preset(name) for name in names}
-    if as_json:
-        terminal.say(json.dumps({name: cluster.model_dump(mode="json") for name, cluster in found.items()}))
-        return
-    rows = [
-        (name, each.device.name, in_words(int(each.device.memory.value)), str(each.ranks_per_node), _links(each))
-        for name, each in found.items()
-    ]
-    terminal.table(("preset", "device", "memory", "a node", "links, each way"), rows)
-
-
-def _links(cluster: Cluster) -> str:
-    return ", ".join(f"{tier.name} {tier.rate.value / 1e9:.4g} GB/s" for tier in cluster.tiers)
-
-
-def _show(planner: Planner, found: Answer, explain: bool) -> None:
+def _print_json(found: Answer, best: Candidate, measured: dict[int, float], more: dict[str, Any]) -> None:
     from plait.cli import terminal
 
-    model = found.model
-    terminal.text(
-        f"{model.num_parameters:,} parameters on {found.ranks:,} ranks of {found.cluster.name}: {found.searched:,} "
-        "strategies compared"
-    )
-    terminal.say("")
-    header = (
-        "",
-        "pp dp cp tp",
-        "micro",
-        "schedule",
-        "shard p,g,o",
-        "recompute",
-        "slices",
-        "step",
-        "p10-p90",
-        "tokens/s",
-        "MFU",
-        "memory",
-    )
-    terminal.table(header, [_row(number, one) for number, one in enumerate(found.candidates, 1)])
-    terminal.say("")
-    for line in found.why:
-        terminal.text(line)
+    values = found.to_dict() | more
+    if measured:
+        for at, seconds in measured.items():
+            values["candidates"][at]["measured"] = seconds
+        values["chosen"] = list(found.candidates).index(best)
+    terminal.say(json.dumps(values))
+
+
+def _show(found: Answer, measured: dict[int, float], explain: bool) -> None:
+    from plait.cli import terminal
+    from plait.cli.plan_tables import show_answer, show_best, show_measured
+
+    show_answer(found, explain)
     if explain:
-        _explain(found.best)
+        show_best(found.best)
+    if measured:
+        terminal.say("")
+        show_measured(found, measured)
 
 
-def _row(number: int, one: Candidate) -> tuple[str, ...]:
-    from plait.plan.answer import readable, words
-    from plait.plan.fits import in_words
-
-    point, names = one.point, readable(one.point)
-    schedule = names.get("schedule", "-") + (
-        f" x{point['virtual']}" if point["virtual"] > 1 and point["pp"] > 1 else ""
-    )
-    again = names["recompute"] + (f" {point['recompute_layers']}" if point["recompute_layers"] >= 0 else "")
-    shard = ",".join(names[key] for key in ("params", "grads", "optim")) + (
-        f"+{point['secondary']}" if point["secondary"] else ""
-    )
-    slices = f"{point['p1']}x{point['p2']}" + (" sp" if point["sequence_parallel"] else "")
-    return (
-        str(number), f"{point['pp']} {point['dp']} {point['cp']} {point['tp']}", f"{point['micro']}x{point['num_micro']}",
-        schedule, shard, again, slices if point["tp"] > 1 else "-", words(one.seconds), f"{words(one.low)}-{words(one.high)}",
-        f"{one.tokens_per_second:,.0f}", f"{one.mfu:.0%}", in_words(one.most_memory),
-    )  # fmt: skip
-
-
-def _explain(best: Candidate) -> None:
+def _say_where(target: Path | None, picture: Path | None) -> None:
     from plait.cli import terminal
-    from plait.plan.answer import PARTS, words
 
-    terminal.say("")
-    terminal.title("Where the step goes, on the mean rank")
-    rows = [(PARTS[name], words(each), f"{each / best.seconds:.1%}") for name, each in best.parts.items() if each]
-    terminal.table(("part", "seconds", "of the step"), rows)
-    terminal.text(f"MFU {best.mfu:.1%} with all attention scores counted, {best.mfu_causal:.1%} with the causal half")
-    terminal.say("")
-    terminal.title("What fills a rank's memory")
-    header, *places = best.memory.rows()
-    terminal.table(header, places)
-
-
-def planned(job: Job, vocab: int) -> Job:
-    """The job with what it leaves open chosen, for ``plait train``."""
-    from plait.plan.answer import Planner
-    from plait.plan.where import find_cluster
-
-    return Planner(job, find_cluster(job), vocab).answer().best.job
+    if target:
+        terminal.text(f"The plan is in {target}; plait train {target} obeys it.")
+    if picture:
+        terminal.text(f"The predicted step is drawn in {picture}.")

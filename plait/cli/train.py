@@ -40,7 +40,9 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    lab = _lab_spec(on)
+    from plait.cli.planned import lab_spec
+
+    lab = lab_spec(on)
     if dry_run:
         _show(job, overrides or [], lab, as_json)
         return
@@ -66,7 +68,9 @@ def train(
 
 def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) -> None:
     """The dry run: what is checked before a run is, and the tables."""
+    from plait.cli import terminal
     from plait.cli.dry_run import show
+    from plait.cli.planned import planned
     from plait.core.job import Job
     from plait.plan.estimate import Work, estimate
     from plait.plan.fits import check_size, room
@@ -79,10 +83,13 @@ def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) 
     else:
         job = Job.read(file, overrides).named(file.stem)
         vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
+        job, chosen = planned(job, vocab, lab)
+        if chosen and not as_json:
+            terminal.text(chosen)
         there = room(job.run.device, job.world_size)
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
-            _planned(file, overrides, lab)
+            _of_job(job, vocab, lab)
         else:
             _check_files(job, folder)
         work = Work.of(job, vocab, gpu=bool(there and there.each))
@@ -103,21 +110,32 @@ def _refuse(job: Job, vocab: int) -> None:
 def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: bool = False) -> tuple[Plan, Path]:
     """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder.
     refuse: a job that cannot fit here."""
-    from plait.core.cluster import HERE, Hosts
+    from plait.cli import terminal
+    from plait.cli.planned import planned
     from plait.core.job import Job
-    from plait.plan.make import make_plan
     from plait.train.data.tokenizer import load_tokenizer
 
     job = Job.read(file, overrides).named(file.stem)
-    tokenizer = load_tokenizer(job.data.tokenizer)
+    vocab = load_tokenizer(job.data.tokenizer).vocab
+    job, chosen = planned(job, vocab, lab)
+    if chosen:
+        terminal.text(chosen)
     if refuse:
-        _refuse(job, tokenizer.vocab)
+        _refuse(job, vocab)
+    return _of_job(job, vocab, lab), job.run.path
+
+
+def _of_job(job: Job, vocab: int, lab: LabSpec | None) -> Plan:
+    """The plan of a job that leaves nothing to the planner, or the one with which an earlier start of it goes
+    on."""
+    from plait.core.cluster import HERE, Hosts
+    from plait.plan.make import make_plan
+
     rate = lab.rate / 8 if lab and lab.rate else None
     hosts = Hosts(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
-    fresh = make_plan(job, hosts, vocab=tokenizer.vocab)
-    folder = job.run.path
-    _check_files(job, folder)
-    return fresh.continued(folder / "plan.json"), folder
+    fresh = make_plan(job, hosts, vocab=vocab)
+    _check_files(job, job.run.path)
+    return fresh.continued(job.run.path / "plan.json")
 
 
 def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
@@ -149,21 +167,6 @@ def _check_files(job: Job, folder: Path) -> None:
     from plait.train.data.check import check_data
 
     check_data(job.data, job.train, folder / "corpus")
-
-
-def _lab_spec(on: str) -> LabSpec | None:
-    """The emulated cluster to run on; None for this machine itself."""
-    from plait.core.errors import JobError
-
-    if on == "local":
-        return None
-    kind, _, where = on.partition(":")
-    if kind != "lab":
-        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
-        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
-    from plait.lab import LabSpec
-
-    return LabSpec.parse(where)
 
 
 def _write(plan: Plan, folder: Path) -> None:

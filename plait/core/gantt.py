@@ -1,5 +1,5 @@
-"""Bars on rows over time: the one form in which schedules, transfers and timelines are handed to whoever
-draws them.
+"""Bars on rows, and curves, over time: the one form in which schedules, transfers and timelines are handed
+to whoever draws them.
 
 Drawn here as text; ``plait.diagnose.plots`` draws the same bars as SVG and PNG.
 """
@@ -20,6 +20,13 @@ class Bar(NamedTuple):
     end: float
     label: str
     kind: str
+
+
+class Curve(NamedTuple):
+    """A quantity over time: (seconds, value), in order."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
 
 
 class Piece(NamedTuple):

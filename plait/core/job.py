@@ -106,6 +106,15 @@ class Job(Section):
         except JobError as error:
             raise error if error.file else error.in_file(COMMAND_LINE) from None
 
+    def closed_like(self, other: Job) -> Job:
+        """The same job, with what it leaves to the planner as ``other`` has it. Raises JobError where a rule
+        forbids the two together."""
+        values, chosen = self.to_dict(), other.to_dict()
+        for key in self.open:
+            section, _, name = key.partition(".")
+            values[section][name] = chosen[section][name]
+        return Job.from_dict(values)
+
     def named(self, name: str) -> Job:
         """The same job, its run called ``name`` unless it says so itself."""
         return self.model_copy(update={"run": self.run.model_copy(update={"name": self.run.name or name})})
@@ -229,6 +238,12 @@ class Job(Section):
     def world_size(self) -> int:
         """How many ranks the job needs."""
         return sum(dp * tp for dp, tp in self.degrees) * self.strategy.cp
+
+    @property
+    def leaves_ranks_open(self) -> bool:
+        """Whether the planner is to choose how many ranks there are: how many the job needs, nobody knows
+        yet."""
+        return bool({f"strategy.{key}" for key in ("tp", "dp", "pp", "cp")}.intersection(self.open))
 
     @property
     def measures_slack(self) -> bool:

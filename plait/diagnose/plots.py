@@ -3,79 +3,138 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.errors import DataError
 from plait.core.files import replacing
-from plait.core.gantt import Bar
+from plait.core.gantt import Bar, Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.text import Text
 
 FORMATS = ("svg", "png", "pdf")
 GREY = "#808890"
+COLOURS = {"waiting": "#b8bec6"}
+"""Of kinds that are not to stand out."""
+MANY = 500
+"""Bars from which on edges would hide them."""
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>svg {{ width: 100%; height: auto }}</style>
+<svg{svg}
+</html>
+"""
 
 
 def draw_gantt(bars: Sequence[Bar], path: Path, *, title: str, unit: str = "s") -> None:
     """Bars as a picture whose format the file's ending names; a colour a kind, labels where they fit. Appears
     whole or not at all. An SVG has no background, for light pages and dark ones."""
-    kind_of_file = path.suffix.lstrip(".").lower()
-    if kind_of_file not in FORMATS:
-        raise DataError(f"{path}: a picture's name ends in .{', .'.join(FORMATS)}")
-    from matplotlib import rc_context
+    check_format(path)
+    rows = len({bar.row for bar in bars})
+    figure = _figure(1.2 + 0.5 * rows)
+    axes = figure.add_subplot()
+    _draw_bars(axes, bars)
+    axes.set(xlabel=f"time ({unit})", title=title)
+    kinds = len({bar.kind for bar in bars})
+    if kinds:
+        _legend(axes, kinds, -0.02 - 0.6 / (1 + rows))
+    _save(figure, path, title)
+
+
+def draw_step(bars: Sequence[Bar], curves: Sequence[Curve], path: Path, *, title: str, limit: float) -> None:
+    """A step over time: bars, and below them curves of memory in bytes with the ``limit`` that there is. The
+    file's ending names its format; HTML is the SVG on a page."""
+    check_format(path, (*FORMATS, "html"))
+    rows = len({bar.row for bar in bars})
+    figure = _figure(4.5 + 0.35 * rows)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(0.5 + 0.35 * rows, 2.5))
+    _draw_bars(above, bars)
+    above.set_title(title)
+    _legend(above, len({bar.kind for bar in bars}), -0.02)
+    for curve in curves:
+        below.plot([at for at, _ in curve.points], [size / 2**30 for _, size in curve.points], label=curve.name, lw=1)
+    below.axhline(limit / 2**30, color=GREY, linestyle="--", linewidth=1, label="usable")
+    below.set(xlabel="time (s)", ylabel="GiB of a rank")
+    below.set_ylim(bottom=0)
+    below.margins(x=0.01)
+    below.legend(ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    _save(figure, path, title)
+
+
+def check_format(path: Path, known: Sequence[str] = FORMATS) -> None:
+    """Raise DataError for a picture that cannot be drawn as its name says."""
+    if path.suffix.lstrip(".").lower() not in known:
+        raise DataError(f"{path}: a picture's name ends in .{', .'.join(known)}")
+
+
+def _figure(height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = list(dict.fromkeys(bar.row for bar in bars))
-    kinds = list(dict.fromkeys(bar.kind for bar in bars))
-    span = max((bar.end for bar in bars), default=1.0) - min((bar.start for bar in bars), default=0.0)
-    figure = Figure(figsize=(14, 1.2 + 0.5 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(14, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for number, kind in enumerate(kinds):
+    return figure
+
+
+def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:
+    rows = list(dict.fromkeys(bar.row for bar in bars))
+    span = max((bar.end for bar in bars), default=1.0) - min((bar.start for bar in bars), default=0.0)
+    edges = "white" if len(bars) < MANY else "none"
+    for number, kind in enumerate(dict.fromkeys(bar.kind for bar in bars)):
         own = [bar for bar in bars if bar.kind == kind]
         axes.barh(
             [rows.index(bar.row) for bar in own],
             [bar.end - bar.start for bar in own],
             left=[bar.start for bar in own],
             height=0.8,
-            color=f"C{number % 10}",
-            edgecolor="white",
+            color=COLOURS.get(kind, f"C{number % 10}"),
+            edgecolor=edges,
             linewidth=0.5,
             label=kind,
         )
     for bar in bars:
         if bar.label and (bar.end - bar.start) * 150 > span * len(bar.label):
-            axes.text(
-                (bar.start + bar.end) / 2,
-                rows.index(bar.row),
-                bar.label,
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white",
-            )
-    axes.set(yticks=range(len(rows)), yticklabels=rows, xlabel=f"time ({unit})", title=title)
+            middle = (bar.start + bar.end) / 2
+            axes.text(middle, rows.index(bar.row), bar.label, ha="center", va="center", fontsize=7, color="white")
+    axes.set(yticks=range(len(rows)), yticklabels=rows)
     axes.invert_yaxis()
-    if kinds:
-        axes.legend(
-            ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.02 - 0.6 / (1 + len(rows))), frameon=False
-        )
-    see_through = kind_of_file == "svg"
+
+
+def _legend(axes: Axes, columns: int, below: float) -> None:
+    axes.legend(ncols=columns, loc="upper center", bbox_to_anchor=(0.5, below), frameon=False)
+
+
+def _save(figure: Figure, path: Path, title: str) -> None:
+    from matplotlib import rc_context
+
+    kind = path.suffix.lstrip(".").lower()
+    see_through = kind in ("svg", "html")
     if see_through:
-        _tone_down(axes)
+        for axes in figure.axes:
+            _tone_down(axes)
     same = rc_context({"svg.hashsalt": "plait", "svg.fonttype": "none"})  # the same bars, the same file
     with replacing(path) as partial, same:
+        if kind == "html":
+            drawn = StringIO()
+            figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+            partial.write_text(PAGE.format(title=escape(title), svg=drawn.getvalue().partition("<svg")[2]))
+            return
         metadata = {"Date": None} if see_through else None
-        figure.savefig(partial, format=kind_of_file, dpi=120, transparent=see_through, metadata=metadata)
+        figure.savefig(partial, format=kind, dpi=120, transparent=see_through, metadata=metadata)
 
 
 def _tone_down(axes: Axes) -> None:
     """Lines and words in a grey that can be read on white and on black."""
     axes.tick_params(colors=GREY)
-    for part in (axes.title, axes.xaxis.label, *axes.spines.values(), *_legend_words(axes)):
+    for part in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.spines.values(), *_legend_words(axes)):
         part.set_color(GREY)
 
 

@@ -1,5 +1,5 @@
-"""What the planner answers: the best strategies of a job on a cluster, each with what it is predicted to take,
-and why the first is the first.
+"""What the planner answers: the best strategies of a job on a cluster, what each is predicted to take, and
+why the first is the first.
 
 Finalists of the closed form are simulated, through the very schedule and segment lists that would run; their
 memory is the exact walk's.
@@ -8,53 +8,50 @@ memory is the exact walk's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from plait.core.cluster import Cluster
-from plait.core.errors import InfeasiblePlan, PlaitError
+from plait.core.constraint import Constraint
+from plait.core.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job import Job
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan
+from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of
 from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
 from plait.plan.estimate import Work
+from plait.plan.fits import by_kind, in_words
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, memory_report
-from plait.plan.points import OVERLAPS, SHARD_OVERLAPS, Points
+from plait.plan.memory_report import MemoryReport, memory_report, shortfall
+from plait.plan.points import Points
 from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
+from plait.plan.space import Asked, any_cell
 
 SIMULATED = 6
 """Finalists of the closed form that are simulated, beyond those that are shown."""
-
-
-PARTS = {
-    "compute": "computation",
-    "tp": "exposed tensor-parallel communication",
-    "cp": "exposed context-parallel communication",
-    "dp": "exposed data-parallel communication",
-    "pp": "exposed transfers between stages",
-    "optimizer": "the optimizer",
-    "idle": "waiting for other places",
-}
-"""Where a step goes, in words."""
+FEW = 4
+"""Finalists where only the best is asked for, and soon."""
+MORE = 8
+"""So many times as many are walked where none of them fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One strategy. seconds: of a step, with the 10th and 90th percentile of what it may be. parts: where the
-    step goes, in seconds: computation, and what of every axis is exposed. closed_form: what level 1 said."""
+    step goes, in seconds: computation, and what of every axis is exposed. closed_form: seconds that level 1
+    said; None where the places of the pipeline differ, of which it knows nothing."""
 
     job: Job
     point: Mapping[str, int]
     seconds: float
     low: float
     high: float
-    closed_form: float
+    closed_form: float | None
     parts: Mapping[str, float]
     memory: MemoryReport
     tokens_per_second: float
@@ -120,28 +117,91 @@ class Planner:
         """Of the job."""
         return self.job.model_spec(self.vocab)
 
-    def answer(self, *, searched: bool = True) -> Answer:
-        """The best strategies; without a search, the job's own. Raises JobError for what cannot be searched,
-        InfeasiblePlan where nothing fits."""
-        if not searched:
-            own = self.predict(self.job)
-            return self._told([own], searched=1)
-        asked = asked_of(self.job, self.model, self.cluster)
-        shown = self.job.plan.top
-        ranked = search(asked, self.cluster, self.job.train.precision, keep=shown + SIMULATED, most=self.job.plan.points)
-        found, refused = list[Candidate](), ""
-        for at in range(min(len(ranked.points), shown + SIMULATED)):
-            try:
-                one = self.predict(job_at(self.job, ranked.points.row(at)))
-                found += [one] if one.memory.fits else []
-            except PlaitError as error:  # a rule that columns do not know
-                refused = str(error)
-        found.sort(key=lambda one: one.seconds)
-        if not found:
-            raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned: {refused}")
-        return self._told(found[:shown], searched=ranked.searched)
+    @property
+    def asked(self) -> Asked:
+        """The space of the job. On this machine, where the job does not say how many ranks there are to be,
+        of as many cores as can share its batch."""
+        asked, section = asked_of(self.job, self.model, self.cluster), self.job.cluster
+        said = section.ranks or section.file or section.preset != "here" or not self.job.leaves_ranks_open
+        for ranks in range(asked.ranks, 0, -1) if not said else ():
+            fewer = replace(asked, ranks=ranks, domain=min(ranks, asked.domain))
+            if any_cell(fewer):
+                return fewer
+        return asked
 
-    def _told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
+    def answer(self) -> Answer:
+        """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
+        fits."""
+        shown = self.job.plan.top
+        found, searched = self._finalists(shown + SIMULATED)
+        return self.told(found[:shown], searched=searched)
+
+    def chosen(self) -> Candidate:
+        """The best, of fewer finalists than ``answer`` simulates. Raises as it does."""
+        return self._finalists(FEW)[0][0]
+
+    def checked(self) -> Answer:
+        """The job's own strategy. Raises JobError where it leaves something open, InfeasiblePlan where it
+        does not fit: what is too much, by how much, and the nearest change."""
+        if self.job.open:
+            raise JobError("is left to the planner", key=self.job.open[0], fix="Say it, or search: leave out check")
+        own = self.predict(self.job)
+        if not own.memory.fits:
+            raise self._too_large(own)
+        return self.told([own], searched=1)
+
+    def _finalists(self, count: int) -> tuple[list[Candidate], int]:
+        """The fastest first, and how many points were searched. Memory in closed form may be too little: where
+        all finalists turn out too large, many more are walked."""
+        refused = ""
+        for keep in (count, MORE * count):
+            ranked = search(
+                self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points
+            )
+            found = list[Candidate]()
+            for at in range(len(ranked.points)):
+                one = self._finalist(ranked.points.row(at))
+                if isinstance(one, str):
+                    refused = refused or one
+                elif len(found) < count:
+                    found.append(one)
+            if found:
+                return sorted(found, key=lambda one: one.seconds), ranked.searched
+        raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {refused}")
+
+    def _finalist(self, point: Mapping[str, int]) -> Candidate | str:
+        """A point predicted, or why it is none: a rule that columns do not know, or memory."""
+        try:
+            one = self.predict(job_at(self.job, point))
+        except PlaitError as error:
+            return str(error)
+        if one.memory.fits:
+            return self._broken(one) or one
+        return str(self._too_large(one))
+
+    def _broken(self, one: Candidate) -> str:
+        """Which limit of memory that the job sets is not kept by what was walked, if any."""
+        for asked in map(Constraint.parse, self.job.plan.constraints):
+            if asked.quantity == "memory" and not asked.holds(one.most_memory):
+                return f"a rank needs {in_words(one.most_memory)}, against '{asked.text}' in plan.constraints"
+        return ""
+
+    def _too_large(self, one: Candidate) -> InfeasiblePlan:
+        fullest, usable = one.memory.fullest, one.memory.usable
+        room = f"{in_words(fullest.total - usable)} more than the {in_words(usable)} of {self.cluster.device.name}"
+        lacks = shortfall(
+            self.model, one.point, self.cluster, sequence=self.job.data.sequence_length,
+            precision=self.job.train.precision,
+        )  # fmt: skip
+        what = by_kind(fullest.place.memory)
+        return InfeasiblePlan(
+            f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
+            f"{in_words(fullest.total)} ({what}, beside tensors {in_words(fullest.overhead)}), {room} that a plan may "
+            f"fill. {_advice(lacks.change if lacks else None)}"
+        )
+
+    def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
+        """An answer of candidates in this order."""
         return Answer(
             model=self.model,
             cluster=self.cluster,
@@ -151,29 +211,44 @@ class Planner:
             searched=searched,
         )
 
-    def predict(self, job: Job) -> Candidate:
-        """A job that leaves nothing open."""
-        point = point_of(job)
+    def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
+        """A job that leaves nothing open. plan: the job's, if there is one already."""
+        plan = plan or self.plan(job)
+        timed = {
+            "p1": plan.strategy.p1,
+            "p2": plan.strategy.p2,
+            "sequence_parallel": int(plan.strategy.sequence_parallel),
+        }
+        point = point_of(job) | timed
         sequence, precision = job.data.sequence_length, job.train.precision
-        closed = step_seconds(self.model, Points.of([point]), self.cluster, sequence=sequence, precision=precision)
-        simulated = self.simulated(job)
-        low, high = band(np.array([simulated.seconds]), Points.of([point]), self.cluster)
+        points = Points.of([point])
+        simulated = simulate_plan(plan, self.cluster)
+        low, high = band(np.array([simulated.seconds]), points, self.cluster)
         tokens = job.train.global_batch_size * sequence / simulated.seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
         peak = self.cluster.device.peak[precision].value * job.world_size * simulated.seconds
+        closed = None
+        if len(set(job.degrees)) == 1:
+            closed = float(
+                step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision).total[0]
+            )
         return Candidate(
             job=job,
             point=point,
             seconds=simulated.seconds,
             low=float(low[0]),
             high=float(high[0]),
-            closed_form=float(closed.total[0]),
+            closed_form=closed,
             parts=simulated.exposed,
-            memory=memory_report(Work.of(job, self.vocab, gpu=self.cluster.device.kind == "cuda"), self.cluster),
+            memory=memory_report(self.work(plan), self.cluster),
             tokens_per_second=tokens,
             mfu=full / peak,
             mfu_causal=causal / peak,
         )
+
+    def work(self, plan: Plan) -> Work:
+        """What ranks hold and do."""
+        return Work.of_plan(plan, gpu=self.cluster.device.kind == "cuda")
 
     def plan(self, job: Job) -> Plan:
         """What ranks would obey."""
@@ -186,69 +261,22 @@ class Planner:
     def why(self, found: Sequence[Candidate]) -> list[str]:
         """What limits the best, what the runner-up loses, what every overlap gains."""
         best = found[0]
-        lines = [_limits(best)]
+        lines = [reasons.limits(best.parts, best.seconds)]
         if len(found) > 1:
-            lines.append(_loses(best, found[1]))
-        for name, off in _without(best.point).items():
+            second = found[1]
+            part, seconds = reasons.loses(best.parts, second.parts)
+            lines.append(
+                f"The runner-up ({reasons.instead(best.point, second.point)}) takes "
+                f"{second.seconds / best.seconds - 1:.1%} longer, {reasons.in_seconds(seconds)} more of it {part}."
+            )
+        for name, off in reasons.without(best.point).items():
             try:
-                slower = self.simulated(job_at(self.job, off)).seconds
-            except PlaitError:
+                slower = self.simulated(job_at(best.job, off)).seconds
+            except PlaitError:  # a rule forbids the strategy without it
                 continue
-            lines.append(f"{name} gains {slower / best.seconds - 1:.1%}: a step without it would take {words(slower)}.")
+            told = f"a step without it would take {reasons.in_seconds(slower)}"
+            lines.append(f"{name} gains {slower / best.seconds - 1:.1%}: {told}.")
         return lines
-
-
-def _limits(best: Candidate) -> str:
-    parts = sorted(best.parts.items(), key=lambda part: -part[1])
-    most, seconds = parts[0]
-    others = ", ".join(
-        f"{name} {value / best.seconds:.0%}" for name, value in parts[1:4] if value > 0.005 * best.seconds
-    )
-    return f"A step is {most} for {seconds / best.seconds:.0%} of its time{f'; {others}' if others else ''}."
-
-
-def _loses(best: Candidate, second: Candidate) -> str:
-    """Where the runner-up spends more."""
-    names = {**best.parts, **second.parts}
-    more = {name: second.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
-    most = max(more, key=lambda name: more[name])
-    differs = differences(best.point, second.point)
-    return (
-        f"The runner-up ({differs}) takes {second.seconds / best.seconds - 1:.1%} longer, "
-        f"{words(max(0.0, more[most]))} of it in {PARTS[most]}."
-    )
-
-
-def differences(one: Mapping[str, int], other: Mapping[str, int]) -> str:
-    """What ``other`` has otherwise."""
-    changed = [f"{key}={value}" for key, value in readable(other).items() if readable(one).get(key) != value]
-    return " ".join(changed) or "the same strategy"
-
-
-def readable(point: Mapping[str, int]) -> dict[str, str]:
-    """A point in the words of a job."""
-    from plait.plan.points import RECOMPUTES, SCHEDULES
-
-    names = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "shard_overlap": SHARD_OVERLAPS}
-    found = {key: names[key][value] if key in names else str(value) for key, value in point.items()}
-    if point["pp"] == 1:
-        found = {key: value for key, value in found.items() if key not in ("schedule", "virtual")}
-    return found
-
-
-def _without(point: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Points that differ by one overlap being off."""
-    found = dict[str, dict[str, int]]()
-    base = dict(point)
-    if point["tp"] > 1 and point["overlap"] != OVERLAPS.index("sync"):
-        found["Hiding tensor parallelism's communication"] = base | {
-            "overlap": OVERLAPS.index("sync"),
-            "p1": 1,
-            "p2": 1,
-        }
-    if point["dp"] * point["cp"] > 1 and point["shard_overlap"] != SHARD_OVERLAPS.index("none"):
-        found["Hiding data parallelism's"] = base | {"shard_overlap": SHARD_OVERLAPS.index("none")}
-    return found
 
 
 def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:
@@ -259,13 +287,7 @@ def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:
     return full, full - batch * sum(6 * length * length * query for length in lengths)
 
 
-def words(seconds: float) -> str:
-    """Seconds as people read them.
-
-    >>> words(0.0123)
-    '12.3 ms'
-    """
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds:.1e} s" if seconds else "0 s"
+def _advice(change: Mapping[str, Any] | None) -> str:
+    if change is None:
+        return "None of the usual changes is enough: use more ranks, a smaller model or shorter sequences."
+    return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}."

@@ -40,21 +40,22 @@ def ranks_of(job: Job, cluster: Cluster) -> int:
     """For how many ranks to plan. Raises JobError where nothing says."""
     if job.cluster.ranks:
         return job.cluster.ranks
-    if not {"strategy.tp", "strategy.dp", "strategy.pp", "strategy.cp"}.intersection(job.open):
+    if not job.leaves_ranks_open:
         return job.world_size
     if cluster.nodes:
         return cluster.nodes * cluster.ranks_per_node
     raise JobError("is missing", key="cluster.ranks", fix=f"Say how many ranks of {cluster.name} there are")
 
 
-def _fixed(job: Job) -> dict[str, list[int]]:
-    """What the job says, by column."""
+def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
+    """What the job says, by column. searched: raise JobError for what a search cannot respect; otherwise the
+    first place stands for all, and 1f1b for a schedule in a file."""
     section, found = job.strategy, dict[str, list[int]]()
     said = {key.partition(".")[2] for key in job.open}
     for key in ("pp", "dp", "tp", "cp"):
         value = getattr(section, key)
         if key not in said:
-            if not isinstance(value, int) and len(set(value)) > 1:
+            if searched and not isinstance(value, int) and len(set(value)) > 1:
                 raise JobError(
                     f"{list(value)} are unequal places, around which nothing can be searched",
                     key=f"strategy.{key}",
@@ -66,9 +67,11 @@ def _fixed(job: Job) -> dict[str, list[int]]:
     elif "cp_kind" not in said and section.cp_kind == "ulysses":
         found["ring"] = [1]
     if "schedule" not in said:
-        if section.schedule not in SCHEDULES:
-            raise JobError("is a file, around which nothing can be searched", key="strategy.schedule")
-        found["schedule"] = [SCHEDULES.index(section.schedule)]
+        if searched and section.schedule not in SCHEDULES:
+            raise JobError(f"'{section.schedule}' is a file, or unknown: nothing can be searched around it",
+                           key="strategy.schedule", fix=f"Use {', '.join(SCHEDULES)}, or auto")  # fmt: skip
+        known = section.schedule if section.schedule in SCHEDULES else "1f1b"
+        found["schedule"] = [SCHEDULES.index(known)]
     if "virtual_stages" not in said and (section.virtual_stages > 1 or "schedule" not in said):
         found["virtual"] = [section.virtual_stages]
     if "recompute" not in said:
@@ -122,11 +125,13 @@ def strategy_table(point: Mapping[str, int]) -> dict[str, Any]:
 
 
 def point_of(job: Job) -> dict[str, int]:
-    """The point at which a job stands that leaves nothing open but what is timed."""
-    asked = {key: values[0] for key, values in _fixed(job.model_copy(update={"open": ()})).items()}
+    """The point at which a job stands that leaves nothing open but what is timed; of unequal places, the
+    first's."""
+    told = _fixed(job.model_copy(update={"open": ()}), searched=False)
+    asked = {key: values[0] for key, values in told.items()}
     dp, tp = job.degrees[0]
     sharding = job.sharding(dp * job.strategy.cp)
     factors = {key: getattr(sharding, key) for key in ("params", "grads", "optim", "secondary")}
     micro = -(-job.micro_batch // dp)
     shape = {"dp": dp, "tp": tp, "ring": job.sequence_cut.ring, "micro": micro, "num_micro": job.num_micro_batches}
-    return {"p1": 1, "p2": 1, "sequence_parallel": 0, "virtual": 1, **asked, **factors, **shape}
+    return {"p1": 1, "p2": 1, "sequence_parallel": 0, "virtual": 1, "ep": 1, **asked, **factors, **shape}

@@ -182,18 +182,27 @@ def estimate(work: Work) -> Estimate:
     )
 
 
-def _place(work: Work, index: int) -> Place:
+def place_walk(work: Work, index: int) -> PlaceWalk:
+    """A place's activations before a step, to be walked op by op."""
+    return _one(work, index).walk(index)
+
+
+def _one(work: Work, index: int) -> _OnePlace:
     mesh = work.layout.meshes[index]
     stages = [work.stages[at] for at in work.schedule.stages_of(index)]
     strategy, share = replace(work.strategy, tp=mesh.tp), -(-work.workload.micro_batch // mesh.dp)
-    one = _OnePlace(work, strategy, stages, work.shardings[index], mesh.replicas, share)
+    return _OnePlace(work, strategy, stages, work.shardings[index], mesh.replicas, share)
+
+
+def _place(work: Work, index: int) -> Place:
+    mesh, one = work.layout.meshes[index], _one(work, index)
     return Place(
         index=index,
         ranks=(mesh.ranks[0], mesh.ranks[-1]),
         dp=mesh.dp,
         cp=mesh.cp,
         tp=mesh.tp,
-        layers={stage.index: stage.num_layers for stage in stages},
+        layers={stage.index: stage.num_layers for stage in one.stages},
         share=one.share,
         memory=one.memory(index),
         sent=one.sent(index),
@@ -255,15 +264,18 @@ class _OnePlace:
             for stage in self.stages
         }  # fmt: skip
 
+    def walk(self, index: int) -> PlaceWalk:
+        """Before a step."""
+        schedule, known = self.work.listed, {stage.index for stage in self.stages}
+        kinds = {op.kind for op in schedule.ranks[index]}
+        phases: tuple[Phase, ...] = ("step",) if "S" in kinds else ("F", "I", "W") if "I" in kinds else ("F", "B")
+        tiles = {edge: self.tile(edge) for edge in schedule.edges if known.intersection(edge)}
+        return PlaceWalk(schedule, self.sizes(phases), tiles)
+
     def memory(self, index: int) -> Memory:
         """Of one rank."""
-        work, schedule = self.work, self.work.listed
-        ops, known = schedule.ranks[index], {stage.index for stage in self.stages}
-        kinds = {op.kind for op in ops}
-        phases: tuple[Phase, ...] = ("step",) if "S" in kinds else ("F", "I", "W") if "I" in kinds else ("F", "B")
-        sizes = self.sizes(phases)
-        tiles = {edge: self.tile(edge) for edge in schedule.edges if known.intersection(edge)}
-        peak = PlaceWalk(schedule, sizes, tiles).run(ops)
+        work, walk = self.work, self.walk(index)
+        peak, sizes = walk.run(work.listed.ranks[index]), walk.sizes
         ends = [(self.copies * 2, "sum of tensor-parallel copies")]
         if self.ties:
             ends.append((work.model.vocab * work.model.hidden * work.master, "sum of tied embeddings"))

@@ -7,21 +7,30 @@ and memory is asked of the fastest first, until enough are found that fit: the a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.cluster import Cluster
-from plait.core.errors import InfeasiblePlan
+from plait.core.constraint import Constraint
+from plait.core.errors import InfeasiblePlan, JobError
 from plait.core.settings import Precision
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable
-from plait.plan.points import Points
+from plait.plan.fits import in_words
+from plait.plan.memory_report import shortfall
+from plait.plan.points import RECOMPUTES, Points
 from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
 
-BLOCK = 1 << 13
-"""Points whose memory is asked at once: the fastest first."""
+FIRST, BLOCK = 1 << 6, 1 << 13
+"""Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
+then eight times as many each time up to the second number."""
+FACTORS = (2, 4, 8, 16, 32, 64)
+"""So many times as many ranks are tried where nothing fits."""
+FEW = 1 << 12
+"""Points of each of these spaces, at most."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
@@ -69,28 +78,34 @@ class _Search:
     precision: Precision
     keep: int
 
+    @property
+    def limit(self) -> float:
+        """Bytes of a device that a plan may fill."""
+        return usable(self.cluster.device, self.cluster.overhead)
+
     def run(self, space: Points) -> Ranked:
         """Of the points of a space."""
-        asked, limit = self.asked, usable(self.cluster.device, self.cluster.overhead)
+        asked, limit = self.asked, self.limit
         seconds = step_seconds(
             asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision
         ).total
         order, sizes = np.argsort(seconds, kind="stable"), list[NDArray[np.float64]]()
         found = np.zeros(0, dtype=np.int64)  # of ``order``, by place
-        for start in range(0, len(order), BLOCK):
-            memory = self._memory(space.take(order[start : start + BLOCK]))
+        start, size = 0, FIRST
+        while start < len(order) and len(found) < self.keep:
+            memory = self.memory(space.take(order[start : start + size]))
             sizes.append(memory)
             found = np.concatenate([found, start + np.flatnonzero(self._fits(memory, limit))])
             found = found[_first_of_family(space.take(order[found]))]
-            if len(found) >= self.keep:
-                break
+            start, size = start + size, min(8 * size, BLOCK)
         memory = np.concatenate(sizes)
         if not len(found):
-            raise _too_large(asked, space.take(order), memory, limit)
+            raise self._too_large(space.take(order), memory, limit)
         best = found[: self.keep]
         return Ranked(space.take(order[best]), seconds[order[best]], memory[best], len(space))
 
-    def _memory(self, points: Points) -> NDArray[np.float64]:
+    def memory(self, points: Points) -> NDArray[np.float64]:
+        """Bytes of the fullest rank."""
         asked = self.asked
         return step_memory(
             asked.model, points, sequence=asked.sequence, precision=self.precision,
@@ -104,6 +119,49 @@ class _Search:
                 fits &= one.holds(memory)
         return fits
 
+    def _too_large(self, space: Points, memory: NDArray[np.float64], limit: float) -> InfeasiblePlan:
+        """What the most frugal strategy lacks, and what would give it."""
+        least = int(np.argmin(memory))
+        row, missing = space.row(least), int(memory[least])
+        bound = min([limit, *(one.values[0] for one in self.asked.constraints if _is_limit(one))])
+        shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
+        limits = ", or a higher limit in plan.constraints" if bound < limit else ""
+        return InfeasiblePlan(
+            f"No strategy fits: the smallest of {len(space):,} needs {in_words(missing)} on a rank ({shape}, "
+            f"micro-batches of {row['micro']}), {in_words(int(missing - bound))} more than the {in_words(int(bound))} "
+            f"there are. {self._advice(row, bound)}{limits}."
+        )
+
+    def _advice(self, row: Mapping[str, int], bound: float) -> str:
+        """The nearest change with which something fits."""
+        asked = self.asked
+        load = {"sequence": asked.sequence, "precision": self.precision}
+        lacks = shortfall(asked.model, row, self.cluster, **load) if bound == self.limit else None
+        if lacks and lacks.change:
+            changes = " ".join(f"{key}={value}" for key, value in lacks.change.items())
+            return f"It would fit with {changes}, which the job excludes"
+        if factor := self._more_ranks(bound):
+            more = f"{asked.ranks * factor:,} ranks would do, {factor} times as many"
+            return f"{more}; or use a smaller model, shorter sequences"
+        return "Use a smaller model, shorter sequences"
+
+    def _more_ranks(self, bound: float) -> int | None:
+        """How many times as many ranks are enough, of ``FACTORS``."""
+        frugal = {"recompute": [RECOMPUTES.index("full")], "recompute_layers": [-1], "micro": [1]}
+        for factor in FACTORS:
+            more = replace(self.asked, ranks=self.asked.ranks * factor, fixed=frugal | dict(self.asked.fixed))
+            try:
+                space = enumerate_space(more, most=FEW)
+            except JobError:
+                continue
+            if self.memory(space).min() <= bound:
+                return factor
+        return None
+
+
+def _is_limit(one: Constraint) -> bool:
+    return one.quantity == "memory" and one.sign[0] == "<"
+
 
 def _first_of_family(points: Points) -> NDArray[np.int64]:
     """Numbers of the points that are the first of their family, in order."""
@@ -111,22 +169,3 @@ def _first_of_family(points: Points) -> NDArray[np.int64]:
         return np.zeros(0, dtype=np.int64)
     _, first = np.unique(np.stack([getattr(points, name) for name in FAMILY]), axis=1, return_index=True)
     return np.sort(first)
-
-
-def _too_large(asked: Asked, space: Points, memory: NDArray[np.float64], limit: float) -> InfeasiblePlan:
-    """What the most frugal strategy lacks."""
-    from plait.plan.fits import in_words
-
-    least = int(np.argmin(memory))
-    row = space.row(least)
-    asked_less = [one for one in asked.constraints if one.quantity == "memory"]
-    bound = min([limit, *(one.values[0] for one in asked_less if one.sign[0] == "<")])
-    shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
-    more = next((factor for factor in (2, 4, 8, 16, 32, 64) if memory[least] / factor <= bound), None)
-    advice = f"About {more} times as many ranks would do, " if more else ""
-    return InfeasiblePlan(
-        f"No strategy fits: the smallest of {len(space):,} needs {in_words(int(memory[least]))} on a rank ({shape}, "
-        f"micro-batches of {row['micro']}), {in_words(int(memory[least] - bound))} more than the "
-        f"{in_words(int(bound))} there are. {advice}{'or a' if more else 'Use a'} smaller model or shorter sequences"
-        f"{', or a higher limit in plan.constraints' if bound < limit else ''}."
-    )

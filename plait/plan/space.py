@@ -143,6 +143,11 @@ def _some(asked: Asked, points: Points) -> Points:
     return points
 
 
+def any_cell(asked: Asked) -> bool:
+    """Whether the ranks can be arranged at all."""
+    return next(cells_of(asked, Coarseness()), None) is not None
+
+
 def cells_of(asked: Asked, coarse: Coarseness) -> Iterator[Cell]:
     """Valid arrangements of the ranks."""
     model, ranks = asked.model, asked.ranks
@@ -314,7 +319,7 @@ def _nothing(asked: Asked) -> JobError:
     """Which one condition, left out, would leave something."""
     for at, one in enumerate(asked.constraints):
         others = [*asked.constraints[:at], *asked.constraints[at + 1 :]]
-        if next(cells_of(_with(asked, asked.fixed, others), Coarseness()), None):
+        if any_cell(_with(asked, asked.fixed, others)):
             return JobError(f"'{one.text}' leaves no strategy for {asked.ranks} ranks", key="plan.constraints")
     for name in asked.fixed:
         fixed = {other: values for other, values in asked.fixed.items() if other != name}

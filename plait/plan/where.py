@@ -9,6 +9,7 @@ from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.core.profile import Profile
 from plait.plan.profiled import here, with_profile
+from plait.plan.this_machine import this_machine
 
 
 def find_cluster(job: Job) -> Cluster:
@@ -19,6 +20,8 @@ def find_cluster(job: Job) -> Cluster:
     try:
         if section.file is None and section.preset == "here" and profile is not None:
             return here(profile)
+        if section.file is None and section.preset == "here":
+            return this_machine(job)
         cluster = Cluster.read(Path(section.file)) if section.file else Cluster.preset(section.preset)
         return with_profile(cluster, profile) if profile else cluster
     except JobError as error:

@@ -105,7 +105,9 @@ def _compare(rank: int, own: dict[str, Any], first: dict[str, Any]) -> None:
 def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[str]) -> Path:
     """The run's folder, locked and ready for the ranks."""
     path, folder, world = Path(arguments[0]), *_asked(Path(arguments[0]), arguments[1:])
-    if world != rank.world_size:
+    if world is None:
+        arguments = [*arguments, f"cluster.ranks={rank.world_size}"]
+    elif world != rank.world_size:
         raise JobError(
             f"the job needs {world} ranks, and {rank.world_size} were started",
             file=str(path),
@@ -124,13 +126,14 @@ def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[
     return folder.resolve()
 
 
-def _asked(path: Path, overrides: Sequence[str]) -> tuple[Path, int]:
-    """The run's folder and how many ranks it needs, by a job file, a plan or the folder itself."""
+def _asked(path: Path, overrides: Sequence[str]) -> tuple[Path, int | None]:
+    """The run's folder and how many ranks it needs, by a job file, a plan or the folder itself; None for a
+    job that is planned for as many as there are."""
     if path.is_dir():
         return path, Plan.read(path / "plan.json").layout.world_size
     if path.suffix != ".json":
         job = Job.read(path, overrides).named(path.stem)
-        return job.run.path, job.world_size
+        return job.run.path, (job.cluster.ranks or None) if job.leaves_ranks_open else job.world_size
     plan = Plan.read(path)
     if plan.job is None:
         raise JobError("was made without a job file and says nothing of data or steps", file=str(path))

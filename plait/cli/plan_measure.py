@@ -1,0 +1,88 @@
+"""``plait plan --measure``: the best strategies, each run for a few steps, as ``plait train`` runs them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plait.core.plan import Plan
+    from plait.lab import LabSpec
+
+STEPS, SKIPPED = 10, 4
+"""Steps of a run, and of these the first, which do not count."""
+
+
+def measure(plans: Sequence[Plan], lab: LabSpec | None, on: str) -> Iterator[float]:
+    """Seconds of a median step of each plan. Raises JobError where its ranks do not exist here, and what a
+    run raises."""
+    for plan in plans:
+        check_ranks(plan, lab, on)
+    with TemporaryDirectory(prefix="plait-measure-") as folder:
+        for number, plan in enumerate(plans):
+            yield _seconds(_short(plan, Path(folder), f"{number + 1}"), lab)
+
+
+def check_ranks(plan: Plan, lab: LabSpec | None, on: str) -> None:
+    """Raise JobError for a plan whose ranks do not exist here."""
+    from plait.core.errors import JobError
+    from plait.plan.this_machine import ranks_here
+
+    assert plan.job
+    world = plan.layout.world_size
+    there = lab.world_size if lab else ranks_here(plan.job.run.device)
+    enough = world == there if lab else world <= there
+    if not enough:
+        where = on if lab else "this machine"
+        fix = "Change --on" if lab else "Plan for fewer with cluster.ranks, or emulate them: --on lab:HOSTSxRANKS@RATE"
+        raise JobError(f"the plans have {world:,} ranks, and {where} has {there}", key="--measure", fix=fix)
+
+
+def _short(plan: Plan, folder: Path, name: str) -> Plan:
+    """The same plan for a few steps without evaluations or checkpoints on the way."""
+    assert plan.job
+    changes = {
+        "train.steps": STEPS, "train.warmup_steps": 0, "train.lr_decay_steps": 0, "train.lr_wsd_decay_steps": 0,
+        "train.eval_every": 0, "train.checkpoint_every": 0, "train.log_every": STEPS, "run.timeline_steps": 0,
+    }  # fmt: skip
+    names = [f"run.folder={json.dumps(str(folder))}", f"run.name={json.dumps(name)}"]
+    return replace(plan, job=plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names]))
+
+
+def _seconds(plan: Plan, lab: LabSpec | None) -> float:
+    from plait.core.errors import LaunchError
+    from plait.core.files import replacing
+    from plait.core.lock import RunLock
+    from plait.launch.local import local_start, run_ranks
+
+    assert plan.job
+    folder = plan.job.run.path
+    folder.mkdir()
+    with replacing(folder / "job.toml") as path:
+        path.write_text(plan.job.to_toml())
+    plan.write(folder / "plan.json")
+    world, argv = plan.layout.world_size, [sys.executable, "-m", "plait.train.worker", str(folder)]
+    with RunLock(folder) as lock:
+        run = partial(run_ranks, world=world, logs=folder / "logs", timeout=plan.job.run.timeout, lock=lock)
+        if lab is None:
+            status = run(local_start(argv, world))
+        else:
+            from plait.lab import Lab
+
+            with Lab(lab, command=argv) as running:
+                status = run(partial(running.popen, argv=argv))
+    if status:
+        raise LaunchError("a measured run was stopped; nothing is chosen")
+    return statistics.median(_step_seconds(folder)[SKIPPED:])
+
+
+def _step_seconds(folder: Path) -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [float(json.loads(line)["seconds"]) for line in lines]

@@ -1,0 +1,84 @@
+"""Planning before something else: where a job is to run, and the job with what it leaves open chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plait.core.cluster import Cluster
+    from plait.core.job import Job
+    from plait.lab import LabSpec
+
+
+def lab_spec(on: str) -> LabSpec | None:
+    """The emulated cluster to run on; None for this machine itself. Raises JobError for another place."""
+    from plait.core.errors import JobError
+
+    if on == "local":
+        return None
+    kind, _, where = on.partition(":")
+    if kind != "lab":
+        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
+        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
+    from plait.lab import LabSpec
+
+    return LabSpec.parse(where)
+
+
+def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:
+    """What ``[cluster]`` names; where that is this machine, and a lab is asked for, the lab."""
+    from plait.core.cluster import Hosts
+    from plait.plan.this_machine import emulated
+    from plait.plan.where import find_cluster
+
+    if lab and job.cluster.file is None and job.cluster.preset == "here":
+        rate = lab.rate / 8 if lab.rate else None
+        return emulated(job, Hosts(ranks_per_host=lab.ranks_per_host, rate=rate), lab.hosts)
+    return find_cluster(job)
+
+
+def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
+    """The job with nothing left open but what is timed, and a line about what was chosen; empty if nothing
+    was. A run that has begun goes on as it was planned."""
+    if not job.open:
+        return job, ""
+    if earlier := _earlier(job, lab):
+        return earlier, f"as planned before: {told(earlier)}"
+    from plait.plan.answer import Planner
+    from plait.plan.reasons import in_seconds
+
+    planner = Planner(job, the_cluster(job, lab), vocab)
+    best = planner.chosen()
+    where = f"{best.job.world_size:,} rank{'s' * (best.job.world_size > 1)} of {planner.cluster.name}"
+    return best.job, f"planned for {where}: {told(best.job)}; a step is predicted to take {in_seconds(best.seconds)}"
+
+
+def told(job: Job) -> str:
+    """A job's strategy in a line."""
+    from plait.plan.asking import point_of
+    from plait.plan.reasons import readable
+
+    return " ".join(f"{key}={value}" for key, value in readable(point_of(job)).items())
+
+
+def _earlier(job: Job, lab: LabSpec | None) -> Job | None:
+    """What an earlier start of the run chose, if it is the same job and as many ranks."""
+    from plait.core.errors import JobError
+    from plait.core.plan import Plan
+
+    file: Path = job.run.path / "plan.json"
+    if not file.is_file():
+        return None
+    try:
+        old = Plan.read(file).job
+    except JobError:  # said where the plan is needed
+        return None
+    if old is None:
+        return None
+    try:
+        same = job.closed_like(old)
+    except JobError:  # a rule forbids them together
+        return None
+    ranks = lab.world_size if lab else job.cluster.ranks
+    return same if same.fingerprint == old.fingerprint and ranks in (0, same.world_size) else None

@@ -1,0 +1,107 @@
+"""A predicted step as a picture shows it: what a rank of every place does when, and what its memory holds
+then."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from plait.core.gantt import Bar, Curve
+from plait.core.timeline import Span, Timeline
+from plait.plan.estimate import Work, place_walk
+from plait.plan.memory_report import MemoryReport
+from plait.plan.simulate import Simulated
+from plait.plan.step_memory import Peak
+
+CELLS = 1_000
+"""Moments that a picture tells apart: whatever takes most of one is what it shows."""
+MOST_PLACES = 8
+"""Of more, some are shown: the first, the last, and others between at equal distances."""
+
+
+def shown_places(count: int) -> list[int]:
+    """Numbers of the places that a picture shows.
+
+    >>> shown_places(3), shown_places(15)
+    ([0, 1, 2], [0, 2, 4, 6, 8, 10, 12, 14])
+    """
+    if count <= MOST_PLACES:
+        return list(range(count))
+    return sorted({round(at * (count - 1) / (MOST_PLACES - 1)) for at in range(MOST_PLACES)})
+
+
+def step_bars(simulated: Simulated) -> list[Bar]:
+    """What the first rank of every shown place does in a step in the middle of a run, and what its network
+    does."""
+    meshes = simulated.simulation.plan.layout.meshes
+    places = {meshes[place].first: place for place in shown_places(len(meshes))}
+    return [
+        bar
+        for rank, place in places.items()
+        for bar in _bars(simulated.timeline((1,), (rank,)), f"place {place}", simulated.seconds)
+    ]
+
+
+def _bars(timeline: Timeline, row: str, seconds: float) -> Iterator[Bar]:
+    lanes = defaultdict[str, list[Span]](list)
+    for span in timeline.spans:
+        lanes[span.lane].append(span)
+    for lane, name in (("processor", row), ("network", f"{row}, network")):
+        if lanes[lane]:
+            yield from _runs(lanes[lane], name, seconds)
+
+
+def _runs(spans: Sequence[Span], row: str, seconds: float) -> Iterator[Bar]:
+    """Cells of one kind in a row are one bar."""
+    each, busy = seconds / CELLS, [defaultdict[str, float](float) for _ in range(CELLS)]
+    for span in spans:
+        first, last = (min(CELLS - 1, int(at / each)) for at in (span.start, span.end))
+        for cell in range(first, last + 1):
+            shared = min(span.end, (cell + 1) * each) - max(span.start, cell * each)
+            busy[cell][_kind(span)] += max(0.0, shared)
+    told = [max(cell, key=lambda kind: cell[kind]) if sum(cell.values()) > each / 2 else "" for cell in busy]
+    at = 0
+    for kind, cells in groupby(told):
+        count = len(list(cells))
+        if kind:
+            yield Bar(row, at * each, (at + count) * each, "", kind)
+        at += count
+
+
+def _kind(span: Span) -> str:
+    match span.kind:
+        case "compute":
+            return span.direction
+        case "wait" | "idle":
+            return "waiting"
+        case "comm":
+            return "collective"
+        case _:
+            return "transfer"
+
+
+def memory_curves(simulated: Simulated, work: Work, report: MemoryReport) -> list[Curve]:
+    """Bytes of a rank of every shown place over a step, with what its device holds besides tensors: before,
+    at the fullest moment of, and after every computation of the schedule."""
+    run = simulated.simulation.run()
+    found = list[Curve]()
+    for place in shown_places(len(report.places)):
+        memory = report.places[place].place.memory
+        lasting = memory.total - memory.activations + report.places[place].overhead
+        walk, turns = place_walk(work, place), iter(run.courses[place].turns)
+        points = [(0.0, float(lasting))]
+        for op in work.listed.ranks[place]:
+            before, walk.peak = walk.live, Peak(0, "", 0)
+            walk.run([op])
+            if op.computes:
+                turn = next(turns)
+                end = turn.start + turn.outcome.seconds * turn.scale
+                points += [
+                    (turn.start, float(lasting + before)),
+                    ((turn.start + end) / 2, float(lasting + walk.peak.bytes)),
+                    (end, float(lasting + walk.live)),
+                ]
+        points.append((simulated.seconds, float(lasting)))
+        found.append(Curve(f"place {place}", points))
+    return found

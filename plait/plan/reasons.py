@@ -1,0 +1,128 @@
+"""Strategies in words: what one has otherwise than another, where a step goes, what every overlap gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
+
+Point = Mapping[str, int]
+PARTS = {
+    "compute": "computation",
+    "tp": "exposed tensor-parallel communication",
+    "cp": "exposed context-parallel communication",
+    "dp": "exposed data-parallel communication",
+    "pp": "exposed transfers between stages",
+    "optimizer": "the optimizer",
+    "idle": "waiting for other places",
+}
+"""Where a step goes, in words."""
+WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "shard_overlap": SHARD_OVERLAPS}
+NAMES = {
+    "micro": "micro_batch_size",
+    "virtual": "virtual_stages",
+    "params": "shard.params",
+    "grads": "shard.grads",
+    "optim": "shard.optim",
+    "secondary": "shard.secondary",
+    "overlap": "overlap.tp",
+    "shard_overlap": "overlap.shard",
+}
+"""What a job file calls columns that have other names there."""
+SHOWN = 0.005
+"""Parts of a step that are a smaller share of it are not spoken of."""
+
+
+def readable(point: Point) -> dict[str, str]:
+    """What is chosen at a point, in the words of a job file: without what follows from the rest, and without
+    what has no meaning there.
+
+    >>> from plait.plan.points import Points
+    >>> readable(Points.of([{"dp": 4, "micro": 2}]).row(0))["micro_batch_size"]
+    '2'
+    """
+    found = dict[str, str]()
+    for key, value in point.items():
+        if _chosen(point, key):
+            found[NAMES.get(key, key)] = WORDS[key][value] if key in WORDS else str(value)
+    if point["sequence_parallel"]:
+        found["sequence_parallel"] = "true"
+    return found
+
+
+def _chosen(point: Point, key: str) -> bool:
+    """Whether a column means something at a point, and does not follow from the others."""
+    match key:
+        case "num_micro" | "sequence_parallel":
+            return False
+        case "schedule":
+            return point["pp"] > 1
+        case "virtual":
+            return point["pp"] > 1 and SCHEDULES[point["schedule"]] == "interleaved"
+        case "ring":
+            return point["cp"] > 1
+        case "ep":
+            return point["ep"] > 1
+        case "overlap" | "p1" | "p2":
+            return point["tp"] > 1
+        case "params" | "grads" | "optim" | "shard_overlap":
+            return point["dp"] * point["cp"] > 1
+        case "secondary":
+            return point["secondary"] > 0
+        case "recompute_layers":
+            return point["recompute_layers"] >= 0
+        case _:
+            return True
+
+
+def differences(one: Point, other: Point) -> dict[str, tuple[str, str]]:
+    """What ``other`` has otherwise, by setting: both values; ``-`` where one has none."""
+    first, second = readable(one), readable(other)
+    keys = list(dict.fromkeys([*first, *second]))
+    return {
+        key: (first.get(key, "-"), second.get(key, "-")) for key in keys if first.get(key, "-") != second.get(key, "-")
+    }
+
+
+def instead(one: Point, other: Point) -> str:
+    """``differences``, as ``pp=2 dp=32``: what ``other`` has."""
+    changed = [f"{key}={value}" for key, (_, value) in differences(one, other).items() if value != "-"]
+    return " ".join(changed) or "the same strategy otherwise timed"
+
+
+def limits(parts: Mapping[str, float], seconds: float) -> str:
+    """What most of a step is."""
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    told = [f"{PARTS[name]} for {value / seconds:.0%}" for name, value in ordered[:4] if value > SHOWN * seconds]
+    return f"A step is {', '.join(told)} of its time."
+
+
+def loses(best: Mapping[str, float], other: Mapping[str, float]) -> tuple[str, float]:
+    """In which part ``other`` takes most more than ``best``, in words, and how many seconds."""
+    more = {name: other.get(name, 0.0) - best.get(name, 0.0) for name in {**best, **other}}
+    most = max(more, key=lambda name: more[name])
+    return PARTS[most], max(0.0, more[most])
+
+
+def without(point: Point) -> dict[str, dict[str, int]]:
+    """By what it hides: the point with one overlap off."""
+    found = dict[str, dict[str, int]]()
+    base = dict(point)
+    if point["tp"] > 1 and point["overlap"] != OVERLAPS.index("sync"):
+        off = {"overlap": OVERLAPS.index("sync"), "p1": 1, "p2": 1}
+        found["Hiding tensor parallelism's communication"] = base | off
+    if point["dp"] * point["cp"] > 1 and point["shard_overlap"] != SHARD_OVERLAPS.index("none"):
+        found["Hiding data parallelism's communication"] = base | {"shard_overlap": SHARD_OVERLAPS.index("none")}
+    return found
+
+
+def in_seconds(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> in_seconds(0.0123)
+    '12.3 ms'
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"
+    return f"{seconds:.1e} s" if seconds else "0 s"

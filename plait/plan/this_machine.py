@@ -1,0 +1,67 @@
+"""The machine that plans, as a cluster, where nothing has been measured on it: as many ranks as it has cores,
+each as fast as the lab's description has a core. Good enough to choose by; a profile is better."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from plait.core.cluster import Cluster, Hosts
+from plait.core.errors import JobError
+from plait.core.job import Job
+from plait.plan.fits import gpus, room
+
+LIKE = "lab"
+"""The description that is used."""
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def ranks_here(device: str) -> int:
+    """How many ranks this machine has room for, on ``device`` as in ``run.device``."""
+    return (len(gpus()) if device != "cpu" else 0) or cores()
+
+
+def this_machine(job: Job) -> Cluster:
+    """Raises JobError where there are GPUs, of which only a description or a profile tells how fast they
+    are."""
+    found = gpus() if job.run.device != "cpu" else []
+    if found or job.run.device == "cuda":
+        raise JobError(
+            "is a machine with GPUs that nobody has described", key="cluster.preset",
+            fix="Name the cluster that they belong to (plait plan --clusters), or choose run.device = \"cpu\"",
+        )  # fmt: skip
+    ranks = job.cluster.ranks or (cores() if job.leaves_ranks_open else job.world_size)
+    return _like_the_lab("here", Hosts(ranks_per_host=ranks), hosts=1, device=job.run.device)
+
+
+def emulated(job: Job, hosts: Hosts, number: int) -> Cluster:
+    """``number`` hosts of a lab, which are all this machine."""
+    return _like_the_lab("lab", hosts, hosts=number, device=job.run.device)
+
+
+def _like_the_lab(name: str, given: Hosts, *, hosts: int, device: str) -> Cluster:
+    lab, each = Cluster.preset(LIKE), given.ranks_per_host
+    there = room(device, each * hosts)
+    free = there.total(each * hosts) / (each * hosts) if there else lab.device.memory.value
+    memory = lab.device.memory.model_copy(update={"value": free, "source": "free on this machine, shared by all ranks"})
+    inner, outer = lab.tiers
+    tiers = [inner.model_copy(update={"ranks": each if hosts > 1 else 0})]
+    if hosts > 1:
+        rate = outer.rate
+        if given.rate:
+            told = {"value": given.rate / each, "source": "a host's link, shared by its ranks"}
+            rate = rate.model_copy(update=told)
+        tiers.append(outer.model_copy(update={"ranks": 0, "rate": rate}))
+    return lab.model_copy(
+        update={
+            "name": name,
+            "ranks_per_node": each,
+            "nodes": hosts,
+            "tiers": tuple(tiers),
+            "device": lab.device.model_copy(update={"memory": memory}),
+        }
+    )
