@@ -212,8 +212,8 @@ class Planner:
         )
 
     def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
-        """A job that leaves nothing open. plan: the job's, if there is one already."""
-        plan = plan or self.plan(job)
+        """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
+        plan = plan or make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
         timed = {
             "p1": plan.strategy.p1,
             "p2": plan.strategy.p2,
