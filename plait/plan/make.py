@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from plait.core.cluster import MEMORY_RATE, Hosts
@@ -49,7 +50,11 @@ def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Pla
         slack=job.measures_slack and len(layout.degrees) > 1,
     )
     design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices, job.train.seed)
-    return assemble_plan(design, job_schedule(job, layout), hosts, job=job, draft=draft)
+    schedule = job_schedule(job, layout)
+    if draft and schedule.name in GENERATORS:  # many drafts of a search have the same one
+        stages = split_layers(model.num_layers, schedule.num_stages, job.strategy.stage_layers)
+        schedule = _lowered(schedule.name, _shape(job), tuple(crossings(model, stages)))
+    return assemble_plan(design, schedule, hosts, job=job, draft=draft)
 
 
 @dataclass(frozen=True)
@@ -116,10 +121,21 @@ def job_schedule(job: Job, layout: Layout) -> Schedule:
     written = Path(asked.schedule).is_file()
     if asked.pp == asked.virtual_stages == 1 and layout.meshes[0].replicas == 1 and not written:
         return whole_steps(count)
-    # Slack that the job leaves open is measured when the ranks have started; until then it is eager-1f1b's.
+    return find_schedule(asked.schedule, _shape(job))[0]
+
+
+def _shape(job: Job) -> Shape:
+    """Slack that the job leaves open is measured when the ranks have started; until then it is
+    eager-1f1b's."""
+    asked = job.strategy
     slack = (2,) * (asked.pp - 1) if job.measures_slack else asked.slack
-    shape = Shape(ranks=asked.pp, micro_batches=count, chunks=asked.virtual_stages, slack=slack)
-    return find_schedule(asked.schedule, shape)[0]
+    return Shape(ranks=asked.pp, micro_batches=job.num_micro_batches, chunks=asked.virtual_stages, slack=slack)
+
+
+@lru_cache(maxsize=8)
+def _lowered(name: str, shape: Shape, edges: tuple[Edge, ...]) -> Schedule:
+    """A generated schedule with its transfers."""
+    return with_transfers(with_edges(find_schedule(name, shape)[0], edges))
 
 
 def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:
