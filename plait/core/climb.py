@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from itertools import accumulate
 from math import inf
 
@@ -40,6 +41,16 @@ class Judge:
                 for source in sources:
                     self.outstanding[source] += 1
                 self.outstanding[i] -= len(sources)
+
+    @cached_property
+    def bound(self) -> float:
+        """No order is worth less: all of the computation, or all of the communication."""
+        return sum(max(sum(compute), sum(wire)) for compute, wire in self.costs)
+
+    @property
+    def enough(self) -> float:
+        """An order that is worth no more than this is not improved."""
+        return self.bound * 1.001
 
     def seconds(self, order: Sequence[int]) -> float:
         """Sum over the costs of when the last op or collective ends; as ``simulate`` has it."""
@@ -81,9 +92,7 @@ class Judge:
             return seconds if seconds <= limit and self.most_outstanding(moved) <= held_back else inf
 
         before = [frozenset(source for source, _ in needs) for needs in self.numbered.needs]
-        # No order takes less: all of the computation, or all of the communication.
-        bound = sum(max(sum(compute), sum(wire)) for compute, wire in self.costs)
-        return climb(order, before, worth, min(MOVES, VISITS // max(1, len(order))), bound * 1.001)
+        return climb(order, before, worth, min(MOVES, VISITS // max(1, len(order))), self.enough)
 
 
 def climb(

@@ -1,5 +1,5 @@
-"""List scheduling of segment ops: at every moment run the ready op that a policy prefers, or idle until one is
-ready.
+"""List scheduling of segment ops: at every moment run the ready op that a policy prefers, or idle until one
+is ready.
 
 Time is that of ``segment_costs``: one processor, one link. What is chosen next is looked at once per op, and
 there are up to 20,000 of them, so the loops here are written out.

@@ -12,7 +12,7 @@ another's communication-heavy forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import frexp, ldexp
 
@@ -36,12 +36,14 @@ JUDGED = (1.0, 1.1)
 HELD_BACK, HELD_BACK_AGAIN = 8, 2
 # Of the lists made, so many of the best are improved.
 IMPROVED = 4
-# Graphs of so many ops are searched whole; of larger ones only a few lists are made, of as many ops together.
-SEARCHED, MADE, VISITED = 640, 4, 40_000
-# Models of few layers say which: of as many as have so many ops, within bounds, and of twice as many. Who
-# waits for longer than so is never the best of many layers.
+# Graphs of so many ops are searched whole, and those of no more layers than models of few layers may have. Of
+# larger ones only so many lists are made, of about so many ops together.
+SEARCHED, LEAST, MADE, VISITED = 640, 3, 8, 50_000
+# Models of few layers say which: of as many as have so many ops, within bounds, and of twice as many. More
+# patience than so is hardly ever the best of many layers; two tries often are, without holding back much.
 SAMPLED, FEWEST, MOST = 240, 3, 6
 PATIENT = 0.3
+USUAL = tuple((factor, Policy(ahead=True, fill=True, patience=0.0)) for factor in (1.75, 1.4))
 
 
 def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batch: int) -> list[Action]:
@@ -88,15 +90,14 @@ def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[A
     """The best of a few list-scheduling policies, improved, by simulated time with collectives as measured
     and late; the first if equal.
 
-    Where there are more than ``SEARCHED`` ops, models of few layers choose the policies (``_promising``).
+    Where there are many layers, models of few choose the policies (``_few_tries``).
     """
     orders = _Orders(graph, costs, batch)
-    if len(orders.numbered.ops) <= SEARCHED:
-        ranked = orders.ranked(orders.made(_TRIES).values())[:IMPROVED]
+    if len(orders.numbered.ops) <= SEARCHED or graph.num_layers <= 2 * FEWEST:
+        ranked = orders.ranked(map(orders.made, _TRIES))[:IMPROVED]
         best = orders.ranked([*ranked, *(orders.judge.improve(order) for order in ranked)])[0]
     else:
-        made = orders.made(_promising(orders), exact=False)
-        best = improve_words(orders.judge, min(made.values(), key=orders.judge.seconds))
+        best = improve_words(orders.judge, orders.fastest(_few_tries(orders)))
     return with_waits(orders.numbered, best)
 
 
@@ -111,18 +112,34 @@ class _Orders:
         self.numbered, self.costs, self.batch = NumberedOps(graph), costs, batch
         held_back = (HELD_BACK if graph.recompute == "none" else HELD_BACK_AGAIN) * graph.p1
         self.judge = Judge(self.numbered, [costs.late(factor) for factor in JUDGED], batch, held_back)
+        self.schedulers: dict[tuple[float, bool], ListScheduler] = {}
 
-    def made(self, tries: Iterable[_Try], *, exact: bool = True) -> dict[_Try, tuple[int, ...]]:
-        """What the list scheduler makes of these. exact: False rounds seconds a little, so that no layer
-        differs from the others in the last digit of when it begins."""
-        schedulers, made = dict[float, ListScheduler](), dict[_Try, tuple[int, ...]]()
-        for factor, policy in tries:
-            if factor not in schedulers:
-                times = self.numbered.seconds(self.costs.late(factor), self.batch)
-                times = times if exact else _rounded(*times)
-                schedulers[factor] = ListScheduler(self.numbered, *times, self.judge.held_back)
-            made[factor, policy] = tuple(schedulers[factor].order(policy))
-        return made
+    def made(self, each: _Try, *, exact: bool = True) -> tuple[int, ...]:
+        """What the list scheduler makes of it. exact: False rounds seconds a little, so that no layer differs
+        from the others in the last digit of when it begins."""
+        key = each[0], exact
+        if key not in self.schedulers:
+            compute, wire = self.numbered.seconds(self.costs.late(each[0]), self.batch)
+            if not exact:
+                compute, wire = _rounded(compute, wire)
+            self.schedulers[key] = ListScheduler(self.numbered, compute, wire, self.judge.held_back)
+        return tuple(self.schedulers[key].order(each[1]))
+
+    def fastest(self, tries: Iterable[_Try]) -> Sequence[int]:
+        """The best of these, or the first that is good enough; of those equally fast the one with the fewest
+        weight gradients outstanding."""
+        found = list[tuple[float, int, Sequence[int]]]()
+        for each in tries:
+            order = self.made(each, exact=False)
+            seconds, outstanding = self.judge.seconds(order), self.judge.most_outstanding(order)
+            found.append((self.rounded(seconds), outstanding, order))
+            if seconds <= self.judge.enough and outstanding <= self.judge.held_back:
+                break
+        return min(found)[2]
+
+    def rounded(self, seconds: float) -> float:
+        """To a thousandth of what no order is shorter than."""
+        return round(seconds / self.judge.bound, 3) if self.judge.bound else seconds
 
     def ranked(self, orders: Iterable[Sequence[int]]) -> list[Sequence[int]]:
         """Each once, by seconds, to a thousandth of the longest; equals as they come."""
@@ -131,22 +148,29 @@ class _Orders:
         return [order for _, order in sorted(seconds, key=lambda each: round(each[0] / longest, 3))]
 
 
-def _promising(orders: _Orders) -> list[_Try]:
-    """The few tries that are worth making of many layers: those whose seconds for few layers, and for twice as
-    many, lead to the least for all of them."""
+def _few_tries(orders: _Orders) -> Iterator[_Try]:
+    """Those that are worth making of many layers: two that often are good enough, then those whose
+    seconds for few layers, and for twice as many, extrapolate to the least for all of them."""
     graph, num_ops = orders.numbered.graph, len(orders.numbered.ops)
-    layers = max(FEWEST, min(MOST, SAMPLED * graph.num_layers // num_ops))
+    count = max(LEAST, min(MADE, VISITED // num_ops))
+    usual = USUAL[: 1 + (count > LEAST)]
+    yield from usual
+    layers = max(FEWEST, min(MOST, graph.num_layers // 2, SAMPLED * graph.num_layers // num_ops))
     tries = [each for each in _TRIES if each[1].patience <= PATIENT]
-    small = [_Orders(_fewer(graph, count), orders.costs, orders.batch) for count in (layers, 2 * layers)]
-    less, more = (each.made(tries) for each in small)
-    further = graph.num_layers / layers - 2
+    less, more = (_Orders(_fewer(graph, count), orders.costs, orders.batch) for count in (layers, 2 * layers))
+    found = {each: more.made(each) for each in tries}
 
-    def expected(each: _Try) -> float:
-        seconds = small[1].judge.seconds(more[each])
-        return seconds + (seconds - small[0].judge.seconds(less[each])) * further
+    def expected(each: _Try) -> tuple[float, int]:
+        seconds, outstanding = more.judge.seconds(found[each]), more.judge.most_outstanding(found[each])
+        further = seconds - less.judge.seconds(less.made(each))
+        extrapolated = seconds + further * (graph.num_layers / layers - 2)
+        if extrapolated < orders.judge.bound:  # no order is so short: this is not what layers add
+            return more.rounded(seconds), outstanding
+        return orders.rounded(extrapolated), outstanding
 
-    different = {more[each]: each for each in reversed(tries)}.values()
-    return sorted(reversed(different), key=expected)[: max(1, min(MADE, VISITED // num_ops))]
+    different = {order: each for each, order in reversed(found.items())}.values()  # of equals the first
+    promising = sorted(different, key=lambda each: (*expected(each), tries.index(each)))
+    yield from [each for each in promising if each not in usual][: count - len(usual)]
 
 
 def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
@@ -157,7 +181,8 @@ def _fewer(graph: SegmentGraph, layers: int) -> SegmentGraph:
     return replace(graph, num_layers=layers, recomputed=again, resampling=())
 
 
-def _rounded(*times: list[float]) -> list[list[float]]:
+def _rounded(compute: list[float], wire: list[float]) -> tuple[list[float], list[float]]:
     """To multiples of a power of two that are added without error."""
-    last = frexp(sum(map(sum, times)))[1] - 48
-    return [[ldexp(round(ldexp(each, -last)), last) for each in seconds] for seconds in times]
+    last = frexp(sum(compute) + sum(wire))[1] - 48
+    rounded = {each: ldexp(round(ldexp(each, -last)), last) for each in {*compute, *wire}}
+    return [rounded[each] for each in compute], [rounded[each] for each in wire]

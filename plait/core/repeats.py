@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 from plait.core.climb import Judge, climb
 
-MOVES, VISITS = 200, 200_000
-"""Of ops in a word, at most; moves times ops, in all words together."""
+MOVES, VISITS = 200, 60_000
+"""Moves in a word at most; moves times ops."""
+ALL_VISITS = 300_000
+"""Words are improved, those first that most ops are in, until ops have been looked at so often."""
 TIMES, TIMED = 6, 4
 """A word is something that is repeated so often; so many of its repetitions are timed."""
-WORDS = 4
-"""The most that are improved: those that most of the ops are in."""
 LAGS, PERIODS = 4, 8
-"""Periods are looked for among the distances to the next ops of the same sort, up to the 4th; the 8 most common
-of them."""
+"""Periods are looked for among the distances to the next ops of the same sort, up to the 4th; the 8 most
+common of them."""
 
 
 class Run(NamedTuple):
@@ -73,18 +73,21 @@ def _repeated(sorts: Sequence[int], period: int, low: int, high: int) -> Iterato
 def improve_words(judge: Judge, order: Sequence[int]) -> list[int]:
     """The order after moves in each of its words; not longer, nor with more weight gradients outstanding than
     it had or than may be."""
-    best, seconds = list(order), judge.seconds(order)
+    best, seconds, left = list(order), judge.seconds(order), ALL_VISITS
     held_back = max(judge.held_back, judge.most_outstanding(order))
     for half in (False, True):  # the second time words begin at another op, so that ops cross where they met
-        found = sorted(runs([judge.numbered.sorts[i] for i in best]), key=lambda run: -run.period * run.times)[:WORDS]
-        for run in found:
-            moved = _improved(judge, best, run, half, held_back, VISITS // (2 * len(found)))
+        found = runs([judge.numbered.sorts[i] for i in best])
+        for run in sorted(found, key=lambda run: -run.period * run.times):
+            if seconds <= judge.enough or left <= 0:
+                return best
+            moved = _improved(judge, best, run, half, held_back)
             if judge.most_outstanding(moved) <= held_back and (taken := judge.seconds(moved)) < seconds:
                 best, seconds = moved, taken
+            left -= VISITS + 4 * len(best)  # beside moves an order is walked through, before and after
     return best
 
 
-def _improved(judge: Judge, order: list[int], run: Run, half: bool, held_back: int, visits: int) -> list[int]:
+def _improved(judge: Judge, order: list[int], run: Run, half: bool, held_back: int) -> list[int]:
     """The order with one word moved, in each of its repetitions."""
     width = run.period * max(1, min(2, run.times // TIMES))
     start = run.start + half * (run.period // 2)
@@ -99,7 +102,7 @@ def _improved(judge: Judge, order: list[int], run: Run, half: bool, held_back: i
         seconds = sum(max(judge.run(row, *cost, arrived, *entry)) for cost, arrived, entry in entries)
         return seconds if seconds <= limit and outstanding + judge.most_outstanding(row) <= held_back else inf
 
-    places = climb(range(width), _needs(judge, words), worth, min(MOVES, visits // (TIMED * width)), 0.0)
+    places = climb(range(width), _needs(judge, words), worth, min(MOVES, VISITS // (TIMED * width)), 0.0)
     moved = [word[place] for word in words for place in places]
     return order[:start] + moved + order[start + len(moved) :]
 

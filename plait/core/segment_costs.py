@@ -155,9 +155,7 @@ class NumberedOps:
     def following(self) -> list[list[int]]:
         """Of those who need an op: the ones of its own slice that are no weight gradients."""
         slices, weight = self.slices, self.weight
-        return [
-            [j for j, _ in fed if not weight[j] and slices[j] == slices[i]] for i, fed in enumerate(self.feeds)
-        ]
+        return [[j for j, _ in fed if not weight[j] and slices[j] == slices[i]] for i, fed in enumerate(self.feeds)]
 
     @cached_property
     def ranks(self) -> tuple[list[int], list[int]]:

@@ -227,10 +227,10 @@ class SegmentGraph:
 
     def ops(self) -> list[SegmentOp]:
         """Every op once, in an order that satisfies every need (segment by segment, slice by slice)."""
-        inside = [
-            (*segment, [(kind, part) for kind in self.kinds(*segment) for part in range(self.parts(segment[0], kind))])
-            for segment in self.segments
-        ]
+        inside: list[tuple[Site, int, list[tuple[Kind, int]]]] = []
+        for site, layer in self.segments:
+            kinds = self.kinds(site, layer)
+            inside.append((site, layer, [(kind, part) for kind in kinds for part in range(self.parts(site, kind))]))
         return [
             SegmentOp(site, layer, kind, at, part)
             for forward, chain in ((True, inside), (False, inside[::-1]))
@@ -338,7 +338,9 @@ def needs_table(graph: SegmentGraph) -> dict[SegmentOp, tuple[Need, ...]]:
     """``needs`` of every op of the graph."""
     ops = graph.ops()
     needs = numbered_needs(graph, ops)
-    return {op: tuple([Need(ops[i], collective) for i, collective in each]) for op, each in zip(ops, needs, strict=True)}
+    return {
+        op: tuple([Need(ops[i], collective) for i, collective in each]) for op, each in zip(ops, needs, strict=True)
+    }
 
 
 def numbered_needs(graph: SegmentGraph, ops: Sequence[SegmentOp]) -> list[list[tuple[int, bool]]]:

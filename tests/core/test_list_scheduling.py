@@ -1,4 +1,4 @@
-"""The list scheduler chooses what a plain one does, which looks at all that is ready in the plainest words."""
+"""The list scheduler chooses what a plain one does, which looks at all that is ready every time."""
 
 from __future__ import annotations
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core import overlap
 from plait.core.climb import Judge
 from plait.core.list_scheduling import POLICIES, ListScheduler, Policy
-from plait.core.overlap import JUDGED, domino_order
 from plait.core.repeats import TIMES, Run, improve_words, runs
-from plait.core.segment_costs import NumberedOps, SegmentCosts, makespan, simulate
+from plait.core.segment_costs import NumberedOps
 from plait.core.segment_lists import check, insert_waits
-from plait.core.segments import Action, SegmentGraph
+from plait.core.segments import SegmentGraph
 from tests.core.test_climb import costs
 
 deep = st.builds(
@@ -45,7 +42,7 @@ def test_a_word_is_found_between_what_is_not_repeated(
     found = runs(head + word * times + tail)
     assert Run(len(head), len(word), times) in found
     ends = [(run.start, run.start + run.period * run.times) for run in found]
-    assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(ends))
 
 
 def test_what_is_hardly_repeated_is_no_word() -> None:

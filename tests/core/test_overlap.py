@@ -1,0 +1,127 @@
+"""Orders of many layers: legal, the same each time, as good as a search of the whole graph; of few layers,
+those that have always been found."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core import overlap
+from plait.core.climb import Judge
+from plait.core.overlap import HELD_BACK, HELD_BACK_AGAIN, JUDGED, domino_order
+from plait.core.segment_costs import NumberedOps, SegmentCosts, makespan, simulate
+from plait.core.segment_lists import check, format_actions
+from plait.core.segments import Action, Need, SegmentGraph, needs_table
+from tests.core.test_climb import costs
+from tests.core.test_repeats import deep
+from tests.core.test_segments import graphs
+
+
+@given(graphs | deep)
+def test_what_ops_need_is_the_same_found_for_all_layers_at_once(graph: SegmentGraph) -> None:
+    table = needs_table(graph)
+    assert list(table) == graph.ops()
+    for op, needs in table.items():
+        assert needs == tuple(graph.needs(op))
+        assert all(isinstance(need, Need) for need in needs)
+
+
+@settings(max_examples=30)
+@given(deep, st.floats(0.2, 2), st.sampled_from((0.0, 0.1)))
+def test_orders_of_many_layers_are_legal_and_the_same_each_time(
+    graph: SegmentGraph, ratio: float, latency: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "SEARCHED", 0)  # so that few layers will do
+        cost = replace(costs(ratio), latency=latency)
+        actions = domino_order(graph, cost, 8)
+        check(graph, actions)
+        assert domino_order(graph, cost, 8) == actions
+
+
+@given(deep)
+def test_many_layers_that_cost_nothing_have_an_order(graph: SegmentGraph) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "SEARCHED", 0)
+        check(graph, domino_order(graph, SegmentCosts({}, {}), 8))
+
+
+QUALITY = [
+    (SegmentGraph(num_layers=layers, p1=p1, p2=p2, phase=phase, recompute=recompute), ratio)  # type: ignore[arg-type]
+    for layers, p1, p2, phase, recompute, ratio in (
+        (32, 2, 1, "step", "none", 0.8),
+        (32, 2, 1, "step", "full", 1.0),
+        (32, 2, 2, "B", "none", 0.9),
+        (16, 4, 1, "step", "none", 0.5),
+        (16, 4, 1, "step", "none", 1.0),
+        (16, 4, 2, "step", "selective", 0.8),
+        (24, 4, 2, "F", "none", 1.2),
+        (12, 8, 1, "step", "none", 0.9),
+        (24, 4, 2, "I", "none", 0.7),
+    )
+]
+
+
+@pytest.mark.parametrize(("graph", "ratio"), QUALITY)
+def test_few_tries_are_as_good_as_a_search_of_the_whole(
+    graph: SegmentGraph, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = costs(ratio)
+    assert len(graph.ops()) > overlap.SEARCHED
+    few = domino_order(graph, cost, 8)
+    monkeypatch.setattr(overlap, "SEARCHED", 1 << 30)
+    whole = domino_order(graph, cost, 8)
+    judged = [sum(makespan(simulate(graph, each, cost.late(f), 8)) for f in JUDGED) for each in (few, whole)]
+    assert judged[0] <= judged[1] * 1.01
+    assert outstanding(graph, few) <= max(outstanding(graph, whole), held_back(graph))
+
+
+def outstanding(graph: SegmentGraph, actions: list[Action]) -> int:
+    """Weight gradients whose operands are there, at most."""
+    numbered = NumberedOps(graph)
+    number = {op: i for i, op in enumerate(numbered.ops)}
+    return Judge(numbered, [], 8, 0).most_outstanding([number[op] for verb, op in actions if verb == "run"])
+
+
+def held_back(graph: SegmentGraph) -> int:
+    """How many there should be at most."""
+    return (HELD_BACK if graph.recompute == "none" else HELD_BACK_AGAIN) * graph.p1
+
+
+def few_layers() -> list[tuple[SegmentGraph, float]]:
+    """Graphs that are searched whole."""
+    chance, drawn = random.Random(3), list[tuple[SegmentGraph, float]]()
+    for _ in range(12):
+        graph = SegmentGraph(
+            num_layers=chance.randint(1, 5),
+            p1=chance.randint(1, 4),
+            p2=chance.randint(1, 2),
+            sequence_parallel=chance.random() < 0.3,
+            embeds=chance.random() < 0.7,
+            heads=chance.random() < 0.7,
+            phase=chance.choice(("step", "F", "B", "I")),
+            recompute=chance.choice(("none", "selective", "full")),
+            parallel_block=chance.random() < 0.3,
+        )
+        drawn.append((graph, chance.choice((0.3, 0.8, 1.0, 1.5))))
+    return drawn
+
+
+# Of the lists that version 7f92059 made, which tried every policy on every graph.
+FOUND = (
+    "3669817e16cd", "9c0f522fb20d", "5b404035326f", "ab2ee9e625a2", "e161d4411aeb", "ad9453e1ce12",
+    "9267f339cf0d", "18d45567c0ee", "a2181b5fe27a", "07c8a24a19a3", "735ff7f6125a", "9eb506cafa1b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "found"), list(zip(few_layers(), FOUND, strict=True)))
+def test_few_layers_have_the_lists_they_have_always_had(case: tuple[SegmentGraph, float], found: str) -> None:
+    graph, ratio = case
+    assert len(graph.ops()) <= overlap.SEARCHED
+    text = format_actions(domino_order(graph, costs(ratio), 8))
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == found
