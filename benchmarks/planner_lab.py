@@ -89,7 +89,7 @@ def main() -> int:
 def plait(folder: Path, *args: str) -> None:
     """A verb, as a user would; what it printed goes to stderr if it fails."""
     argv = [sys.executable, "-W", "ignore", "-m", "plait.cli.main", *args]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
         raise PlaitError(f"plait {' '.join(args)} ended with status {done.returncode}")
@@ -138,7 +138,7 @@ def measured(folder: Path, kind: str, one: Candidate, options: argparse.Namespac
 
 def describe(one: Candidate) -> str:
     """A strategy in a line."""
-    from plait.plan.answer import readable
+    from plait.plan.reasons import readable
 
     names = readable(one.point)
     skipped = ("ep", "num_micro", "recompute_layers", "overlap", "shard_overlap")

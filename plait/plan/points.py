@@ -70,7 +70,7 @@ class Points:
         """Of the whole job."""
         return self.pp * self.dp * self.cp * self.tp
 
-    def take(self, which: NDArray[Any]) -> Points:
+    def take(self, which: NDArray[Any] | slice) -> Points:
         """Some of them: by a mask or by numbers."""
         return Points(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
