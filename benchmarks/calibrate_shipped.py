@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, nargs="+", help="CSV files; default: shared/data beside the project")
     told = parser.parse_args()
     read = read_rows(told.rows or default_files())
-    rows = [row for row in read.rows if row.seconds]
+    rows = [row for row in read.rows if row.seconds and row.stated]
     found = fit(rows, rounds=30)
     spread = {f"all.{name}": Known(value=value, error=0.1) for name, value in spreads(rows).items()}
     constants = {**found.constants, **spread}

@@ -89,8 +89,8 @@ def summary(rows: Sequence[Row], predicted: Predicted, which: Sequence[int]) -> 
 
 
 def choice(rows: Sequence[Row], predicted: Predicted) -> dict[str, Any]:
-    """Over jobs of which ``LAYOUTS`` or more layouts were measured: the share whose best is among the ten, and
-    among the third, that are predicted best; and how much slower than the best the predicted best is."""
+    """Over jobs of which ``LAYOUTS`` or more layouts were measured: the share whose best is among the ten,
+    and among the third, that are predicted best; and how much slower than the best the predicted best is."""
     jobs: dict[tuple[Any, ...], list[int]] = {}
     for at, row in enumerate(rows):
         if row.seconds:

@@ -152,7 +152,7 @@ def origin_of(row: Row) -> str:
 
 def left_out(rows: Sequence[Row]) -> Iterator[tuple[list[int], dict[str, float]]]:
     """For every origin: the places of its rows, and constants fitted to the timed rows of all others."""
-    timed = [row for row in rows if row.seconds]
+    timed = [row for row in rows if row.seconds and row.stated]
     start = fit(timed).values
     for origin in sorted({origin_of(row) for row in rows}):
         found = fit([row for row in timed if origin_of(row) != origin], start=start, rounds=6)

@@ -104,6 +104,7 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
     is used by their own groups meanwhile. Rings pass every tier at once, so the slowest tier decides.
     """
     whole, n, step = _columns(nbytes, ranks, stride)
+    n, step = np.maximum(n, 1), np.maximum(step, 1)  # points that are refused elsewhere
     if not np.any(n > 1):
         return np.zeros_like(whole)
     if kind == "send":

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,3 +148,35 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     file.write_text(file.read_text() + "1,2,3\n")
     with pytest.raises(JobError, match="not as many columns"):
         planner_rows.read_rows([file])
+
+
+def accuracy(*args: str) -> subprocess.CompletedProcess[str]:
+    root = Path(planner_rows.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, str(root / "benchmarks" / "planner_accuracy.py"), *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+def test_the_accuracy_benchmark_ends_with_one_line_for_programs(tmp_path: Path) -> None:
+    ran = accuracy(
+        "--json", "--rows", str(write(tmp_path, ROW, ROW | {"row_id": "b", "outcome": "OOM", "iter_time_s": ""}))
+    )
+    assert ran.returncode == 0, ran.stderr
+    line = json.loads(ran.stdout.splitlines()[-1])
+    assert line["overall"] == line["sources"]["a"]
+    assert line["overall"]["rows"] == 1
+    assert 0 < line["overall"]["median_abs_rel_error"] < 0.5
+    assert {"mean_abs_rel_error", "p90_abs_rel_error", "band_coverage", "fit_right", "oom_right"} <= set(
+        line["overall"]
+    )
+
+
+def test_the_accuracy_benchmark_refuses_a_wrong_file_in_one_paragraph(tmp_path: Path) -> None:
+    ran = accuracy("--rows", str(write(tmp_path, ROW | {"iter_time_s": "-1"})))
+    assert ran.returncode == 2
+    assert "line 2: -1 is not a positive number" in " ".join(ran.stderr.split())
+    assert "Traceback" not in ran.stderr
