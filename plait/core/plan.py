@@ -32,7 +32,7 @@ from plait.core.sharding import Sharding
 from plait.core.stages import Stage, crossings
 from plait.core.strategy import Strategy, slice_sizes
 
-VERSION = 3
+VERSION = 4
 Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]
 """By (source stage, target stage), both directions: the plan of each tensor that crosses, by its name."""
 

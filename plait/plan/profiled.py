@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.core.cluster import MEMORY_RATE, Cluster
-from plait.core.efficiency import Constant, Links
+from plait.core.efficiency import Links
 from plait.core.errors import JobError
 from plait.core.profile import AttentionCore, Curve, MemoryPass, Point, Product, Profile
+from plait.plan.constants import constant_of, with_constants
 
 NOISE = 0.1
 """Relative error of a point that is no outlier yet, beside the spread of its samples."""
@@ -209,7 +210,7 @@ def _fitted(
     from plait.plan.calibrate import Known, calibrate
 
     names = names if len(points) >= len(names) + 2 else names[:1]
-    priors = {name: Known(value=max(_value(cluster, name), SMALLEST), error=LOOSE) for name in names}
+    priors = {name: Known(value=max(constant_of(cluster, name).value, SMALLEST), error=LOOSE) for name in names}
     measured = np.array([point.seconds for point in points])
 
     def predicted(values: Mapping[str, float]) -> Columns:
@@ -233,22 +234,9 @@ def _fitted(
 # ---- constants of a cluster ----
 
 
-def _value(cluster: Cluster, name: str) -> float:
-    outer, _, inner = name.partition(".")
-    found = getattr(cluster.efficiency, outer)
-    return (getattr(found, inner) if inner else found).value
-
-
 def _replaced(cluster: Cluster, values: dict[str, tuple[float, float]], profile: Profile) -> Cluster:
     """With other constants: value and error, by name (``inside.share``)."""
-    efficiency = cluster.efficiency
-    for name, (value, error) in values.items():
-        outer, _, inner = name.partition(".")
-        constant: Any = Constant(value=value, source=profile.source, date=profile.date, error=error)
-        if inner:
-            constant = getattr(efficiency, outer).model_copy(update={inner: constant})
-        efficiency = efficiency.model_copy(update={outer: constant})
-    return cluster.model_copy(update={"efficiency": efficiency})
+    return with_constants(cluster, values, source=profile.source, date=profile.date)
 
 
 def _tiers(profile: Profile, memory: float) -> list[tuple[str, int, float, float]]:

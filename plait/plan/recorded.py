@@ -1,0 +1,136 @@
+"""A cluster's constants refitted to steps that were really run on it (``plait calibrate``).
+
+Every run is one measurement: the seconds of a step in the middle of it, under its plan. Constants stay near
+where they are, as far as their errors say; a few runs move what they agree on, and the errors shrink.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.cluster import Cluster
+from plait.core.errors import JobError
+from plait.core.plan import Plan
+from plait.plan.asking import point_of
+from plait.plan.calibrate import Calibrated, Known, calibrate
+from plait.plan.closed_form import step_seconds
+from plait.plan.constants import constant_of, timed_constants, with_constants
+from plait.plan.points import Points
+
+WARM = 3
+"""First steps of a run that are left out."""
+FEWEST = 3
+"""Steps that must be left."""
+LEAST_ERROR = 0.1
+"""How far a constant may be off at least, for measured steps to be believed rather than where it came
+from."""
+NOISE = 0.05
+"""Relative, of a step's median and of the closed form together."""
+OUTLIER = 10.0
+"""Runs are few and meant: only what is off by more than so many times ``NOISE`` pulls with bounded force."""
+SMALLEST = 1e-12
+KEPT = ("jitter", "step")
+"""Constants that single runs say nothing about."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's plan, and seconds of a step: the median of those after the first."""
+
+    folder: str
+    plan: Plan
+    seconds: float
+
+    @staticmethod
+    def read(folder: Path) -> Recorded:
+        """Raises JobError for a folder that is no run, or one too short to tell anything."""
+        plan, file = Plan.read(folder / "plan.json"), folder / "metrics.jsonl"
+        if plan.job is None or len(set(plan.job.degrees)) > 1:
+            raise JobError("has places that differ, which the closed form does not describe", file=str(folder))
+        try:
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            seconds = [float(row["seconds"]) for row in rows]
+        except OSError as error:
+            raise JobError(f"cannot be read: {error.strerror}", file=str(file), fix="Name a run's folder") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise JobError(f"is damaged: {error}", file=str(file)) from None
+        left = [each for each in seconds[WARM:] if 0 < each < float("inf")]
+        if len(left) < FEWEST:
+            problem = f"has {len(left)} steps after the first {WARM}, which tell too little"
+            raise JobError(problem, file=str(file), fix=f"Train at least {WARM + FEWEST} steps")
+        return Recorded(str(folder), plan, statistics.median(left))
+
+    @property
+    def point(self) -> dict[str, int]:
+        """Where the run stands in the strategy space."""
+        assert self.plan.job is not None
+        timed = {"p1": self.plan.strategy.p1, "p2": self.plan.strategy.p2}
+        flat = int(self.plan.strategy.sequence_parallel)
+        return point_of(self.plan.job) | timed | {"sequence_parallel": flat}
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """cluster: with the constants that were found. before, after: predicted seconds of every run. moved: by
+    name, the old value and the new, of constants that moved by more than a hundredth."""
+
+    cluster: Cluster
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+    moved: Mapping[str, tuple[float, float]]
+
+
+def refit(cluster: Cluster, runs: Sequence[Recorded], *, date: str) -> Refitted:
+    """The cluster as these runs know it. date: of the fit."""
+    names = [name for name in timed_constants(cluster) if name not in KEPT]
+    old = {name: max(constant_of(cluster, name).value, SMALLEST) for name in names}
+    errors = {name: max(constant_of(cluster, name).error, LEAST_ERROR) for name in names}
+    priors = {name: Known(value=old[name], error=errors[name], most=_most(name, old[name])) for name in names}
+
+    def predicted(values: Mapping[str, float]) -> NDArray[np.float64]:
+        changed = with_constants(cluster, {name: (value, 0.0) for name, value in values.items()}, source="", date=date)
+        return _predict(changed, runs)
+
+    measured = np.array([run.seconds for run in runs])
+    found = calibrate(predicted, measured, priors, noise=NOISE, outlier=OUTLIER)
+    return _refitted(cluster, runs, found, old, date)
+
+
+def _most(name: str, value: float) -> float:
+    """Shares of a peak end at the peak."""
+    shares = ("matmul", "matmul_fp8", "attention_forward", "attention_backward", "memory")
+    return max(1.0, value) if name in shares or name.endswith(".share") else float("inf")
+
+
+def _refitted(
+    cluster: Cluster, runs: Sequence[Recorded], found: Calibrated, old: Mapping[str, float], date: str
+) -> Refitted:
+    source = f"{_basis(runs)}, fitted from {cluster.name}"
+    new = {name: (one.value, one.error) for name, one in found.constants.items()}
+    moved = {name: (old[name], value) for name, (value, _) in new.items() if abs(value / old[name] - 1) > 0.01}
+    changed = with_constants(cluster, {name: new[name] for name in moved}, source=source, date=date)
+    return Refitted(changed, _predict(cluster, runs), _predict(changed, runs), moved)
+
+
+def _basis(runs: Sequence[Recorded]) -> str:
+    """What the constants rest on, in words."""
+    return f"{len(runs)} recorded run{'s' * (len(runs) > 1)}"
+
+
+def _predict(cluster: Cluster, runs: Sequence[Recorded]) -> NDArray[np.float64]:
+    return np.array(
+        [
+            step_seconds(
+                run.plan.model, Points.of([run.point]), cluster, sequence=run.plan.workload.sequence,
+                precision=run.plan.workload.precision,
+            ).total[0]
+            for run in runs
+        ]
+    )  # fmt: skip
