@@ -111,9 +111,7 @@ class Cluster(Section):
         told = values.get("efficiency", "cpu" if cpu else "ampere")
         try:
             overhead = overhead_values(values.get("overhead", {}), cpu=cpu)
-            cluster = Cluster.model_validate(
-                {**values, "efficiency": resolve_efficiency(told), "overhead": overhead}
-            )
+            cluster = Cluster.model_validate({**values, "efficiency": resolve_efficiency(told), "overhead": overhead})
         except ValidationError as error:
             raise explain(error, Cluster) from None
         cluster.check()
