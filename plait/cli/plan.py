@@ -143,9 +143,14 @@ def _fastest(found: Answer, measured: dict[int, float]) -> Candidate:
 
 def _measured(asked: _Asked, found: Answer, count: int, on: str) -> dict[int, float]:
     from plait.cli.plan_measure import measure
+    from plait.plan.reasons import in_seconds
 
     plans = [asked.planner.plan(one.job) for one in found.candidates[:count]]
-    return dict(enumerate(measure(plans, asked.lab, on)))
+    measured = dict[int, float]()
+    for at, seconds in enumerate(measure(plans, asked.lab, on)):
+        typer.echo(f"measured {at + 1} of {len(plans)}: {in_seconds(seconds)} a step", err=True)
+        measured[at] = seconds
+    return measured
 
 
 def _compare(files: tuple[Path, Path], as_json: bool) -> None:

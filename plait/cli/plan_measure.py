@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plait.core.plan import Plan
     from plait.lab import LabSpec
+    from plait.launch.local import Start
 
 STEPS, SKIPPED = 10, 4
 """Steps of a run, and of these the first, which do not count."""
@@ -72,15 +74,24 @@ def _seconds(plan: Plan, lab: LabSpec | None) -> float:
     with RunLock(folder) as lock:
         run = partial(run_ranks, world=world, logs=folder / "logs", timeout=plan.job.run.timeout, lock=lock)
         if lab is None:
-            status = run(local_start(argv, world))
+            status = run(_silent(local_start(argv, world)))
         else:
             from plait.lab import Lab
 
             with Lab(lab, command=argv) as running:
-                status = run(partial(running.popen, argv=argv))
+                status = run(_silent(partial(running.popen, argv=argv)))
     if status:
         raise LaunchError("a measured run was stopped; nothing is chosen")
     return statistics.median(_step_seconds(folder)[SKIPPED:])
+
+
+def _silent(start: Start) -> Start:
+    """What rank 0 prints goes to its log as well."""
+
+    def started(rank: int, *, stdout: IO[bytes] | None, stderr: IO[bytes], **more: Any) -> subprocess.Popen[Any]:
+        return start(rank, stdout=stdout or stderr, stderr=stderr, **more)
+
+    return started
 
 
 def _step_seconds(folder: Path) -> list[float]:

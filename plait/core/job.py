@@ -347,8 +347,11 @@ def _opened(values: dict[str, Any]) -> dict[str, Any]:
     found = list[str]()
     for key in PLANNED:
         section, _, name = key.partition(".")
-        unsaid = "strategy" not in values and name not in tables[section]
-        if unsaid or tables[section].get(name) == "auto":
+        table = tables[section]
+        unsaid = "strategy" not in values and name not in table
+        if name == "slices" and ("p1" in table or "p2" in table):
+            continue
+        if unsaid or table.get(name, "auto" if name == "slices" else None) == "auto":
             found.append(key)
     if set(found) <= set(TIMED):
         return values

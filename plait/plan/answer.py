@@ -30,7 +30,7 @@ from plait.plan.memory_report import MemoryReport, memory_report, shortfall
 from plait.plan.points import Points
 from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
-from plait.plan.space import Asked, any_cell
+from plait.plan.space import Asked, any_point
 
 SIMULATED = 6
 """Finalists of the closed form that are simulated, beyond those that are shown."""
@@ -125,7 +125,7 @@ class Planner:
         said = section.ranks or section.file or section.preset != "here" or not self.job.leaves_ranks_open
         for ranks in range(asked.ranks, 0, -1) if not said else ():
             fewer = replace(asked, ranks=ranks, domain=min(ranks, asked.domain))
-            if any_cell(fewer):
+            if any_point(fewer):
                 return fewer
         return asked
 
@@ -145,14 +145,17 @@ class Planner:
         does not fit: what is too much, by how much, and the nearest change."""
         if self.job.open:
             raise JobError("is left to the planner", key=self.job.open[0], fix="Say it, or search: leave out check")
+        world, ranks = self.job.world_size, self.job.cluster.ranks
+        if ranks not in (0, world):
+            raise JobError(f"{ranks} are not the {world} ranks of the strategy", key="cluster.ranks")
         own = self.predict(self.job)
         if not own.memory.fits:
             raise self._too_large(own)
         return self.told([own], searched=1)
 
     def _finalists(self, count: int) -> tuple[list[Candidate], int]:
-        """The fastest first, and how many points were searched. Memory in closed form may be too little: where
-        all finalists turn out too large, many more are walked."""
+        """The fastest first, and how many points were searched. Memory in closed form may be too little:
+        where all finalists turn out too large, many more are walked."""
         refused = ""
         for keep in (count, MORE * count):
             ranked = search(
@@ -265,10 +268,10 @@ class Planner:
         if len(found) > 1:
             second = found[1]
             part, seconds = reasons.loses(best.parts, second.parts)
-            lines.append(
-                f"The runner-up ({reasons.instead(best.point, second.point)}) takes "
-                f"{second.seconds / best.seconds - 1:.1%} longer, {reasons.in_seconds(seconds)} more of it {part}."
-            )
+            longer = f"{second.seconds / best.seconds - 1:.1%} longer, {reasons.in_seconds(seconds)} more of it {part}"
+            differs = seconds > reasons.ALIKE * best.seconds
+            what = reasons.instead(best.point, second.point)
+            lines.append(f"The runner-up ({what}) takes {longer if differs else 'as long'}.")
         for name, off in reasons.without(best.point).items():
             try:
                 slower = self.simulated(job_at(best.job, off)).seconds

@@ -72,7 +72,9 @@ def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
                            key="strategy.schedule", fix=f"Use {', '.join(SCHEDULES)}, or auto")  # fmt: skip
         known = section.schedule if section.schedule in SCHEDULES else "1f1b"
         found["schedule"] = [SCHEDULES.index(known)]
-    if "virtual_stages" not in said and (section.virtual_stages > 1 or "schedule" not in said):
+    if "schedule" not in said and section.schedule == "zb-v":
+        found["virtual"] = [2]  # which the schedule has of itself
+    elif "virtual_stages" not in said and (section.virtual_stages > 1 or "schedule" not in said):
         found["virtual"] = [section.virtual_stages]
     if "recompute" not in said:
         again = section.recompute

@@ -32,6 +32,9 @@ NAMES = {
 SHOWN = 0.005
 """Parts of a step that are a smaller share of it are not spoken of."""
 
+ALIKE = 1e-4
+"""Steps that differ by a smaller share take equally long."""
+
 
 def readable(point: Point) -> dict[str, str]:
     """What is chosen at a point, in the words of a job file: without what follows from the rest, and without

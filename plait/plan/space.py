@@ -18,7 +18,7 @@ from itertools import product
 
 import numpy as np
 
-from plait.core.constraint import Constraint
+from plait.core.constraint import WORDS, Constraint
 from plait.core.errors import JobError
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
@@ -143,9 +143,9 @@ def _some(asked: Asked, points: Points) -> Points:
     return points
 
 
-def any_cell(asked: Asked) -> bool:
-    """Whether the ranks can be arranged at all."""
-    return next(cells_of(asked, Coarseness()), None) is not None
+def any_point(asked: Asked) -> bool:
+    """Whether there is a strategy at all."""
+    return _first(asked) is not None
 
 
 def cells_of(asked: Asked, coarse: Coarseness) -> Iterator[Cell]:
@@ -315,24 +315,46 @@ def _numbers(sizes: tuple[int, ...]) -> tuple[Ints, ...]:
     return tuple(np.unravel_index(np.arange(total), sizes)) if total else (np.zeros(0, dtype=np.int64),) * len(sizes)
 
 
+KEYS = {
+    "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_kind",
+    "recompute_layers": "strategy.recompute", "overlap": "strategy.overlap", "shard_overlap": "strategy.overlap",
+    "p1": "strategy.slices", "p2": "strategy.slices", "params": "strategy.shard.params",
+    "grads": "strategy.shard.grads", "optim": "strategy.shard.optim", "secondary": "strategy.shard.secondary",
+}  # fmt: skip
+"""Where a job says what a column holds; all others are keys of ``[strategy]``."""
+
+
 def _nothing(asked: Asked) -> JobError:
     """Which one condition, left out, would leave something."""
     for at, one in enumerate(asked.constraints):
         others = [*asked.constraints[:at], *asked.constraints[at + 1 :]]
-        if any_cell(_with(asked, asked.fixed, others)):
+        if _first(_with(asked, asked.fixed, others)):
             return JobError(f"'{one.text}' leaves no strategy for {asked.ranks} ranks", key="plan.constraints")
     for name in asked.fixed:
         fixed = {other: values for other, values in asked.fixed.items() if other != name}
-        if cell := next(cells_of(_with(asked, fixed, asked.constraints), Coarseness()), None):
-            value = getattr(cell, name, None)
-            fix = f"{value} would do, or auto" if value is not None else "Leave it to auto"
-            given = ", ".join(map(str, asked.fixed[name]))
-            problem = f"{given} fits no arrangement of {asked.ranks} ranks with the rest that the job says"
-            return JobError(problem, key=f"strategy.{name}", fix=fix)
+        if row := _first(_with(asked, fixed, asked.constraints)):
+            said, fits = (_word(name, value) for value in (asked.fixed[name][0], row[name]))
+            problem = f"{said} fits no arrangement of {asked.ranks} ranks with the rest that the job says"
+            return JobError(problem, key=KEYS.get(name, f"strategy.{name}"), fix=f"{fits} would do, or auto")
     problem = (
         f"{asked.ranks} ranks cannot share {asked.global_batch} sequences of {asked.sequence} tokens of this model"
     )
     return JobError(problem, key="cluster.ranks", fix="Use a number of ranks, or of sequences, with more divisors")
+
+
+def _word(name: str, value: int) -> str:
+    return WORDS[name][value] if name in WORDS else str(value)
+
+
+def _first(asked: Asked) -> dict[str, int] | None:
+    """One point, if there is any."""
+    known = _Known(asked)
+    for cell in cells_of(asked, Coarseness()):
+        choices = known.choices(cell, Coarseness())
+        if _count(choices):
+            first = {names: values[:1] for names, values in choices.items()}
+            return points_of(asked, [cell], [first]).row(0)
+    return None
 
 
 def _with(asked: Asked, fixed: Mapping[str, Sequence[int]], constraints: Sequence[Constraint]) -> Asked:

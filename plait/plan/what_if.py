@@ -38,21 +38,20 @@ def parse_changes(texts: Sequence[str]) -> dict[str, float]:
 
 def changed_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     """The cluster with rates and sizes multiplied."""
-    inner = cluster.tiers[0].name
+    inside = cluster.tiers[0].name if cluster.ranks_per_node > 1 else None
+    link, nic = factors.get("link", 1.0), factors.get("nic", 1.0)
     tiers = tuple(
-        tier.model_copy(
-            update={
-                "rate": _times(
-                    tier.rate, factors, "link", *([] if tier.name == inner and cluster.ranks_per_node > 1 else ["nic"])
-                )
-            }
-        )
+        tier.model_copy(update={"rate": _times(tier.rate, link * (1.0 if tier.name == inside else nic))})
         for tier in cluster.tiers
     )
-    device = cluster.device.model_copy(
+    # A step waits for its slowest node in every collective, so it is as late as if all nodes were.
+    late = 1 / factors.get("straggler", 1.0)
+    given, compute = cluster.device, factors.get("compute", 1.0) * late
+    device = given.model_copy(
         update={
-            "peak": {key: _times(value, factors, "compute") for key, value in cluster.device.peak.items()},
-            "memory": _times(cluster.device.memory, factors, "memory"),
+            "peak": {key: _times(value, compute) for key, value in given.peak.items()},
+            "memory_rate": _times(given.memory_rate, late),
+            "memory": _times(given.memory, factors.get("memory", 1.0)),
         }
     )
     return cluster.model_copy(update={"tiers": tiers, "device": device})
@@ -63,6 +62,9 @@ def changed_ranks(job: Job, cluster: Cluster, factors: Mapping[str, float]) -> J
     factor = factors.get("gpus", 1.0)
     if factor == 1.0:
         return job
+    if not job.leaves_ranks_open:
+        problem = f"gpus={factor:g}x changes nothing: the strategy is one of {job.world_size} ranks"
+        raise JobError(problem, key="--what-if", fix="Leave strategy.dp to auto")
     ranks = ranks_of(job, cluster) * factor
     if ranks != int(ranks) or not ranks:
         raise JobError(
@@ -71,10 +73,7 @@ def changed_ranks(job: Job, cluster: Cluster, factors: Mapping[str, float]) -> J
     return job.changed([f"cluster.ranks={int(ranks)}"])
 
 
-def _times(constant: Constant, factors: Mapping[str, float], *names: str) -> Constant:
-    factor = 1.0
-    for name in names:
-        factor *= factors.get(name, 1.0)
+def _times(constant: Constant, factor: float) -> Constant:
     if factor == 1.0:
         return constant
     return constant.model_copy(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
-from plait.core.job import Job, StrategySection
+from plait.core.job import PLANNED, Job, StrategySection
 from plait.core.strategy import Strategy
 
 MODEL = '[model]\npreset = "gpt3-125m"\n'
@@ -102,6 +102,61 @@ def test_a_word_alone_is_tensor_parallelisms_overlap() -> None:
 def test_automatic_choices_are_marked() -> None:
     assert StrategySection().slices == "auto"
     assert Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"p1": 2}}).strategy.slices != "auto"
+
+
+# ---- what is left to the planner ----
+
+
+def made(**tables: Any) -> Job:
+    return Job.from_dict({"model": {"preset": "gpt3-125m"}, **tables})
+
+
+def test_a_job_without_a_strategy_leaves_all_of_it_open() -> None:
+    assert set(made().open) == set(PLANNED)
+    assert made().leaves_ranks_open
+    assert made(strategy={}).open == ()
+    assert set(PLANNED) - set(made(train={"micro_batch_size": 2}).open) == {"train.micro_batch_size"}
+
+
+def test_auto_leaves_a_setting_open_at_its_default() -> None:
+    job = made(strategy={"tp": "auto", "pp": 2, "recompute": "auto"})
+    assert set(job.open) == {"strategy.tp", "strategy.recompute", "strategy.slices"}  # its default is auto
+    assert set(made(strategy={"tp": "auto", "p1": 2}).open) == {"strategy.tp"}
+    assert (job.strategy.tp, job.strategy.pp, job.strategy.recompute) == (1, 2, "none")
+    assert job.leaves_ranks_open
+    assert not made(strategy={"schedule": "auto"}).leaves_ranks_open
+
+
+def test_what_is_timed_is_open_only_beside_what_is_planned() -> None:
+    assert made(strategy={"slices": "auto", "sequence_parallel": "auto"}).open == ()
+    job = made(strategy={"slices": "auto", "sequence_parallel": "auto", "tp": "auto"})
+    assert set(job.open) == {"strategy.slices", "strategy.sequence_parallel", "strategy.tp"}
+
+
+def test_open_is_no_key_of_a_file(job_file) -> None:
+    with pytest.raises(JobError, match="unknown key"):
+        Job.read(job_file('open = ["strategy.tp"]\n' + MODEL))
+
+
+@given(st.sets(st.sampled_from(PLANNED)))
+def test_open_settings_round_trip_and_close_as_another_job_has_them(tmp_path: Path, keys: set[str]) -> None:
+    tables: dict[str, Any] = {"strategy": {}, "train": {}}
+    for key in keys:
+        section, _, name = key.partition(".")
+        tables[section][name] = "auto"
+    job = made(**tables)
+    file = tmp_path / "job.toml"
+    file.write_text(job.to_toml(), encoding="utf-8")
+    for again in (Job.read(file), Job.from_dict(job.to_dict()), job.changed([])):
+        assert again == job
+        assert set(again.open) == set(job.open)
+    other = made(strategy={"tp": 2, "dp": 2, "recompute": "full", "p1": 2}, train={"micro_batch_size": 4})
+    closed = job.closed_like(other)
+    assert closed.open == ()
+    ours, theirs = closed.to_dict(), other.to_dict()
+    for key in job.open:
+        section, _, name = key.partition(".")
+        assert ours[section][name] == theirs[section][name]
 
 
 # ---- mistakes ----

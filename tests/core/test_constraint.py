@@ -1,0 +1,74 @@
+"""Constraints: what can be asked, what holds, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.constraint import COUNTS, WORDS, Constraint
+from plait.core.errors import JobError
+
+SIGNS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "=": operator.eq, "!=": operator.ne,
+         "<": operator.lt, ">": operator.gt}  # fmt: skip
+
+
+@given(st.sampled_from(COUNTS), st.sampled_from(sorted(SIGNS)), st.integers(-1, 50), st.lists(st.integers(-1, 50)))
+def test_counts_are_compared(quantity: str, sign: str, value: int, column: list[int]) -> None:
+    one = Constraint.parse(f" {quantity} {sign}{value} ")
+    expected = [SIGNS[sign](each, value) for each in column]
+    assert [one.holds(each) for each in column] == expected
+    assert one.holds(np.array(column, dtype=np.int64)).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.lists(st.integers(0, 9)))
+def test_in_is_one_of_several(values: list[int], column: list[int]) -> None:
+    one = Constraint.parse(f"pp in {', '.join(map(str, values))}")
+    assert one.holds(np.array(column, dtype=np.int64)).tolist() == [each in values for each in column]
+
+
+@pytest.mark.parametrize("quantity", sorted(WORDS))
+def test_words_are_their_numbers(quantity: str) -> None:
+    for number, word in enumerate(WORDS[quantity]):
+        one = Constraint.parse(f"{quantity} != '{word}'")
+        assert [bool(one.holds(at)) for at in range(len(WORDS[quantity]))] == [
+            at != number for at in range(len(WORDS[quantity]))
+        ]
+
+
+def test_sizes_have_units() -> None:
+    assert Constraint.parse("memory <= 1.5 GiB").values == (1.5 * 2**30,)
+    assert Constraint.parse("memory < 70GB").values == (70e9,)
+    assert Constraint.parse("memory < 5").values == (5.0,)
+
+
+def test_shard_factors_may_be_written_as_in_the_job() -> None:
+    assert Constraint.parse("shard.params == 4").quantity == "params"
+    assert Constraint.parse("sequence_parallel = true").values == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tp", "is no constraint"),
+        ("tp 8", "is no constraint"),
+        ("<= 8", "is no constraint"),
+        ("tpp <= 8", "nothing is called 'tpp' (did you mean 'tp'?)"),
+        ("tp <= 8, 4", "has several values"),
+        ("tp <= some", "is no whole number"),
+        ("tp <= 1.5", "is no whole number"),
+        ("schedule <= 1f1b", "orders words"),
+        ("schedule = 1fb1", "did you mean '1f1b'"),
+        ("memory <= lots", "is no size"),
+        ("memory <= 70 Gib", "is no size"),
+        ("memory <= 1.2.3", "is no size"),
+    ],
+)
+def test_mistakes_are_named(text: str, words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        Constraint.parse(text)
+    assert words in str(caught.value)
+    assert caught.value.key == "plan.constraints"

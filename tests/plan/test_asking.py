@@ -1,0 +1,90 @@
+"""What a job asks of the planner, and the job that a point makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.errors import JobError
+from plait.core.job import Job
+from plait.plan.asking import asked_of, job_at, point_of, ranks_of
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES
+from plait.plan.space import enumerate_space
+
+H100 = Cluster.preset("h100")
+
+
+def job(*, strategy: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None, **train: Any) -> Job:
+    values: dict[str, Any] = {
+        "model": {"preset": "gpt3-125m"},
+        "train": {"global_batch_size": 64, **train},
+        "cluster": {"preset": "h100", "ranks": 16, **(cluster or {})},
+    }
+    return Job.from_dict(values | ({} if strategy is None else {"strategy": strategy}))
+
+
+def asked(one: Job) -> Any:
+    return asked_of(one, one.model_spec(vocab=257), H100)
+
+
+def test_without_a_strategy_nothing_is_fixed() -> None:
+    found = asked(job())
+    assert (dict(found.fixed), found.shard, found.ranks, found.domain) == ({}, None, 16, 8)
+
+
+def test_what_is_said_is_fixed_and_auto_is_not() -> None:
+    one = job(strategy={"tp": 2, "pp": "auto", "recompute": {"kind": "full", "layers": 3}, "shard": "zero1", "p1": 2})
+    found = asked(one)
+    assert found.shard == "zero1"
+    assert "pp" not in found.fixed
+    assert found.fixed["tp"] == [2]
+    assert (found.fixed["recompute"], found.fixed["recompute_layers"]) == ([RECOMPUTES.index("full")], [3])
+    assert (found.fixed["p1"], found.fixed["p2"]) == ([2], [1])
+    assert asked(job(strategy={"pp": "auto", "overlap": "sync"})).fixed["overlap"] == [OVERLAPS.index("sync")]
+
+
+def test_a_micro_batch_that_is_said_is_kept() -> None:
+    assert asked(job(micro_batch_size=2)).fixed["micro"] == [2]
+    assert "micro" not in asked(job(strategy={"tp": "auto"}, micro_batch_size="auto")).fixed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "words"),
+    [
+        ({"pp": 2, "dp": [2, 4], "tp": [4, 2], "recompute": "auto"}, "strategy.dp", "unequal places"),
+        ({"pp": "auto", "schedule": "mine.txt"}, "strategy.schedule", "nothing can be searched around it"),
+    ],
+)
+def test_what_cannot_be_searched_around_is_named(strategy: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(JobError, match=words) as caught:
+        asked(job(strategy=strategy))
+    assert caught.value.key == key
+
+
+def test_ranks_are_the_jobs_or_the_strategys_or_all_there_are() -> None:
+    assert ranks_of(job(), H100) == 16
+    fixed = job(strategy={"tp": 2, "dp": 2, "pp": 2, "cp": 1, "schedule": "auto"}, cluster={"ranks": 0})
+    assert ranks_of(fixed, H100) == 8
+    lab = Cluster.preset("lab")
+    assert ranks_of(job(cluster={"ranks": 0}), lab) == lab.nodes * lab.ranks_per_node
+    with pytest.raises(JobError, match="how many ranks of h100"):
+        ranks_of(job(cluster={"ranks": 0}), H100)
+
+
+def test_a_point_makes_a_job_that_stands_at_it() -> None:
+    one = job()
+    space = enumerate_space(asked(one), most=2_000)
+    for at in range(0, len(space), max(1, len(space) // 150)):
+        row = space.row(at)
+        made = job_at(one, row)
+        assert made.open == ()
+        assert point_of(made) == row
+        assert Job.from_dict(made.to_dict()) == made
+
+
+def test_the_point_of_unequal_places_is_the_firsts() -> None:
+    one = job(strategy={"pp": 2, "dp": [4, 2], "tp": [2, 4], "schedule": "1f1b"}, micro_batch_size=4)
+    point = point_of(one)
+    assert (point["dp"], point["tp"], point["schedule"]) == (4, 2, SCHEDULES.index("1f1b"))

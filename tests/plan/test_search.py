@@ -1,0 +1,131 @@
+"""The search finds what brute force finds, and says what is missing where nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.cluster import Cluster
+from plait.core.constraint import Constraint
+from plait.core.errors import InfeasiblePlan
+from plait.core.job import Job
+from plait.core.model import ModelSpec
+from plait.plan.answer import Planner
+from plait.plan.asking import job_at
+from plait.plan.closed_form import step_seconds
+from plait.plan.closed_memory import step_memory, usable
+from plait.plan.search import FAMILY, search
+from plait.plan.space import Asked, enumerate_space
+
+SHAPES = {"family": "gpt", "num_layers": 8, "hidden": 1024, "num_heads": 8, "vocab": 32000, "max_sequence": 1024}
+MODEL = ModelSpec.from_dict(SHAPES)
+A100 = Cluster.preset("a100-80")
+
+
+def cluster(gib: float) -> Cluster:
+    """With devices so small."""
+    memory = A100.device.memory.model_copy(update={"value": gib * 2**30})
+    return A100.model_copy(update={"device": A100.device.model_copy(update={"memory": memory})})
+
+
+def asked(ranks: int, batch: int, *constraints: str, **fixed: list[int]) -> Asked:
+    return Asked(
+        model=MODEL, ranks=ranks, domain=min(8, ranks), global_batch=batch, sequence=1024, fixed=fixed,
+        constraints=tuple(map(Constraint.parse, constraints)),
+    )  # fmt: skip
+
+
+SMALL = {"cp": [1], "recompute": [0, 2], "recompute_layers": [-1], "p2": [1]}
+"""What makes a space small enough to have the memory of every point computed."""
+
+
+def brute_force(one: Asked, on: Cluster) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Seconds of every point of the whole space, and which fit."""
+    points = enumerate_space(one, most=10**9)
+    load: dict[str, Any] = {"sequence": one.sequence, "precision": "bf16-mixed"}
+    seconds = step_seconds(one.model, points, on, **load).total
+    memory = step_memory(one.model, points, overhead=on.overhead, **load).total
+    fits = memory <= usable(on.device, on.overhead)
+    for limit in one.constraints:
+        if limit.quantity == "memory":
+            fits &= limit.holds(memory)
+    return points, seconds, fits
+
+
+@settings(max_examples=8)
+@given(
+    ranks=st.sampled_from([1, 2, 4]),
+    batch=st.sampled_from([2, 4]),
+    gib=st.sampled_from([3.0, 5.0, 6.0, 80.0]),
+    chosen=st.lists(st.sampled_from(["tp <= 2", "pp in 1, 2", "memory <= 5 GiB", "micro_batch_size <= 2"]), max_size=2),
+)
+def test_the_best_in_closed_form_is_brute_forces(ranks: int, batch: int, gib: float, chosen: Sequence[str]) -> None:
+    one, on = asked(ranks, batch, *chosen, **SMALL), cluster(gib)
+    points, seconds, fits = brute_force(one, on)
+    if not fits.any():
+        with pytest.raises(InfeasiblePlan, match="No strategy fits"):
+            search(one, on, "bf16-mixed")
+        return
+    found = search(one, on, "bf16-mixed", keep=5, most=max(64, len(points) // 2))
+    assert found.seconds[0] <= seconds[fits].min() * 1.02  # coarser, then in full around its best
+    assert np.all(np.diff(found.seconds) >= 0)
+    families = np.stack([getattr(found.points, name) for name in FAMILY])
+    assert np.unique(families, axis=1).shape[1] == len(found.points)
+    whole = search(one, on, "bf16-mixed", keep=5, most=10**9)
+    family = np.stack([getattr(points, name) for name in FAMILY])[:, fits]
+    best = [seconds[fits][(family == family[:, [at]]).all(axis=0)].min() for at in _firsts(family)]
+    assert whole.seconds.tolist() == sorted(best)[:5]
+
+
+def _firsts(family: np.ndarray) -> list[int]:
+    return np.unique(family, axis=1, return_index=True)[1].tolist()
+
+
+def test_the_answer_is_the_best_of_all_simulated_points() -> None:
+    """By level 2, on a space that is small enough to simulate whole."""
+    job = Job.from_dict(
+        {
+            "model": SHAPES,
+            "data": {"sequence_length": 1024},
+            "train": {"global_batch_size": 4, "precision": "bf16-mixed"},
+            "cluster": {"preset": "a100-80", "ranks": 2},
+            "plan": {"constraints": ["cp = 1", "recompute = none", "p1 = 1", "p2 = 1", "schedule in 1f1b, zb-h1"]},
+        }
+    )
+    planner = Planner(job, A100, 32000)
+    points = enumerate_space(planner.asked)
+    assert 20 <= len(points) < 100
+    simulated = [planner.simulated(job_at(job, points.row(at))).seconds for at in range(len(points))]
+    found = planner.answer()
+    assert found.best.seconds <= min(simulated) * 1.01
+    assert planner.chosen().seconds <= min(simulated) * 1.02
+    assert [one.seconds for one in found.candidates] == sorted(one.seconds for one in found.candidates)
+    assert all(one.memory.fits for one in found.candidates)
+
+
+def test_nothing_fits_says_by_how_much_and_how_many_ranks_would_do() -> None:
+    big = ModelSpec.from_dict({**SHAPES, "hidden": 8192, "num_heads": 64, "num_layers": 32})
+    one = replace(asked(2, 8), model=big)
+    with pytest.raises(InfeasiblePlan, match=r"No strategy fits.* GiB more than the .* ranks would do") as caught:
+        search(one, A100, "bf16-mixed")
+    words = str(caught.value)
+    ranks = int(words.partition(" ranks would do")[0].split()[-1])
+    assert ranks > 2
+    search(replace(one, ranks=ranks, domain=min(8, ranks)), A100, "bf16-mixed")
+
+
+def test_nothing_fits_names_the_change_that_the_job_excludes() -> None:
+    one = asked(2, 8, recompute=[0], recompute_layers=[-1], micro=[4], params=[1], grads=[1], optim=[1], pp=[1], tp=[1])
+    with pytest.raises(InfeasiblePlan, match=r"It would fit with strategy\.\w+=\w+.*, which the job excludes"):
+        search(one, cluster(4.5), "bf16-mixed")
+
+
+def test_a_limit_of_memory_is_named_where_it_leaves_nothing() -> None:
+    with pytest.raises(InfeasiblePlan, match=r"a higher limit in plan\.constraints"):
+        search(asked(1, 8, "memory <= 1 GiB"), A100, "bf16-mixed")

@@ -1,0 +1,67 @@
+"""Changed clusters: factors say what they change, and steps follow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.cluster import Cluster
+from plait.core.errors import JobError
+from plait.core.job import Job
+from plait.plan.what_if import CHANGES, changed_cluster, changed_ranks, parse_changes
+
+H100 = Cluster.preset("h100")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(CHANGES)), st.sampled_from([0.5, 1.0, 1.25, 2.0, 40.0])))
+def test_changes_read_as_they_are_written(factors: dict[str, float]) -> None:
+    assert parse_changes([f"{key}={value:g}x" for key, value in factors.items()]) == factors
+    assert parse_changes([f" {key} = {value:g} " for key, value in factors.items()]) == factors
+
+
+@pytest.mark.parametrize("text", ["nic", "nic=", "nic=fast", "nic=0x", "nic=-1", "=2", "nic=2xx"])
+def test_what_is_no_change_is_refused(text: str) -> None:
+    with pytest.raises(JobError, match="is no change"):
+        parse_changes([text])
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(JobError, match=r"did you mean 'nic'.*links between nodes"):
+        parse_changes(["nics=2"])
+
+
+def test_each_factor_changes_what_it_names_and_nothing_else() -> None:
+    rates = [tier.rate.value for tier in H100.tiers]
+
+    def changed(text: str) -> Cluster:
+        return changed_cluster(H100, parse_changes([text]))
+
+    assert [tier.rate.value for tier in changed("nic=2x").tiers] == [rates[0], *(2 * rate for rate in rates[1:])]
+    assert [tier.rate.value for tier in changed("link=0.5").tiers] == [rate / 2 for rate in rates]
+    assert changed("memory=2").device.memory.value == 2 * H100.device.memory.value
+    assert changed("compute=2").device.peak["bf16-mixed"].value == 2 * H100.device.peak["bf16-mixed"].value
+    for text in ("nic=1", "gpus=2"):
+        assert changed(text) == H100
+    assert "2 times that" in changed("nic=2x").tiers[-1].rate.source
+
+
+def test_a_straggler_is_as_much_slower() -> None:
+    late = changed_cluster(H100, parse_changes(["straggler=1.25"]))
+    assert late.device.peak["bf16-mixed"].value == pytest.approx(H100.device.peak["bf16-mixed"].value / 1.25)
+    assert late.device.memory_rate.value == pytest.approx(H100.device.memory_rate.value / 1.25)
+    assert late.tiers == H100.tiers
+
+
+def test_ranks_are_multiplied_whole() -> None:
+    job = Job.from_dict({"model": {"preset": "gpt3-125m"}, "cluster": {"preset": "h100", "ranks": 16}})
+    assert changed_ranks(job, H100, {"gpus": 4.0}).cluster.ranks == 64
+    assert changed_ranks(job, H100, {}) is job
+    with pytest.raises(JobError, match=r"makes 5\.28 ranks"):
+        changed_ranks(job, H100, {"gpus": 0.33})
+
+
+def test_more_ranks_of_a_strategy_need_it_open() -> None:
+    fixed = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"tp": 2}, "cluster": {"preset": "h100"}})
+    with pytest.raises(JobError, match=r"gpus.*2 ranks"):
+        changed_ranks(fixed, H100, {"gpus": 2.0})
