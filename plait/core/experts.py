@@ -108,11 +108,11 @@ def check_expert_parallel(model: ModelSpec, ep: int, replicas: int) -> None:
             raise JobError(f"{ep} does not divide the {whole} {what}", key="strategy.ep", fix="Use a common divisor")
 
 
-def refuse_experts(model: ModelSpec) -> None:
-    """Raise JobError for a model that can be planned for and not trained yet."""
+def refuse_experts(model: ModelSpec, doing: str = "trained") -> None:
+    """Raise JobError for a model with experts, which cannot be trained yet, or what ``doing`` says."""
     if model.experts is not None:
         raise JobError(
-            f"{model.experts.count} experts a layer can be planned for, and no rank can train them yet",
+            f"a model with {model.experts.count} experts a layer can be planned for, and not be {doing} yet",
             key="model.experts",
-            fix="Use plait plan, or a model without experts",
+            fix="Use plait plan alone, or a model without experts",
         )

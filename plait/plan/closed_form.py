@@ -224,7 +224,8 @@ class _Step:
         down, up = self._owners(points, self._weights(layers), 2 * layers[1] + 1)
         if layer.model.has_experts:
             more = self._owners(of_experts(points), self._expert_weights(layers), layers[1])
-            down, up = down + more[0], up + more[1]
+            some = np.asarray(layer.model.expert_weights) > 0
+            down, up = down + some * more[0], up + some * more[1]
         # The first and the last place each have a copy of tied weights; their gradients are added.
         tied = layer.model.words / points.tp * layer.options.gradient_bytes * np.asarray(layer.model.tied_embeddings)
         ends = rates.collective(layer.cluster, "all_reduce", tied, np.minimum(points.pp, 2), points.ranks // 2)

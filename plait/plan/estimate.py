@@ -173,7 +173,7 @@ class Work:
 
 def estimate(work: Work) -> Estimate:
     """Of every place. Raises JobError for a model with experts, which no list has."""
-    refuse_experts(work.model)
+    refuse_experts(work.model, "walked")
     return Estimate(
         parameters=work.model.num_parameters,
         schedule=work.schedule.name,

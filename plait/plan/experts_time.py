@@ -137,4 +137,4 @@ class Routed:
     def _collective(self, kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Seconds:
         apart = self.points.tp * self.points.ep
         whole = self.model.expert_weights / apart * itemsize / cut
-        return rates.collective(self.cluster, kind, whole, ranks, apart * cut)
+        return rates.collective(self.cluster, kind, whole, ranks, apart * cut) * (whole > 0)
