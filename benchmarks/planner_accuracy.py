@@ -24,6 +24,7 @@ import numpy as np
 from planner_fit import Batch, Floats, batches, left_out
 from planner_memory import measured as weight
 from planner_memory import row_memory
+from planner_moe import read_moe
 from planner_rows import Row, default_files, read_rows
 
 from plait.core.errors import JobError
@@ -33,6 +34,8 @@ LAYOUTS = 4
 """Of a job, from which on choosing one is a test."""
 KEYS = ("rows", "median_abs_rel_error", "mean_abs_rel_error", "p90_abs_rel_error", "band_coverage", "memory_error",
         "fit_right", "oom_right")  # fmt: skip
+TIMES = KEYS[:5]
+"""Of a step's time alone."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,22 @@ def summary(rows: Sequence[Row], predicted: Predicted, which: Sequence[int]) -> 
     )
     return {key: figure if figure is None or key == "rows" else round(float(figure), 4)
             for key, figure in zip(KEYS, figures, strict=True)}  # fmt: skip
+
+
+def by_sources(rows: Sequence[Row], predicted: Predicted) -> dict[str, dict[str, Any]]:
+    """The figures of every source."""
+    found: dict[str, list[int]] = {}
+    for at, row in enumerate(rows):
+        found.setdefault(row.source, []).append(at)
+    return {name: summary(rows, predicted, which) for name, which in found.items()}
+
+
+def _times(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Of sources that say nothing of recomputation, so that neither memory nor what fits can be compared."""
+    if not rows:
+        return {}
+    found = by_sources(rows, predict_all(rows, leave_out=False))
+    return {name: {key: figures[key] for key in TIMES} for name, figures in found.items()}
 
 
 def choice(rows: Sequence[Row], predicted: Predicted) -> dict[str, Any]:
@@ -145,16 +164,14 @@ def main() -> int:
     parser.add_argument("--leave-one-out", action="store_true", help="predict each source without having seen it")
     told = parser.parse_args()
     try:
-        read = read_rows(told.rows or default_files())
+        files = told.rows or default_files()
+        read, experts = read_rows(files), read_moe(files)
     except JobError as error:
         print(error, file=sys.stderr)
         return 2
     rows = read.rows
     predicted = predict_all(rows, told.leave_one_out)
-    by_source: dict[str, list[int]] = {}
-    for at, row in enumerate(rows):
-        by_source.setdefault(row.source, []).append(at)
-    sources = {name: summary(rows, predicted, which) for name, which in by_source.items()}
+    sources = by_sources(rows, predicted)
     overall = summary(rows, predicted, range(len(rows)))
     aimed = summary(rows, predicted, [at for at, row in enumerate(rows) if dense_pretraining(row)])
     chosen = choice(rows, predicted)
@@ -163,8 +180,13 @@ def main() -> int:
     if chosen:
         print("\nchoice among measured layouts of one job")
         print(table(chosen, CHOICE))
+    unfitted = _times(experts.rows)
+    if unfitted:
+        print("\nmixture of experts: nothing is fitted to these, and they are in no figure above; skipped:",
+              ", ".join(f"{count} ({reason})" for reason, count in experts.skipped.most_common()))  # fmt: skip
+        print(table(unfitted, TIMES))
     if told.json:
-        line = {"overall": overall, "aimed": aimed, "sources": sources, "choice": chosen,
+        line = {"experts": unfitted, "overall": overall, "aimed": aimed, "sources": sources, "choice": chosen,
                 "left_out": told.leave_one_out, "skipped": dict(read.skipped)}  # fmt: skip
         print(json.dumps(line))
     return 0

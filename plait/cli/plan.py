@@ -59,6 +59,7 @@ def plan(
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
     from plait.core.errors import JobError
+    from plait.core.experts import refuse_experts
 
     given = list(overrides or [])
     if clusters:
@@ -82,6 +83,9 @@ def plan(
 
         check_format(picture, (*FORMATS, "html"))
     asked = _Asked(job, given, what_if or [], on)
+    for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
+        if wanted:
+            refuse_experts(asked.planner.model, doing)
     found = asked.planner.checked() if check or asked.written else asked.planner.answer()
     measured = _measured(asked, found, measure, on) if measure else {}
     best = _fastest(found, measured)

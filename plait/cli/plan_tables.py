@@ -143,7 +143,8 @@ def _ratio(first: float, second: float) -> str:
 
 
 def _degrees(one: Candidate) -> str:
-    return " ".join(str(one.point[key]) for key in ("pp", "dp", "cp", "tp"))
+    shared = f" ep{one.point['ep']}" if one.point["ep"] > 1 else ""
+    return " ".join(str(one.point[key]) for key in ("pp", "dp", "cp", "tp")) + shared
 
 
 def _schedule(one: Candidate) -> str:

@@ -71,6 +71,7 @@ def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) 
     from plait.cli import terminal
     from plait.cli.dry_run import show
     from plait.cli.planned import planned
+    from plait.core.experts import refuse_experts
     from plait.core.job import Job
     from plait.plan.estimate import Work, estimate
     from plait.plan.fits import check_size, room
@@ -83,6 +84,7 @@ def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) 
     else:
         job = Job.read(file, overrides).named(file.stem)
         vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
+        refuse_experts(job.model_spec(vocab))
         job, chosen = planned(job, vocab, lab)
         if chosen and not as_json:
             terminal.text(chosen)
@@ -112,11 +114,13 @@ def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: b
     refuse: a job that cannot fit here."""
     from plait.cli import terminal
     from plait.cli.planned import planned
+    from plait.core.experts import refuse_experts
     from plait.core.job import Job
     from plait.train.data.tokenizer import load_tokenizer
 
     job = Job.read(file, overrides).named(file.stem)
     vocab = load_tokenizer(job.data.tokenizer).vocab
+    refuse_experts(job.model_spec(vocab))
     job, chosen = planned(job, vocab, lab)
     if chosen:
         terminal.text(chosen)
@@ -143,10 +147,12 @@ def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
     from dataclasses import replace
 
     from plait.core.errors import JobError
+    from plait.core.experts import refuse_experts
     from plait.core.plan import Plan
     from plait.core.refine import Measurements, refine
 
     plan = Plan.read(file)
+    refuse_experts(plan.model)
     for setting in overrides:
         if not setting.startswith("run."):
             fix = "Only run.name, run.folder and the like may be set; for all else change the job file and plan again"

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
+from plait.core.experts import check_expert_parallel
 from plait.core.explain import explain
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
@@ -166,6 +167,7 @@ class Job(Section):
                 spec, batch=self.micro_batch // dp, sequence=self.data.sequence_length
             )
             self.sharding(dp * self.strategy.cp).check(dp * self.strategy.cp)
+            check_expert_parallel(spec, self.strategy.ep, dp * self.strategy.cp)
 
     def _check_stages(self) -> None:
         """Before anything is written out for every one of them."""

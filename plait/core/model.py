@@ -11,13 +11,16 @@ F feed-forward, V vocabulary.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from plait.core.errors import JobError, nearest
+from plait.core.experts import Experts
+from plait.core.numbers import LARGEST as LARGEST
+from plait.core.numbers import check_number
+from plait.core.numbers import shown as shown
 
 Family = Literal["gpt", "llama", "utransformer"]
 
@@ -34,7 +37,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         for field in fields(self):
             value, key = getattr(self, field.name), f"model.rope_scaling.{field.name}"
-            _check_number(value, key, whole=field.name == "original_max_positions")
+            check_number(value, key, whole=field.name == "original_max_positions")
             if value <= 0:
                 raise JobError(f"{value!r} is not positive", key=key)
         if self.low_freq_factor >= self.high_freq_factor:
@@ -85,6 +88,8 @@ class ModelSpec:
     """Of a utransformer: how often the down path halves the sequence."""
     parallel_block: bool = False
     """Attention and MLP read one norm, and their outputs are added at once (Wang 2021, GPT-J)."""
+    experts: Experts | None = None
+    """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
@@ -144,6 +149,16 @@ class ModelSpec:
             raise JobError(f"{self.norm_eps} is not between 0 and 1", key="model.norm_eps", fix="1e-5 is usual")
         if not self.rope_theta > 0.0:
             raise JobError(f"{self.rope_theta} is not positive", key="model.rope_theta", fix="10000 is usual")
+        if self.experts:
+            self._check_experts(self.experts)
+            set_(self, "experts", self.experts.filled(self.ffn_hidden))
+
+    def _check_experts(self, experts: Experts) -> None:
+        if self.levels:
+            raise JobError("a utransformer has none", key="model.experts", fix='Use family = "gpt" or "llama"')
+        if not any(map(experts.at, range(self.num_layers))):
+            problem = f"none of {self.num_layers} layers has experts after {experts.first_dense} without"
+            raise JobError(problem, key="model.experts.first_dense", fix="Use fewer than num_layers")
 
     # ---- what the family decides ----
 
@@ -200,6 +215,25 @@ class ModelSpec:
         return weights + biases + (0 if self.parallel_block else self._norm_parameters)
 
     @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts in place of one MLP."""
+        return sum(map(self.experts.at, range(self.num_layers))) if self.experts else 0
+
+    def expert_parameters(self, ffn_hidden: int) -> int:
+        """Parameters of one expert of this width: an MLP without a norm."""
+        weights = self.hidden * ffn_hidden * (3 if self.gated else 2)
+        return weights + (ffn_hidden + self.hidden if self.has_bias else 0)
+
+    def expert_mlp_parameters(self, routed: int) -> int:
+        """Parameters of one sublayer of experts: ``routed`` of these, the shared ones, router and norm."""
+        if self.experts is None:
+            return 0
+        experts = self.experts
+        shared = experts.shared * self.expert_parameters(experts.shared_ffn_hidden)
+        norm = 0 if self.parallel_block else self._norm_parameters
+        return routed * self.expert_parameters(experts.ffn_hidden) + shared + experts.count * self.hidden + norm
+
+    @property
     def embedding_parameters(self) -> int:
         """Word and position embeddings, and the head where it is not tied."""
         words = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
@@ -208,8 +242,18 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """All trainable parameters, exactly (vocabulary padding for tensor parallelism not counted)."""
+        return self._parameters(self.experts.count if self.experts else 0)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: of routed experts, ``per_token``."""
+        return self._parameters(self.experts.per_token if self.experts else 0)
+
+    def _parameters(self, routed: int) -> int:
         resampling = self.levels * (3 * self.hidden * self.hidden + 2 * self.hidden)
-        layers = self.num_layers * (self.attention_parameters + self.mlp_parameters)
+        layers = self.num_layers * self.attention_parameters
+        layers += (self.num_layers - self.num_expert_layers) * self.mlp_parameters
+        layers += self.num_expert_layers * self.expert_mlp_parameters(routed)
         return layers + resampling + self.embedding_parameters + self._norm_parameters
 
     @property
@@ -231,6 +275,13 @@ class ModelSpec:
         """Forward FLOPs of one MLP sublayer for one sequence."""
         return 2 * sequence * self.hidden * self.ffn_hidden * (3 if self.gated else 2)
 
+    def expert_mlp_flops(self, sequence: int) -> int:
+        """Forward FLOPs of one sublayer of experts for one sequence: of the experts that tokens go to, and of
+        the router."""
+        experts = self.experts
+        width = experts.active_width * (3 if self.gated else 2) + experts.count if experts else 0
+        return 2 * sequence * self.hidden * width
+
     def head_flops(self, sequence: int) -> int:
         """Forward FLOPs of the language-model head for one sequence."""
         return 2 * sequence * self.hidden * self.vocab
@@ -238,9 +289,9 @@ class ModelSpec:
     def step_flops(self, sequence: int, batch: int) -> int:
         """Forward and backward FLOPs of one step: the backward costs twice the forward."""
         lengths = [sequence >> self.level(layer) for layer in range(self.num_layers)]
-        forward = sum(self.attention_flops(length) + self.mlp_flops(length) for length in lengths) + self.head_flops(
-            sequence
-        )
+        forward = sum(map(self.attention_flops, lengths)) + self.head_flops(sequence)
+        routed = self.num_expert_layers  # of a model whose layers are all as long
+        forward += sum(map(self.mlp_flops, lengths[routed:])) + routed * self.expert_mlp_flops(sequence)
         forward += sum(6 * (sequence >> level + 1) * self.hidden * self.hidden for level in range(self.levels))
         return 3 * forward * batch
 
@@ -270,6 +321,9 @@ class ModelSpec:
         scaling = values.get("rope_scaling")
         if isinstance(scaling, dict):
             values = {**values, "rope_scaling": _rope_scaling(cast("dict[str, Any]", scaling))}
+        experts = values.get("experts")
+        if isinstance(experts, dict):
+            values = {**values, "experts": Experts.from_dict(cast("dict[str, Any]", experts))}
         return ModelSpec(**values)
 
     @staticmethod
@@ -300,40 +354,22 @@ class ModelSpec:
         return tomllib.loads(file.read_text())
 
 
-LARGEST = 2**31 - 1
-"""Of every size: more than any model has, and little enough for all that is computed from it."""
 _NUMBERS = ("norm_eps", "rope_theta", "dropout", "attention_dropout")
 _OTHERS: dict[str, tuple[tuple[type, ...], str]] = {
     "family": ((str,), "a text"),
     "tied_embeddings": ((bool, type(None)), "true or false"),
     "parallel_block": ((bool,), "true or false"),
     "rope_scaling": ((dict, RopeScaling, type(None)), "a table"),
+    "experts": ((dict, Experts, type(None)), "a table"),
 }
 
 
 def _check_type(name: str, value: Any) -> None:
     """Refuse a value that is not of its field's type: a file may have anything anywhere."""
     if name not in _OTHERS:
-        _check_number(value, f"model.{name}", whole=name not in _NUMBERS)
+        check_number(value, f"model.{name}", whole=name not in _NUMBERS)
     elif not isinstance(value, _OTHERS[name][0]):
         raise JobError(f"{shown(value)} is not {_OTHERS[name][1]}", key=f"model.{name}")
-
-
-def _check_number(value: Any, key: str, *, whole: bool) -> None:
-    """Refuse what is no number, not finite or, where ``whole``, not a whole number of a possible size."""
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise JobError(f"{value} is not finite", key=key)
-    limit = LARGEST if whole else 2**53
-    if isinstance(value, int) and abs(value) > limit:
-        raise JobError(f"{shown(value)} is out of range", key=key, fix=f"Use at most {limit}")
-
-
-def shown(value: Any) -> str:
-    """A value for a message, however large it is."""
-    text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >> 64 else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _rope_scaling(values: dict[str, Any]) -> RopeScaling:

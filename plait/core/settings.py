@@ -204,6 +204,9 @@ class StrategySection(Section):
     factors."""
     cp: Count = 1
     """Context-parallel degree: ranks that share every sequence."""
+    ep: Count = 1
+    """Expert-parallel degree: neighbours of dp x cp that share out the experts of every layer. Of models with
+    experts, which can be planned for and not trained yet."""
     cp_kind: Literal["ulysses", "ring"] | ContextKind = "ulysses"
     """How attention gets the whole sequence: heads are exchanged, keys and values go round a ring, both."""
     overlap: Overlap | OverlapKinds = "domino"

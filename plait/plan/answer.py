@@ -2,7 +2,7 @@
 why the first is the first.
 
 Finalists of the closed form are simulated, through the very schedule and segment lists that would run; their
-memory is the exact walk's.
+memory is the exact walk's. Models with experts are predicted in closed form alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from plait.plan.asking import asked_of, job_at, point_of
 from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
 from plait.plan.estimate import Work
+from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import by_kind, in_words
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, memory_report, shortfall
@@ -225,25 +226,31 @@ class Planner:
         point = point_of(job) | timed
         sequence, precision = job.data.sequence_length, job.train.precision
         points = Points.of([point])
-        simulated = simulate_plan(plan, self.cluster)
-        low, high = band(np.array([simulated.seconds]), points, self.cluster)
-        tokens = job.train.global_batch_size * sequence / simulated.seconds
-        full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
-        peak = self.cluster.device.peak[precision].value * job.world_size * simulated.seconds
         closed = None
         if len(set(job.degrees)) == 1:
-            closed = float(
-                step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision).total[0]
-            )
+            closed = step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision)
+        if self.model.experts:
+            if closed is None:
+                raise JobError("are unequal places, and experts are planned for equal ones", key="strategy.dp")
+            seconds, parts = float(closed.total[0]), closed_parts(closed)
+            memory = closed_report(self.model, point, self.cluster, sequence=sequence, precision=precision)
+        else:
+            simulated = simulate_plan(plan, self.cluster)
+            seconds, parts = simulated.seconds, simulated.exposed
+            memory = memory_report(self.work(plan), self.cluster)
+        low, high = band(np.array([seconds]), points, self.cluster)
+        tokens = job.train.global_batch_size * sequence / seconds
+        full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
+        peak = self.cluster.device.peak[precision].value * job.world_size * seconds
         return Candidate(
             job=job,
             point=point,
-            seconds=simulated.seconds,
+            seconds=seconds,
             low=float(low[0]),
             high=float(high[0]),
-            closed_form=closed,
-            parts=simulated.exposed,
-            memory=memory_report(self.work(plan), self.cluster),
+            closed_form=None if closed is None else float(closed.total[0]),
+            parts=parts,
+            memory=memory,
             tokens_per_second=tokens,
             mfu=full / peak,
             mfu_causal=causal / peak,
@@ -274,7 +281,8 @@ class Planner:
             lines.append(f"The runner-up ({what}) takes {longer if differs else 'as long'}.")
         for name, off in reasons.without(best.point).items():
             try:
-                slower = self.simulated(job_at(best.job, off)).seconds
+                other = job_at(best.job, off)
+                slower = (self.predict(other) if self.model.experts else self.simulated(other)).seconds
             except PlaitError:  # a rule forbids the strategy without it
                 continue
             told = f"a step without it would take {reasons.in_seconds(slower)}"

@@ -52,7 +52,7 @@ def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
     first place stands for all, and 1f1b for a schedule in a file."""
     section, found = job.strategy, dict[str, list[int]]()
     said = {key.partition(".")[2] for key in job.open}
-    for key in ("pp", "dp", "tp", "cp"):
+    for key in ("pp", "dp", "tp", "cp", "ep"):
         value = getattr(section, key)
         if key not in said:
             if searched and not isinstance(value, int) and len(set(value)) > 1:
@@ -113,7 +113,7 @@ def strategy_table(point: Mapping[str, int]) -> dict[str, Any]:
     cp_kind: Any = "ulysses" if ring == 1 else "ring" if ulysses == 1 else {"ulysses": ulysses, "ring": ring}
     layers = point["recompute_layers"]
     return {
-        **{key: point[key] for key in ("pp", "dp", "cp", "tp")},
+        **{key: point[key] for key in ("pp", "dp", "cp", "tp", "ep")},
         "cp_kind": cp_kind,
         "schedule": SCHEDULES[point["schedule"]],
         "virtual_stages": point["virtual"] if SCHEDULES[point["schedule"]] != "zb-v" else 1,

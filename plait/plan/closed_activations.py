@@ -13,6 +13,7 @@ from plait.core.model import ModelSpec
 from plait.core.strategy import Recompute
 from plait.plan.activation_columns import OWN, Bytes, Load, Structure, stage_table
 from plait.plan.distinct import distinct, groups
+from plait.plan.experts_memory import activated, routed_sizes
 from plait.plan.live import (
     BACKWARD,
     FORWARD,
@@ -51,7 +52,7 @@ def size_rows(
     own = [points.recompute, points.sequence_parallel, points.p1, split, points.tp, points.cp, points.ring]
     whole = points.pp == 1
     first, row_of = distinct([*own, mixed, points.micro, whole])
-    rows = _Rows(model, points.take(first), split[first], sequence, itemsize, options)
+    rows = _Rows(activated(model), points.take(first), split[first], sequence, itemsize, options)
     found = np.zeros((len(first), STREAM))
     found[:, :OWN] = rows.sizes(rows.points.recompute)
     if mixed.any():  # layers beside those that are recomputed
@@ -61,6 +62,8 @@ def size_rows(
             (PLAIN_KEPT_LAYER, KEPT_LAYER, 1), (PLAIN_HELD_LAYER, HELD_LAYER, 1),
         ):  # fmt: skip
             found[:, at : at + wide] = plain[:, source : source + wide] * some
+    if model.experts:
+        found += routed_sizes(model, rows.points, mixed[first], sequence=sequence, itemsize=itemsize)
     return found, row_of
 
 

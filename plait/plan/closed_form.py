@@ -16,6 +16,7 @@ import numpy as np
 from plait.core.cluster import Cluster
 from plait.core.model import ModelSpec
 from plait.plan import rates
+from plait.plan.experts_time import cut_by, of_experts
 from plait.plan.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer, Options
 from plait.plan.pipeline_time import Stages, pipeline
 from plait.plan.points import Points
@@ -34,10 +35,10 @@ class Seconds:
     """Of a step, on the slowest place of the pipeline; columns, one number a point.
 
     linear, attention, elementwise: computation of the layers, recomputation included. head: embedding, head
-    and loss. tp, cp, sharding: what collectives of tensor and context parallelism and of sharded parameters
-    add. bubble: waiting for the pipeline to fill and for slower places. transfers: waiting between stages.
-    sync: reducing gradients and spreading parameters at the step's end, where nothing hides it. straggler:
-    waiting for the slowest node. fixed: the same in every step.
+    and loss. tp, cp, ep, sharding: what collectives of tensor, context and expert parallelism and of sharded
+    parameters add. bubble: waiting for the pipeline to fill and for slower places. transfers: waiting between
+    stages. sync: reducing gradients and spreading parameters at the step's end, where nothing hides it.
+    straggler: waiting for the slowest node. fixed: the same in every step.
     """
 
     linear: Column
@@ -46,6 +47,7 @@ class Seconds:
     head: Column
     tp: Column
     cp: Column
+    ep: Column
     sharding: Column
     bubble: Column
     transfers: Column
@@ -108,9 +110,9 @@ class _Step:
         layer, points, cluster = self.layer, self.layer.points, self.layer.cluster
         layers = self._layers()
         again = np.where(points.recompute_layers < 0, 1.0, np.minimum(1, points.recompute_layers / layers[1]))
-        ahead = layer.tp_forward + layer.cp_forward + layer.shard_forward
-        back = layer.tp_backward + layer.cp_backward + layer.shard_backward
-        sent = ahead + back + again * layer.tp_again
+        ahead = layer.tp_forward + layer.cp_forward + layer.shard_forward + layer.ep_forward
+        back = layer.tp_backward + layer.cp_backward + layer.shard_backward + layer.ep_forward
+        sent = ahead + back + again * (layer.tp_again + layer.ep_again)
         host = layer.waits_for_host(layer.forward + ahead) + layer.waits_for_host(layer.backward + back)
         busy = layer.forward + layer.backward + again * layer.again + host
         head, embedding = self._head(), self._embedding()
@@ -150,6 +152,7 @@ class _Step:
             head=rest,
             tp=times * tp,
             cp=times * (layer.cp_forward + layer.cp_backward),
+            ep=times * (2 * layer.ep_forward + again * layer.ep_again),
             sharding=times * (layer.shard_forward + layer.shard_backward),
             bubble=run.bubble,
             transfers=run.transfers,
@@ -218,19 +221,11 @@ class _Step:
         """Gradients to their owners, over replicas of these, and new parameters back: the chain of factors.
         Half of it can run beside the last backward, the other half beside the first forward."""
         layer, points = self.layer, self.layer.points
-        weights, units = self._weights(layers), 2 * layers[1] + 1
-
-        def moved(kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Column:
-            """Unit by unit: attention and MLP of a layer, the embedding or the head; all as if equally
-            large."""
-            whole = weights * itemsize / cut / units
-            return units * rates.collective(layer.cluster, kind, whole, ranks, points.tp * cut)
-
-        params, grads, optim = points.params, points.grads, points.optim
-        gradient, weight = layer.options.gradient_bytes, layer.options.weight_bytes
-        down = moved("reduce_scatter", gradient, grads, optim // grads)
-        down = down + moved("all_reduce", gradient, optim, points.replicas // optim)
-        up = moved("all_gather", weight, grads, optim // grads) + moved("all_gather", weight, params, grads // params)
+        down, up = self._owners(points, self._weights(layers), 2 * layers[1] + 1)
+        if layer.model.has_experts:
+            more = self._owners(of_experts(points), self._expert_weights(layers), layers[1])
+            some = np.asarray(layer.model.expert_weights) > 0
+            down, up = down + some * more[0], up + some * more[1]
         # The first and the last place each have a copy of tied weights; their gradients are added.
         tied = layer.model.words / points.tp * layer.options.gradient_bytes * np.asarray(layer.model.tied_embeddings)
         ends = rates.collective(layer.cluster, "all_reduce", tied, np.minimum(points.pp, 2), points.ranks // 2)
@@ -242,8 +237,32 @@ class _Step:
         ]
         return exposed[0] + exposed[1] + ends
 
+    def _owners(self, points: Points, weights: Column, units: Column) -> tuple[Column, Column]:
+        """Gradients of ``weights`` to their owners, and new parameters back."""
+        layer = self.layer
+
+        def moved(kind: rates.Kind, itemsize: Any, cut: Any, ranks: Any) -> Column:
+            """Unit by unit: attention and MLP of a layer, the embedding or the head, as if equally large."""
+            whole = weights * itemsize / cut / units
+            return units * rates.collective(layer.cluster, kind, whole, ranks, points.tp * cut)
+
+        params, grads, optim = points.params, points.grads, points.optim
+        gradient, weight = layer.options.gradient_bytes, layer.options.weight_bytes
+        down = moved("reduce_scatter", gradient, grads, optim // grads)
+        down = down + moved("all_reduce", gradient, optim, points.replicas // optim)
+        up = moved("all_gather", weight, grads, optim // grads) + moved("all_gather", weight, params, grads // params)
+        return down, up
+
+    def _expert_weights(self, layers: tuple[Column, Column, Column]) -> Column:
+        """Parameters of routed experts on the rank that has most of them, before sharding."""
+        points = self.layer.points
+        most = np.maximum(layers[0], np.where(points.pp > 2, layers[1], np.maximum(layers[0], layers[2])))
+        return most * self.layer.model.expert_weights / (points.tp * points.ep)
+
     def _optimizer(self, layers: tuple[Column, Column, Column]) -> Column:
-        owned = self._weights(layers) / self.layer.points.optim
+        points = self.layer.points
+        owned = self._weights(layers) / points.optim
+        owned = owned + self._expert_weights(layers) / cut_by(points.optim, points.ep)
         cluster = self.layer.cluster
         return rates.memory_bound(cluster, owned * cluster.efficiency.optimizer_bytes.value)
 

@@ -25,6 +25,7 @@ from plait.plan.closed_activations import size_rows
 from plait.plan.closed_states import KINDS, Factors, held_by, place_states
 from plait.plan.distinct import distinct, groups
 from plait.plan.estimate import estimate
+from plait.plan.experts_memory import expert_states, resident
 from plait.plan.layer_time import Options
 from plait.plan.loose_model import model_of
 from plait.plan.memory import MASTER
@@ -242,6 +243,7 @@ class _Step:
         """[slots, kinds, rows], and each point's row."""
         points, count = self.points, self.num_stages
         cut = [points.pp, points.tp, count, points.schedule == _ZB_V, points.sequence_parallel, points.cp > 1]
+        cut.append(points.ep)
         first, row_of = distinct([*cut, points.params, points.grads, points.optim, points.secondary])
         some = points.take(first)
         found = np.zeros((SLOTS, len(KINDS), len(first)))
@@ -256,11 +258,15 @@ class _Step:
             factors = Factors(*(getattr(some, factor)[which] for factor in ("params", "grads", "optim", "secondary")))
             for slot, place in enumerate(_places(pp)):
                 mine = tuple(stages[each] for each in live.stages_of(name, pp, len(stages) // pp, place))
-                held = held_by(self.model, strategy, mine)
+                held = held_by(resident(self.model), strategy, mine)
                 found[slot][:, which] = place_states(
                     self.model, strategy, held, factors,
                     sequence=self.sequence, itemsize=self.itemsize, options=self.options,
                 )  # fmt: skip
+                if self.model.experts:
+                    found[slot][:, which] += expert_states(
+                        self.model, strategy, mine, factors, ep=at["ep"], itemsize=self.itemsize, options=self.options
+                    )
         return found, row_of
 
     def _moments(self) -> Iterator[tuple[Ints, dict[int, tuple[int, live.Counts]]]]:

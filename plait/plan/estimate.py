@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
@@ -171,7 +172,8 @@ class Work:
 
 
 def estimate(work: Work) -> Estimate:
-    """Of every place."""
+    """Of every place. Raises JobError for a model with experts, which no list has."""
+    refuse_experts(work.model, "walked")
     return Estimate(
         parameters=work.model.num_parameters,
         schedule=work.schedule.name,

@@ -15,6 +15,7 @@ import numpy as np
 
 from plait.core.cluster import Cluster
 from plait.plan import rates
+from plait.plan.experts_time import Routed
 from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.plan.rates import AnyPrecision, Seconds
 from plait.plan.shapes import Shapes
@@ -81,12 +82,18 @@ class Layer:
         """Slices of the batch (p1) and of columns (p2) make several smaller products of each."""
         model, tp, p1, p2 = self.model, self.points.tp, self.points.p1, self.points.p2
         rows, hidden, query = self.tokens / p1, model.hidden, model.query / tp
-        inner, kv = model.ffn_hidden / tp, model.kv / np.minimum(tp, model.num_kv_heads)
-        first = ((hidden, query + 2 * kv), (hidden, inner * (1 + model.gated)))
-        second = ((query, hidden / p2), (inner, hidden / p2))
-        shapes = [(1, *shape) for shape in first] + [(p2, *shape) for shape in second]
+        dense = np.asarray(model.whole_ffn) > 0  # else all of the MLP's width is routed experts'
+        inner, kv = np.maximum(1, model.whole_ffn / tp), model.kv / np.minimum(tp, model.num_kv_heads)
+        first = ((1, hidden, query + 2 * kv), (dense, hidden, inner * (1 + model.gated)))
+        second = ((p2, query, hidden / p2), (p2 * dense, inner, hidden / p2))
+        shapes = (*first, *second)
         return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes),
-                   np.zeros_like(rows, dtype=np.float64))  # fmt: skip
+                   self.routed.products(backward=rate is rates.three_products))  # fmt: skip
+
+    @cached_property
+    def routed(self) -> Routed:
+        """What experts add."""
+        return Routed(self.model, self.points, self.cluster, self.tokens, self.precision)
 
     @cached_property
     def attention_forward(self) -> Seconds:
@@ -123,13 +130,15 @@ class Layer:
     @cached_property
     def activation(self) -> Seconds:
         """GELU or SwiGLU, forward."""
-        return self._pass(self.tokens * (4 + 2 * self.model.gated) * self.model.ffn_hidden / self.points.tp)
+        width = self.model.whole_ffn + self.model.expert_share * self.model.routed * self.model.expert_ffn
+        return self._pass(self.tokens * (4 + 2 * self.model.gated) * width / self.points.tp)
 
     @cached_property
     def elementwise(self) -> Seconds:
         """Norms, activation, residual additions, and the rearrangement of queries, keys and values."""
         heads = self.tokens * 4 * (self.model.query + 2 * self.model.kv) / self.points.tp
-        return self.norms + self.activation + self._pass(12 * self._residual + heads)
+        passed = self._pass(12 * self._residual + heads)
+        return self.norms + self.activation + passed + self.routed.moves(self._residual)
 
     @cached_property
     def _residual(self) -> Seconds:
@@ -180,12 +189,12 @@ class Layer:
         """Exposed of the forward's reductions of both sublayers: of s slices, the last one's, and what does
         not fit beside the computation of the others."""
         slices = np.where(self.points.overlap == DOMINO, self.points.p1 * self.points.p2, 1)
-        return self._exposed(2 * self._reduction, self.forward, slices)
+        return self._exposed((2 + self.routed.more_reductions) * self._reduction, self.forward, slices)
 
     @cached_property
     def tp_backward(self) -> Seconds:
         """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least."""
-        sent, slices = 2 * self._reduction, self.points.p1 * self.points.p2
+        sent, slices = (2 + self.routed.more_reductions) * self._reduction, self.points.p1 * self.points.p2
         beside = rates.together(self.cluster, self.linear, sent) - self.linear
         sliced = np.minimum(beside, self._exposed(sent, self.backward, slices))
         mode = self.points.overlap
@@ -229,6 +238,17 @@ class Layer:
         return (points.ring - 1) * (rates.together(self.cluster, turn, sent) - turn)
 
     @cached_property
+    def ep_forward(self) -> Seconds:
+        """Tokens to their experts and back: nothing runs beside it. The backward takes as long."""
+        return self.routed.exchange(self._residual)
+
+    @cached_property
+    def ep_again(self) -> Seconds:
+        """Of the forward's, where recomputation repeats them."""
+        repeats = np.asarray(self.options.recompute_collectives) & (self.points.recompute == FULL)
+        return np.where(repeats, self.ep_forward, 0.0)
+
+    @cached_property
     def shard_forward(self) -> Seconds:
         """Exposed of gathering the layer's parameters."""
         sent = self._gather(self.points.params)
@@ -240,7 +260,7 @@ class Layer:
         """Exposed of gathering them again, from near copies if there are any, and of reducing gradients to
         what a rank accumulates."""
         points = self.points
-        gathered = np.where(points.secondary > 0, self._gather(points.secondary), self._gather(points.params))
+        gathered = np.where(points.secondary > 0, self._gather(np.maximum(1, points.secondary)), self._gather(points.params))
         # Attention and MLP are a unit each.
         whole = self.model.layer_weights / points.tp * self.options.gradient_bytes / 2
         inner = rates.collective(self.cluster, "reduce_scatter", whole, points.params, points.tp)
@@ -251,10 +271,11 @@ class Layer:
             points.grads // points.params,
             points.tp * points.params,
         )
-        sent = gathered + 2 * (inner + outer)
+        sent = gathered + 2 * (inner + outer) + self.routed.reduced(self.options.gradient_bytes)
         beside = rates.together(self.cluster, self.backward, sent) - self.backward
         return np.where(np.isin(points.shard_overlap, HIDE_BACKWARD), beside, sent)
 
     def _gather(self, ranks: Any) -> Seconds:
         whole = self.model.layer_weights / self.points.tp * self.options.weight_bytes / 2
-        return 2 * rates.collective(self.cluster, "all_gather", whole, ranks, self.points.tp)
+        own = 2 * rates.collective(self.cluster, "all_gather", whole, ranks, self.points.tp)
+        return own + self.routed.gathered(ranks, self.options.weight_bytes)

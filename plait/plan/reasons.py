@@ -11,6 +11,7 @@ PARTS = {
     "compute": "computation",
     "tp": "exposed tensor-parallel communication",
     "cp": "exposed context-parallel communication",
+    "ep": "tokens on their way to experts and back",
     "dp": "exposed data-parallel communication",
     "pp": "exposed transfers between stages",
     "optimizer": "the optimizer",

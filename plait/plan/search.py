@@ -31,7 +31,7 @@ FACTORS = (2, 4, 8, 16, 32, 64)
 """So many times as many ranks are tried where nothing fits."""
 FEW = 1 << 12
 """Points of each of these spaces, at most."""
-FAMILY = ("pp", "dp", "cp", "ring", "tp", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
+FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
 CELLS = 8

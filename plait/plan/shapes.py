@@ -20,7 +20,12 @@ Number = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """Of a decoder-only transformer; gated, learned_positions, tied_embeddings: 0 or 1."""
+    """Of a decoder-only transformer; gated, learned_positions, tied_embeddings: 0 or 1.
+
+    experts: routed experts of a layer, 0 for a dense model; routed: of them, how many a token goes to,
+    without those that drop it; expert_ffn: width of one; shared_ffn: of all shared ones; expert_share: of the
+    layers, the part that has experts.
+    """
 
     num_layers: Number
     hidden: Number
@@ -33,13 +38,24 @@ class Shapes:
     tied_embeddings: Number
     learned_positions: Number = 0
     max_sequence: Number = 0
+    experts: Number = 0
+    routed: Number = 0
+    expert_ffn: Number = 0
+    shared_ffn: Number = 0
+    expert_share: Number = 0
 
     @staticmethod
     def of(model: ModelSpec | Shapes) -> Shapes:
         """Of a model; shapes are taken as they are."""
         if isinstance(model, Shapes):
             return model
-        return Shapes(**{field.name: getattr(model, field.name) for field in fields(Shapes)})
+        plain = {field.name: getattr(model, field.name) for field in fields(Shapes) if field.name not in EXPERTS}
+        told = model.experts
+        if told is None:
+            return Shapes(**plain)
+        share = model.num_expert_layers / model.num_layers
+        routed = dict(zip(EXPERTS, (told.count, told.load, told.ffn_hidden, told.shared_width, share), strict=True))
+        return Shapes(**plain, **routed)
 
     @staticmethod
     def stack(models: Sequence[Shapes]) -> Shapes:
@@ -58,11 +74,31 @@ class Shapes:
         return self.num_kv_heads * self.head_size
 
     @property
+    def has_experts(self) -> bool:
+        """Whether any model has."""
+        return bool(np.any(np.asarray(self.experts) > 0))
+
+    @property
+    def whole_ffn(self) -> Number:
+        """Width of the MLP that every token goes to, on the mean of all layers."""
+        return self.ffn_hidden * (1 - self.expert_share) + self.shared_ffn * self.expert_share
+
+    @property
     def layer_weights(self) -> Number:
-        """Parameters of one layer's matrices."""
-        return self.hidden * (2 * self.query + 2 * self.kv + (2 + self.gated) * self.ffn_hidden)
+        """Parameters of one layer's matrices, routed experts left out; on the mean of all layers."""
+        router = self.expert_share * self.experts
+        return self.hidden * (2 * self.query + 2 * self.kv + (2 + self.gated) * self.whole_ffn + router)
+
+    @property
+    def expert_weights(self) -> Number:
+        """Parameters of one layer's routed experts, on the mean of all layers."""
+        return self.expert_share * self.experts * self.hidden * (2 + self.gated) * self.expert_ffn
 
     @property
     def words(self) -> Number:
         """Parameters of the embedding, and of the head."""
         return self.vocab * self.hidden
+
+
+EXPERTS = ("experts", "routed", "expert_ffn", "shared_ffn", "expert_share")
+"""Fields that a dense model leaves at 0."""

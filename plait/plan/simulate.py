@@ -22,6 +22,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from plait.core.cluster import Cluster
+from plait.core.experts import refuse_experts
 from plait.core.plan import Plan
 from plait.core.schedule import Op, Transfer
 from plait.core.segments import Phase
@@ -73,6 +74,7 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
     does on average. Raises JobError where the cluster has no peak for
     the plan's precision.
     """
+    refuse_experts(plan.model, "simulated")
     simulation = Simulation(plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed)
     return simulation.simulated
 

@@ -1,7 +1,7 @@
 """The strategy space of a job on a number of ranks, enumerated as columns (InternEvo, arXiv 2401.09149,
 generalised).
 
-A *cell* fixes how ranks are arranged (pp, dp, cp with its rings, tp) and whether the residual stream is
+A *cell* fixes how ranks are arranged (pp, dp, cp with its rings, tp, ep) and whether the residual stream is
 sequence-parallel; whether it is valid is asked of ``Strategy.check``, as the runtime does. Within a cell
 everything else is a product. Where there would be more than ``most`` points the space is made coarser, step
 by step (``Coarseness``), from what costs least to leave out; ``plait.plan.search`` then looks at the best
@@ -95,6 +95,7 @@ class Cell:
     ring: int
     tp: int
     sequence_parallel: int
+    ep: int
 
     @property
     def replicas(self) -> int:
@@ -166,10 +167,17 @@ def cells_of(asked: Asked, coarse: Coarseness) -> Iterator[Cell]:
             if asked.global_batch % dp or not asked.allows("dp", dp):
                 continue
             flats = (0, 1) if coarse.both_streams or tp == 1 else (1,)
-            for ring, flat in product(_rings(asked, cp, tp, coarse), asked.among("sequence_parallel", flats)):
+            streams = asked.among("sequence_parallel", flats)
+            for ring, flat, ep in product(_rings(asked, cp, tp, coarse), streams, _shares(asked, dp * cp)):
                 ulysses_held = all(one.holds(cp // ring) for one in asked.constraints if one.quantity == "ulysses")
                 if cp % ring == 0 and ulysses_held and valid(tp, cp, ring, bool(flat)):
-                    yield Cell(pp, dp, cp, ring, tp, flat)
+                    yield Cell(pp, dp, cp, ring, tp, flat, ep)
+
+
+def _shares(asked: Asked, replicas: int) -> list[int]:
+    """Ranks that share out experts."""
+    count = math.gcd(asked.model.experts.count, replicas) if asked.model.experts else 1
+    return [ep for ep in asked.among("ep", _divisors(count)) if count % ep == 0]
 
 
 def _rings(asked: Asked, cp: int, tp: int, coarse: Coarseness) -> list[int]:
@@ -280,8 +288,9 @@ def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
 
 
 def _slices(asked: Asked, tp: int, coarse: Coarseness) -> list[Choice]:
-    """Overlap, p1 and p2: where nothing is sent there is nothing to hide; only Domino has slices."""
-    overlaps = asked.among("overlap", [OVERLAPS.index("domino")])
+    """Overlap, p1 and p2: where nothing is sent there is nothing to hide; only Domino has slices. Routed
+    tokens are not sliced."""
+    overlaps, tp = asked.among("overlap", [OVERLAPS.index("domino")]), 1 if asked.model.experts else tp
     p1 = asked.among("p1", ((1, 2, 4, 8) if coarse.slices else (1, 2, 4)) if tp > 1 else (1,))
     p2 = asked.among("p2", (1, 2) if tp > 1 and coarse.slices else (1,))
     found = [one for one in product(overlaps, p1, p2) if asked.model.hidden % one[2] == 0]
@@ -303,7 +312,7 @@ def points_of(
             table = np.array(values, dtype=np.int64).reshape(len(values), len(names))
             for at, name in enumerate(names):
                 columns[name][here] = table[number, at]
-        for name in ("pp", "dp", "cp", "ring", "tp", "sequence_parallel"):
+        for name in (one.name for one in fields(Cell)):
             columns[name][here] = getattr(cell, name)
     return Points(**columns)
 

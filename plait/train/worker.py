@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher
 from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, RankFailure
+from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
@@ -149,6 +150,7 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         )
     plan = Plan.read(folder / "plan.json")
     assert plan.job is not None
+    refuse_experts(plan.model)
     if plan.layout.world_size != rank.world_size:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
         raise JobError(problem, key="strategy")

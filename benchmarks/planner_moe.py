@@ -1,0 +1,81 @@
+"""Published measurements of mixture-of-experts models, as rows that the planner's models take.
+
+Such rows name a model and a layout and little else: shapes are the preset's, layers the row's where it
+gives them (proxies have fewer); of recomputation they say nothing, and none is taken. Nothing is fitted to
+these rows, and they are in no total of dense ones. What cannot be described is skipped, with a reason:
+other attention than Plait's (DeepSeek-V3), experts that are shared out over tensor-parallel ranks too,
+devices without a description.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from planner_rows import Row, Rows, Skipped, _header, _lines, _measurement
+
+from plait.core.env import specs_folder
+from plait.core.errors import JobError
+from plait.core.experts import check_expert_parallel
+from plait.core.model import ModelSpec
+from plait.plan.shapes import Shapes
+
+MODELS = (
+    (r"grok-?1", "grok-1"), (r"qwen3[_-]30b", "qwen3-30b-a3b"), (r"qwen3[_-]235b", "qwen3-235b-a22b"),
+    (r"mixtral_8x7b", "mixtral-8x7b"), (r"mixtral_8x22b", "mixtral-8x22b"),
+)  # fmt: skip
+"""Names in measurements, to presets."""
+
+
+def read_moe(files: Iterable[Path]) -> Rows:
+    """All rows of such models that can be predicted. Each source has ``-moe`` in its name."""
+    rows: list[Row] = []
+    skipped: Counter[str] = Counter()
+    for file in files:
+        if "arch_type" not in _header(file):
+            continue
+        for values in _lines(file):
+            if "moe" not in values["arch_type"]:
+                continue
+            try:
+                rows.append(_moe(values, file.stem))
+            except Skipped as reason:
+                skipped[str(reason)] += 1
+    return Rows(rows, skipped)
+
+
+def _moe(values: Mapping[str, str], stem: str) -> Row:
+    model = _model(values["model"])
+    if values["layers"]:
+        model = replace(model, num_layers=int(values["layers"]))
+    tp, pp, cp = (int(values[name] or 1) for name in ("tp", "pp", "cp"))
+    if not values["num_gpus"]:
+        raise Skipped("experts: no num_gpus")
+    replicas = int(values["num_gpus"]) // (tp * pp)
+    ep = int(values["ep"] or 1)
+    try:
+        check_expert_parallel(model, ep, replicas)
+    except JobError:
+        raise Skipped("experts: shared out over tensor-parallel ranks too") from None
+    told = {
+        "arch_type": "dense", "layers": model.num_layers, "hidden": model.hidden, "heads": model.num_heads,
+        "kv_heads": model.num_kv_heads, "ffn": model.ffn_hidden, "gated_mlp": 1, "vocab": model.vocab,
+        "dp": replicas // cp, "sp": int(tp > 1), "micro_batch": values["micro_batch"] or 1,
+        "recompute": values["recompute"] or "none",
+    }  # fmt: skip
+    row = _measurement({**values, **{name: str(value) for name, value in told.items()}}, stem)
+    point = replace(row.point, ep=np.array([ep]))
+    return replace(row, source=f"{row.source}-moe", shapes=Shapes.of(model), point=point, full=False)
+
+
+@cache
+def _model(name: str) -> ModelSpec:
+    for pattern, preset in MODELS:
+        if re.match(pattern, name, re.IGNORECASE):
+            return ModelSpec.preset(preset, specs_folder() / "models")
+    raise Skipped(f"experts: {name.split(' ')[0]} is not described")

@@ -1,0 +1,28 @@
+"""Numbers that a file may say, checked: it may have anything anywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from plait.core.errors import JobError
+
+LARGEST = 2**31 - 1
+"""Of every size: more than any model has, and little enough for all that is computed from it."""
+
+
+def check_number(value: Any, key: str, *, whole: bool) -> None:
+    """Refuse what is no number, not finite or, where ``whole``, not a whole number of a possible size."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise JobError(f"{value} is not finite", key=key)
+    limit = LARGEST if whole else 2**53
+    if isinstance(value, int) and abs(value) > limit:
+        raise JobError(f"{shown(value)} is out of range", key=key, fix=f"Use at most {limit}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, however large it is."""
+    text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >> 64 else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

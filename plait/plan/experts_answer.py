@@ -1,0 +1,57 @@
+"""Prediction of one strategy of a model with experts: level 1 alone. Segment lists know no experts, so
+nothing is simulated, and no list walked for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from plait.core.cluster import Cluster
+from plait.core.model import ModelSpec
+from plait.core.settings import Precision
+from plait.plan.closed_form import Seconds
+from plait.plan.closed_memory import plait_on, step_memory, usable
+from plait.plan.estimate import Memory, Place
+from plait.plan.memory_report import MemoryReport, PlaceMemory
+from plait.plan.points import Points
+
+AXES = {
+    "compute": ("linear", "attention", "elementwise", "head"),
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "ep": ("ep",),
+    "dp": ("sharding", "sync"),
+    "pp": ("transfers",),
+    "optimizer": ("optimizer", "fixed"),
+    "idle": ("bubble", "straggler"),
+}
+"""Parts of level 1 by what an answer calls them."""
+
+
+def closed_parts(seconds: Seconds) -> dict[str, float]:
+    """Of one point: seconds by axis, which add up to the step."""
+    return {axis: float(sum(getattr(seconds, name)[0] for name in names)) for axis, names in AXES.items()}
+
+
+def closed_report(
+    model: ModelSpec, point: Mapping[str, int], cluster: Cluster, *, sequence: int, precision: Precision
+) -> MemoryReport:
+    """Of the fullest place: no other is known. What is sent is not counted."""
+    found = step_memory(
+        model, Points.of([point]), sequence=sequence, precision=precision, options=plait_on(cluster.device),
+        overhead=cluster.overhead,
+    )  # fmt: skip
+
+    def size(kind: str) -> int:
+        whole = getattr(found, kind)[0]
+        return int(whole) if np.isfinite(whole) else 1 << 62
+
+    kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")
+    memory = Memory(**{kind: size(kind) for kind in kinds}, when="the fullest moment", alive=1)
+    index, each = int(found.place[0]), point["dp"] * point["cp"] * point["tp"]
+    place = Place(
+        index=index, ranks=(index * each, (index + 1) * each - 1), dp=point["dp"], cp=point["cp"], tp=point["tp"],
+        layers={index: -(-model.num_layers // point["pp"])}, share=point["micro"], memory=memory, sent={},
+    )  # fmt: skip
+    return MemoryReport((PlaceMemory(place, size("overhead")),), int(usable(cluster.device, cluster.overhead)))

@@ -1,0 +1,62 @@
+"""A model with experts is planned for, and refused by everything that would run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = """
+[model]
+family = "llama"
+num_layers = 2
+hidden = 32
+num_heads = 4
+ffn_hidden = 64
+[model.experts]
+count = 4
+per_token = 2
+[data]
+sequence_length = 16
+[train]
+global_batch_size = 4
+[strategy]
+dp = 1
+"""
+
+
+def plait(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", *words]
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=environment)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path / "job.toml"
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> bool:
+    text = " ".join(done.stderr.split())
+    return done.returncode == 2 and "model.experts: a model with 4 experts" in text and "Traceback" not in text
+
+
+def test_training_is_refused_before_any_rank_starts(job: Path) -> None:
+    for more in ((), ("--dry-run",)):
+        assert refused(plait("plait.cli.main", "train", str(job), *more, folder=job.parent))
+    assert not (job.parent / "runs").exists()
+
+
+def test_a_plan_is_written_and_refused_by_training_and_by_a_rank(job: Path) -> None:
+    cluster = ("cluster.preset=h100", "cluster.ranks=1")
+    planned = plait("plait.cli.main", "plan", str(job), *cluster, folder=job.parent)
+    assert planned.returncode == 0, planned.stderr
+    assert (job.parent / "plan.json").is_file()
+    assert refused(plait("plait.cli.main", "train", str(job.parent / "plan.json"), folder=job.parent))
+    for option in ("--measure=1", "--emit=megatron"):
+        assert refused(plait("plait.cli.main", "plan", str(job), *cluster, option, folder=job.parent))
+    assert refused(plait("plait.train.worker", str(job.parent), folder=job.parent))
