@@ -1,5 +1,5 @@
-"""Whether the planner predicts this machine: a lab of two hosts of two ranks is profiled, a job is planned for
-it, and the best strategies and random ones are really run.
+"""Whether the planner predicts this machine: a lab of two hosts of two ranks is profiled, a job is planned
+for it, and the best strategies and random ones are really run.
 
     python benchmarks/planner_lab.py [--json] [--rounds 1] [--random 20] [--steps 8] [--nic 1gbit] [--seed 0]
         [--save FILE]

@@ -159,9 +159,7 @@ class Planner:
         where all finalists turn out too large, many more are walked."""
         refused = ""
         for keep in (count, MORE * count):
-            ranked = search(
-                self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points
-            )
+            ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
             found = list[Candidate]()
             for at in range(len(ranked.points)):
                 one = self._finalist(ranked.points.row(at))
