@@ -260,8 +260,8 @@ class Layer:
         """Exposed of gathering them again, from near copies if there are any, and of reducing gradients to
         what a rank accumulates."""
         points = self.points
-        near = self._gather(np.maximum(1, points.secondary))
-        gathered = np.where(points.secondary > 0, near, self._gather(points.params))
+        near = np.maximum(1, points.secondary)
+        gathered = np.where(points.secondary > 0, self._gather(near), self._gather(points.params))
         # Attention and MLP are a unit each.
         whole = self.model.layer_weights / points.tp * self.options.gradient_bytes / 2
         inner = rates.collective(self.cluster, "reduce_scatter", whole, points.params, points.tp)
