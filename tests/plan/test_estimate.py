@@ -19,9 +19,7 @@ from plait.plan.estimate import Work, estimate
 from plait.plan.memory import activations
 from plait.plan.step_memory import stage_activations
 
-PRESETS = sorted(
-    path.stem for path in Path("specs/models").glob("*.toml") if "[experts]" not in path.read_text()
-)
+PRESETS = sorted(path.stem for path in Path("specs/models").glob("*.toml") if "[experts]" not in path.read_text())
 LIMIT = 20.0
 """Seconds; it takes less than one on a machine that does nothing else."""
 LLAMA = ModelSpec(
