@@ -97,7 +97,9 @@ def show_comparison(one: Side, other: Side, as_json: bool) -> None:
         terminal.text("Nothing: both have the same strategy, ranks and cluster.")
     terminal.say("")
     terminal.title("What a step takes")
-    rows = [("a step", in_seconds(a.seconds), in_seconds(b.seconds), _ratio(a.seconds, b.seconds))]
+    rows: list[tuple[str, ...]] = [
+        ("a step", in_seconds(a.seconds), in_seconds(b.seconds), _ratio(a.seconds, b.seconds))
+    ]
     band = [f"{in_seconds(side.low)} - {in_seconds(side.high)}" for side in (a, b)]
     rows.append(("p10-p90", *band, ""))
     for name, words in PARTS.items():
