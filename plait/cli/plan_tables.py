@@ -103,7 +103,7 @@ def show_comparison(one: Side, other: Side, as_json: bool) -> None:
     band = [f"{in_seconds(side.low)} - {in_seconds(side.high)}" for side in (a, b)]
     rows.append(("p10-p90", *band, ""))
     for name, words in PARTS.items():
-        pair = a.parts[name], b.parts[name]
+        pair = a.parts.get(name, 0.0), b.parts.get(name, 0.0)
         if pair[0] > SHOWN * a.seconds or pair[1] > SHOWN * b.seconds:
             rows.append((words, *map(in_seconds, pair), _ratio(*pair)))
     pair = a.tokens_per_second, b.tokens_per_second
