@@ -28,13 +28,13 @@ def show_answer(found: Answer, explain: bool) -> None:
     for head, told in SETTINGS:
         values = {told(one) for one in found.candidates}
         if len(values) > 1 or head == "pp dp cp tp":
-            shown.append((head, told))
+            shown += [(head, told)] if explain or head in FIRST else []
         elif values != {"-"}:
             shared.append(f"{head} {values.pop()}")
     if shared:
         terminal.text(f"{'all of them' if len(found.candidates) > 1 else 'it has'}: {', '.join(shared)}")
     terminal.say("")
-    shown += [(unit[1], lambda one: f"{one.most_memory / unit[0]:.1f}"), *RESULTS]
+    shown += [(unit[1], lambda one: f"{one.most_memory / unit[0]:.0f}"), *RESULTS]
     shown += MORE if explain else []
     rows = [(str(number), *(told(one) for _, told in shown)) for number, one in enumerate(found.candidates, 1)]
     terminal.table(("", *(head for head, _ in shown)), rows)
@@ -97,11 +97,13 @@ def show_comparison(one: Side, other: Side, as_json: bool) -> None:
         terminal.text("Nothing: both have the same strategy, ranks and cluster.")
     terminal.say("")
     terminal.title("What a step takes")
-    rows = [("a step", in_seconds(a.seconds), in_seconds(b.seconds), _ratio(a.seconds, b.seconds))]
+    rows: list[tuple[str, ...]] = [
+        ("a step", in_seconds(a.seconds), in_seconds(b.seconds), _ratio(a.seconds, b.seconds))
+    ]
     band = [f"{in_seconds(side.low)} - {in_seconds(side.high)}" for side in (a, b)]
     rows.append(("p10-p90", *band, ""))
     for name, words in PARTS.items():
-        pair = a.parts[name], b.parts[name]
+        pair = a.parts.get(name, 0.0), b.parts.get(name, 0.0)
         if pair[0] > SHOWN * a.seconds or pair[1] > SHOWN * b.seconds:
             rows.append((words, *map(in_seconds, pair), _ratio(*pair)))
     pair = a.tokens_per_second, b.tokens_per_second
@@ -187,12 +189,14 @@ SETTINGS: Sequence[Column] = (
     ("pp dp cp tp", _degrees),
     ("micro", lambda one: str(one.point["micro"])),
     ("schedule", _schedule),
-    ("shard p,g,o", _shard),
+    ("p,g,o", _shard),
     ("recompute", _recompute),
     ("heads x ring", _rings),
     ("slices", _slices),
     ("sequence-parallel", _stream),
 )
+FIRST = ("pp dp cp tp", "micro", "schedule", "p,g,o", "recompute")
+"""Which of them are shown unasked: as many as 80 columns hold."""
 RESULTS: Sequence[Column] = (("step", lambda one: in_seconds(one.seconds)), ("MFU", lambda one: f"{one.mfu:.0%}"))
 MORE: Sequence[Column] = (
     ("p10-p90", lambda one: f"{in_seconds(one.low)}-{in_seconds(one.high)}"),
@@ -203,7 +207,7 @@ MORE: Sequence[Column] = (
 
 def _unit(candidates: Sequence[Candidate]) -> tuple[int, str]:
     most = max(one.most_memory for one in candidates)
-    return (1 << 30, "GiB") if most >= 1 << 30 else (1 << 20, "MiB")
+    return (1 << 30, "GiB") if most >= 10 << 30 else (1 << 20, "MiB")
 
 
 # ---- clusters ----

@@ -107,6 +107,7 @@ def collective(cluster: Cluster, kind: Kind, nbytes: ArrayLike, ranks: ArrayLike
     n, step = np.maximum(n, 1), np.maximum(step, 1)  # points that are refused elsewhere
     if not np.any(n > 1):
         return np.zeros_like(whole)
+    n = np.maximum(n, 1)  # no group at all sends as little as one rank
     if kind == "send":
         return _send(cluster, whole, n, step)
     longest = np.zeros_like(whole)

@@ -29,7 +29,7 @@ FIRST, BLOCK = 1 << 6, 1 << 13
 then eight times as many each time up to the second number."""
 FACTORS = (2, 4, 8, 16, 32, 64)
 """So many times as many ranks are tried where nothing fits."""
-FEW = 1 << 12
+FEW = 1 << 9
 """Points of each of these spaces, at most."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that

@@ -1,0 +1,272 @@
+"""``plait plan``, and what ``plait train`` does with a job that leaves settings to the planner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from plait.cli.main import app
+from plait.core.errors import DataError, InfeasiblePlan, JobError
+from plait.core.plan import Plan
+from tests.cli.runs import metrics, on_terminal, train, write_job
+
+JOB = """
+[model]
+family = "gpt"
+num_layers = 4
+hidden = 256
+num_heads = 4
+max_sequence = 256
+
+[data]
+sequence_length = 256
+
+[train]
+global_batch_size = 8
+precision = "bf16-mixed"
+
+[cluster]
+preset = "a100-80"
+ranks = 4
+
+[plan]
+top = 4
+constraints = ["cp = 1", "p1 = 1", "p2 = 1"]
+"""
+STRATEGY = """
+[strategy]
+tp = 2
+dp = 2
+shard = "zero1"
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(JOB)
+    return file
+
+
+def plait(*words: Any) -> str:
+    """What it prints; its own errors are raised."""
+    done = CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_answer_and_a_plan_that_is_obeyed(job: Path) -> None:
+    said = plait(job)
+    assert "on 4 ranks of a100-80" in said
+    assert "A step is " in said
+    assert "The runner-up (" in said
+    plan = Plan.read(job.with_name("plan.json"))
+    assert plan.job
+    assert plan.job.open == ()
+    assert plan.layout.world_size == 4
+    assert not plan.choices.any
+    again = json.loads(plait(job, "--json"))
+    best = again["candidates"][0]
+    assert best["strategy"]["tp"] == plan.job.strategy.tp
+    assert [one["seconds"] for one in again["candidates"]] == sorted(one["seconds"] for one in again["candidates"])
+    assert len(again["candidates"]) == 4
+    assert best["low"] < best["seconds"] < best["high"]
+    assert sum(best["parts"].values()) == pytest.approx(best["seconds"])
+
+
+def test_explaining_shows_parts_and_memory(job: Path) -> None:
+    said = plait(job, "--explain", "--out", job.with_name("other.json"))
+    for words in ("p10-p90", "tokens/s", "Where the step goes", "What fills a rank's memory", "with the causal half"):
+        assert words in said
+    assert job.with_name("other.json").is_file()
+    assert not job.with_name("plan.json").exists()
+
+
+def test_the_table_fits_80_columns(job: Path) -> None:
+    status, screen = on_terminal([sys.executable, "-m", "plait.cli.main", "plan", str(job)])
+    assert status == 0
+    lines = screen.replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line for line in lines if line[:1] in "1234" and line.endswith("%")]
+    assert len(rows) == 4, "a row is one line"
+
+
+def test_checking_a_strategy_given_by_hand(job: Path) -> None:
+    job.write_text(JOB + STRATEGY)
+    for words in (("check", job), (job, "--check")):
+        said = plait(*words)
+        assert "2 2" in said.replace("1 2 1 2", "2 2")
+        assert "it has:" in said
+        assert "sequence-parallel no" in said
+    assert json.loads(plait("check", job, "--json"))["searched"] == 1
+
+
+def test_a_strategy_that_does_not_fit_says_by_how_much_and_what_would(job: Path) -> None:
+    job.write_text(JOB + STRATEGY.replace('"zero1"', '"ddp"'))
+    big = ["model.hidden=6144", "model.num_layers=24", "model.num_heads=64"]
+    with pytest.raises(InfeasiblePlan, match=r"place 0 .* needs .* GiB more than the .* would fit with strategy\."):
+        plait("check", job, *big)
+    assert not job.with_name("plan.json").exists()
+
+
+def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "plait.cli.main", "plan", str(job), "plan.constraints=['memory <= 1 MiB']"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("plait: No strategy fits")
+    assert "a higher limit in plan.constraints" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "told"),
+    [
+        ([], JobError, "no job is given"),
+        (["check"], JobError, "no job is given"),
+        (["check", "JOB"], JobError, r"train\.micro_batch_size: is left to the planner"),
+        (["JOB", "--what-if", "nics=2"], JobError, "did you mean 'nic'"),
+        (["JOB", "--what-if", "nic=2", "--measure", "2"], JobError, "cannot be measured"),
+        (["JOB", "--measure", "-1"], JobError, "--measure: -1 is not allowed"),
+        (
+            [
+                "JOB",
+                "--measure",
+                "1",
+                "cluster.ranks=4096",
+                "train.global_batch_size=4096",
+                "plan.constraints=['tp = 1', 'pp = 1', 'cp = 1']",
+            ],
+            JobError,
+            "have 4,096 ranks, and this machine has",
+        ),
+        (["JOB", "--on", "moon"], JobError, "'moon' is no place to run"),
+        (["JOB", "--emit", "megatronn"], JobError, "did you mean 'megatron'"),
+        (["JOB", "--picture", "a.gif"], DataError, r"ends in \.svg, \.png, \.pdf, \.html"),
+        (["JOB", "cluster.preset=h1000"], JobError, "no cluster 'h1000'"),
+        (["JOB", "plan.constraints=['tp > 64']"], JobError, "'tp > 64' leaves no strategy for 4 ranks"),
+    ],
+)
+def test_mistakes(job: Path, words: list[str], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        plait(*(job if word == "JOB" else word for word in words))
+
+
+def test_what_if(job: Path) -> None:
+    job.write_text(JOB + STRATEGY)
+    seconds = [
+        json.loads(plait("check", job, "--json", *change))["candidates"][0]["seconds"]
+        for change in ([], ["--what-if", "link=0.25"], ["--what-if", "compute=2x", "--what-if", "link=2"],
+                       ["--what-if", "straggler=1.5"])
+    ]  # fmt: skip
+    assert seconds[2] < seconds[0] < min(seconds[1], seconds[3])
+    plan = job.with_name("plan.json")
+    before = plan.read_bytes()
+    plait("check", job, "--what-if", "link=9")
+    assert plan.read_bytes() == before, "what is not there is not planned for"
+
+
+def test_two_plans_side_by_side(job: Path) -> None:
+    one, other = job.with_name("one.json"), job.with_name("other.json")
+    job.write_text(JOB + STRATEGY)
+    plait("check", job, "--out", one)
+    plait("check", job, "--out", other, "strategy.recompute=full", "cluster.preset=h100")
+    said = plait("--compare", one, other)
+    for words in ("cluster", "a100-80", "h100", "recompute", "computation", "second/first", "which fits"):
+        assert words in said
+    assert "num_micro" not in said
+    told = json.loads(plait("--compare", one, other, "--json"))
+    assert told["differences"] == {"recompute": ["none", "full"]}
+    assert told["plans"][1]["parts"]["compute"] < told["plans"][0]["parts"]["compute"]
+    assert "Nothing: both have the same" in plait("--compare", one, one)
+
+
+def test_emitting_a_plan_keeps_it(job: Path) -> None:
+    job.write_text(JOB + STRATEGY)
+    plan = job.with_name("plan.json")
+    assert "--tensor-model-parallel-size 2" in plait("check", job, "--emit", "megatron")
+    before = plan.read_bytes()
+    said = plait(plan, "--emit", "torchtitan")
+    assert tomllib.loads(said)["parallelism"]["tensor_parallel_degree"] == 2
+    assert said.startswith("# torchtitan cannot say: ")
+    assert plan.read_bytes() == before
+
+
+@pytest.mark.parametrize("ending", ["svg", "html", "png"])
+def test_pictures(job: Path, ending: str) -> None:
+    job.write_text(JOB + STRATEGY.replace("dp = 2", "pp = 2\nschedule = '1f1b'"))
+    file = job.with_name(f"step.{ending}")
+    plait("check", job, "--picture", file, "train.micro_batch_size=2")
+    data = file.read_bytes()
+    if ending == "png":
+        assert data.startswith(b"\x89PNG")
+        return
+    text = data.decode()
+    for words in ("place 0", "place 1, network", "forward", "backward", "usable", "GiB of a rank"):
+        assert words in text
+    assert text.count("<svg") == 1
+    assert ("<title>mine" in text) == (ending == "html")
+
+
+def test_clusters_are_listed() -> None:
+    assert "H100-SXM5-80GB" in plait("--clusters")
+    assert "gb200" in json.loads(plait("--clusters", "--json"))
+
+
+# ---- plait train ----
+
+
+def write_open(folder: Path) -> Path:
+    """A job without [strategy]."""
+    job = write_job(folder, steps=3)
+    job.write_text(job.read_text().partition("[strategy]")[0])
+    return job
+
+
+@pytest.mark.slow
+def test_training_plans_what_is_open_and_goes_on_as_planned(tmp_path: Path) -> None:
+    job = write_open(tmp_path)
+    dry = train(job, "--dry-run", "cluster.ranks=2")
+    assert dry.returncode == 0, dry.stderr
+    assert dry.stdout.startswith("planned for 2 ranks of here: ")
+    assert "on 2 ranks" in dry.stdout
+    done = train(job, "cluster.ranks=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == dry.stdout.splitlines()[0]
+    plan = Plan.read(tmp_path / "runs" / "job" / "plan.json")
+    assert plan.layout.world_size == 2
+    assert plan.job
+    assert plan.job.open == ()
+    more = train(job, "cluster.ranks=2", "train.steps=4")
+    assert more.returncode == 0, more.stderr
+    assert more.stdout.startswith("as planned before: ")
+    assert "resuming after step 3" in more.stdout
+    assert [one["step"] for one in metrics(job)] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_measuring_chooses_by_what_is_measured(tmp_path: Path) -> None:
+    job = write_open(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "plait.cli.main", "plan", str(job), "--measure", "2", "--json", "cluster.ranks=2",
+         "plan.constraints=['pp = 1']"],
+        capture_output=True, text=True, check=False, timeout=300, env=os.environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    measured = [one["measured"] for one in told["candidates"][:2]]
+    assert min(measured) > 0
+    assert told["chosen"] == measured.index(min(measured))
+    plan = Plan.read(tmp_path / "plan.json")
+    assert plan.job
+    assert plan.job.to_dict()["strategy"] == told["candidates"][told["chosen"]]["strategy"]
+    assert not (tmp_path / "runs").exists()
