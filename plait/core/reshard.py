@@ -152,6 +152,10 @@ class TensorLayout:
         """Where every rank stands in the mesh."""
         return dict(zip(self.ranks, product(*map(range, self.mesh)), strict=True))
 
+    def moved(self, ranks: int) -> TensorLayout:
+        """The same on a mesh whose ranks are so much higher."""
+        return TensorLayout(self.mesh, tuple(rank + ranks for rank in self.ranks), self.spec)
+
     def slice_of(self, rank: int) -> tuple[int, ...]:
         """Which slice of every dimension ``rank`` holds, counted from 0."""
         at, found = self._position[rank], list[int]()

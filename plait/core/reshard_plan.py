@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, NamedTuple, get_args
@@ -91,6 +91,17 @@ class ReshardPlan:
         """Nanoseconds from the first start to the last end."""
         return max((step.start + step.duration for step in self.steps), default=0)
 
+    def moved(self, ranks: int) -> ReshardPlan:
+        """The same between meshes whose ranks are so much higher, where these lie on hosts as those do."""
+        if not ranks:
+            return self
+        return replace(
+            self,
+            source=self.source.moved(ranks),
+            destination=self.destination.moved(ranks),
+            steps=tuple(_moved(step, ranks) for step in self.steps),
+        )
+
     @cached_property
     def key(self) -> str:
         """A hash of everything: ranks that agree on it have the same plan."""
@@ -127,6 +138,13 @@ class ReshardPlan:
             raise ReshardError(
                 f"A resharding plan needs the key {missing}. Write plans with ReshardPlan.to_dict."
             ) from None
+
+
+def _moved(step: Step, ranks: int) -> Step:
+    task = step.task
+    chains = tuple(Chain(one.sender + ranks, tuple(at + ranks for at in one.receivers)) for one in step.chains)
+    holders, receivers = (tuple(at + ranks for at in each) for each in (task.holders, task.receivers))
+    return replace(step, task=UnitTask(task.box, holders, receivers), chains=chains)
 
 
 def _step_to_dict(step: Step) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from plait.core.cluster import MEMORY_RATE, Hosts
@@ -185,7 +185,7 @@ class _Boundaries:
         self.schedule, self.layout, self.workload = schedule, design.layout, design.workload
         self.hidden, self.tensors = design.model.hidden, crossings(design.model, stages)
         self.hosts = hosts
-        self._known: dict[tuple[TensorLayout, TensorLayout, int], ReshardPlan] = {}
+        self._known: dict[object, ReshardPlan] = {}
 
     def reshards(self, sequence_parallel: bool) -> Reshards:
         """Of every edge between places, both directions."""
@@ -200,14 +200,26 @@ class _Boundaries:
         return found
 
     def _plan(self, source: TensorLayout, target: TensorLayout, level: int) -> ReshardPlan:
-        key = source, target, level
-        if key not in self._known:
+        """Boundaries that are equal but for where their ranks begin have equal plans: one is searched for."""
+        first = min(*source.ranks, *target.ranks)
+        alike = source.moved(-first), target.moved(-first), level, self._hosts_from(first, source, target)
+        found = self._known.get(alike)
+        if found is None:
             work = self.workload
             shape = (work.sequence >> level, work.micro_batch, self.hidden)
             rate = self.hosts.rate or MEMORY_RATE
-            fabric = Fabric(hosts=self.hosts.of(self.layout.world_size), rate=rate)
-            self._known[key] = plan_reshard(source, target, shape, work.itemsize, fabric)
-        return self._known[key]
+            fabric = Fabric(hosts=self._hosts, rate=rate)
+            found = self._known[alike] = plan_reshard(source, target, shape, work.itemsize, fabric)
+        return found.moved(first - min(*found.source.ranks, *found.destination.ranks))
+
+    @cached_property
+    def _hosts(self) -> tuple[int, ...]:
+        """Of every rank."""
+        return self.hosts.of(self.layout.world_size)
+
+    def _hosts_from(self, first: int, *layouts: TensorLayout) -> tuple[int, ...]:
+        """Of the ranks of a boundary, counted from the host of rank ``first``."""
+        return tuple(self._hosts[rank] - self._hosts[first] for each in layouts for rank in each.ranks)
 
 
 def _layout(mesh: Mesh, sequence_parallel: bool) -> TensorLayout:

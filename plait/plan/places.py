@@ -40,6 +40,18 @@ def _ordered(
     return segment_order(graph, overlap, SegmentCosts(dict(compute), dict(collective), latency), batch)
 
 
+def _moved(actions: Listed, layers: int) -> Listed:
+    """The list of a stage that begins so many layers later."""
+    if not layers:
+        return actions
+    return [
+        action
+        if isinstance(action, UnitAction) or action.op.site not in LAYERS
+        else Action(action.verb, action.op._replace(layer=action.op.layer + layers))
+        for action in actions
+    ]
+
+
 def phase_of(op: Op) -> Phase:
     """What a computation of the schedule is to its stage's lists."""
     assert op.computes
@@ -154,7 +166,11 @@ class PlaceLists:
         told = tuple(costs.compute.items()), tuple(costs.collective.items()), costs.latency
         for (at, phase), stage in ((which, place.stages[which[0]]) for which in place.phases):
             graph = replace(place.graph(at), phase=phase)
-            actions = _ordered(graph, place.strategy.overlap, *told, batch)
+            first = 0 if plan.model.levels else graph.first_layer  # elsewhere equal layers have equal lists
+            found_first = _ordered(
+                replace(graph, first_layer=graph.first_layer - first), place.strategy.overlap, *told, batch
+            )
+            actions = _moved(found_first, first)
             own = [unit for unit in units if unit in unit_sizes(plan.model, place.strategy, stage, place.sharding)]
             found[at, phase] = with_units(graph, actions, own, place.strategy) if units else actions
         return found
@@ -162,15 +178,7 @@ class PlaceLists:
     def of(self, other: Place, at: int, phase: Phase) -> Listed:
         """The list of another place of the kind: the same for its layers."""
         here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
-        actions, moved = self.listed[at, phase], there - here
-        if not moved:
-            return actions
-        return [
-            action
-            if isinstance(action, UnitAction) or action.op.site not in LAYERS
-            else Action(action.verb, action.op._replace(layer=action.op.layer + moved))
-            for action in actions
-        ]
+        return _moved(self.listed[at, phase], there - here)
 
     @cached_property
     def inside(self) -> Inside:

@@ -17,6 +17,8 @@ from plait.core.schedule import Schedule, parse_schedule, with_transfers
 from plait.core.schedules import Shape, generate
 from plait.core.strategy import Strategy
 from plait.plan.make import Design, assemble_plan
+from plait.plan.reshard import plan_reshard
+from plait.plan.reshard_cost import Fabric
 
 U = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=8, num_heads=2, vocab=9, max_sequence=16)
 DEGREES = ((2, 1), (1, 2), (1, 1))
@@ -88,3 +90,21 @@ def test_one_place_needs_no_transfer() -> None:
     plan = planned(schedule, degrees=((1, 1),), num_micro_batches=2)
     assert plan.reshards == {False: {}}
     assert plan.names == {(0, 1): ("h", "skip0", "skip1")}
+
+
+@pytest.mark.parametrize("each", [2, 3, 4, 8])
+@pytest.mark.parametrize("degrees", [((2, 2),) * 5, ((1, 4), (4, 1), (1, 4), (4, 1)), ((3, 1),) * 4])
+def test_boundaries_that_are_alike_have_the_plan_that_each_would_have(
+    each: int, degrees: tuple[tuple[int, int], ...]
+) -> None:
+    hosts, places = Hosts(ranks_per_host=each, rate=1e9), len(degrees)
+    model = ModelSpec(family="gpt", num_layers=places, hidden=8, num_heads=4, vocab=9, max_sequence=16)
+    workload = Workload(micro_batch=4, num_micro_batches=3, sequence=16)
+    schedule = generate("1f1b", Shape(ranks=places, micro_batches=3))
+    plan = assemble_plan(Design(model, workload, Strategy(), Layout(degrees)), schedule, hosts)
+    fabric = Fabric(hosts=hosts.of(plan.layout.world_size), rate=1e9)
+    for named in plan.reshards[False].values():
+        for one in named.values():
+            assert one == plan_reshard(one.source, one.destination, one.shape, one.itemsize, fabric)
+    ranks = {(min(one["h"].source.ranks), min(one["h"].destination.ranks)) for one in plan.reshards[False].values()}
+    assert len(ranks) == 2 * (places - 1)
