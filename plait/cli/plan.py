@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ def plan(
     from plait.core.errors import JobError
     from plait.core.experts import refuse_experts
 
+    gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
     given = list(overrides or [])
     if clusters:
         from plait.cli.plan_tables import list_clusters

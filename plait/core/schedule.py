@@ -177,6 +177,14 @@ class Schedule:
         """By stage: the stages whose outputs it reads, ascending."""
         return {stage: sorted(a for a, b in self.edges if b == stage) for stage in range(self.num_stages)}
 
+    @cached_property
+    def _apart(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Producers and consumers that other ranks hold, by stage."""
+        at = self.rank_of.get
+        both = self.producers, self.consumers
+        first, second = ({s: [one for one in ends if at(one) != at(s)] for s, ends in each.items()} for each in both)
+        return first, second
+
     def backward(self, stage: int, micro_batch: int) -> Op:
         """The op that gives the gradient of a stage's input."""
         return Op(stage, "I" if (stage, micro_batch) in self.splits else "B", micro_batch)
@@ -194,21 +202,19 @@ class Schedule:
 
     def arrivals(self, op: Op) -> list[Transfer]:
         """Transfers that must have arrived before computation ``op``."""
-        stage, at, here = op.stage, op.micro_batch, self.rank_of[op.stage]
-        if op.kind == "F":
-            return [Transfer(p, stage, "F", at) for p in self.producers[stage] if self.rank_of[p] != here]
-        if op.kind == "W":
-            return []
-        return [Transfer(c, stage, "B", at) for c in self.consumers[stage] if self.rank_of[c] != here]
+        stage, kind, at, _ = op
+        producers, consumers = self._apart
+        if kind == "F":
+            return [Transfer(source, stage, "F", at) for source in producers[stage]]
+        return [] if kind == "W" else [Transfer(source, stage, "B", at) for source in consumers[stage]]
 
     def departures(self, op: Op) -> list[Transfer]:
         """Transfers of the result of computation ``op``, the one needed first in front."""
-        stage, at, here = op.stage, op.micro_batch, self.rank_of[op.stage]
-        if op.kind == "F":
-            return [Transfer(stage, c, "F", at) for c in self.consumers[stage] if self.rank_of[c] != here]
-        if op.kind == "W":
-            return []
-        return [Transfer(stage, p, "B", at) for p in reversed(self.producers[stage]) if self.rank_of[p] != here]
+        stage, kind, at, _ = op
+        producers, consumers = self._apart
+        if kind == "F":
+            return [Transfer(stage, target, "F", at) for target in consumers[stage]]
+        return [] if kind == "W" else [Transfer(stage, target, "B", at) for target in reversed(producers[stage])]
 
     def __str__(self) -> str:
         chain = self.edges == tuple((i, i + 1) for i in range(self.num_stages - 1))

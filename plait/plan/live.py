@@ -167,7 +167,7 @@ def _largest(rows: Counts) -> Counts:
     rows = np.unique(rows, axis=0)[::-1]
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
     kept: list[Counts] = []
-    for row in rows:
-        if not kept or not bool((np.stack(kept) >= row).all(axis=1).any()):
-            kept.append(row)
+    while len(rows):
+        kept.append(rows[0])  # nothing after it exceeds it, for its sum is the largest
+        rows = rows[(rows > rows[0]).any(axis=1)]
     return np.stack(kept)

@@ -40,16 +40,10 @@ def _ordered(
     return segment_order(graph, overlap, SegmentCosts(dict(compute), dict(collective), latency), batch)
 
 
-def _moved(actions: Listed, layers: int) -> Listed:
-    """The list of a stage that begins so many layers later."""
-    if not layers:
-        return actions
-    return [
-        action
-        if isinstance(action, UnitAction) or action.op.site not in LAYERS
-        else Action(action.verb, action.op._replace(layer=action.op.layer + layers))
-        for action in actions
-    ]
+def _later(action: Action, layers: int) -> Action:
+    """The same in a stage that begins so many layers later."""
+    verb, op = action
+    return Action(verb, op._replace(layer=op.layer + layers)) if layers and op.site in LAYERS else action
 
 
 def phase_of(op: Op) -> Phase:
@@ -166,11 +160,9 @@ class PlaceLists:
         told = tuple(costs.compute.items()), tuple(costs.collective.items()), costs.latency
         for (at, phase), stage in ((which, place.stages[which[0]]) for which in place.phases):
             graph = replace(place.graph(at), phase=phase)
-            first = 0 if plan.model.levels else graph.first_layer  # elsewhere equal layers have equal lists
-            found_first = _ordered(
-                replace(graph, first_layer=graph.first_layer - first), place.strategy.overlap, *told, batch
-            )
-            actions = _moved(found_first, first)
+            first = 0 if plan.model.levels else graph.first_layer  # where layers are equal, so are their lists
+            counted = replace(graph, first_layer=graph.first_layer - first)
+            actions = [_later(one, first) for one in _ordered(counted, place.strategy.overlap, *told, batch)]
             own = [unit for unit in units if unit in unit_sizes(plan.model, place.strategy, stage, place.sharding)]
             found[at, phase] = with_units(graph, actions, own, place.strategy) if units else actions
         return found
@@ -178,7 +170,8 @@ class PlaceLists:
     def of(self, other: Place, at: int, phase: Phase) -> Listed:
         """The list of another place of the kind: the same for its layers."""
         here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
-        return _moved(self.listed[at, phase], there - here)
+        actions = self.listed[at, phase]
+        return [one if isinstance(one, UnitAction) else _later(one, there - here) for one in actions]
 
     @cached_property
     def inside(self) -> Inside:

@@ -24,9 +24,10 @@ from plait.plan.memory_report import shortfall
 from plait.plan.points import RECOMPUTES, Points
 from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
 
-FIRST, BLOCK = 1 << 6, 1 << 13
+FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
-then eight times as many each time up to the second number."""
+then eight times as many each time up to the second number. Not fewer: kinds of structures are walked for all
+that are asked together."""
 FACTORS = (2, 4, 8, 16, 32, 64)
 """So many times as many ranks are tried where nothing fits."""
 FEW = 1 << 9
