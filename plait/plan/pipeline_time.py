@@ -78,13 +78,15 @@ def pipeline(
     others = _waiting(stages, schedule, pp, m) - m * longest
     v = np.where((schedule == INTERLEAVED) | (schedule == ZB_V), np.maximum(chunks, 1), 1)
     filled = _filling(stages, schedule, np.asarray(steps_overlap)) / v
+    # Fewer micro-batches than places: each of the first v - 1 rounds of chunks waits for them to come round.
+    rounds = np.where(schedule == INTERLEAVED, (v - 1) / v * np.maximum(0, pp - m), 0) * longest
     hops = 2 * transfer * (pp - 1)
     beside = np.asarray(hidden) | np.isin(schedule, (GPIPE, EAGER, SLACK, ZB_H2))
     mean = stages.all(pp) / pp
     waits = np.maximum(0, mean + hops / pp - longest) * np.where(pp > 1, 1, 0)
     once = np.where(beside, hops / v, hops - np.minimum(2 * transfer / pp, waits))
     every = np.where(v > 1, 2 * transfer * v * np.where(pp > 1, 1, 0), waits)
-    return Pipeline(m * longest, others * filled, once + np.where(beside, 0, every) * (m - 1))
+    return Pipeline(m * longest, others * filled + rounds, once + np.where(beside, 0, every) * (m - 1))
 
 
 def _waiting(stages: Stages, schedule: Any, pp: Any, m: Any) -> Seconds:

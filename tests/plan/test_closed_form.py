@@ -87,6 +87,12 @@ def test_chunks_divide_the_bubble(pp: int, chunks: int) -> None:
     )
 
 
+@pytest.mark.parametrize(("pp", "count", "chunks"), [(8, 4, 2), (8, 2, 4), (4, 1, 8), (4, 3, 2)])
+def test_chunks_of_few_micro_batches_wait_for_them_to_come_round(pp: int, count: int, chunks: int) -> None:
+    found = simulated("interleaved", pp, count, [1 / chunks] * (pp * chunks), chunks=chunks)
+    assert formula("interleaved", pp, count, (1, 1, 1), chunks=chunks) == pytest.approx(found)
+
+
 @pytest.mark.parametrize("name", ["zb-h1", "zb-h2"])
 @pytest.mark.parametrize("pp", [2, 4, 8])
 def test_weight_gradients_fill_the_bubble(name: str, pp: int) -> None:
