@@ -114,6 +114,7 @@ class _Asked:
         from plait.core.job import Job
         from plait.core.plan import Plan
         from plait.plan.answer import Planner
+        from plait.plan.asking import with_own_vocabulary
         from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
         from plait.train.data.tokenizer import load_tokenizer
 
@@ -126,7 +127,7 @@ class _Asked:
             self.written = Plan.read(file)
             job = job_of(self.written, file)
         else:
-            job = Job.read(file, overrides).named(file.stem)
+            job = with_own_vocabulary(Job.read(file, overrides).named(file.stem))
         self.lab = lab_spec(on)
         cluster = changed_cluster(the_cluster(job, self.lab), self.factors)
         vocab = self.written.model.vocab if self.written else load_tokenizer(job.data.tokenizer).vocab

@@ -8,10 +8,11 @@ from typing import Any
 
 from plait.core.cluster import Cluster
 from plait.core.constraint import Constraint
+from plait.core.env import specs_folder
 from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.core.model import ModelSpec
-from plait.core.settings import OverlapKinds, RecomputeLayers, Slices
+from plait.core.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 from plait.plan.space import Asked
 
@@ -34,6 +35,15 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> Asked:
         shard=shard if "strategy.shard" not in job.open and isinstance(shard, str) else None,
         constraints=tuple(map(Constraint.parse, job.plan.constraints)),
     )
+
+
+def with_own_vocabulary(job: Job) -> Job:
+    """The job with its preset's vocabulary where it names no tokenizer: a known model is planned for, and
+    bytes are there to try things out with."""
+    preset = job.model.get("preset")
+    if preset is None or "vocab" in job.model or job.data.tokenizer != BYTES:
+        return job
+    return job.changed([f"model.vocab={ModelSpec.preset_values(preset, specs_folder() / 'models')['vocab']}"])
 
 
 def ranks_of(job: Job, cluster: Cluster) -> int:

@@ -9,7 +9,7 @@ import pytest
 from plait.core.cluster import Cluster
 from plait.core.errors import JobError
 from plait.core.job import Job
-from plait.plan.asking import asked_of, job_at, point_of, ranks_of
+from plait.plan.asking import asked_of, job_at, point_of, ranks_of, with_own_vocabulary
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES
 from plait.plan.space import enumerate_space
 
@@ -88,3 +88,13 @@ def test_the_point_of_unequal_places_is_the_firsts() -> None:
     one = job(strategy={"pp": 2, "dp": [4, 2], "tp": [2, 4], "schedule": "1f1b"}, micro_batch_size=4)
     point = point_of(one)
     assert (point["dp"], point["tp"], point["schedule"]) == (4, 2, SCHEDULES.index("1f1b"))
+
+
+def test_a_preset_is_planned_with_its_own_vocabulary_unless_the_job_says_of_what() -> None:
+    one = job()
+    assert with_own_vocabulary(one).model_spec(vocab=257).vocab == 50257
+    assert with_own_vocabulary(one).open == one.open
+    said = Job.from_dict({"model": {"preset": "gpt3-125m", "vocab": 300}})
+    assert with_own_vocabulary(said) == said
+    shapes = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
+    assert "vocab" not in with_own_vocabulary(Job.from_dict({"model": shapes})).model
