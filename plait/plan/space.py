@@ -282,7 +282,7 @@ def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
     inside = [one for one in divisors if local % one == 0]
     if few:
         inside = sorted({1, inside[-1]})
-    beyond = [one for one in divisors if one > local and one % inside[-1] == 0][1:-1]
+    beyond = [one for one in divisors if one > local and one % inside[-1] == 0][:-1]
     between = [] if few else beyond[1::2][:2]
     return tuple(sorted({*inside, *between, replicas}))
 
