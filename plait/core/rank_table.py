@@ -1,0 +1,106 @@
+"""RankTable: which host is which node of a job, and hence which ranks it runs.
+
+A cluster manager numbers hosts as it likes, most by name. A job's groups are made of neighbouring ranks, so
+the numbering is the placement: it is written down once, every launcher obeys it, and every rank compares it
+with the host it finds itself on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from plait.core.errors import PlacementError
+from plait.core.files import replacing
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """hosts: names, by node rank. ranks_per_node: of every host. plan: hash of the plan it was made for.
+
+    >>> table = RankTable(("n7", "n3"), ranks_per_node=2)
+    >>> table.host_of(3), list(table.ranks_of("n7")), table.node_rank("n3")
+    ('n3', [0, 1], 1)
+    """
+
+    hosts: tuple[str, ...]
+    ranks_per_node: int
+    plan: str = ""
+
+    def __post_init__(self) -> None:
+        twice = sorted(host for host, count in Counter(self.hosts).items() if count > 1)
+        if twice:
+            raise PlacementError(f"A rank table names {', '.join(twice)} more than once; a host runs one node's ranks.")
+        if self.ranks_per_node < 1 or not self.hosts:
+            raise PlacementError("A rank table needs at least one host and one rank of each.")
+
+    @cached_property
+    def _node_ranks(self) -> dict[str, int]:
+        return {host: node for node, host in enumerate(self.hosts)}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return len(self.hosts) * self.ranks_per_node
+
+    def host_of(self, rank: int) -> str:
+        """The host that runs a rank."""
+        return self.hosts[rank // self.ranks_per_node]
+
+    def node_rank(self, host: str) -> int:
+        """Which node a host is. Raises PlacementError for a host that is not in the table."""
+        try:
+            return self._node_ranks[host]
+        except KeyError:
+            raise PlacementError(f"The host {host} is not in the rank table of {len(self.hosts)} hosts.") from None
+
+    def ranks_of(self, host: str) -> range:
+        """The ranks of a host."""
+        first = self.node_rank(host) * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
+
+    def with_host(self, node_rank: int, host: str) -> RankTable:
+        """The same table with another host as one node."""
+        hosts = list(self.hosts)
+        hosts[node_rank] = host
+        return RankTable(tuple(hosts), self.ranks_per_node, self.plan)
+
+    def write(self, path: Path) -> None:
+        """As JSON: each host with its node rank and ranks, for people and for other programs."""
+        nodes = [
+            {"host": host, "node_rank": node, "ranks": list(self.ranks_of(host))}
+            for node, host in enumerate(self.hosts)
+        ]
+        table = {"version": VERSION, "plan": self.plan, "ranks_per_node": self.ranks_per_node, "nodes": nodes}
+        with replacing(path) as file:
+            file.write_text(json.dumps(table, indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> RankTable:
+        """Raises PlacementError naming the file and what is wrong in it."""
+        try:
+            return _checked(json.loads(path.read_text()))
+        except OSError as error:
+            raise PlacementError(f"{path}: {error.strerror or error}.") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise PlacementError(f"{path}: not a rank table ({error}).") from None
+        except PlacementError as error:
+            raise PlacementError(f"{path}: {error}") from None
+
+
+def _checked(value: Any) -> RankTable:
+    if value["version"] != VERSION:
+        raise ValueError(f"version {value['version']}, and this Plait reads {VERSION}")
+    nodes = cast("Sequence[dict[str, Any]]", value["nodes"])
+    table = RankTable(tuple(str(node["host"]) for node in nodes), int(value["ranks_per_node"]), str(value["plan"]))
+    for number, node in enumerate(nodes):
+        if node["node_rank"] != number or list(node["ranks"]) != list(table.ranks_of(table.hosts[number])):
+            raise ValueError(f"node {number}: its node_rank or ranks do not follow from its place")
+    return table

@@ -1,0 +1,61 @@
+"""Rank tables: what is written is read, and what is wrong in one is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.errors import PlacementError
+from plait.core.rank_table import RankTable
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    table = RankTable(("b", "a", "c"), ranks_per_node=4, plan="sha256:1")
+    table.write(tmp_path / "rank_table.json")
+    assert RankTable.read(tmp_path / "rank_table.json") == table
+
+
+def test_every_rank_has_one_host() -> None:
+    table = RankTable(("b", "a", "c"), ranks_per_node=4)
+    assert sorted(rank for host in table.hosts for rank in table.ranks_of(host)) == list(range(table.world_size))
+    assert all(rank in table.ranks_of(table.host_of(rank)) for rank in range(table.world_size))
+    assert table.with_host(1, "d").hosts == ("b", "d", "c")
+
+
+def test_a_host_twice_is_refused() -> None:
+    with pytest.raises(PlacementError, match="n1 more than once"):
+        RankTable(("n1", "n2", "n1"), ranks_per_node=1)
+    with pytest.raises(PlacementError, match="n1 more than once"):
+        RankTable(("n1", "n2"), ranks_per_node=1).with_host(1, "n1")
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"version": 9}, "version 9"),
+        ({"nodes": [{"host": "a", "node_rank": 1, "ranks": [2, 3]}]}, "node 0"),
+        ({"nodes": [{"host": "a", "node_rank": 0, "ranks": [1, 0]}]}, "node 0"),
+        ({"nodes": [{"node_rank": 0}]}, "host"),
+        ({"ranks_per_node": 0}, "at least one"),
+        ({"nodes": 3}, "not a rank table"),
+    ],
+)
+def test_a_wrong_table_is_named(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    path = tmp_path / "rank_table.json"
+    RankTable(("a",), ranks_per_node=2).write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(PlacementError, match=told) as caught:
+        RankTable.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_json(tmp_path: Path) -> None:
+    path = tmp_path / "rank_table.json"
+    path.write_text("{")
+    with pytest.raises(PlacementError, match="not a rank table"):
+        RankTable.read(path)
+    with pytest.raises(PlacementError, match="No such file"):
+        RankTable.read(tmp_path / "missing.json")
