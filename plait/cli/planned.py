@@ -13,17 +13,9 @@ if TYPE_CHECKING:
 
 def lab_spec(on: str) -> LabSpec | None:
     """The emulated cluster to run on; None for this machine itself. Raises JobError for another place."""
-    from plait.core.errors import JobError
+    from plait.cli.running import place_of
 
-    if on == "local":
-        return None
-    kind, _, where = on.partition(":")
-    if kind != "lab":
-        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
-        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
-    from plait.lab import LabSpec
-
-    return LabSpec.parse(where)
+    return place_of(on).lab
 
 
 def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from plait.cli.running import Place
     from plait.core.job import Job
     from plait.core.profile import ModulePhase, Profile
-    from plait.lab import LabSpec
 
 WORKER = "plait.train.profiler"
 LEAST_SECONDS = 5.0
@@ -93,33 +93,24 @@ def _measure(
     file: Path | None, on: str, ranks: int | None, out: Path, seconds: float, minipod: int, *, quiet: bool
 ) -> int:
     """Start the ranks and wait for them; the exit status. Their logs stay where something went wrong."""
-    from functools import partial
-
-    from plait.core.env import chosen_port
+    from plait.cli.running import Ranks, place_of
     from plait.core.errors import JobError
     from plait.core.job import Job
-    from plait.launch.local import local_start, run_ranks
 
     if not LEAST_SECONDS <= seconds < 1e6:
         raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix=f"Allowed: at least {LEAST_SECONDS:g}")
     if minipod < 0:
         raise JobError(f"{minipod} is not allowed", key="--nodes-per-minipod", fix="Allowed: at least 0")
     job = Job.read(file) if file else None
-    lab = _lab(on)
-    world = _ranks(ranks, job, lab)
-    argv = [sys.executable, "-m", WORKER, "--out", str(out.resolve()), "--seconds", str(seconds)]
-    argv += ["--job", str(file.resolve())] if file else []
-    argv += ["--nodes-per-minipod", str(minipod)] if minipod else []
-    argv += ["--quiet"] if quiet else []
-    logs = out.with_name(f"{out.name}.logs")
-    run = partial(run_ranks, world=world, logs=_made(logs), timeout=job.run.timeout if job else TIMEOUT)
-    if lab is None:
-        status = run(local_start(argv, world, port=chosen_port()))
-    else:
-        from plait.lab import Lab
-
-        with Lab(lab, command=argv) as running:
-            status = run(partial(running.popen, argv=argv))
+    place = place_of(on)
+    world = _ranks(ranks, job, place)
+    arguments = ["--out", str(out.resolve()), "--seconds", str(seconds)]
+    arguments += ["--job", str(file.resolve())] if file else []
+    arguments += ["--nodes-per-minipod", str(minipod)] if minipod else []
+    arguments += ["--quiet"] if quiet else []
+    logs = _made(out.with_name(f"{out.name}.logs"))
+    timeout = job.run.timeout if job else TIMEOUT
+    status = place.run(Ranks(module=WORKER, arguments=arguments, world=world, logs=logs, timeout=timeout))
     shutil.rmtree(logs, ignore_errors=True)
     return status
 
@@ -135,30 +126,16 @@ def _made(logs: Path) -> Path:
     return logs
 
 
-def _lab(on: str) -> LabSpec | None:
-    from plait.core.errors import JobError
-
-    kind, _, where = on.partition(":")
-    if on == "local":
-        return None
-    if kind != "lab":
-        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x2@1gbit"
-        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
-    from plait.lab import LabSpec
-
-    return LabSpec.parse(where)
-
-
-def _ranks(asked: int | None, job: Job | None, lab: LabSpec | None) -> int:
+def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
     from plait.core.errors import JobError
     from plait.plan.fits import gpus
 
     if asked is not None and asked < 1:
         raise JobError(f"{asked} is not allowed", key="--ranks", fix="Allowed: at least 1")
-    if lab:
-        if asked not in (None, lab.world_size):
-            raise JobError(f"{asked} are not the {lab.world_size} ranks of --on", key="--ranks", fix="Leave it out")
-        return lab.world_size
+    if place.world is not None:
+        if asked not in (None, place.world):
+            raise JobError(f"{asked} are not the {place.world} ranks of --on", key="--ranks", fix="Leave it out")
+        return place.world
     if asked is not None:
         return asked
     there = len(gpus()) if job is None or job.run.device != "cpu" else 0
