@@ -20,13 +20,11 @@ def lab_spec(on: str) -> LabSpec | None:
 
 def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:
     """What ``[cluster]`` names; where that is this machine, and a lab is asked for, the lab."""
-    from plait.core.cluster import Hosts
     from plait.plan.this_machine import emulated
     from plait.plan.where import find_cluster
 
     if lab and job.cluster.file is None and job.cluster.preset == "here":
-        rate = lab.rate / 8 if lab.rate else None
-        return emulated(job, Hosts(ranks_per_host=lab.ranks_per_host, rate=rate), lab.hosts)
+        return emulated(job, lab.as_hosts, lab.hosts)
     return find_cluster(job)
 
 

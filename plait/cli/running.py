@@ -106,10 +106,7 @@ class InLab:
     @property
     def hosts(self) -> Hosts:
         """Its hosts and the rate of their links."""
-        rate = self.lab.rate / 8 if self.lab.rate else None
-        from plait.core.cluster import Hosts
-
-        return Hosts(ranks_per_host=self.lab.ranks_per_host, rate=rate)
+        return self.lab.as_hosts
 
     def run(self, ranks: Ranks) -> int:
         """As processes on the lab's hosts."""
