@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,7 +126,8 @@ def _made(logs: Path) -> Path:
 
 def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
     from plait.core.errors import JobError
-    from plait.plan.fits import gpus
+    from plait.core.process import usable_cores
+    from plait.plan.this_machine import ranks_here
 
     if asked is not None and asked < 1:
         raise JobError(f"{asked} is not allowed", key="--ranks", fix="Allowed: at least 1")
@@ -138,12 +137,9 @@ def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
         return place.world
     if asked is not None:
         return asked
-    there = len(gpus()) if job is None or job.run.device != "cpu" else 0
-    return there or (job.world_size if job else min(MOST_HERE, _cores()))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if job:
+        return ranks_here(job.run.device, on_cpu=job.world_size)
+    return ranks_here("auto", on_cpu=min(MOST_HERE, usable_cores()))
 
 
 # ---- what it says ----

@@ -9,7 +9,6 @@ stopped at any time.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import replace
@@ -20,6 +19,7 @@ from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher
 from plait.core.errors import ERROR_MARK, LaunchError, PlaitError
 from plait.core.job import Job
+from plait.core.process import usable_cores
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
@@ -60,7 +60,7 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
     from plait.train.profile.measure import Order, measure_profile
     from plait.train.report import Screen
 
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 0
+    cores = usable_cores()  # before this rank takes some for itself
     screen = Screen(sys.stdout)
 
     def say(what: str) -> None:
