@@ -61,14 +61,10 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
 def _seconds(plan: Plan, place: Place) -> float:
     from plait.cli.running import run_plan
     from plait.core.errors import LaunchError
+    from plait.plan.recorded import read_seconds
 
     assert plan.job
     folder = plan.job.run.path
     if run_plan(plan, folder, place, silent=True):
         raise LaunchError("a measured run was stopped; nothing is chosen")
-    return statistics.median(_step_seconds(folder)[SKIPPED:])
-
-
-def _step_seconds(folder: Path) -> list[float]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [float(json.loads(line)["seconds"]) for line in lines]
+    return statistics.median(read_seconds(folder)[SKIPPED:])
