@@ -55,6 +55,7 @@ def profile(
 
     Examples: plait profile; plait profile --on lab:2x2@1gbit; plait profile --import all_reduce.log
     """
+    from plait.core.files import explained
     from plait.core.profile import Profile
 
     if files:
@@ -65,7 +66,8 @@ def profile(
             fix = "Leave out the job, --on and --ranks; or measure first, and import that profile with the other files"
             raise JobError("measures nothing", key="--import", fix=fix)
         found = import_profiles(files)
-        _keep(found, out)
+        with explained(f"{out} cannot be written", fix="Choose another with --out"):
+            found.write(out)
     else:
         status = _measure(job, on, ranks, out, seconds, nodes_per_minipod, quiet=as_json)
         if status:
@@ -77,22 +79,13 @@ def profile(
         _print(found, out)
 
 
-def _keep(found: Profile, out: Path) -> None:
-    from plait.core.errors import LaunchError
-
-    try:
-        found.write(out)
-    except OSError as error:
-        problem = f"{out} cannot be written: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another file with --out.") from None
-
-
 def _measure(
     file: Path | None, on: str, ranks: int | None, out: Path, seconds: float, minipod: int, *, quiet: bool
 ) -> int:
     """Start the ranks and wait for them; the exit status. Their logs stay where something went wrong."""
     from plait.cli.running import Ranks, place_of
     from plait.core.errors import JobError
+    from plait.core.files import explained
     from plait.core.job import Job
 
     if not LEAST_SECONDS <= seconds < 1e6:
@@ -106,22 +99,13 @@ def _measure(
     arguments += ["--job", str(file.resolve())] if file else []
     arguments += ["--nodes-per-minipod", str(minipod)] if minipod else []
     arguments += ["--quiet"] if quiet else []
-    logs = _made(out.with_name(f"{out.name}.logs"))
+    logs = out.with_name(f"{out.name}.logs")
+    with explained(f"{logs} cannot be made", fix="Choose another with --out"):
+        logs.mkdir(parents=True, exist_ok=True)
     timeout = job.run.timeout if job else TIMEOUT
     status = place.run(Ranks(module=WORKER, arguments=arguments, world=world, logs=logs, timeout=timeout))
     shutil.rmtree(logs, ignore_errors=True)
     return status
-
-
-def _made(logs: Path) -> Path:
-    from plait.core.errors import LaunchError
-
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"{logs} cannot be made: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another file with --out.") from None
-    return logs
 
 
 def _ranks(asked: int | None, job: Job | None, place: Place) -> int:

@@ -155,18 +155,14 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) ->
 
 def write_run(plan: Plan, folder: Path) -> None:
     """What ranks read, and what people read of it. The caller holds the run's lock."""
-    from plait.core.errors import LaunchError
-    from plait.core.files import replacing
+    from plait.core.files import explained, replacing
 
     assert plan.job is not None
-    try:
+    with explained(f"the run folder {folder} cannot be written", fix="Choose another with run.folder=FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "job.toml") as path:
             path.write_text(plan.job.to_toml())
         plan.write(folder / "plan.json")
-    except OSError as error:
-        problem = f"the run folder {folder} cannot be written: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another with run.folder=FOLDER.") from None
 
 
 def _watched(start: Start, ranks: Ranks) -> int:

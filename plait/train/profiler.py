@@ -13,19 +13,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher
-from plait.core.errors import ERROR_MARK, LaunchError, PlaitError
+from plait.core.errors import ERROR_MARK, PlaitError
+from plait.core.files import explained
 from plait.core.job import Job
 from plait.core.process import usable_cores
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
-
-if TYPE_CHECKING:
-    from plait.core.profile import Profile
 
 
 def main() -> int:
@@ -74,7 +72,8 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
         profile = measure_profile(order, rank, device, deadline=started + asked.seconds, cores=cores, say=say)
         screen.live("")
         if rank.rank == 0:
-            _write(profile, asked.out)
+            with explained(f"{asked.out} cannot be written", fix="Choose another with --out"):
+                profile.write(asked.out)
     return 0
 
 
@@ -86,14 +85,6 @@ def _of(job: Job) -> dict[str, Any]:
     model = replace(job.model_spec(vocab), max_sequence=job.data.sequence_length)
     batch = max(1, job.micro_batch // max(dp for dp, _ in job.degrees))
     return {"model": model, "batch": batch, "precision": job.train.precision}
-
-
-def _write(profile: Profile, path: Path) -> None:
-    try:
-        profile.write(path)
-    except OSError as error:
-        problem = f"{path} cannot be written: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another file with --out.") from None
 
 
 if __name__ == "__main__":
