@@ -198,14 +198,10 @@ def _emit(job: Job, framework: str) -> None:
 
 
 def _write(plan: Plan, target: Path) -> None:
-    from plait.core.errors import LaunchError
+    from plait.core.files import explained
 
-    try:
+    with explained(f"{target} cannot be written", fix="Choose another with --out"):
         plan.write(target)
-    except OSError as error:
-        raise LaunchError(
-            f"{target} cannot be written: {error.strerror or error}. Choose another with --out."
-        ) from None
 
 
 def _print_json(found: Answer, best: Candidate, measured: dict[int, float], more: dict[str, Any]) -> None:

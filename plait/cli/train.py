@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from plait.cli.running import Place
     from plait.core.job import Job
-    from plait.core.lock import RunLock
     from plait.core.plan import Plan
-    from plait.lab import LabSpec
 
-WORKER = "plait.train.worker"
 CHECKED = 64
 """Ranks up to which a dry run also plans every transfer, as a run does."""
 
@@ -40,33 +37,28 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    from plait.cli.planned import lab_spec
+    from plait.cli.running import place_of, run_plan, write_run
 
-    lab = lab_spec(on)
+    place = place_of(on)
     if dry_run:
-        _show(job, overrides or [], lab, as_json)
+        _show(job, overrides or [], place, as_json)
         return
     if job.suffix == ".json":
         plan, folder = _written(job, overrides or [])
     else:  # torchrun's ranks may stand on other machines too
-        plan, folder = _planned(job, overrides or [], lab, refuse=not plan_only)
-    if lab and lab.world_size != plan.layout.world_size:
+        plan, folder = _planned(job, overrides or [], place, refuse=not plan_only)
+    if place.world not in (None, plan.layout.world_size):
         from plait.core.errors import JobError
 
-        problem = f"{on} has {lab.world_size} ranks, the job needs {plan.layout.world_size}"
+        problem = f"{on} has {place.world} ranks, the job needs {plan.layout.world_size}"
         raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
     if plan_only:  # whoever asks holds the run's lock
-        _write(plan, folder)
+        write_run(plan, folder)
         return
-
-    from plait.core.lock import RunLock
-
-    with RunLock(folder) as lock:
-        _write(plan, folder)
-        raise typer.Exit(_run(plan, folder, lab, lock))
+    raise typer.Exit(run_plan(plan, folder, place))
 
 
-def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) -> None:
+def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
     """The dry run: what is checked before a run is, and the tables."""
     from plait.cli import terminal
     from plait.cli.dry_run import show
@@ -85,13 +77,13 @@ def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) 
         job = Job.read(file, overrides).named(file.stem)
         vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
         refuse_experts(job.model_spec(vocab))
-        job, chosen = planned(job, vocab, lab)
+        job, chosen = planned(job, vocab, place.lab)
         if chosen and not as_json:
             terminal.text(chosen)
         there = room(job.run.device, job.world_size)
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
-            _of_job(job, vocab, lab)
+            _of_job(job, vocab, place)
         else:
             _check_files(job, folder)
         work = Work.of(job, vocab, gpu=bool(there and there.each))
@@ -109,7 +101,7 @@ def _refuse(job: Job, vocab: int) -> None:
         check_fits(job, estimate(Work.of(job, vocab, gpu=bool(there.each))), vocab, there)
 
 
-def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: bool = False) -> tuple[Plan, Path]:
+def _planned(file: Path, overrides: list[str], place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:
     """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder.
     refuse: a job that cannot fit here."""
     from plait.cli import terminal
@@ -121,23 +113,20 @@ def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: b
     job = Job.read(file, overrides).named(file.stem)
     vocab = load_tokenizer(job.data.tokenizer).vocab
     refuse_experts(job.model_spec(vocab))
-    job, chosen = planned(job, vocab, lab)
+    job, chosen = planned(job, vocab, place.lab)
     if chosen:
         terminal.text(chosen)
     if refuse:
         _refuse(job, vocab)
-    return _of_job(job, vocab, lab), job.run.path
+    return _of_job(job, vocab, place), job.run.path
 
 
-def _of_job(job: Job, vocab: int, lab: LabSpec | None) -> Plan:
+def _of_job(job: Job, vocab: int, place: Place) -> Plan:
     """The plan of a job that leaves nothing to the planner, or the one with which an earlier start of it goes
     on."""
-    from plait.core.cluster import HERE, Hosts
     from plait.plan.make import make_plan
 
-    rate = lab.rate / 8 if lab and lab.rate else None
-    hosts = Hosts(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
-    fresh = make_plan(job, hosts, vocab=vocab)
+    fresh = make_plan(job, place.hosts, vocab=vocab)
     _check_files(job, job.run.path)
     return fresh.continued(job.run.path / "plan.json")
 
@@ -173,37 +162,3 @@ def _check_files(job: Job, folder: Path) -> None:
     from plait.train.data.check import check_data
 
     check_data(job.data, job.train, folder / "corpus")
-
-
-def _write(plan: Plan, folder: Path) -> None:
-    """What ranks read, and what people read of it."""
-    from plait.core.errors import LaunchError
-    from plait.core.files import replacing
-
-    assert plan.job is not None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "job.toml") as path:
-            path.write_text(plan.job.to_toml())
-        plan.write(folder / "plan.json")
-    except OSError as error:
-        problem = f"the run folder {folder} cannot be written: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another with run.folder=FOLDER.") from None
-
-
-def _run(plan: Plan, folder: Path, lab: LabSpec | None, lock: RunLock) -> int:
-    from functools import partial
-
-    from plait.core.env import chosen_port
-    from plait.launch.local import local_start, run_ranks
-
-    assert plan.job is not None
-    world = plan.layout.world_size
-    argv = [sys.executable, "-m", WORKER, str(folder)]
-    run = partial(run_ranks, world=world, logs=folder / "logs", timeout=plan.job.run.timeout, lock=lock)
-    if lab is None:
-        return run(local_start(argv, world, port=chosen_port()))
-    from plait.lab import Lab
-
-    with Lab(lab, command=argv) as running:
-        return run(partial(running.popen, argv=argv))
