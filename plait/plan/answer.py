@@ -8,7 +8,8 @@ memory is the exact walk's. Models with experts are predicted in closed form alo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ MORE = 8
 class Candidate:
     """One strategy. seconds: of a step, with the 10th and 90th percentile of what it may be. parts: where the
     step goes, in seconds: computation, and what of every axis is exposed. closed_form: seconds that level 1
-    said; None where the places of the pipeline differ, of which it knows nothing."""
+    said; None where the places of the pipeline differ, of which it knows nothing. simulated: None for a model
+    with experts, which is predicted in closed form alone."""
 
     job: Job
     point: Mapping[str, int]
@@ -58,6 +60,7 @@ class Candidate:
     tokens_per_second: float
     mfu: float
     mfu_causal: float
+    simulated: Simulated | None = field(repr=False, compare=False)
 
     @property
     def most_memory(self) -> int:
@@ -66,7 +69,7 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values = {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")}
+        values = {key: value for key, value in self.__dict__.items() if key not in ("job", "memory", "simulated")}
         return values | {
             "strategy": self.job.to_dict()["strategy"],
             "micro_batch_size": self.job.train.micro_batch_size,
@@ -113,12 +116,12 @@ class Planner:
     cluster: Cluster
     vocab: int
 
-    @property
+    @cached_property
     def model(self) -> ModelSpec:
         """Of the job."""
         return self.job.model_spec(self.vocab)
 
-    @property
+    @cached_property
     def asked(self) -> Asked:
         """The space of the job. On this machine, where the job does not say how many ranks there are to be,
         of as many cores as can share its batch."""
@@ -215,7 +218,7 @@ class Planner:
 
     def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
         """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
-        plan = plan or make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
+        plan = plan or self.draft(job)
         timed = {
             "p1": plan.strategy.p1,
             "p2": plan.strategy.p2,
@@ -224,7 +227,7 @@ class Planner:
         point = point_of(job) | timed
         sequence, precision = job.data.sequence_length, job.train.precision
         points = Points.of([point])
-        closed = None
+        closed, simulated = None, None
         if len(set(job.degrees)) == 1:
             closed = step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision)
         if self.model.experts:
@@ -252,6 +255,7 @@ class Planner:
             tokens_per_second=tokens,
             mfu=full / peak,
             mfu_causal=causal / peak,
+            simulated=simulated,
         )
 
     def work(self, plan: Plan) -> Work:
@@ -262,9 +266,13 @@ class Planner:
         """What ranks would obey."""
         return make_plan(job, self.cluster.hosts, vocab=self.vocab)
 
+    def draft(self, job: Job) -> Plan:
+        """As much of it as predictions read."""
+        return make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
+
     def simulated(self, job: Job) -> Simulated:
         """A step of a job that leaves nothing open."""
-        return simulate_plan(make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True), self.cluster)
+        return simulate_plan(self.draft(job), self.cluster)
 
     def why(self, found: Sequence[Candidate]) -> list[str]:
         """What limits the best, what the runner-up loses, what every overlap gains."""
