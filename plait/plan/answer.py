@@ -28,7 +28,8 @@ from plait.plan.estimate import Work
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import by_kind, in_words
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, memory_report, shortfall
+from plait.plan.memory_report import MemoryReport, fitting_change, memory_report
+from plait.plan.nearest import would_fit
 from plait.plan.points import Points
 from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
@@ -194,15 +195,16 @@ class Planner:
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
         fullest, usable = one.memory.fullest, one.memory.usable
         room = f"{in_words(fullest.total - usable)} more than the {in_words(usable)} of {self.cluster.device.name}"
-        lacks = shortfall(
+        change = fitting_change(
             self.model, one.point, self.cluster, sequence=self.job.data.sequence_length,
             precision=self.job.train.precision,
         )  # fmt: skip
+        nothing = "None of the usual changes is enough: use more ranks, a smaller model or shorter sequences"
         what = by_kind(fullest.place.memory)
         return InfeasiblePlan(
             f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
             f"{in_words(fullest.total)} ({what}, beside tensors {in_words(fullest.overhead)}), {room} that a plan may "
-            f"fill. {_advice(lacks.change if lacks else None)}"
+            f"fill. {would_fit(change) if change else nothing}."
         )
 
     def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
@@ -302,9 +304,3 @@ def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:
     query = model.num_heads * model.head_size
     lengths = [sequence >> model.level(layer) for layer in range(model.num_layers)]
     return full, full - batch * sum(6 * length * length * query for length in lengths)
-
-
-def _advice(change: Mapping[str, Any] | None) -> str:
-    if change is None:
-        return "None of the usual changes is enough: use more ranks, a smaller model or shorter sequences."
-    return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}."

@@ -19,7 +19,7 @@ from plait.core.job import Job
 from plait.core.settings import ITEMSIZE
 from plait.plan.estimate import Estimate, Memory, Work, estimate
 from plait.plan.memory import MASTER
-from plait.plan.nearest import Asked, changes, more_ranks
+from plait.plan.nearest import Asked, changes, more_ranks, would_fit
 
 MOST_LAYERS = 10_000
 """More are no model that anybody trains; every list would be as long."""
@@ -191,7 +191,7 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
         try:
             other = _changed(job, change)
             if there.holds(estimate(Work.of(other, vocab, gpu=bool(there.each)))):
-                return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}."
+                return f"{would_fit(change)}."
         except PlaitError:  # a rule forbids it
             continue
     smaller = "a smaller model, shorter sequences or smaller micro-batches"
