@@ -179,7 +179,7 @@ def _draw(planner: Planner, best: Candidate, file: Path) -> None:
 
     simulated = best.simulated
     assert simulated is not None, "models with experts are not drawn"
-    curves = memory_curves(simulated, planner.work(simulated.simulation.plan), best.memory)
+    curves = memory_curves(simulated, planner.step(simulated.simulation.plan), best.memory)
     title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
     draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
 

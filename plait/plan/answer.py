@@ -24,7 +24,7 @@ from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of
 from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
-from plait.plan.estimate import Work
+from plait.plan.estimate import PlannedStep
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import by_kind, in_words
 from plait.plan.make import make_plan
@@ -240,7 +240,7 @@ class Planner:
         else:
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
-            memory = memory_report(self.work(plan), self.cluster)
+            memory = memory_report(self.step(plan), self.cluster)
         low, high = band(np.array([seconds]), points, self.cluster)
         tokens = job.train.global_batch_size * sequence / seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
@@ -260,9 +260,9 @@ class Planner:
             simulated=simulated,
         )
 
-    def work(self, plan: Plan) -> Work:
+    def step(self, plan: Plan) -> PlannedStep:
         """What ranks hold and do."""
-        return Work.of_plan(plan, gpu=self.cluster.device.kind == "cuda")
+        return PlannedStep.of_plan(plan, gpu=self.cluster.device.kind == "cuda")
 
     def plan(self, job: Job) -> Plan:
         """What ranks would obey."""

@@ -22,7 +22,7 @@ from plait.core.sharding import Sharding
 from plait.core.stages import split_layers
 from plait.core.strategy import Strategy
 from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
-from plait.plan.estimate import Place, Work, estimate
+from plait.plan.estimate import Place, PlannedStep, estimate
 from plait.plan.fits import KINDS, in_words
 from plait.plan.nearest import Asked, changes, trades
 from plait.plan.points import RECOMPUTES, Points
@@ -72,14 +72,14 @@ class MemoryReport:
             yield str(place.index), layers, *words, share, memory.when + alive
 
 
-def memory_report(work: Work, cluster: Cluster) -> MemoryReport:
+def memory_report(step: PlannedStep, cluster: Cluster) -> MemoryReport:
     """Of a strategy that was chosen. The rank with the largest share stands for a place."""
-    found, overhead = estimate(work), cluster.overhead
+    found, overhead = estimate(step), cluster.overhead
     moving = [place.memory.activations + place.memory.buffers for place in found.places]
-    strategy, pp = work.strategy, len(found.places)
+    strategy, pp = step.strategy, len(found.places)
     points = Points.of([
         {"pp": pp, "dp": place.dp, "cp": place.cp, "ring": strategy.ring, "tp": place.tp, **_factors(sharding)}
-        for place, sharding in zip(found.places, work.shardings, strict=True)
+        for place, sharding in zip(found.places, step.shardings, strict=True)
     ])  # fmt: skip
     extra = device_overhead(overhead, points, np.array(moving, dtype=np.float64))
     places = tuple(PlaceMemory(place, int(more)) for place, more in zip(found.places, extra, strict=True))

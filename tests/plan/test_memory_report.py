@@ -8,7 +8,7 @@ from plait.core.cluster import Cluster
 from plait.core.model import ModelSpec
 from plait.plan.closed_memory import fits, step_memory
 from plait.plan.memory_report import fitting_change, memory_report
-from plait.plan.point_work import work_of
+from plait.plan.point_step import step_of
 from plait.plan.points import RECOMPUTES, Points
 
 SEVEN = ModelSpec(
@@ -23,7 +23,7 @@ def point(**values: int) -> dict[str, int]:
 
 def test_a_table_of_every_place() -> None:
     row = point(pp=4, dp=8, num_micro=8, optim=8, recompute=RECOMPUTES.index("full"))
-    report = memory_report(work_of(SEVEN, row, sequence=4096, precision="bf16-mixed", gpu=True), A100)
+    report = memory_report(step_of(SEVEN, row, sequence=4096, precision="bf16-mixed", gpu=True), A100)
     assert report.fits
     head, *lines = report.rows()
     assert len(lines) == 4
