@@ -65,14 +65,14 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
     from plait.cli.planned import planned
     from plait.core.experts import refuse_experts
     from plait.core.job import Job
-    from plait.plan.estimate import Work, estimate
+    from plait.plan.estimate import PlannedStep, estimate
     from plait.plan.fits import check_size, room
     from plait.train.data.tokenizer import load_tokenizer
 
     if file.suffix == ".json":
         plan, folder = _written(file, overrides)
         there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size)
-        work = Work.of_plan(plan, gpu=bool(there and there.each))
+        step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
     else:
         job = Job.read(file, overrides).named(file.stem)
         vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
@@ -86,19 +86,19 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
             _of_job(job, vocab, place)
         else:
             _check_files(job, folder)
-        work = Work.of(job, vocab, gpu=bool(there and there.each))
-    show(f"{file}, which would run in {folder}", estimate(work), there, as_json)
+        step = PlannedStep.of(job, vocab, gpu=bool(there and there.each))
+    show(f"{file}, which would run in {folder}", estimate(step), there, as_json)
 
 
 def _refuse(job: Job, vocab: int) -> None:
     """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
-    from plait.plan.estimate import Work, estimate
+    from plait.plan.estimate import PlannedStep, estimate
     from plait.plan.fits import check_fits, check_size, room
 
     there = room(job.run.device, job.world_size)
     check_size(job, vocab, there)
     if there:
-        check_fits(job, estimate(Work.of(job, vocab, gpu=bool(there.each))), vocab, there)
+        check_fits(job, estimate(PlannedStep.of(job, vocab, gpu=bool(there.each))), vocab, there)
 
 
 def _planned(file: Path, overrides: list[str], place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:
