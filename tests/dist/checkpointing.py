@@ -81,6 +81,28 @@ def build(spec: ModelSpec, tp: int = 1, rank: int = 0) -> Transformer:
     return Transformer(spec, Strategy(tp=tp), tp_rank=rank % tp)
 
 
+class One:
+    """A single process with two complete checkpoints, steps 1 and 2."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.model = folder, build(GPT)
+        self.checkpoints = Checkpoints(folder, held_of(self.model.pieces), keep=keep)
+        for step in (1, 2):
+            self.save(step)
+
+    def save(self, step: int, *, wait: bool = True) -> None:
+        self.checkpoints.save(step, tensors_of(self.model, step), {"step": step}, wait=wait)
+
+    def latest(self) -> int:
+        """The step that a run would go on from."""
+        restored = self.checkpoints.restore({})
+        assert restored is not None
+        return restored.step
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self.folder.iterdir())
+
+
 def save(rank: int, folder: Path, spec: ModelSpec, tp: int, world: int, step: int) -> None:
     """Save at degree ``tp``, with as many data-parallel copies as fit into ``world`` ranks."""
     group = group_of(world) if world > 1 else None
