@@ -27,10 +27,9 @@ from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.manifest import file_of
 from plait.train.model.transformer import Transformer
 from plait.train.model.units import held_of
+from tests.models import llama
 
-LLAMA = ModelSpec(
-    family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8
-)
+LLAMA = llama()
 GPT = ModelSpec(
     family="gpt", num_layers=1, hidden=8, num_heads=4, vocab=5, max_sequence=4
 )  # at tp = 4 the last rank holds no word

@@ -22,19 +22,12 @@ from plait.plan.memory_options import MemoryOptions
 from plait.plan.point_work import work_of
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.plan.shapes import Shapes
+from tests.models import seven_billion
 
 GIB = 1 << 30
-LLAMA = ModelSpec(
-    family="llama",
-    num_layers=24,
-    hidden=512,
-    num_heads=8,
-    num_kv_heads=4,
-    ffn_hidden=1408,
-    vocab=1000,
-    max_sequence=4096,
-)
-GPT = ModelSpec(family="gpt", num_layers=24, hidden=512, num_heads=8, vocab=1000, max_sequence=4096)
+SHAPES: dict[str, Any] = {"num_layers": 24, "hidden": 512, "num_heads": 8, "vocab": 1000, "max_sequence": 4096}
+LLAMA = ModelSpec(family="llama", num_kv_heads=4, ffn_hidden=1408, **SHAPES)
+GPT = ModelSpec(family="gpt", **SHAPES)
 MODELS = {
     "llama": LLAMA,
     "mha": replace(LLAMA, num_kv_heads=8),
@@ -42,9 +35,7 @@ MODELS = {
     "block": replace(GPT, parallel_block=True, tied_embeddings=False),
     "wide vocabulary": replace(LLAMA, vocab=50000, tied_embeddings=True),
 }
-SEVEN = ModelSpec(
-    family="llama", num_layers=32, hidden=4096, num_heads=32, ffn_hidden=11008, vocab=32000, max_sequence=262144
-)
+SEVEN = seven_billion()
 SYNC = OVERLAPS.index("sync")
 CLOSE = 0.03
 """How far all tensors of the fullest device may be off where collectives overlap nothing."""
