@@ -1,18 +1,17 @@
 """How long ``plait train --dry-run`` takes, Python's start included, for every preset and for Llama-3 405B on
 16,384 ranks; prints JSON.
 
-    python -m benchmarks.dry_run
+    python benchmarks/dry_run.py
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from keeping import timed
 
 JOB = """
 [model]
@@ -37,12 +36,8 @@ def measured(preset: str, strategy: str, sequence: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.toml")
         job.write_text(JOB.format(preset=preset, strategy=strategy, sequence=sequence))
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), "--dry-run", "--json"]
-        subprocess.run(argv, check=True, capture_output=True)
-        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": round(wall, 2), "processor_seconds": round(used, 2)}
+        ran = timed([sys.executable, "-m", "plait.cli.main", "train", str(job), "--dry-run", "--json"])
+    return {"seconds": round(ran.seconds, 2), "processor_seconds": round(ran.processor_seconds, 2)}
 
 
 def main() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from plait.core.errors import PlaitError
 from plait.lab import Lab, LabSpec
@@ -46,6 +49,50 @@ def ranks_on_lab(
                     print(f"{log.name}:\n{log.read_text()[-3000:]}", file=sys.stderr)
                 raise
         return json.loads(out.read_text())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A process that has ended: what it wrote, seconds by the clock and of processors, its largest resident
+    size."""
+
+    output: str
+    seconds: float
+    processor_seconds: float
+    largest_mib: int
+
+
+def timed(argv: Sequence[str]) -> Ran:
+    """Run a command to its end. Raises CalledProcessError, with what it wrote to stderr.
+
+    The kernel counts for this process alone, with those it waited for: RUSAGE_CHILDREN has the largest size
+    of all children so far. A size begins with that of the process which starts it (getrusage(2)).
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(argv, stdout=out, stderr=errors)
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        seconds, process.returncode = time.perf_counter() - start, os.waitstatus_to_exitcode(status)
+        output, complaint = (_whole(file) for file in (out, errors))
+    if process.returncode:
+        print(complaint, file=sys.stderr)
+        raise subprocess.CalledProcessError(process.returncode, argv, output, complaint)
+    return Ran(
+        output=output,
+        seconds=seconds,
+        processor_seconds=used.ru_utime + used.ru_stime,
+        largest_mib=used.ru_maxrss >> 10,
+    )
+
+
+def _whole(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 LONGEST = 3600.0

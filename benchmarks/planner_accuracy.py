@@ -25,7 +25,8 @@ from planner_fit import Batch, Floats, batches, left_out
 from planner_memory import measured as weight
 from planner_memory import row_memory
 from planner_moe import read_moe
-from planner_rows import Row, default_files, read_rows
+from planner_row import Row
+from planner_rows import default_files, read_rows
 
 from plait.core.errors import JobError
 from plait.plan.band import band

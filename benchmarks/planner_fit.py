@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from planner_rows import Row
+from planner_row import Row
 
 from plait.core.cluster import Cluster
 from plait.core.efficiency import Constant, Efficiency

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from planner_rows import GIB, Row, default_files, read_rows
+from planner_row import GIB, Row
+from planner_rows import default_files, read_rows
 
 from plait.core.overhead import Overhead
 from plait.plan.closed_memory import MemoryColumns, communicators, step_memory, usable
@@ -173,11 +174,11 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
     """context, communicator and slack that explain what nvidia-smi shows beyond tensors: least squares of
     relative errors, none negative."""
     matrix, truth = _equations(rows)
-    found = _nonnegative(matrix, truth)
+    found = nonnegative(matrix, truth)
     return dict(zip(("context", "communicator", "slack"), found.tolist(), strict=True))
 
 
-def _nonnegative(matrix: Floats, truth: Floats) -> Floats:
+def nonnegative(matrix: Floats, truth: Floats) -> Floats:
     """Least squares over every choice of which unknowns are zero."""
     best, least = np.zeros(matrix.shape[1]), float(truth @ truth)
     for chosen in product((False, True), repeat=matrix.shape[1]):

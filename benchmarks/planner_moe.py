@@ -17,7 +17,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from planner_rows import Row, Rows, Skipped, _header, _lines, _measurement
+from planner_measurements import read_measurement
+from planner_row import Row, Rows, Skipped
+from planner_rows import header, read_lines
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
@@ -37,9 +39,9 @@ def read_moe(files: Iterable[Path]) -> Rows:
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     for file in files:
-        if "arch_type" not in _header(file):
+        if "arch_type" not in header(file):
             continue
-        for values in _lines(file):
+        for values in read_lines(file):
             if "moe" not in values["arch_type"]:
                 continue
             try:
@@ -68,7 +70,7 @@ def _moe(values: Mapping[str, str], stem: str) -> Row:
         "dp": replicas // cp, "sp": int(tp > 1), "micro_batch": values["micro_batch"] or 1,
         "recompute": values["recompute"] or "none",
     }  # fmt: skip
-    row = _measurement({**values, **{name: str(value) for name, value in told.items()}}, stem)
+    row = read_measurement({**values, **{name: str(value) for name, value in told.items()}}, stem)
     point = replace(row.point, ep=np.array([ep]))
     return replace(row, source=f"{row.source}-moe", shapes=Shapes.of(model), point=point, full=False)
 

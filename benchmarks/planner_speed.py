@@ -10,15 +10,12 @@ add. Processor seconds stand beside the clock's.
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from keeping import finish, keep, make_parser
+from keeping import finish, keep, make_parser, timed
 
 JOB = """
 [model]
@@ -66,15 +63,13 @@ def once(case: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.toml")
         job.write_text(JOB.format(**case))
-        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         argv = [sys.executable, "-m", "plait.cli.main", "plan", str(job), "--json"]
-        done = subprocess.run(["/usr/bin/env", "OMP_NUM_THREADS=1", *argv], check=True, capture_output=True, text=True)
-        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    answer = json.loads(done.stdout)
+        ran = timed(["/usr/bin/env", "OMP_NUM_THREADS=1", *argv])
+    answer = json.loads(ran.output)
     return {
-        "seconds": round(seconds, 2),
-        "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
-        "largest_mib": after.ru_maxrss >> 10,
+        "seconds": round(ran.seconds, 2),
+        "processor_seconds": round(ran.processor_seconds, 2),
+        "largest_mib": ran.largest_mib,
         "strategies": answer["searched"],
         "step_seconds": answer["candidates"][0]["seconds"],
     }

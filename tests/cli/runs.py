@@ -74,6 +74,24 @@ def train(
     )
 
 
+def trained(folder: Path) -> Path:
+    """The job of a run in ``folder`` that was never disturbed."""
+    job = write_job(folder)
+    done = train(job)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return job
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
+    """Exit status 2 and one clear paragraph."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    text = " ".join(done.stderr.split())
+    assert text.startswith("plait: ")
+    assert "Traceback" not in text
+    for word in says:
+        assert word in text
+
+
 def start(job: Path, *settings: str) -> subprocess.Popen[str]:
     """Begin training, in a session of its own."""
     return subprocess.Popen(

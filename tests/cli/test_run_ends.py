@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.lock import NAME
-from tests.cli.runs import command, curve, metrics, rank_pids, start, train, wait_for_step, write_job
+from tests.cli.runs import command, curve, metrics, rank_pids, start, train, trained, wait_for_step, write_job
 from tests.lab.support import why_no_lab
 
 pytestmark = pytest.mark.slow
@@ -27,10 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never disturbed."""
-    job = write_job(tmp_path_factory.mktemp("finished"))
-    done = train(job)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return job
+    return trained(tmp_path_factory.mktemp("finished"))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])

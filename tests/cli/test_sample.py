@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
-from tests.cli.runs import train, write_job
-from tests.cli.test_train import assert_refused
+from tests.cli.runs import assert_refused, train, write_job
 
 pytestmark = pytest.mark.slow
 

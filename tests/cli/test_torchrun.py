@@ -13,7 +13,7 @@ import pytest
 
 from plait.core.lock import NAME
 from plait.launch.local import free_port
-from tests.cli.runs import curve, metrics, train, wait_for_step, write_job
+from tests.cli.runs import curve, metrics, train, trained, wait_for_step, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +42,7 @@ def two_agents(job: Path, *settings: str) -> list[subprocess.Popen[str]]:
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same job, run by ``plait train``."""
-    job = write_job(tmp_path_factory.mktemp("launched"))
-    done = train(job)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return job
+    return trained(tmp_path_factory.mktemp("launched"))
 
 
 def test_one_machine(launched: Path, tmp_path: Path) -> None:

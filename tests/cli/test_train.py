@@ -21,6 +21,7 @@ import pytest
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline, hidden
 from tests.cli.runs import (
+    assert_refused,
     curve,
     kill_rank,
     metrics,
@@ -29,6 +30,7 @@ from tests.cli.runs import (
     start_and_kill,
     stopped_after,
     train,
+    trained,
     wait_for_step,
     write_job,
 )
@@ -39,10 +41,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never disturbed; its folder also serves as the corpus of others."""
-    job = write_job(tmp_path_factory.mktemp("finished"))
-    done = train(job)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return job
+    return trained(tmp_path_factory.mktemp("finished"))
 
 
 @pytest.fixture
@@ -216,16 +215,6 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_bad_input_is_one_paragraph(tmp_path: Path, setting: str, says: tuple[str, ...]) -> None:
     assert_refused(train(write_job(tmp_path), setting), *says)
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
-    """Exit status 2 and one clear paragraph."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    text = " ".join(done.stderr.split())
-    assert text.startswith("plait: ")
-    assert "Traceback" not in text
-    for word in says:
-        assert word in text
 
 
 def _alive(pid: int) -> bool:

@@ -12,8 +12,17 @@ import pytest
 from plait.core.layout import Layout
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline
-from tests.cli.runs import curve, metrics, start, start_and_kill, stopped_after, train, wait_for_step, write_job
-from tests.cli.test_train import assert_refused
+from tests.cli.runs import (
+    assert_refused,
+    curve,
+    metrics,
+    start,
+    start_and_kill,
+    stopped_after,
+    train,
+    wait_for_step,
+    write_job,
+)
 
 pytestmark = pytest.mark.slow
 

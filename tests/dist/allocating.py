@@ -18,11 +18,10 @@ from plait.train.engine.feed import micro_batches
 from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
-from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import Stages
 from plait.train.record.recorder import Recorder
+from tests.dist.counting import count_sequence
 from tests.dist.equality import DEVICE
-from tests.dist.pipelining import CountedWire
 
 COUNTED = ("params", "grads", "optim", "replicas", "secondary")
 
@@ -34,11 +33,7 @@ class _Rank:
         self.job, self.recorder = job, Recorder(DEVICE)
         self.part = part = assemble(make_plan(job, HERE, vocab=1), rank, DEVICE, recorder=self.recorder)
         self.share, self.groups, self.shards = part.models, part.groups, part.shards
-        group = part.groups.sequence
-        self.sequence = {"ulysses": CountedWire(group.ulysses), "ring": CountedWire(group.ring)}
-        for stage in part.models.stages:
-            for attention in stage.attn.values():
-                attention.sequence = SequenceGroup(self.sequence["ulysses"], self.sequence["ring"])  # type: ignore[assignment]
+        self.sequence = count_sequence(part)
         self.gradients, self.optimizer = part.gradients, Optimizer(part.models, part.gradients)
 
     def step(self, number: int) -> None:

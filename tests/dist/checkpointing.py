@@ -27,10 +27,9 @@ from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.manifest import file_of
 from plait.train.model.transformer import Transformer
 from plait.train.model.units import held_of
+from tests.models import llama
 
-LLAMA = ModelSpec(
-    family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8
-)
+LLAMA = llama()
 GPT = ModelSpec(
     family="gpt", num_layers=1, hidden=8, num_heads=4, vocab=5, max_sequence=4
 )  # at tp = 4 the last rank holds no word
@@ -79,6 +78,28 @@ def zeros_like(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Ten
 
 def build(spec: ModelSpec, tp: int = 1, rank: int = 0) -> Transformer:
     return Transformer(spec, Strategy(tp=tp), tp_rank=rank % tp)
+
+
+class One:
+    """A single process with two complete checkpoints, steps 1 and 2."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.model = folder, build(GPT)
+        self.checkpoints = Checkpoints(folder, held_of(self.model.pieces), keep=keep)
+        for step in (1, 2):
+            self.save(step)
+
+    def save(self, step: int, *, wait: bool = True) -> None:
+        self.checkpoints.save(step, tensors_of(self.model, step), {"step": step}, wait=wait)
+
+    def latest(self) -> int:
+        """The step that a run would go on from."""
+        restored = self.checkpoints.restore({})
+        assert restored is not None
+        return restored.step
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self.folder.iterdir())
 
 
 def save(rank: int, folder: Path, spec: ModelSpec, tp: int, world: int, step: int) -> None:

@@ -1,11 +1,13 @@
-"""Pools of gloo ranks, started once a session."""
+"""Pools of gloo ranks, started once a session; a folder of checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.dist.checkpointing import One
 from tests.ranks import Ranks
 
 
@@ -24,3 +26,13 @@ def pool() -> Iterator[Callable[[int], Ranks]]:
     yield of
     for one in pools.values():
         one.close()
+
+
+@pytest.fixture
+def four(pool: Callable[[int], Ranks]) -> Ranks:
+    return pool(4)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> One:
+    return One(tmp_path / "checkpoints")

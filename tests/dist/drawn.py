@@ -10,6 +10,7 @@ from math import gcd, lcm, prod
 from typing import Any, TypeVar, get_args
 
 from plait.core.cluster import Hosts
+from plait.core.errors import JobError, ScheduleError
 from plait.core.job import Job
 from plait.core.plan import Plan
 from plait.core.schedules import GENERATORS
@@ -129,6 +130,19 @@ def _batches(chance: Chance, dp: Sequence[int]) -> tuple[Values, int]:
 def plan_of(job: Job) -> Plan:
     """As ``plait train`` plans it, every rank on a host of its own. Raises JobError or ScheduleError."""
     return make_plan(job, Hosts(ranks_per_host=1, rate=1e9), vocab=1)
+
+
+def drawn_plan(chance: Chance, most: int, limit: int) -> tuple[Values, Plan]:
+    """The next drawn job that can be planned, on at most ``limit`` ranks, and its plan. most: as in
+    ``draw``."""
+    while True:
+        values = draw(chance, most)
+        try:
+            job = Job.from_dict(values)
+            if job.world_size <= limit:
+                return values, plan_of(job)
+        except (JobError, ScheduleError):
+            continue
 
 
 def measured(chance: random.Random, plan: Plan) -> SegmentCosts:

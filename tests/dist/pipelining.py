@@ -26,15 +26,12 @@ from plait.core.refine import refine
 from plait.core.schedule import Transfer
 from plait.core.schedules import Shape, generate
 from plait.core.segment_costs import SegmentCosts
-from plait.core.segments import Collective
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from plait.core.timeline import OpSpan
 from plait.plan.make import Design, assemble_plan
-from plait.plan.sharding import step_bytes
 from plait.plan.states import states
-from plait.plan.traffic import micro_batch_bytes
-from plait.train.comm.wire import Wire, wire_bytes
+from plait.train.comm.wire import Wire
 from plait.train.engine.agreement import agree, statement
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.completion import complete, totals
@@ -44,9 +41,9 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import Courier, Delivery
 from plait.train.engine.steps import evaluate, train_step
-from plait.train.model.sequence import SequenceGroup
 from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure
+from tests.dist.counting import CountedWire, counted, planned_bytes, traffic
 from tests.dist.equality import (
     CLIP,
     DEVICE,
@@ -211,7 +208,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
         if step == 0:  # by hand, because clipping changes the gradients
             gradients.zero()
             mine = part.pipeline.run(batches)
-            errors |= _traffic(part, wires, sizes)
+            errors |= traffic(part, wires, micro=sizes.micro, count=sizes.count)
             sharded = part.plan.strategy.sequence_parallel
             complete(gradients, part.groups, part.shards, sequence_parallel=sharded)
             loss, square, _ = totals(gradients, part.groups, mine, False)
@@ -239,7 +236,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
         fits = pool >= planned if part.plan.strategy_of(part.groups.place).p1 > 1 else pool == planned
         errors[f"buffers of {pool} bytes, {planned} by the formula"] = 0.0 if fits else float("inf")
         errors["buffers allocated after the first step"] = 0.0 if part.shards.pool == pool else float("inf")
-        for axis, count in _bytes(part, sizes).items():
+        for axis, count in planned_bytes(part, count=sizes.count).items():
             sent = part.shards.sent[axis] - evaluated[axis]
             errors[f"{axis}: {sent} bytes sent, {count} by the formula"] = 0.0 if sent == count else float("inf")
     for store in held.units.values():
@@ -264,54 +261,6 @@ def _evaluated(part: Part, want: float, sizes: Sizes, errors: dict[str, float]) 
         errors[f"evaluation {loss}"] = abs(loss / want - 1)
         sent = (Counter(part.shards.sent) if part.shards else Counter[str]()) - before
     return sent + sent
-
-
-class CountedWire:
-    """A wire that counts what it sends."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.wire, self.size, self.rank, self.sent = wire, wire.size, wire.rank, 0
-
-    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
-        self.sent += wire_bytes(kind, result, source, self.size) if self.size > 1 else 0
-        return self.wire.start(kind, result, source)
-
-
-def counted(part: Part) -> tuple[Part, dict[str, CountedWire]]:
-    """The same part with counters on the wires of tensor and sequence parallelism."""
-    sequence = part.groups.sequence
-    wires = {
-        "tp": CountedWire(part.groups.tp),
-        "ulysses": CountedWire(sequence.ulysses),
-        "ring": CountedWire(sequence.ring),
-    }
-    for stage in part.models.stages:
-        for attention in stage.attn.values():
-            attention.sequence = SequenceGroup(wires["ulysses"], wires["ring"])  # type: ignore[assignment]
-    return replace(part, groups=replace(part.groups, tp=wires["tp"])), wires
-
-
-def _traffic(part: Part, wires: dict[str, CountedWire], sizes: Sizes) -> dict[str, float]:
-    """How far what the micro-batches of one step have sent is off the formula: nothing or everything."""
-    want: Counter[str] = Counter()
-    own = part.plan.rows_of(part.rank, sizes.micro)
-    for stage in part.models.stages:
-        shape = {
-            "batch": own.stop - own.start,
-            "sequence": part.plan.workload.sequence,
-            "itemsize": 8,
-            "loss_itemsize": 8,
-        }
-        want.update(micro_batch_bytes(part.models.spec, part.plan.strategy_of(part.groups.place), stage.stage, **shape))
-    errors: dict[str, float] = {}
-    for axis, wire in wires.items():
-        count = sizes.count * want[axis]
-        rows = sizes.count * want["rows"] if axis == "tp" else 0  # they depend on the tokens
-        fits = count <= wire.sent <= count + rows if rows else wire.sent == count
-        errors[f"{axis}: {wire.sent} bytes sent, {count} by the formula and at most {rows} of rows"] = (
-            0.0 if fits else float("inf")
-        )
-    return errors
 
 
 def measured_slack(rank: int, spec: ModelSpec, places: int, slow: int) -> list[int]:
@@ -349,22 +298,6 @@ def timed(
             part.shards.stop()
         chosen = refine(planned, found).strategy
         return len(found.strategies) + len(found.overlaps), chosen, dict(found.notes), zero
-
-
-def _bytes(part: Part, sizes: Sizes) -> dict[str, int]:
-    """What the formula says that ``STEPS`` steps send."""
-    units = {unit: store.numel for unit, store in part.models.units.items()}
-    one_stage = any(stage.stage.embeds and stage.stage.heads for stage in part.models.stages)
-    step = step_bytes(
-        units,
-        part.groups.sharding,
-        part.groups.mesh.replicas,
-        micro_batches=sizes.count,
-        itemsize=8,
-        gradient_itemsize=8,
-        tied=bool(part.models.spec.tied_embeddings) and one_stage,
-    )
-    return {axis: STEPS * count for axis, count in step.items()}
 
 
 def disagreement(rank: int, spec: ModelSpec) -> str:

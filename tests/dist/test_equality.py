@@ -14,50 +14,16 @@ from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 from tests.cases import each_other
 from tests.dist import equality
+from tests.models import gpt, llama, utransformer
 from tests.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 
-GPT = ModelSpec(
-    family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2
-)
-LLAMA = ModelSpec(
-    family="llama",
-    num_layers=2,
-    hidden=16,
-    num_heads=8,
-    num_kv_heads=4,
-    ffn_hidden=24,
-    vocab=37,
-    max_sequence=8,
-    dropout=0.1,
-)
-FEW_KV = ModelSpec(
-    family="llama",
-    num_layers=1,
-    hidden=16,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=6,
-    ffn_hidden=24,
-    vocab=33,
-    max_sequence=8,
-    tied_embeddings=True,
-    dropout=0.1,
-    attention_dropout=0.1,
-)
-UNTIED = ModelSpec(family="gpt", num_layers=1, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False)
-U = ModelSpec(
-    family="utransformer",
-    num_layers=5,
-    levels=2,
-    hidden=16,
-    num_heads=4,
-    vocab=37,
-    max_sequence=8,
-    dropout=0.1,
-    attention_dropout=0.2,
-)
+GPT = gpt(dropout=0.1, attention_dropout=0.2)
+LLAMA = llama(num_heads=8, num_kv_heads=4, dropout=0.1)
+FEW_KV = llama(num_layers=1, head_size=6, vocab=33, tied_embeddings=True, dropout=0.1, attention_dropout=0.1)
+UNTIED = gpt(num_layers=1, vocab=40, tied_embeddings=False)
+U = utransformer(dropout=0.1, attention_dropout=0.2)
 MODELS = {"gpt": GPT, "llama": LLAMA, "few_kv": FEW_KV, "untied": UNTIED}
 MODELS |= {f"{name}_block": replace(MODELS[name], parallel_block=True) for name in ("gpt", "llama")}
 TOLERANCE = 1e-10

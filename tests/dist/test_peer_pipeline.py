@@ -7,26 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from plait.core.model import ModelSpec
 from tests.dist import peer_pipeline
+from tests.models import gpt, llama
 from tests.ranks import Ranks
 
-MODELS = {
-    "gpt": ModelSpec(
-        family="gpt", num_layers=4, hidden=16, num_heads=4, vocab=37, max_sequence=8, tied_embeddings=False
-    ),
-    "llama": ModelSpec(
-        family="llama",
-        num_layers=4,
-        hidden=16,
-        num_heads=4,
-        num_kv_heads=2,
-        ffn_hidden=24,
-        vocab=37,
-        max_sequence=8,
-        tied_embeddings=False,
-    ),
-}
+MODELS = {"gpt": gpt(num_layers=4, tied_embeddings=False), "llama": llama(num_layers=4, tied_embeddings=False)}
 TOLERANCE = {
     "gpt": 1e-10,
     "llama": 1e-6,

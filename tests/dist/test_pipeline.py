@@ -16,27 +16,14 @@ from plait.core.schedules import GENERATORS
 from plait.core.strategy import Strategy
 from tests.cases import each_other
 from tests.dist import pipelining
+from tests.models import gpt, llama, utransformer
 from tests.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 
-GPT = ModelSpec(
-    family="gpt", num_layers=6, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1, attention_dropout=0.2
-)
-LLAMA = ModelSpec(
-    family="llama",
-    num_layers=6,
-    hidden=16,
-    num_heads=4,
-    num_kv_heads=2,
-    ffn_hidden=24,
-    vocab=37,
-    max_sequence=8,
-    dropout=0.1,
-)
-U = ModelSpec(
-    family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8, dropout=0.1
-)
+GPT = gpt(num_layers=6, dropout=0.1, attention_dropout=0.2)
+LLAMA = llama(num_layers=6, dropout=0.1)
+U = utransformer(dropout=0.1)
 MODELS = {"gpt": GPT, "llama": LLAMA, "utransformer": U}
 TOLERANCE = 1e-10
 
@@ -95,26 +82,12 @@ def test_random_delays_in_transfers_change_nothing(pool: Pool, seed: int) -> Non
 
 
 def test_unequal_layers_and_untied_embeddings(pool: Pool) -> None:
-    untied = ModelSpec(
-        family="gpt", num_layers=5, hidden=16, num_heads=4, vocab=40, max_sequence=8, tied_embeddings=False
-    )
+    untied = gpt(num_layers=5, vocab=40, tied_embeddings=False)
     assert_equal(pool, untied, [(1, 1)] * 3, "1f1b", 2, False, None, (1, 3, 1))
 
 
 def test_tied_llama(pool: Pool) -> None:
-    tied = ModelSpec(
-        family="llama",
-        num_layers=4,
-        hidden=16,
-        num_heads=4,
-        num_kv_heads=2,
-        head_size=6,
-        ffn_hidden=24,
-        vocab=33,
-        max_sequence=8,
-        tied_embeddings=True,
-        dropout=0.1,
-    )
+    tied = llama(num_layers=4, head_size=6, vocab=33, tied_embeddings=True, dropout=0.1)
     for degrees in ([(1, 1), (1, 1)], [(1, 2), (1, 1)], [(1, 1), (2, 1)]):
         assert_equal(pool, tied, degrees, "zb-v")
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from plait.core.cluster import Cluster
-from plait.core.errors import JobError, ScheduleError
 from plait.core.job import Job
 from plait.core.timeline import Span
 from plait.plan.simulate import simulate_plan
 from tests.dist import recording
-from tests.dist.drawn import Chance, draw, plan_of
+from tests.dist.drawn import Chance, drawn_plan
 from tests.dist.test_estimate import GPT, JOBS, LLAMA, MORE, job
 from tests.ranks import Ranks
 
@@ -70,15 +69,5 @@ def test_so_it_is_for_more(pool: Pool, name: str) -> None:
 @pytest.mark.contract
 @pytest.mark.parametrize("seed", range(DRAWN))
 def test_so_it_is_for_jobs_drawn_from_the_whole_space(pool: Pool, seed: int) -> None:
-    chance = Chance(seed)
-    while True:
-        values = draw(chance, 4)
-        try:
-            asked = Job.from_dict(values)
-            if asked.world_size > 4:
-                continue
-            plan_of(asked)
-        except (JobError, ScheduleError):
-            continue
-        break
+    values, _ = drawn_plan(Chance(seed), 4, 4)
     compare(pool, values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.core.model import ModelSpec
 from plait.core.overlap import Load
 from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire
@@ -16,19 +15,10 @@ from plait.train.machine.device import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from tests.dist.equality import batch_of, expected
+from tests.models import llama
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-SPEC = ModelSpec(
-    family="llama",
-    num_layers=2,
-    hidden=64,
-    num_heads=4,
-    num_kv_heads=2,
-    ffn_hidden=96,
-    vocab=37,
-    max_sequence=8,
-    dropout=0.1,
-)
+SPEC = llama(hidden=64, ffn_hidden=96, dropout=0.1)
 
 
 @pytest.mark.parametrize("p1", [1, 2, 4])

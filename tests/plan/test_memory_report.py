@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from plait.core.cluster import Cluster
-from plait.core.model import ModelSpec
 from plait.plan.closed_memory import fits, step_memory
 from plait.plan.memory_report import fitting_change, memory_report
 from plait.plan.point_step import step_of
 from plait.plan.points import RECOMPUTES, Points
+from tests.models import seven_billion
 
-SEVEN = ModelSpec(
-    family="llama", num_layers=32, hidden=4096, num_heads=32, ffn_hidden=11008, vocab=32000, max_sequence=262144
-)
+SEVEN = seven_billion()
 A100 = Cluster.preset("a100-80")
 
 

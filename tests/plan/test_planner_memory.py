@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from typing import Any
-
+import numpy as np
+import planner_memory as memory
 import pytest
+from planner_rows import DATA, read_rows
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT.parent / "shared" / "data" / "measurements" / "measurements.csv"
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("planner_memory")
+TABLE = DATA / "measurements" / "measurements.csv"
 
 
-@pytest.mark.skipif(not DATA.is_file(), reason="no measurements beside the project")
-def test_published_memory(memory: Any) -> None:
-    rows = memory.read_rows([DATA]).rows
+@pytest.mark.skipif(not TABLE.is_file(), reason="no measurements beside the project")
+def test_published_memory() -> None:
+    rows = read_rows([TABLE]).rows
     judged = memory.judge(rows)
     found = memory.summary(judged)
     assert found["median_abs_rel_error"] < 0.08
@@ -32,15 +23,14 @@ def test_published_memory(memory: Any) -> None:
     assert bytes_.tolist() == [one.bytes for one in judged[:5]]
 
 
-@pytest.mark.skipif(not DATA.is_file(), reason="no measurements beside the project")
-def test_a_device_is_as_large_as_its_name_says(memory: Any) -> None:
-    rows = [row for row in memory.read_rows([DATA]).rows if row.source == "bigscience-tr3m"]
+@pytest.mark.skipif(not TABLE.is_file(), reason="no measurements beside the project")
+def test_a_device_is_as_large_as_its_name_says() -> None:
+    rows = [row for row in read_rows([TABLE]).rows if row.source == "bigscience-tr3m"]
     small, large = (next(row for row in rows if row.told["gpu"].endswith(name)) for name in ("16GB", "32GB"))
     assert memory.room(large) == 2 * memory.room(small)
 
 
-def test_least_squares_without_negative_unknowns(memory: Any) -> None:
-    np = memory.np
+def test_least_squares_without_negative_unknowns() -> None:
     matrix = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
-    assert memory._nonnegative(matrix, np.array([1.0, 2.0, 3.0])).tolist() == pytest.approx([1.0, 1.0])
-    assert memory._nonnegative(matrix, np.array([3.0, 2.0, 1.0])).tolist() == pytest.approx([2.0, 0.0])
+    assert memory.nonnegative(matrix, np.array([1.0, 2.0, 3.0])).tolist() == pytest.approx([1.0, 1.0])
+    assert memory.nonnegative(matrix, np.array([3.0, 2.0, 1.0])).tolist() == pytest.approx([2.0, 0.0])

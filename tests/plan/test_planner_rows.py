@@ -9,22 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import planner_rows
 import pytest
+from planner_measurements import COLUMNS, node_gigabits
+from planner_row import Row
+from planner_vtrain import VTRAIN_COLUMNS
 
-from benchmarks import planner_rows
 from plait.core.errors import JobError
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
-ROW = dict.fromkeys(planner_rows.MEASUREMENTS, "") | {
+ROW = dict.fromkeys(COLUMNS, "") | {
     "row_id": "a-1", "source_id": "a", "completeness": "full", "arch_type": "dense", "task": "pretrain", "layers": "40",
     "hidden": "5120", "heads": "40", "ffn": "13824", "gated_mlp": "1", "vocab": "128000", "seq_len": "2048",
     "gpu": "A100-80GB", "num_gpus": "64", "gpus_per_node": "8", "tp": "2", "pp": "2", "dp": "16", "micro_batch": "2",
     "global_batch": "2048", "recompute": "none", "precision": "bf16", "attention": "flash_attention2", "outcome": "ok",
     "iter_time_s": "30.5", "zero_stage": "1", "date": "2023-10",
 }  # fmt: skip
-VTRAIN = dict(
-    zip(planner_rows.VTRAIN, ["8", "32", "4", "2048", "16", "24", "1024", "2", "2", "2", "410.5"], strict=True)
-)
+VTRAIN = dict(zip(VTRAIN_COLUMNS, ["8", "32", "4", "2048", "16", "24", "1024", "2", "2", "2", "410.5"], strict=True))
 
 
 def write(folder: Path, *rows: dict[str, str], drop: tuple[str, ...] = ()) -> Path:
@@ -36,7 +37,7 @@ def write(folder: Path, *rows: dict[str, str], drop: tuple[str, ...] = ()) -> Pa
     return file
 
 
-def read(folder: Path, **changed: str) -> planner_rows.Row:
+def read(folder: Path, **changed: str) -> Row:
     (row,) = planner_rows.read_rows([write(folder, ROW | changed)]).rows
     return row
 
@@ -88,7 +89,7 @@ def test_an_overlap_that_is_off_is_off(tmp_path: Path) -> None:
      ("RoCE RDMA", 0)],
 )  # fmt: skip
 def test_the_network_that_a_row_names(told: str, gigabits: float) -> None:
-    assert planner_rows.node_gigabits(told, 8) == gigabits
+    assert node_gigabits(told, 8) == gigabits
 
 
 def test_a_vtrain_row(tmp_path: Path) -> None:

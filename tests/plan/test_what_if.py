@@ -41,6 +41,10 @@ def test_each_factor_changes_what_it_names_and_nothing_else() -> None:
     assert [tier.rate.value for tier in changed("link=0.5").tiers] == [rate / 2 for rate in rates]
     assert changed("memory=2").device.memory.value == 2 * H100.device.memory.value
     assert changed("compute=2").device.peak["bf16-mixed"].value == 2 * H100.device.peak["bf16-mixed"].value
+    assert changed("memory=2").tiers == changed("compute=2").tiers == H100.tiers
+    assert changed("nic=2x").device == changed("link=0.5").device == H100.device
+    assert changed("compute=2").device.memory == H100.device.memory
+    assert changed("memory=2").device.peak == H100.device.peak
     for text in ("nic=1", "gpus=2"):
         assert changed(text) == H100
     assert "2 times that" in changed("nic=2x").tiers[-1].rate.source

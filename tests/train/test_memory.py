@@ -25,6 +25,7 @@ from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.device import Device
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import Transformer
+from tests.models import utransformer
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=128, num_heads=8, vocab=96, max_sequence=1024)
 LLAMA = ModelSpec(
@@ -80,7 +81,7 @@ def test_a_step_allocates_what_is_predicted(model: str, name: str) -> None:
 @pytest.mark.parametrize("model", [*MODELS, "u"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_states_are_what_is_allocated(model: str, tp: int) -> None:
-    u = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
+    u = utransformer()
     spec, strategy = (MODELS | {"u": u})[model], Strategy(tp=tp)
     for index, stage in enumerate(
         [Stage(0, 1, 0, spec.num_layers), Stage(0, 2, 0, 1), Stage(1, 2, 1, spec.num_layers - 1)]

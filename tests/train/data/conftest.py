@@ -1,4 +1,4 @@
-"""Small corpora of numbers, made once."""
+"""Small corpora of numbers, made once, and a folder of texts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import prepare
-from plait.train.data.tokenizer import ByteTokenizer
-
-BYTES = ByteTokenizer()
+from tests.train.data.preparing import BYTES, write
 
 
 def make(folder: Path, tokens: int, *, shard_tokens: int = 1 << 20) -> Corpus:
@@ -36,3 +34,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Corpus]
         return made[tokens]
 
     return of_size
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    return write(tmp_path / "texts", {f"{number:02d}": f"text number {number}\n".encode() * 20 for number in range(30)})

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from plait.core.errors import DataError
 from plait.train.data import checksums
 from plait.train.data.corpus import Corpus, Index
-from tests.train.data.conftest import BYTES, make
+from tests.train.data.conftest import make
+from tests.train.data.preparing import BYTES
 
 
 def test_open_maps_what_prepare_wrote(corpora: Callable[[int], Corpus]) -> None:

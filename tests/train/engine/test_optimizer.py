@@ -14,11 +14,10 @@ from plait.core.strategy import Strategy
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.optimizer import LearningRate, Optimizer
 from plait.train.model.transformer import Transformer
+from tests.models import gpt, llama
 
-GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
-LLAMA = ModelSpec(
-    family="llama", num_layers=2, hidden=16, num_heads=4, num_kv_heads=2, ffn_hidden=24, vocab=37, max_sequence=8
-)
+GPT = gpt()
+LLAMA = llama()
 SETTINGS: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8}
 
 

@@ -21,9 +21,10 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.segment import Segment
 from plait.train.machine.device import Device
 from plait.train.model.transformer import Transformer
+from tests.models import gpt, utransformer
 
-GPT = ModelSpec(family="gpt", num_layers=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
-U = ModelSpec(family="utransformer", num_layers=5, levels=2, hidden=16, num_heads=4, vocab=37, max_sequence=8)
+GPT = gpt()
+U = utransformer()
 CASES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "plain": (GPT, {}),
     "slices": (GPT, {"tp": 2, "p1": 2, "p2": 2}),

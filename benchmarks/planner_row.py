@@ -1,0 +1,99 @@
+"""One published measurement as the planner's models take it, and what all formats of them share: numbers, and
+clusters that are a preset's with other nodes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from plait.core.cluster import Cluster
+from plait.plan.layer_time import Options
+from plait.plan.points import Points
+from plait.plan.rates import AnyPrecision
+from plait.plan.shapes import Shapes
+
+GIB = 2**30
+VOCAB = 51200
+"""Where a row gives none: GPT-2's, padded, as in Megatron-LM's examples."""
+
+
+class Skipped(Exception):
+    """A row that says too little, or is about something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement. point: one row of columns. seconds, memory: measured; None where not. memory: bytes,
+    ``memory_kind`` says of what. job: what stays the same while layouts differ. stated: nothing that
+    time hangs on was inferred; constants are fitted to such rows only. full: the row says
+    everything."""
+
+    name: str
+    source: str
+    shapes: Shapes
+    point: Points
+    cluster: Cluster
+    sequence: int
+    precision: AnyPrecision
+    options: Options
+    seconds: float | None
+    memory: float | None
+    memory_kind: str
+    oom: bool
+    full: bool
+    stated: bool
+    job: tuple[Any, ...]
+    told: Mapping[str, str]
+
+    @property
+    def device(self) -> str:
+        """The preset's name."""
+        return self.cluster.name
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What files gave. skipped: reason -> how many rows."""
+
+    rows: list[Row]
+    skipped: Counter[str]
+
+
+class Bad(Exception):
+    """A value that cannot be read."""
+
+    def __init__(self, column: str, problem: str) -> None:
+        super().__init__(problem)
+        self.column = column
+
+
+def number(values: Mapping[str, str], column: str) -> float | None:
+    """None where empty. Times and sizes are positive and finite. Raises Bad."""
+    text = values[column].strip()
+    if not text:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        raise Bad(column, f"'{text}' is not a number") from None
+    if not math.isfinite(found) or found <= 0:
+        raise Bad(column, f"{text} is not a positive number")
+    return found
+
+
+@cache
+def cluster_of(name: str, ranks_per_node: int, gigabits: float) -> Cluster:
+    """A preset with other nodes. 0: the preset's."""
+    cluster = Cluster.preset(name)
+    ranks = ranks_per_node or cluster.ranks_per_node
+    inner, outer = cluster.tiers[0], cluster.tiers[-1]
+    if ranks_per_node:
+        inner = inner.model_copy(update={"ranks": ranks})
+    if gigabits:
+        rate = outer.rate.model_copy(update={"value": gigabits * 1e9 / 8 / ranks, "source": "the row"})
+        outer = outer.model_copy(update={"rate": rate})
+    return cluster.model_copy(update={"ranks_per_node": ranks, "tiers": (inner, outer)})
