@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from plait.core.errors import JobError
+from plait.core.hostlist import MOST_HOSTS, expand
 from plait.core.topology import FREE, UNKNOWN, Hardware, Node, State, Switch, Topology, close
 
 MOST_LEVELS = 64
@@ -23,6 +25,34 @@ class Wiring:
     nodes: Sequence[str] = ()
     where: str = ""
     uplinks: int = 0
+
+
+class HostLists:
+    """Writes out the host lists of one source, which together may stand for ``most`` names: many short lines
+    cannot become a billion names either."""
+
+    def __init__(self, most: int = 5 * MOST_HOSTS) -> None:
+        self._left = most
+
+    def __call__(self, value: object, where: str) -> list[str]:
+        """The names of an expression, or of a list of them. Raises JobError naming ``where``."""
+        parts: Sequence[object] = cast("list[object]", value) if isinstance(value, list) else [value]
+        names: list[str] = []
+        for part in parts:
+            if not isinstance(part, str):
+                raise JobError(f"{_kind(part)} is no host list", key=where, fix='Write it as text, as in "n[001-016]"')
+            try:
+                found = expand(part, min(self._left, MOST_HOSTS))
+            except ValueError as error:
+                raise JobError(str(error), key=where) from None
+            self._left -= len(found)
+            names += found
+        return names
+
+
+def _kind(value: object) -> str:
+    kinds: dict[type, str] = {bool: "a truth value", int: "a number", float: "a number", dict: "a table"}
+    return "nothing" if value is None else kinds.get(type(value), "a value of another kind")
 
 
 def build(

@@ -189,9 +189,9 @@ def test_ten_thousand_nodes() -> None:
     pods = [Wiring(f"mp{i}", [f"leaf{k}" for k in range(i * 5, i * 5 + 5)]) for i in range(128)]
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()  # others' work does not count
         tree = build([Wiring("core", [pod.name for pod in pods]), *pods, *leaves])
         free = tree.free()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert sum(len(names) for leaves in free.values() for names in leaves.values()) == 10_240
     assert best < 0.3  # 0.04 s alone
