@@ -84,10 +84,7 @@ def show(
     topology, notes = read_topology(file, form=form, name=name, levels=labels, states=states or ())
     placed = _groups(groups) if groups else {}
     topology.depth_of(level or None)
-    for path in draw or []:
-        from plait.place import draw as pictures
-
-        pictures.draw(topology, path, groups=placed, level=level or None, title=topology.name)
+    _draw(topology, draw or [], level, placed)
     _give(topology, out, convert, as_json, level, placed)
     for note in notes:
         typer.echo(terminal.fitted(f"note: {note}"), err=True)
@@ -125,15 +122,24 @@ def generate(
         hardware=Hardware(gpus=gpus, nics=nics, rails=nics), uplinks=uplinks,
     )  # fmt: skip
     topology.depth_of(level or None)
-    for path in draw or []:
-        from plait.place import draw as pictures
-
-        pictures.draw(topology, path, level=level or None, title=topology.name)
+    _draw(topology, draw or [], level, {})
     _give(topology, out, convert, as_json, level, {})
 
 
 ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": "topology.yaml"}
 """Forms by what the name of a file to write ends in."""
+
+
+def _draw(topology: Topology, files: list[Path], level: str, groups: dict[str, str]) -> None:
+    from plait.core.errors import JobError
+
+    for file in files:
+        from plait.place.draw import draw
+
+        try:
+            draw(topology, file, groups=groups, level=level or None, title=topology.name)
+        except OSError as error:
+            raise JobError(f"cannot be written: {error.strerror or error}", file=str(file)) from None
 
 
 def _give(

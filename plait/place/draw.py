@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,11 +78,12 @@ def colours_of(groups: Sequence[str]) -> dict[str, str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    few = len(groups) <= 20
-    palette = colormaps["tab20" if few else "hsv"]
-    # 0.618...: the golden ratio leaves neighbours far apart however many there are
+    if len(groups) <= 20:
+        palette = colormaps["tab20"]  # dark and light by turns: all dark ones first
+        return {group: to_hex(palette(place * 2 % 20 + place // 10)) for place, group in enumerate(groups)}
+    # By the golden ratio neighbours are far apart, however many there are.
     return {
-        group: to_hex(palette((place * 2 % 20 + place * 2 // 20) if few else place * 0.618034 % 1))
+        group: to_hex(hsv_to_rgb(place * 0.618034 % 1, 0.5 + place % 3 * 0.2, 0.95 - place % 4 * 0.12))
         for place, group in enumerate(groups)
     }
 
