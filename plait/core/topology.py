@@ -174,27 +174,20 @@ class Topology:
 
     def with_states(self, states: Mapping[str, State]) -> Topology:
         """The same wires and nodes, some in another state. Raises JobError for a node that is not there."""
-        for name in states:
-            self.node(name)
-        return replace(
-            self,
-            nodes=tuple(
-                Node(node.name, node.leaf, node.hardware, states[node.name]) if node.name in states else node
-                for node in self.nodes
-            ),
-        )
+        return self._with(states, {})
 
     def with_hardware(self, hardware: Mapping[str, Hardware]) -> Topology:
         """The same wires and states, some nodes made of something else."""
-        for name in hardware:
+        return self._with({}, hardware)
+
+    def _with(self, states: Mapping[str, State], hardware: Mapping[str, Hardware]) -> Topology:
+        for name in (*states, *hardware):
             self.node(name)
-        return replace(
-            self,
-            nodes=tuple(
-                Node(node.name, node.leaf, hardware[node.name], node.state) if node.name in hardware else node
-                for node in self.nodes
-            ),
+        nodes = tuple(
+            Node(one.name, one.leaf, hardware.get(one.name, one.hardware), states.get(one.name, one.state))
+            for one in self.nodes
         )
+        return replace(self, nodes=nodes)
 
     @cached_property
     def key(self) -> str:
