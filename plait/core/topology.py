@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -95,6 +96,11 @@ class Topology:
     def places(self) -> dict[str, int]:
         """The place of every node in ``nodes``."""
         return {node.name: place for place, node in enumerate(self.nodes)}
+
+    @cached_property
+    def plugged(self) -> Counter[int]:
+        """How many nodes are plugged into each switch, by its place in ``switches``."""
+        return Counter(node.leaf for node in self.nodes)
 
     def node(self, name: str) -> Node:
         """The node of a name. Raises JobError for one that is not there."""
