@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import calibrate, export, job, lab, plan, profile, reshard, sample, schedule, terminal, timeline, train
+from plait.cli import (
+    calibrate,
+    export,
+    job,
+    lab,
+    plan,
+    profile,
+    reshard,
+    sample,
+    schedule,
+    terminal,
+    timeline,
+    topology,
+    train,
+)
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -28,6 +42,7 @@ app.command("sample")(sample.sample)
 app.command("timeline")(timeline.timeline)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
+app.add_typer(topology.app, name="topology")
 app.add_typer(lab.app, name="lab")
 
 
