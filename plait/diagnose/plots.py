@@ -69,6 +69,28 @@ def draw_step(bars: Sequence[Bar], curves: Sequence[Curve], path: Path, *, title
     _save(figure, path, title)
 
 
+def draw_curves(
+    panels: Sequence[tuple[str, Sequence[Curve]]], path: Path, *, title: str, across: str, marks: Sequence[float] = ()
+) -> None:
+    """Quantities over time, a panel for each with its name and curves, one below the other. across: what
+    their points' first number is. marks: vertical lines."""
+    check_format(path)
+    figure = _figure(1.2 + 2.2 * len(panels))
+    below = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, curves) in zip(below, panels, strict=True):
+        for curve in curves:
+            axes.plot(*zip(*curve.points, strict=True), label=curve.name, lw=1.2)
+        for mark in marks:
+            axes.axvline(mark, color=GREY, linestyle="--", linewidth=1)
+        axes.set(ylabel=name)
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.01)
+    below[0].set_title(title)
+    below[-1].set_xlabel(across)
+    _legend(below[-1], max(len(curves) for _, curves in panels), -0.25)
+    _save(figure, path, title)
+
+
 def check_format(path: Path, known: Sequence[str] = FORMATS) -> None:
     """Raise DataError for a picture that cannot be drawn as its name says."""
     if path.suffix.lstrip(".").lower() not in known:
