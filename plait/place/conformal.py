@@ -19,15 +19,22 @@ RATE = 0.05
 """Log seconds; a run of ten late jobs moves bounds by about 0.45."""
 
 
-def first_margin(logs: Floats, bounds: Floats, level: float) -> float:
+def first_margin(logs: Floats, bounds: Floats, level: float, ended: NDArray[np.bool_] | None = None) -> float:
     """The margin that leaves a share ``1 - level`` of past jobs late (split conformal prediction).
 
-    logs: what they took, bounds: what was said, both in log seconds.
+    logs: what they took, bounds: what was said, both in log seconds. ended: False where a job still runs, of
+    which ``logs`` is what it has run for; without these the longest jobs would be missing, so the quantile is
+    that of the Kaplan-Meier estimate.
     """
     if not len(logs):
         return 0.0
-    rank = min(1.0, np.ceil((len(logs) + 1) * level) / len(logs))
-    return float(np.quantile(logs - bounds, rank, method="higher"))
+    over = logs - bounds
+    order = np.lexsort((np.zeros(len(over)) if ended is None else ~ended, over))
+    happened = np.ones(len(over)) if ended is None else ended[order].astype(float)
+    at_risk = len(over) - np.arange(len(over))
+    surviving = np.cumprod(1 - happened / (at_risk + (happened > 0)))  # + 1: the next job counts as one of them
+    low = np.flatnonzero(surviving <= 1 - level)
+    return float(over[order][low[0]] if len(low) else over.max())
 
 
 def follow(

@@ -50,13 +50,13 @@ def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Pr
     bounds = [parts[0].bound]
     for number, (first, last) in enumerate(pairwise(cuts), 1):
         block = _rows(known, slice(first, last))
-        ended = _ended(trace, first)
-        if len(ended) < FEWEST or first == last:
+        past, ended = _so_far(trace, first)
+        if ended.sum() < FEWEST or first == last:
             parts.append(from_history(block, settings.level))
             bounds.append(parts[-1].bound)
             continue
-        told(f"model {number} of {len(cuts) - 1}: {len(ended)} ended jobs")
-        model = fit(_rows(known, ended), logs[ended], settings, names_of(trace))
+        told(f"model {number} of {len(cuts) - 1}: {ended.sum()} ended jobs")
+        model = fit(_rows(known, slice(0, first)), past, ended, settings, names_of(trace))
         parts.append(model.predict(block, names_of(trace)))
         bounds.append(parts[-1].bound + model.margin)
     whole = Forecast.join(parts)
@@ -94,13 +94,14 @@ def assess(
     told(f"{len(trace)} jobs: what was known when each was submitted")
     known, logs = features(trace), log_seconds(trace)
     cut = int((1 - test) * len(trace))
-    ended, rest = _ended(trace, cut), np.arange(cut, len(trace))
+    (past, over), rest = _so_far(trace, cut), np.arange(cut, len(trace))
+    ended, before = np.flatnonzero(over), _rows(known, slice(0, cut))
     if len(ended) < FEWEST or not len(rest):
         raise DataError(
             f"{trace.name}: {len(ended)} jobs ended before the last {test:.0%} arrived; a model needs {FEWEST}."
         )
     told(f"fitting to {len(ended)} jobs")
-    model = fit(_rows(known, ended), logs[ended], settings, names_of(trace))
+    model = fit(before, past, over, settings, names_of(trace))
     forecast = model.predict(_rows(known, rest), names_of(trace))
     bounds, margin = follow(
         trace.submit[rest], trace.begin[rest], logs[rest], forecast.bound,
@@ -120,7 +121,8 @@ def assess(
     for hours in (4, 24):
         cap = hours * 3600 / BUCKET
         told(f"fitting 10-minute buckets up to {hours} h")
-        own = model if cap == settings.horizon else _buckets(known, logs, ended, cap, settings, trace)
+        other = replace(settings, horizon=cap, bags=0)
+        own = model if cap == settings.horizon else fit(before, past, over, other, names_of(trace))
         said = own.predict(_rows(known, rest), names_of(trace)).buckets
         counted = np.minimum(np.exp(logs) / BUCKET, cap)
         rmse[f"10-minute buckets, at most {hours} h"] = _rmse(counted[rest], said, counted, ended, rest, code)
@@ -134,14 +136,6 @@ def assess(
         spread=float(forecast.spread.mean()),
     )
     return replace(model, margin=margin), report
-
-
-def _buckets(
-    known: Features, logs: Floats, ended: NDArray[np.int64], cap: float, settings: JctSettings, trace: Trace
-) -> Predictor:
-    """A model whose mean counts to another horizon."""
-    other = replace(settings, horizon=cap, bags=0)
-    return fit(_rows(known, ended), logs[ended], other, names_of(trace))
 
 
 def _rmse(
@@ -173,7 +167,8 @@ def _rows(known: Features, rows: slice | NDArray[np.int64]) -> Features:
     return replace(known, matrix=known.matrix[rows])
 
 
-def _ended(trace: Trace, cut: int) -> NDArray[np.int64]:
-    """Of the jobs before ``cut`` those that had ended when it was submitted."""
+def _so_far(trace: Trace, cut: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Log seconds that the jobs before ``cut`` had run when it was submitted, and which of them had ended."""
     now = trace.submit[cut] if cut < len(trace) else np.inf
-    return np.flatnonzero(trace.end[:cut] <= now)
+    ran = np.minimum(trace.duration[:cut], now - trace.begin[:cut])
+    return np.log(np.maximum(1.0, ran)), trace.end[:cut] <= now

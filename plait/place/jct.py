@@ -104,8 +104,15 @@ class Predictor:
         return np.column_stack(columns) if columns else np.zeros((len(known.matrix), 0))
 
 
-def fit(known: Features, logs: Floats, settings: JctSettings, categories: dict[str, tuple[str, ...]]) -> Predictor:
-    """Fit to jobs in the order of their submission. logs: what they took, in log seconds.
+def fit(
+    known: Features,
+    logs: Floats,
+    ended: NDArray[np.bool_],
+    settings: JctSettings,
+    categories: dict[str, tuple[str, ...]],
+) -> Predictor:
+    """Fit to jobs in the order of their submission. logs: what they took, in log seconds; where one has not
+    ended, what it has run for: it counts for the margin alone.
 
     The upper quantile's model sees the first 85 %; the rest says what margin it needs.
     """
@@ -113,7 +120,7 @@ def fit(known: Features, logs: Floats, settings: JctSettings, categories: dict[s
     own = {name: categories[name] for name in known.categorical}
     where = [known.names.index(name) for name in known.categorical]
 
-    def train(target: Floats, rows: slice | Any = slice(None), **more: Any) -> Any:
+    def train(target: Floats, rows: NDArray[np.bool_] = ended, **more: Any) -> Any:
         data = gbm.Dataset(
             known.matrix[rows],
             target[rows],
@@ -128,9 +135,8 @@ def fit(known: Features, logs: Floats, settings: JctSettings, categories: dict[s
         for bag in range(settings.bags)
     )
     buckets = np.minimum(np.exp(np.minimum(logs, 700.0)) / BUCKET, settings.horizon)
-    early = slice(0, int(0.85 * len(logs)))
-    upper = train(logs, early, objective="quantile", alpha=settings.level)
-    late = slice(early.stop, None)
+    late = np.arange(len(logs)) >= int(0.85 * len(logs))
+    upper = train(logs, ended & ~late, objective="quantile", alpha=settings.level)
     bounds = np.asarray(upper.predict(known.matrix[late], num_threads=settings.threads), float)
     return Predictor(
         settings=settings,
@@ -139,7 +145,7 @@ def fit(known: Features, logs: Floats, settings: JctSettings, categories: dict[s
         bags=bags,
         mean=train(buckets, objective="regression"),
         upper=upper,
-        margin=first_margin(logs[late], bounds, settings.level),
+        margin=first_margin(logs[late], bounds, settings.level, ended[late]),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,16 @@ class ClusterShape:
     minipod: int = 50
 
 
+class Run(NamedTuple):
+    """A job, -1 for the planned one, on its GPUs from ``start`` to ``end``; preempted jobs run several
+    times."""
+
+    job: int
+    start: float
+    end: float
+    held: Held
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one policy made of a workload. started: first start of each job, ended: its end, both (J,) and
@@ -73,6 +84,7 @@ class Outcome:
     before: float | None = None
     at: float | None = None
     zone: tuple[int, ...] = ()
+    runs: tuple[Run, ...] = ()
     series: Series
 
 
@@ -159,6 +171,7 @@ class _Run:
         self.now = 0.0
         self.admitted = self.flexible = self.late = self.spared = self.held_over = 0
         self.lost = 0.0
+        self.runs: list[Run] = []
         self.announced: float | None = None
         self.before: float | None = None
         self.at: float | None = None
@@ -263,7 +276,9 @@ class _Run:
         heappush(self.events, (self.now + self.left[job], END, job, self.turn[job]))
 
     def _stop(self, job: int) -> None:
-        self.pool.release(self.held.pop(job))
+        held = self.held.pop(job)
+        self.pool.release(held)
+        self.runs.append(Run(job, self.since[job], self.now, held))
         self.inside.pop(job, None)
 
     def _preempt(self, job: int) -> None:
@@ -329,7 +344,10 @@ class _Run:
 
     def _leave(self) -> None:
         self.planned_end = self.now
-        self.pool.release(self.held.pop(-1))
+        assert self.planned_start is not None
+        held = self.held.pop(-1)
+        self.pool.release(held)
+        self.runs.append(Run(-1, self.planned_start, self.now, held))
         self.pool.open(self.zone)
         self.due, self.closed = np.inf, False
 
@@ -341,6 +359,7 @@ class _Run:
         if queued:
             own = int(np.flatnonzero(~keep)[0])
             self.planned_start, self.planned_end = float(self.started[own]), float(self.ended[own])
+            self.runs = [run._replace(job=-1 if run.job == own else run.job - (run.job > own)) for run in self.runs]
         return Outcome(
             policy=self.policy.name,
             started=self.started[keep],
@@ -358,5 +377,6 @@ class _Run:
             before=self.before,
             at=self.at,
             zone=tuple(self.zone),
+            runs=tuple(self.runs),
             series=self.meter.series(),
         )

@@ -71,6 +71,8 @@ def workload(
     else:
         window = trace.span if window is None else window
         found = _overlaid(trace, predicted, chosen, copies, window)
+    if load is not None and not len(found):
+        raise DataError(f"{trace.name}: a load of {load:g} asks for less than one of its jobs. Give it copies instead.")
     return replace(found, oversize=oversize, offered=one * (copies or 1.0))
 
 
