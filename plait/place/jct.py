@@ -118,15 +118,17 @@ def fit(
     """
     gbm = import_module("lightgbm")
     own = {name: categories[name] for name in known.categorical}
-    where = [known.names.index(name) for name in known.categorical]
+    columns = tuple(name for name in known.names if not name.endswith(":count"))  # which only ever grow
+    matrix = known.matrix[:, [known.names.index(name) for name in columns]]
+    where = [columns.index(name) for name in known.categorical]
 
     def train(target: Floats, rows: NDArray[np.bool_] = ended, **more: Any) -> Any:
         data = gbm.Dataset(
-            known.matrix[rows],
+            matrix[rows],
             target[rows],
-            feature_name=[f"f{number}" for number in range(len(known.names))],
+            feature_name=[f"f{number}" for number in range(len(columns))],
             categorical_feature=where,
-            params={"verbosity": -1, "max_bin": 127},
+            params={"verbosity": -1, "max_bin": 127, "num_threads": settings.threads},
         )
         return gbm.train(_parameters(settings) | more, data, num_boost_round=settings.rounds)
 
@@ -135,15 +137,16 @@ def fit(
         for bag in range(settings.bags)
     )
     buckets = np.minimum(np.exp(np.minimum(logs, 700.0)) / BUCKET, settings.horizon)
+    coarse = max(20, min(200, int(ended.sum()) // 20))  # squared buckets are noise where leaves are small
     late = np.arange(len(logs)) >= int(0.85 * len(logs))
     upper = train(logs, ended & ~late, objective="quantile", alpha=settings.level)
-    bounds = np.asarray(upper.predict(known.matrix[late], num_threads=settings.threads), float)
+    bounds = np.asarray(upper.predict(matrix[late], num_threads=settings.threads), float)
     return Predictor(
         settings=settings,
-        columns=known.names,
+        columns=columns,
         names=own,
         bags=bags,
-        mean=train(buckets, objective="regression"),
+        mean=train(buckets, objective="regression", num_leaves=15, min_data_in_leaf=coarse),
         upper=upper,
         margin=first_margin(logs[late], bounds, settings.level, ended[late]),
     )
