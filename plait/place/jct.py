@@ -118,15 +118,13 @@ def fit(
     """
     gbm = import_module("lightgbm")
     own = {name: categories[name] for name in known.categorical}
-    columns = tuple(name for name in known.names if not name.endswith(":count"))  # which only ever grow
-    matrix = known.matrix[:, [known.names.index(name) for name in columns]]
-    where = [columns.index(name) for name in known.categorical]
+    where = [known.names.index(name) for name in known.categorical]
 
     def train(target: Floats, rows: NDArray[np.bool_] = ended, **more: Any) -> Any:
         data = gbm.Dataset(
-            matrix[rows],
+            known.matrix[rows],
             target[rows],
-            feature_name=[f"f{number}" for number in range(len(columns))],
+            feature_name=[f"f{number}" for number in range(len(known.names))],
             categorical_feature=where,
             params={"verbosity": -1, "max_bin": 127, "num_threads": settings.threads},
         )
@@ -137,16 +135,20 @@ def fit(
         for bag in range(settings.bags)
     )
     buckets = np.minimum(np.exp(np.minimum(logs, 700.0)) / BUCKET, settings.horizon)
-    coarse = max(20, min(200, int(ended.sum()) // 20))  # squared buckets are noise where leaves are small
+    steady = {  # squared buckets are noise where leaves are small, and counts that only grow are a clock
+        "num_leaves": 15,
+        "min_data_in_leaf": max(20, min(200, int(ended.sum()) // 20)),
+        "feature_contri": [float(not name.endswith(":count")) for name in known.names],
+    }
     late = np.arange(len(logs)) >= int(0.85 * len(logs))
     upper = train(logs, ended & ~late, objective="quantile", alpha=settings.level)
-    bounds = np.asarray(upper.predict(matrix[late], num_threads=settings.threads), float)
+    bounds = np.asarray(upper.predict(known.matrix[late], num_threads=settings.threads), float)
     return Predictor(
         settings=settings,
-        columns=columns,
+        columns=known.names,
         names=own,
         bags=bags,
-        mean=train(buckets, objective="regression", num_leaves=15, min_data_in_leaf=coarse),
+        mean=train(buckets, objective="regression", **steady),
         upper=upper,
         margin=first_margin(logs[late], bounds, settings.level, ended[late]),
     )

@@ -18,6 +18,7 @@ class Waiting:
     def __init__(self) -> None:
         self._sizes: list[int] = []
         self._lists: dict[int, tuple[list[int], list[int]]] = {}
+        self._order: list[int] = []
         self._there: set[int] = set()
 
     def __len__(self) -> int:
@@ -32,6 +33,7 @@ class Waiting:
             insort(self._sizes, gpus)
             self._lists[gpus] = ([], [])
         heappush(self._lists[gpus][0], job)
+        heappush(self._order, job)
         self._there.add(job)
 
     def admit(self, job: int, gpus: int) -> None:
@@ -44,8 +46,7 @@ class Waiting:
 
     def first(self) -> int | None:
         """The one that has waited longest."""
-        heads = [head for size in self._sizes if (head := self._head(self._lists[size][0], None)) is not None]
-        return min(heads, default=None)
+        return self._head(self._order, None)
 
     def next(self, fits: Callable[[int, bool], bool], still: Callable[[int], bool] | None) -> tuple[int, bool] | None:
         """The one that has waited longest of those that find room, and whether it needs the zone for it.
@@ -53,11 +54,14 @@ class Waiting:
         still: whether a job may enter the zone now; once not, never again. None: nobody may.
         """
         best: int | None = None
-        for size in self._sizes:
+        for size in tuple(self._sizes):
             if not fits(size, False):
                 break
             head = self._head(self._lists[size][0], None)
-            if head is not None and (best is None or head < best):
+            if head is None:
+                self._sizes.remove(size)
+                del self._lists[size]
+            elif best is None or head < best:
                 best = head
         inside: int | None = None
         for size in self._sizes if still else ():
