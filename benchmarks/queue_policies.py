@@ -19,7 +19,7 @@ from keeping import keep
 from rich.console import Console
 from rich.table import Table
 
-from plait.core.errors import DataError
+from plait.core.errors import DataError, JobError
 from plait.place.forecast import Predicted, assess, walk_forward
 from plait.place.jct import JctSettings
 from plait.place.policy import POLICIES
@@ -69,13 +69,24 @@ def main() -> int:
         return 0
     result: dict[str, Any] = {"nodes": given.nodes, "planned_nodes": given.planned, "load": given.load, "traces": {}}
     for file in files:
-        columns = parse_columns(given.columns) if given.columns and file.suffix != ".json" else None
-        result["traces"][file.name] = one = measured(read_trace(file, columns), given)
+        result["traces"][file.name] = one = measured(read(file, given.columns, alone=len(files) == 1), given)
         show(file.name, one)
     checks = {name: dict(one["checks"]) for name, one in result["traces"].items()}
     result["passed"] = all(all(own.values()) for own in checks.values())
     keep(result, given)
     return 0
+
+
+def read(file: Path, columns: str | None, *, alone: bool) -> Trace:
+    """A trace by the columns given; one of several that has no such columns, by its own."""
+    if columns is None or file.suffix == ".json":
+        return read_trace(file)
+    try:
+        return read_trace(file, parse_columns(columns))
+    except JobError:
+        if alone:
+            raise
+        return read_trace(file)
 
 
 def measured(trace: Trace, given: Namespace) -> dict[str, Any]:
