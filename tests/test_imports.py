@@ -29,6 +29,8 @@ ONLY_IN = {
     "pulp": ("plait/place/mip.py",),
     "ortools": ("plait/plan/reshard_exact.py",),
     "matplotlib": ("plait/diagnose/plots.py", "plait/place/draw.py"),
+    "lightgbm": ("plait/place/jct.py", "plait/place/model_files.py"),
+    "pandas": ("plait/place/traces/",),
     "typer": ("plait/cli/",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(
@@ -40,6 +42,8 @@ STARTS_FAST = {
     "torch",
     "pyarrow",
     "numpy",
+    "pandas",
+    "lightgbm",
     "safetensors",
     "tokenizers",
     "transformers",
@@ -104,7 +108,8 @@ def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
 @pytest.mark.parametrize("file", [f for f in FILES if "train" not in f.parts], ids=_name)
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    columns = {"numpy"} if file.parent.name == "plan" else set()  # columns of strategies are what these compute on
+    computing = {"plan", "place", "traces"}  # columns of strategies, nodes or jobs are what these compute on
+    columns = {"numpy"} if file.parent.name in computing else set()
     assert {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns) == set()
 
 

@@ -15,6 +15,7 @@ from plait.cli import (
     lab,
     plan,
     profile,
+    queue,
     reshard,
     sample,
     schedule,
@@ -44,6 +45,7 @@ app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(topology.app, name="topology")
 app.add_typer(lab.app, name="lab")
+app.add_typer(queue.app, name="queue")
 
 
 @app.callback(invoke_without_command=True)

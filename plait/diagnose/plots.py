@@ -15,6 +15,7 @@ from plait.core.gantt import Bar, Curve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.text import Text
 
 FORMATS = ("svg", "png", "pdf")
@@ -67,6 +68,36 @@ def draw_step(bars: Sequence[Bar], curves: Sequence[Curve], path: Path, *, title
     below.margins(x=0.01)
     below.legend(ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     _save(figure, path, title)
+
+
+def draw_curves(
+    panels: Sequence[tuple[str, Sequence[Curve]]], path: Path, *, title: str, across: str, marks: Sequence[float] = ()
+) -> None:
+    """Quantities over time, a panel for each with its name and curves, one below the other. across: what
+    their points' first number is. marks: vertical lines."""
+    check_format(path)
+    figure = _figure(1.2 + 2.2 * len(panels))
+    below = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    lines: dict[str, Line2D] = {}  # a curve's name has the same colour in all panels
+    colours = {name: f"C{number % 10}" for number, name in enumerate(_names(panels))}
+    for axes, (name, curves) in zip(below, panels, strict=True):
+        for curve in curves:
+            (lines[curve.name],) = axes.plot(*zip(*curve.points, strict=True), color=colours[curve.name], lw=1.2)
+        for mark in marks:
+            axes.axvline(mark, color=GREY, linestyle="--", linewidth=1)
+        axes.set(ylabel=name)
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.01)
+    below[0].set_title(title)
+    below[-1].set_xlabel(across)
+    below[-1].legend(
+        lines.values(), lines, ncols=len(lines), loc="upper center", bbox_to_anchor=(0.5, -0.25), frameon=False
+    )
+    _save(figure, path, title)
+
+
+def _names(panels: Sequence[tuple[str, Sequence[Curve]]]) -> list[str]:
+    return list(dict.fromkeys(curve.name for _, curves in panels for curve in curves))
 
 
 def check_format(path: Path, known: Sequence[str] = FORMATS) -> None:

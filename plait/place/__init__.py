@@ -1,0 +1,1 @@
+"""Placing jobs on the nodes of a switched cluster, and letting them wait for it. No torch."""

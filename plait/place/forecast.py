@@ -1,0 +1,174 @@
+"""Predictions for a whole trace that never look ahead, and how good they are on its last tenth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.errors import DataError
+from plait.place.conformal import follow
+from plait.place.features import Features, features
+from plait.place.jct import BUCKET, FEWEST, LONGEST, Forecast, JctSettings, Predictor, fit, from_history
+from plait.place.traces.table import Ints, Trace
+
+Floats = NDArray[np.float64]
+Progress = Callable[[str], None]
+BLOCKS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+"""Shares of the jobs after which a model is fitted anew, to those that have ended by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """Seconds of each job of a trace, (J,), by what was known when it was submitted. mean: of 10-minute
+    buckets; upper: the quantile, calibrated."""
+
+    mean: Floats
+    upper: Floats
+
+
+def names_of(trace: Trace) -> dict[str, tuple[str, ...]]:
+    """What the codes of its categories mean."""
+    return {name: category.names for name, category in trace.categories.items()}
+
+
+def log_seconds(trace: Trace) -> Floats:
+    """What its jobs took."""
+    return np.log(np.maximum(1.0, trace.duration))
+
+
+def walk_forward(trace: Trace, settings: JctSettings | None = None, progress: Progress | None = None) -> Predicted:
+    """Predict every job by a model of jobs that had ended before its block began."""
+    settings, told = replace(settings or JctSettings(), bags=0), progress or (lambda _: None)
+    told(f"{len(trace)} jobs: what was known when each was submitted")
+    known, logs = features(trace), log_seconds(trace)
+    cuts = [int(share * len(trace)) for share in BLOCKS] + [len(trace)]
+    parts = [from_history(_rows(known, slice(0, cuts[0])), settings.level)]
+    bounds = [parts[0].bound]
+    for number, (first, last) in enumerate(pairwise(cuts), 1):
+        block = _rows(known, slice(first, last))
+        past, ended = _so_far(trace, first)
+        if ended.sum() < FEWEST or first == last:
+            parts.append(from_history(block, settings.level))
+            bounds.append(parts[-1].bound)
+            continue
+        told(f"model {number} of {len(cuts) - 1}: {ended.sum()} ended jobs")
+        model = fit(_rows(known, slice(0, first)), past, ended, settings, names_of(trace))
+        parts.append(model.predict(block, names_of(trace)))
+        bounds.append(parts[-1].bound + model.margin)
+    whole = Forecast.join(parts)
+    upper, _ = follow(trace.submit, trace.begin, logs, np.concatenate(bounds), level=settings.level, margin=0.0)
+    return Predicted(
+        mean=whole.buckets * BUCKET,
+        upper=np.exp(np.minimum(upper, LONGEST)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How a model of the first ``1 - test`` of the jobs does on the rest. rmse: by unit and by predictor
+    (``model``, ``constant``, ``group``); late: share of jobs that ran longer than the upper quantile, by way
+    (``online`` is what the queue uses, ``split`` never learns after the fit, ``raw`` is LightGBM's own,
+    ``constant`` and ``group`` are quantiles of the training part)."""
+
+    jobs: int
+    tested: int
+    fitted: int
+    rmse: dict[str, dict[str, float]]
+    late: dict[str, float]
+    margin: float
+    spread: float
+
+
+def assess(
+    trace: Trace, settings: JctSettings | None = None, test: float = 0.1, progress: Progress | None = None
+) -> tuple[Predictor, Report]:
+    """Fit to the first jobs, all that had ended when the last ones began to arrive, and test on those.
+
+    Raises DataError where too few jobs have ended for a model.
+    """
+    settings, told = settings or JctSettings(), progress or (lambda _: None)
+    told(f"{len(trace)} jobs: what was known when each was submitted")
+    known, logs = features(trace), log_seconds(trace)
+    cut = int((1 - test) * len(trace))
+    (past, over), rest = _so_far(trace, cut), np.arange(cut, len(trace))
+    ended, before = np.flatnonzero(over), _rows(known, slice(0, cut))
+    if len(ended) < FEWEST or not len(rest):
+        raise DataError(
+            f"{trace.name}: {len(ended)} jobs ended before the last {test:.0%} arrived; a model needs {FEWEST}."
+        )
+    told(f"fitting to {len(ended)} jobs")
+    model = fit(before, past, over, settings, names_of(trace))
+    forecast = model.predict(_rows(known, rest), names_of(trace))
+    bounds, margin = follow(
+        trace.submit[rest], trace.begin[rest], logs[rest], forecast.bound,
+        level=settings.level, margin=model.margin,
+    )  # fmt: skip
+    truth = logs[rest]
+    code = trace.categories["group"].codes if "group" in trace.categories else np.zeros(len(trace), np.int64)
+    level = settings.level
+    late = {
+        "online": float((truth > bounds).mean()),
+        "split": float((truth > forecast.bound + model.margin).mean()),
+        "raw": float((truth > forecast.bound).mean()),
+        "constant": float((truth > np.quantile(logs[ended], level)).mean()),
+        "group": float((truth > _by_group(code, logs, ended, rest, level)).mean()),
+    }
+    rmse = {"ln seconds": _rmse(truth, forecast.log, logs, ended, rest, code)}
+    for hours in (4, 24):
+        cap = hours * 3600 / BUCKET
+        told(f"fitting 10-minute buckets up to {hours} h")
+        other = replace(settings, horizon=cap, bags=0)
+        own = model if cap == settings.horizon else fit(before, past, over, other, names_of(trace))
+        said = own.predict(_rows(known, rest), names_of(trace)).buckets
+        counted = np.minimum(np.exp(logs) / BUCKET, cap)
+        rmse[f"10-minute buckets, at most {hours} h"] = _rmse(counted[rest], said, counted, ended, rest, code)
+    report = Report(
+        jobs=len(trace),
+        tested=len(rest),
+        fitted=len(ended),
+        rmse=rmse,
+        late=late,
+        margin=margin,
+        spread=float(forecast.spread.mean()),
+    )
+    return replace(model, margin=margin), report
+
+
+def _rmse(
+    truth: Floats, said: Floats, values: Floats, ended: NDArray[np.int64], rest: NDArray[np.int64], code: Ints
+) -> dict[str, float]:
+    constant = float(values[ended].mean())
+    group = _by_group(code, values, ended, rest, None)
+    guesses = {"model": said, "constant": np.full(len(rest), constant), "group": group}
+    return {name: float(np.sqrt(np.mean((guess - truth) ** 2))) for name, guess in guesses.items()}
+
+
+def _by_group(
+    code: Ints, values: Floats, ended: NDArray[np.int64], rest: NDArray[np.int64], level: float | None
+) -> Floats:
+    """Mean, or quantile, of the group's ended jobs; of all where it has none."""
+
+    def take(part: Floats) -> float:
+        return float(part.mean() if level is None else np.quantile(part, level))
+
+    found = np.full(len(rest), take(values[ended]))
+    for one in np.unique(code[rest]):
+        own = values[ended][code[ended] == one]
+        if len(own):
+            found[code[rest] == one] = take(own)
+    return found
+
+
+def _rows(known: Features, rows: slice | NDArray[np.int64]) -> Features:
+    return replace(known, matrix=known.matrix[rows])
+
+
+def _so_far(trace: Trace, cut: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Log seconds that the jobs before ``cut`` had run when it was submitted, and which of them had ended."""
+    now = trace.submit[cut] if cut < len(trace) else np.inf
+    ran = np.minimum(trace.duration[:cut], now - trace.begin[:cut])
+    return np.log(np.maximum(1.0, ran)), trace.end[:cut] <= now

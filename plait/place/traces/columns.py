@@ -1,0 +1,108 @@
+"""Any table of jobs: columns by a mapping, or by the names that such tables usually have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import JobError, nearest
+from plait.place.traces.table import Trace, build
+
+USUAL = {
+    "submit": ("submit_time", "submitted_time", "submit", "submission_time", "timestamp", "creation_time", "arrival",
+               "arrival_time"),
+    "duration": ("duration", "run_time", "runtime", "duration_s", "elapsed"),
+    "start": ("start_time", "start", "scheduled_time"),
+    "end": ("end_time", "end", "finish_time", "deletion_time"),
+    "gpus": ("num_gpus", "num_gpu", "gpu_num", "gpus", "n_gpus", "gpu_request"),
+    "group": ("vc", "cluster", "group", "organization", "department", "project", "account"),
+    "queue": ("queue", "partition"),
+    "user": ("user", "user_id", "username"),
+    "cpus": ("num_cpus", "cpu_num", "cpus", "num_cpu"),
+    "memory": ("memory", "mem", "memory_gb"),
+    "nodes": ("num_nodes", "node_num", "nodes"),
+    "type": ("type", "job_type", "workload"),
+    "id": ("job_id", "jobid", "id", "name", "job_name"),
+    "preemptible": ("preemptible",),
+}  # fmt: skip
+"""What a job has, and what columns that hold it are called."""
+NUMBERS, CATEGORIES = ("cpus", "memory", "nodes"), ("group", "queue", "user", "type")
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """``submit=submit_time,gpus=num_gpu`` as a mapping.
+
+    >>> parse_columns("submit=when, gpus=n")
+    {'submit': 'when', 'gpus': 'n'}
+    """
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, column = (word.strip() for word in part.partition("="))
+        if not equals or not column:
+            raise JobError(f"'{part.strip()}' is no FIELD=COLUMN", key="--columns", fix=_EXAMPLE)
+        if key not in USUAL:
+            raise JobError(
+                f"'{key}' is nothing that a job has{nearest(key, USUAL)}",
+                key="--columns",
+                fix=f"Fields are {', '.join(USUAL)}",
+            )
+        if key in found:
+            raise JobError(f"'{key}' is given twice", key="--columns", fix=_EXAMPLE)
+        found[key] = column
+    return found
+
+
+_EXAMPLE = "Write for example --columns submit=submit_time,duration=duration,gpus=num_gpu,group=cluster"
+
+
+def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
+    """The jobs of any table; columns: by field, else found by their usual names."""
+    there = [str(name) for name in frame.columns]
+    chosen = dict(columns) if columns is not None else guess(there)
+    missing = [column for column in chosen.values() if column not in there]
+    if missing:
+        raise JobError(
+            f"there is no column {', '.join(repr(name) for name in missing)}{nearest(missing[0], there)}",
+            file=str(path),
+            key="--columns",
+            fix=f"Its columns are {', '.join(there)}",
+        )
+    lacking = [field for field in ("submit", "gpus") if field not in chosen]
+    if not {"duration", "end"} & set(chosen):
+        lacking.append("duration (or end)")
+    if lacking:
+        raise JobError(
+            f"no column is known to hold {', '.join(lacking)}; its columns are {', '.join(there)}",
+            file=str(path),
+            fix=_EXAMPLE,
+        )
+    return build(
+        frame,
+        name=path.name,
+        schema="columns",
+        submit=chosen["submit"],
+        gpus=chosen["gpus"],
+        duration=chosen.get("duration"),
+        start=chosen.get("start"),
+        end=None if "duration" in chosen else chosen.get("end"),
+        id=chosen.get("id"),
+        numbers={name: chosen[name] for name in NUMBERS if name in chosen},
+        categories={name: chosen[name] for name in CATEGORIES if name in chosen},
+        preemptible=_truth(frame[chosen["preemptible"]]) if "preemptible" in chosen else None,
+    )
+
+
+def guess(there: list[str]) -> dict[str, str]:
+    """Which column holds what, by its name.
+
+    >>> guess(["timestamp", "duration", "num_gpus", "gpu_time", "cluster"])
+    {'submit': 'timestamp', 'duration': 'duration', 'gpus': 'num_gpus', 'group': 'cluster'}
+    """
+    lower = {name.lower(): name for name in reversed(there)}
+    found = {field: next((lower[name] for name in names if name in lower), None) for field, names in USUAL.items()}
+    return {field: column for field, column in found.items() if column is not None}
+
+
+def _truth(column: Any) -> Any:
+    return column.astype("string").str.lower().isin(("1", "1.0", "true", "yes", "y", "t")).to_numpy()

@@ -1,0 +1,37 @@
+"""Alibaba's openb (Weng et al., ATC'23; clusterdata, cluster-trace-gpu-v2023): pods that share GPUs.
+
+Pods that never were scheduled never ran; pods deleted at the very end of the trace ran on after it. Both are
+left out and counted. Best-effort pods (``BE``) may be preempted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plait.place.traces.table import Trace, build, seconds
+
+COLUMNS = frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time",
+                     "scheduled_time"))  # fmt: skip
+
+
+def read(frame: Any, path: Path) -> Trace:
+    """The pods of a table of this form. Their quality of service stands for a group."""
+    ended = seconds(frame["deletion_time"])
+    over = ended == np.nanmax(ended) if len(frame) and np.isfinite(ended).any() else np.zeros(len(frame), bool)
+    return build(
+        frame,
+        name=path.name,
+        schema="alibaba-openb",
+        submit="creation_time",
+        start="scheduled_time",
+        end="deletion_time",
+        gpus="num_gpu",
+        id="name",
+        numbers={"cpus": "cpu_milli", "memory": "memory_mib", "gpu_share": "gpu_milli"},
+        categories={"group": "qos", "type": "gpu_spec"},
+        preemptible=(frame["qos"] == "BE").to_numpy(),
+        never={"never started": frame["scheduled_time"].isna(), "still there at the end": over},
+    )

@@ -1,0 +1,217 @@
+"""What every trace becomes: columns of jobs in the order of their submission, and what had to be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.errors import DataError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category:
+    """A column of names: ``names[codes[i]]`` is job i's; -1 where it has none."""
+
+    codes: Ints
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Jobs, sorted by submission.
+
+    submit: seconds since the first submission, (J,); begin: seconds since then at which a job started on the
+    trace's own cluster (submission where the trace does not say); duration: seconds that it ran; gpus: whole
+    GPUs. first: seconds since 1970 of the first submission (0 where times are relative). numbers and
+    categories: what else was known at submission. preemptible: whether the trace says that a job may be
+    stopped. dropped: rows left out, by reason; changed: values read otherwise than written, by reason.
+    """
+
+    name: str
+    schema: str
+    id: tuple[str, ...]
+    submit: Floats
+    begin: Floats
+    duration: Floats
+    gpus: Ints
+    first: float = 0.0
+    numbers: Mapping[str, Floats] = field(default_factory=dict)
+    categories: Mapping[str, Category] = field(default_factory=dict)
+    preemptible: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    rows: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    changed: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.submit)
+
+    @property
+    def end(self) -> Floats:
+        """When each job ended on the trace's own cluster."""
+        return self.begin + self.duration
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first submission to one usual gap after the last; at least an hour."""
+        last = float(self.submit[-1]) if len(self) else 0.0
+        return max(3600.0, last * len(self) / max(1, len(self) - 1))
+
+    def busy(self) -> float:
+        """GPUs that the trace keeps busy, on average over its span."""
+        return float(self.gpus @ self.duration) / self.span
+
+    def only(self, chosen: NDArray[Any]) -> Trace:
+        """The jobs that a mask or sorted indices choose; times stay what they were."""
+        at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        return replace(
+            self,
+            id=tuple(self.id[i] for i in at),
+            submit=self.submit[at],
+            begin=self.begin[at],
+            duration=self.duration[at],
+            gpus=self.gpus[at],
+            numbers={name: column[at] for name, column in self.numbers.items()},
+            categories={name: replace(column, codes=column.codes[at]) for name, column in self.categories.items()},
+            preemptible=self.preemptible[at],
+        )
+
+
+def pandas() -> Any:
+    """pandas, imported where a table is read: it is slow to load."""
+    return import_module("pandas")
+
+
+def seconds(column: Any) -> Floats:
+    """Times as seconds; NaN where there is none. Numbers are seconds (milliseconds or finer where they would
+    be after the year 5000), anything else a date, UTC where it names no zone."""
+    pd = pandas()
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(float)
+    known = column.notna().to_numpy()
+    if known.any() and np.isnan(numbers[known]).mean() > 0.5:
+        dates = pd.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
+        if dates.isna().mean() > column.isna().mean():
+            dates = dates.fillna(pd.to_datetime(column, errors="coerce", utc=True, format="mixed"))
+        whole = dates.dt.as_unit("us").astype("int64").to_numpy() / 1e6
+        return np.where(dates.isna().to_numpy(), np.nan, whole)
+    usual = np.nanmedian(np.abs(numbers)) if known.any() else 0.0
+    for power in (1e9, 1e6, 1e3):
+        if usual > 9.6e10 * power / 1e3:
+            return numbers / power
+    return numbers
+
+
+def lengths(column: Any) -> Floats:
+    """Durations as seconds: numbers, or 1:30:00, or '2 days 01:00:00'; NaN where there is none."""
+    pd = pandas()
+    numbers = pd.to_numeric(column, errors="coerce")
+    known = column.notna()
+    if known.any() and numbers[known].isna().mean() > 0.5:
+        return pd.to_timedelta(column, errors="coerce").dt.total_seconds().to_numpy(float)
+    return numbers.to_numpy(float)
+
+
+def build(
+    frame: Any,
+    *,
+    name: str,
+    schema: str,
+    submit: str,
+    gpus: str | Any,
+    duration: str | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    id: str | None = None,
+    numbers: Mapping[str, str] | None = None,
+    categories: Mapping[str, str] | None = None,
+    preemptible: Any = None,
+    never: Mapping[str, Any] | None = None,
+) -> Trace:
+    """A trace of a table's columns. A duration is read, or what lies between start (else submission) and end.
+
+    gpus, preemptible: a column's name, or values. never: masks of rows that cannot be jobs, by reason. Rows
+    without usable numbers are counted by reason, never silently left out.
+    """
+    count = len(frame)
+    begun = seconds(frame[submit])
+    started = seconds(frame[start]) if start else np.full(count, np.nan)
+    where = np.where(np.isnan(started), begun, started)
+    ran = lengths(frame[duration]) if duration else seconds(frame[_needed(end)]) - where
+    asked = _asked(frame[gpus] if isinstance(gpus, str) else gpus)
+    with np.errstate(invalid="ignore"):
+        reasons = {
+            **(never or {}),
+            "no submission time": ~np.isfinite(begun),
+            "no duration": ~np.isfinite(ran),
+            "negative duration": ran < 0,
+            "ran for no time": ran == 0,
+            "no number of GPUs": ~np.isfinite(asked),
+            "negative number of GPUs": asked < 0,
+            "asks for no GPU": asked == 0,
+        }
+    dropped, gone = _dropped(reasons, count)
+    kept = np.flatnonzero(~gone)
+    kept = kept[np.argsort(begun[kept], kind="stable")]
+    first = float(begun[kept[0]]) if len(kept) else 0.0
+    early = where < begun  # clocks that disagree
+    changed = {
+        "part of a GPU counted as a whole one": int((asked[kept] % 1 != 0).sum()),
+        "start before submission set to submission": int(early[kept].sum()),
+    }
+    labels = frame[id].to_numpy() if id else np.arange(count)
+    stop = np.zeros(count, bool) if preemptible is None else np.asarray(preemptible, bool)
+    return Trace(
+        name=name,
+        schema=schema,
+        id=tuple(str(label) for label in labels[kept]),
+        submit=begun[kept] - first,
+        begin=np.maximum(where, begun)[kept] - first,
+        duration=ran[kept],
+        gpus=np.ceil(asked[kept]).astype(np.int64),
+        first=first,
+        numbers={key: _number(frame[column])[kept] for key, column in (numbers or {}).items()},
+        categories={key: _category(frame[column].iloc[kept]) for key, column in (categories or {}).items()},
+        preemptible=stop[kept],
+        rows=count,
+        dropped=dropped,
+        changed={reason: number for reason, number in changed.items() if number},
+    )
+
+
+def _needed(column: str | None) -> str:
+    if column is None:
+        raise DataError("A trace needs a duration, or an end.")
+    return column
+
+
+def _asked(column: Any) -> Floats:
+    return pandas().to_numeric(pandas().Series(column), errors="coerce").to_numpy(float)
+
+
+def _number(column: Any) -> Floats:
+    found = _asked(column)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _dropped(reasons: Mapping[str, Any], count: int) -> tuple[dict[str, int], NDArray[np.bool_]]:
+    """How many rows go for each reason, the first that holds; and which."""
+    gone = np.zeros(count, bool)
+    dropped: dict[str, int] = {}
+    for reason, mask in reasons.items():
+        new = np.asarray(mask, bool) & ~gone
+        if new.any():
+            dropped[reason] = int(new.sum())
+            gone |= new
+    return dropped, gone
+
+
+def _category(column: Any) -> Category:
+    codes, names = pandas().factorize(column.astype("string"), sort=True)
+    return Category(codes=np.asarray(codes, np.int64), names=tuple(str(name) for name in names))

@@ -1,0 +1,110 @@
+"""What is replayed: jobs of a trace, once or in overlaid copies that load a cluster of another size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.core.errors import DataError
+from plait.place.forecast import Predicted
+from plait.place.traces.table import Trace
+
+Floats = NDArray[np.float64]
+INSTANCES = 1000
+"""Periods over which a job may last in an overlay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Jobs by submission, (J,). submit: seconds from the replay's start; negative for jobs that run already
+    when it starts, since then. duration: seconds of the whole job. mean, upper: predicted seconds. job: its
+    number in the trace. window: seconds during which jobs arrive. oversize: numbers, in the trace, of jobs
+    that want more GPUs than there are, left out. offered: share of all GPUs that the trace's jobs ask for
+    on average.
+    """
+
+    submit: Floats
+    duration: Floats
+    gpus: NDArray[np.int64]
+    mean: Floats
+    upper: Floats
+    preemptible: NDArray[np.bool_]
+    job: NDArray[np.int64]
+    window: float
+    oversize: tuple[int, ...] = ()
+    offered: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.submit)
+
+
+def workload(
+    trace: Trace,
+    predicted: Predicted,
+    *,
+    gpus: int,
+    copies: float | None = None,
+    load: float | None = None,
+    window: float | None = None,
+) -> Workload:
+    """Jobs for a cluster of so many GPUs.
+
+    Without ``copies`` and ``load`` the trace as it is, on an empty cluster. Else the trace is repeated
+    without end, and ``copies`` of that lie over each other, shifted by equal parts of its span; what would
+    be running at the start runs then. Of a part of a copy (2.5) every second job is taken. load: as many
+    copies as ask for this share of the GPUs. window: seconds of arrivals.
+    """
+    fits = trace.gpus <= gpus
+    oversize = tuple(np.flatnonzero(~fits).tolist())
+    chosen = np.flatnonzero(fits)
+    one = float(trace.gpus[chosen] @ trace.duration[chosen]) / trace.span / gpus
+    if load is not None:
+        if not one:
+            raise DataError(f"{trace.name}: no job fits the cluster, so no number of copies loads it.")
+        copies = load / one
+    if copies is None:
+        window = trace.span if window is None else window
+        chosen = chosen[trace.submit[chosen] < window]
+        found = _columns(trace, predicted, chosen, trace.submit[chosen], window)
+    else:
+        window = trace.span if window is None else window
+        found = _overlaid(trace, predicted, chosen, copies, window)
+    if load is not None and not len(found):
+        raise DataError(f"{trace.name}: a load of {load:g} asks for less than one of its jobs. Give it copies instead.")
+    return replace(found, oversize=oversize, offered=one * (copies or 1.0))
+
+
+def _overlaid(trace: Trace, predicted: Predicted, chosen: NDArray[np.int64], copies: float, window: float) -> Workload:
+    period = trace.span
+    submits: list[Floats] = []
+    jobs: list[NDArray[np.int64]] = []
+    for copy in range(int(np.ceil(copies - 1e-9))):
+        part = min(1.0, copies - copy)
+        at = np.arange(len(chosen) + 1)
+        own = chosen[np.diff(np.floor(at * part + 1e-9)) > 0]
+        submit = (trace.submit[own] + copy * period / copies) % period
+        turns = int(min(INSTANCES, np.ceil(float(trace.duration[own].max(initial=0)) / period) + 1))
+        for turn in range(-turns, int(np.ceil(window / period))):
+            when = submit + turn * period
+            use = (when < window) & (when + np.where(when < 0, trace.duration[own], np.inf) > 0)
+            submits.append(when[use])
+            jobs.append(own[use])
+    submit = np.concatenate([np.zeros(0), *submits])
+    job = np.concatenate([np.zeros(0, np.int64), *jobs])
+    order = np.argsort(submit, kind="stable")
+    return _columns(trace, predicted, job[order], submit[order], window)
+
+
+def _columns(trace: Trace, predicted: Predicted, job: NDArray[np.int64], submit: Floats, window: float) -> Workload:
+    return Workload(
+        submit=submit,
+        duration=trace.duration[job],
+        gpus=trace.gpus[job],
+        mean=predicted.mean[job],
+        upper=predicted.upper[job],
+        preemptible=trace.preemptible[job],
+        job=job,
+        window=window,
+    )

@@ -1,0 +1,150 @@
+"""``plait queue``, as a user sees it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.cli.main import main
+from tests.place.made_up import heavy_tailed
+
+PLAIT = [sys.executable, "-m", "plait.cli.main", "queue"]
+SMALL = ["--nodes", "100", "--load", "0.85", "--reserve", "60@+6h", "--planned-for", "2h", "--minipod", "10"]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("trace") / "jobs.csv"
+    file.write_text(heavy_tailed(900) + "later,,1,0\n")
+    return file
+
+
+def queue(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PLAIT, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+
+
+def status(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
+    """The exit status of the command in this process, which saves the start of another."""
+    monkeypatch.setattr(sys, "argv", ["plait", "queue", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_policies_side_by_side(jobs: Path, tmp_path: Path) -> None:
+    done = queue("replay", jobs, *SMALL, "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "model 6 of 6" in done.stderr and "%" not in done.stderr
+    found = json.loads(done.stdout)
+    assert found["dropped"] == {"no submission time": 1} and found["jobs"] == 900
+    assert found["offered_load"] == pytest.approx(0.85)
+    rows = {row["policy"]: row for row in found["policies"]}
+    assert list(rows) == ["fifo", "reserve-and-pack", "no-jct", "jct-mean", "jct-quantile", "oracle"]
+    assert rows["jct-quantile"]["retention_at"] == 0 == rows["jct-quantile"]["planned_delay"]
+    assert rows["oracle"]["late"] == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["policies"] == found["policies"]
+    series = list(csv.DictReader((tmp_path / "out" / "series.csv").read_text().splitlines()))
+    own = [row for row in series if row["policy"] == "no-jct"]
+    assert [float(row["time_h"]) for row in own[:2]] == pytest.approx([0, 300 / 3600], abs=1e-4)
+    assert {row["retention"] == "" for row in own if float(row["time_h"]) < 2} == {True}
+    assert own[-1]["retention"] == ""  # 8 h: the planned job has ended
+    assert own[-2]["retention"] == "0.00000"  # it runs there itself
+    assert all(0 <= float(row["allocation"]) <= 1 for row in series)
+    assert b"reserved nodes held" in (tmp_path / "out" / "queue.svg").read_bytes()
+
+
+def test_a_table_that_fits(jobs: Path) -> None:
+    done = queue("replay", jobs, *SMALL, "--policy", "arnold,fifo")
+    lines = done.stdout.splitlines()
+    table = [line for line in lines if line.startswith(("policy", "fifo", "jct-quantile"))]
+    assert len(table) == 3 and all(len(line) <= 80 for line in table)
+    assert "left out: 1 no submission time" in lines[0]
+
+
+def test_a_trace_as_it_is_without_a_planned_job(jobs: Path) -> None:
+    done = queue("replay", jobs, "--nodes", 4, "--policy", "fifo", "--json")
+    found = json.loads(done.stdout)
+    assert found["planned"] is None and found["running_at_start"] == 0
+    assert found["oversize"] and found["arrivals"] + len(found["oversize"]) == 900
+    said = queue("replay", jobs, "--nodes", 4, "--policy", "fifo").stdout
+    assert f"{len(found['oversize'])} jobs want more GPUs than there are and are left out" in said
+
+
+def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
+    done = queue("fit", jobs, "--out", tmp_path / "model", "--json")
+    found = json.loads(done.stdout)
+    assert found["tested"] == 90 and set(found["late"]) == {"online", "split", "raw", "constant", "group"}
+    assert {"ln seconds", "10-minute buckets, at most 4 h"} <= set(found["rmse"])
+    said = json.loads(queue("predict", tmp_path / "model", jobs, "--last", 3, "--json").stdout)
+    assert len(said["jobs"]) == 3 and all(row["upper_s"] > 0 for row in said["jobs"])
+    table = queue("predict", tmp_path / "model", jobs, "--last", 3).stdout.splitlines()
+    assert "90% end within" in table[1] and len(table) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policy", "fivo"], "there is no policy 'fivo' (did you mean 'fifo'?)"),
+        (["--reserve", "1200"], "'1200' is no NODES@TIME"),
+        (["--reserve", "12@noon"], "--reserve: 'noon' is no time"),
+        (["--reserve", "3000@9h"], "wants 3000 nodes; the cluster has 2000"),
+        (["--reserve", "30@1h"], "Let it arrive later"),
+        (["--load", "0.9", "--overlay", "2"], "both are given"),
+        (["--nodes", "0"], "--nodes: 0 is not allowed"),
+        (["--late", "wait"], "Allowed: preempt, delay"),
+        (["--level", "1.5"], "--level: 1.5 is not allowed"),
+        (["--columns", "submit=when"], "there is no column 'when'"),
+        (["--columns", "submit=submit_time"], "no column is known to hold gpus, duration (or end)"),
+        (["--reserve", "3@9h", "--zone", "none.json"], "none.json: --zone: no JSON list"),
+    ],
+)
+def test_mistakes_are_one_paragraph(
+    jobs: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert status(monkeypatch, "replay", jobs, *arguments) == 2
+    said = capsys.readouterr().err
+    assert says in said and len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("submit,duration,gpus\n", "has no job that could be played back: 0 rows"),
+        ("submit,duration,gpus\n1,-5,1\n2,,1\n", "2 rows, 1 no duration; 1 negative duration"),
+        ("submit,duration,gpus\n1,5,99999\n", "no job fits the cluster"),
+    ],
+)
+def test_traces_with_nothing_in_them(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    assert status(monkeypatch, "replay", tmp_path / "t.csv", "--load", "0.9") == 2
+    assert says in capsys.readouterr().err
+
+
+def test_one_job(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("submit,duration,gpus\n5,7200,16\n")
+    done = queue("replay", tmp_path / "t.csv", "--nodes", 10, "--reserve", "6@5h", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {row["planned_delay"] for row in json.loads(done.stdout)["policies"]} == {0.0}
+
+
+def test_the_benchmarks_file_hands_over_the_standard_librarys_module() -> None:
+    """Every script of that folder would else import a benchmark in place of the queues of threads."""
+    code = "import sys; sys.path.insert(0, 'benchmarks'); import queue; from concurrent.futures import thread; "
+    code += "assert queue.SimpleQueue and thread.queue is queue and 'benchmarks' not in queue.__file__"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_benchmark_says_that_it_has_no_trace(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "queue.py"
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("skipped: there is no trace in")

@@ -1,0 +1,166 @@
+"""Predictions that never look ahead, and bounds that are exceeded as often as they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plait.core.errors import DataError
+from plait.place.conformal import first_margin, follow
+from plait.place.features import features
+from plait.place.forecast import assess, log_seconds, names_of, walk_forward
+from plait.place.jct import LONGEST, JctSettings
+from plait.place.model_files import load, save
+from plait.place.traces.table import Trace
+from tests.place.made_up import heavy_tailed, trace_of
+
+QUICK = JctSettings(bags=2, rounds=20, leaves=8)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return trace_of(heavy_tailed(2500), tmp_path_factory.mktemp("trace"))
+
+
+def test_what_happens_later_changes_no_feature(trace: Trace) -> None:
+    """Other ends after a time, other jobs after it: what was known before it stays."""
+    cut = 1500
+    now = trace.submit[cut]
+    later = trace.end > now
+    changed = replace(trace, duration=np.where(later, trace.duration * 7 + 1e5, trace.duration))
+    before, after = features(trace), features(changed)
+    np.testing.assert_array_equal(before.matrix[: cut + 1], after.matrix[: cut + 1])
+    assert not np.array_equal(before.matrix, after.matrix, equal_nan=True)
+    short = features(trace.only(np.arange(cut)))
+    np.testing.assert_array_equal(before.matrix[:cut], short.matrix)
+
+
+def test_running_statistics_by_hand(tmp_path: Path) -> None:
+    text = "submit,duration,gpus,group\n0,10,1,a\n5,1000,1,a\n20,100,2,a\n200,7,1,b\n300,7,1,a\n"
+    known = features(trace_of(text, tmp_path))
+    assert known.column("group:count").tolist() == [0, 0, 1, 0, 2]
+    assert known.column("group:running").tolist() == [0, 1, 1, 0, 1]
+    assert known.column("group:mean")[4] == pytest.approx((np.log(10) + np.log(100)) / 2)
+    assert known.column("group_gpus:last")[4] == pytest.approx(np.log(10))
+    assert known.column("all:q90")[4] == pytest.approx(np.log(100))
+    assert np.isnan(known.column("group:mean")[0])
+
+
+def test_predictions_do_not_look_ahead(trace: Trace) -> None:
+    """The end of a trace may be anything: what was predicted before stays."""
+    cut = int(0.8 * len(trace))
+    now = trace.submit[cut]
+    changed = replace(trace, duration=np.where(trace.end > now, trace.duration + 1e6, trace.duration))
+    first, second = walk_forward(trace, QUICK), walk_forward(changed, QUICK)
+    np.testing.assert_array_equal(first.upper[: cut + 1], second.upper[: cut + 1])
+    np.testing.assert_array_equal(first.mean[: cut + 1], second.mean[: cut + 1])
+
+
+def test_the_model_is_better_than_none_and_its_bound_is_kept(trace: Trace) -> None:
+    _, report = assess(trace, QUICK)
+    assert report.tested == 250 and report.fitted <= 2250
+    assert 0.06 <= report.late["online"] <= 0.14
+    for by in report.rmse.values():
+        assert by["model"] < by["constant"]
+
+
+@pytest.mark.parametrize("drift", [-3.0, 0.0, 3.0])
+def test_a_bound_stays_calibrated_under_drift(drift: float) -> None:
+    """Lengths that change by e^3 while the model says always the same."""
+    draw = np.random.default_rng(5)
+    count = 8000
+    submit = np.cumsum(draw.exponential(60.0, count))
+    logs = draw.normal(6.0, 1.5, count) + drift * np.linspace(0, 1, count)
+    bounds, _ = follow(submit, submit, logs, np.full(count, 7.0), level=0.9, margin=0.9)
+    assert 0.08 <= float((logs > bounds)[count // 10 :].mean()) <= 0.12
+
+
+def test_a_margin_moves_when_a_fate_is_known_and_not_before() -> None:
+    logs, bounds = np.log([1000.0, 1.0, 1.0, 1.0]), np.log([100.0, 100.0, 100.0, 100.0])
+    found, last = follow(np.array([0.0, 50.0, 99.0, 101.0]), np.array([0.0, 50, 99, 101]), logs, bounds,
+                         level=0.9, margin=0.0, rate=1.0)  # fmt: skip
+    # the first is known to be late at 100 s; the others end in time at 51, 100 and 102 s
+    assert (found - bounds).tolist() == pytest.approx([0.0, 0.0, -0.1, -0.2 + 0.9])
+    assert last == pytest.approx(0.9 - 0.3)
+
+
+def test_the_first_margin_leaves_a_tenth_late() -> None:
+    logs = np.arange(1000.0)
+    assert (logs > first_margin(logs, np.zeros(1000), 0.9)).mean() == pytest.approx(0.1, abs=0.003)
+    assert first_margin(np.zeros(0), np.zeros(0), 0.9) == 0.0
+
+
+def test_the_first_margin_knows_of_jobs_that_still_run() -> None:
+    """Half of the jobs run on when they are looked at; the quantile is that of all of them at their end."""
+    draw = np.random.default_rng(2)
+    logs = draw.normal(5.0, 1.0, 4000)
+    seen = draw.normal(6.0, 1.0, 4000)
+    ended = logs <= seen
+    found = first_margin(np.minimum(logs, seen), np.full(4000, 5.0), 0.9, ended)
+    assert found == pytest.approx(1.2816, abs=0.1)  # the normal's 0.9-quantile
+    assert first_margin(logs[ended], np.full(ended.sum(), 5.0), 0.9) < 1.1
+
+
+def test_a_model_on_disk_says_the_same(trace: Trace, tmp_path: Path) -> None:
+    model, _ = assess(trace, QUICK)
+    save(model, tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert {file.name for file in (tmp_path / "model").iterdir()} == {
+        "model.json", "log-0.txt", "log-1.txt", "buckets.txt", "upper.txt",
+    }  # fmt: skip
+    known = features(trace)
+    first, second = model.predict(known, names_of(trace)), again.predict(known, names_of(trace))
+    for name, column in vars(first).items():
+        np.testing.assert_array_equal(column, vars(second)[name])
+    assert again.margin == model.margin
+    once_more, _ = assess(trace, QUICK)
+    np.testing.assert_array_equal(once_more.predict(known, names_of(trace)).bound, first.bound)
+
+
+def test_names_mean_the_same_in_another_trace(trace: Trace) -> None:
+    """Codes are a table's own; names are what counts, and unknown names are none."""
+    model, _ = assess(trace, QUICK)
+    known, names = features(trace), names_of(trace)
+    other = {"group": tuple(reversed(names["group"]))}
+    at = known.names.index("group")
+    turned = known.matrix.copy()
+    turned[:, at] = len(names["group"]) - 1 - turned[:, at]
+    same = model.predict(replace(known, matrix=turned), other)
+    np.testing.assert_array_equal(same.log, model.predict(known, names).log)
+    strangers = model.predict(known, {"group": tuple(f"new {name}" for name in names["group"])})
+    assert np.isfinite(strangers.log).all()
+
+
+@pytest.mark.parametrize("damage", ["nothing", "empty", "version", "text"])
+def test_folders_that_hold_no_model(trace: Trace, tmp_path: Path, damage: str) -> None:
+    if damage != "nothing":
+        save(assess(trace, QUICK)[0], tmp_path)
+    if damage == "empty":
+        (tmp_path / "model.json").write_text("{}")
+    elif damage == "version":
+        about = (tmp_path / "model.json").read_text()
+        (tmp_path / "model.json").write_text(about.replace('"version": 1', '"version": 2'))
+    elif damage == "text":
+        (tmp_path / "upper.txt").write_text("tree\n")
+    with pytest.raises(DataError, match="version 2" if damage == "version" else "no model"):
+        load(tmp_path)
+
+
+def test_few_jobs_have_no_model(tmp_path: Path) -> None:
+    few = trace_of(heavy_tailed(100), tmp_path)
+    with pytest.raises(DataError, match="a model needs 500"):
+        assess(few)
+    found = walk_forward(few)
+    assert np.isfinite(found.upper).all() and found.upper[0] == pytest.approx(np.exp(LONGEST))
+
+
+def test_jobs_that_are_all_alike(tmp_path: Path) -> None:
+    rows = "\n".join(f"{at * 60},300,8,a" for at in range(800))
+    found = trace_of(f"submit,duration,gpus,group\n{rows}\n", tmp_path)
+    said = walk_forward(found, QUICK)
+    assert np.quantile(np.abs(np.log(said.upper[100:]) - np.log(300)), 0.9) < 0.25
+    assert assess(found, QUICK)[1].rmse["ln seconds"]["model"] < 1e-3
+    assert log_seconds(found)[0] == pytest.approx(np.log(300))

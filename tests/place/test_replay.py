@@ -1,0 +1,251 @@
+"""The replay keeps what every queue must keep, whatever the jobs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import PlacementError
+from plait.place.policy import POLICIES, Policy
+from plait.place.replay import ClusterShape, Outcome, Planned, replay
+from plait.place.summary import summary
+from plait.place.workload import Workload
+from tests.place.made_up import jobs_of
+
+NODES, SIZE = 6, 4
+CLUSTER = ClusterShape(nodes=NODES, gpus_per_node=SIZE, minipod=2)
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 400).map(float), st.sampled_from((1.0, 7.0, 50.0, 300.0, 900.0)), st.integers(1, NODES * SIZE)
+    ),
+    min_size=1,
+    max_size=40,
+)
+PLANNED = st.builds(
+    Planned,
+    nodes=st.integers(1, NODES),
+    arrival=st.integers(100, 500).map(float),
+    notice=st.integers(0, 100).map(float),
+    duration=st.sampled_from((10.0, 200.0)),
+)
+
+
+def check_invariants(jobs: Workload, outcome: Outcome, planned: Planned | None) -> None:
+    """Recomputed from who was where when."""
+    by_node: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for run in outcome.runs:
+        wanted = jobs.gpus[run.job] if run.job >= 0 else planned.nodes * SIZE if planned else 0
+        assert sum(gpus for _, gpus in run.held) == wanted
+        assert len({node for node, _ in run.held}) == len(run.held) == -(-wanted // SIZE)
+        for node, gpus in run.held:
+            by_node[node] += [(run.start, gpus), (run.end, -gpus)]
+    for changes in by_node.values():
+        used = 0
+        for _, change in sorted(changes):  # at one time ends come first: they are negative
+            used += change
+            assert 0 <= used <= SIZE
+    assert np.isfinite(outcome.ended).all()
+    assert (outcome.started >= jobs.submit).all()
+    last = [run for job in range(len(jobs)) for run in outcome.runs if run.job == job and run.end == outcome.ended[job]]
+    assert len(last) == len(jobs)
+    for job in range(len(jobs)):
+        own = [run for run in outcome.runs if run.job == job]
+        assert len(own) == outcome.restarts[job] + 1
+        if len(own) == 1:
+            assert own[0].end - own[0].start == pytest.approx(jobs.duration[job])
+
+
+@given(rows=ROWS, planned=st.none() | PLANNED, policy=st.sampled_from(sorted(POLICIES)), delay=st.booleans(),
+       stops=st.lists(st.booleans(), min_size=40, max_size=40))  # fmt: skip
+def test_no_node_is_over_committed_and_every_job_ends_once(
+    rows: list[tuple[float, float, int]], planned: Planned | None, policy: str, delay: bool, stops: list[bool]
+) -> None:
+    jobs = jobs_of(rows, preemptible=stops[: len(rows)])
+    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned, delay_late=delay, checkpoint=20.0)
+    check_invariants(jobs, outcome, planned)
+    if planned:
+        assert outcome.planned_start is not None and outcome.planned_start >= planned.arrival
+        assert outcome.planned_end == outcome.planned_start + planned.duration
+
+
+@given(rows=ROWS, planned=PLANNED)
+def test_exact_times_leave_nobody_late(rows: list[tuple[float, float, int]], planned: Planned) -> None:
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
+    assert outcome.late == 0
+
+
+@given(rows=ROWS, planned=PLANNED, guess=st.sampled_from((0.0, 5.0, 1e9)),
+       policy=st.sampled_from(("no-jct", "jct-mean", "jct-quantile", "oracle")))  # fmt: skip
+def test_the_zone_is_empty_when_the_planned_job_arrives(
+    rows: list[tuple[float, float, int]], planned: Planned, guess: float, policy: str
+) -> None:
+    """However wrong the predictions are."""
+    jobs = jobs_of(rows, guesses=[guess] * len(rows))
+    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned)
+    assert outcome.at == 0
+    assert outcome.planned_start == planned.arrival
+    own = next(run for run in outcome.runs if run.job == -1)
+    assert tuple(node for node, _ in own.held) == outcome.zone and len(outcome.zone) == planned.nodes
+
+
+@given(rows=ROWS, planned=st.none() | PLANNED)
+def test_fifo_starts_in_the_order_of_submission(rows: list[tuple[float, float, int]], planned: Planned | None) -> None:
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["fifo"], planned)
+    assert (np.diff(outcome.started) >= 0).all()
+
+
+@given(rows=ROWS, planned=PLANNED)
+def test_nobody_enters_the_zone_who_is_not_let_in(rows: list[tuple[float, float, int]], planned: Planned) -> None:
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["no-jct"], planned)
+    announced = planned.arrival - planned.notice
+    assert outcome.admitted == 0 and outcome.planned_end is not None
+    for run in outcome.runs:
+        if run.job >= 0 and announced < run.start < outcome.planned_end:
+            assert not {node for node, _ in run.held} & set(outcome.zone)
+
+
+def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
+    """Algorithm 1 as it is printed, job by job, against lists by size."""
+
+    class Walk:
+        def __init__(self) -> None:
+            self.there: dict[int, int] = {}
+            self.inside: set[int] = set()
+
+        def __len__(self) -> int:
+            return len(self.there)
+
+        def __iter__(self):
+            return iter(sorted(self.there))
+
+        def add(self, job: int, gpus: int) -> None:
+            self.there[job] = gpus
+
+        def admit(self, job: int, gpus: int) -> None:
+            self.inside.add(job)
+
+        def remove(self, job: int) -> None:
+            del self.there[job]
+
+        def next(self, fits, still):
+            for job, gpus in sorted(self.there.items()):
+                if fits(gpus, False):
+                    return job, False
+                if still and still(job) and fits(gpus, True):
+                    return job, True
+            return None
+
+    import plait.place.replay as module
+
+    draw = np.random.default_rng(3)
+    for _ in range(15):
+        rows = [
+            (float(draw.integers(0, 300)), float(draw.exponential(80) + 1), int(draw.integers(1, 13)))
+            for _ in range(80)
+        ]
+        planned = Planned(nodes=3, arrival=200.0, notice=80.0, duration=50.0)
+        fast = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "Waiting", Walk)
+            slow = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
+        assert (fast.started == slow.started).all() and fast.runs == slow.runs
+
+
+def test_short_jobs_use_the_zone_and_long_ones_do_not() -> None:
+    rows = [(0.0, 1000.0, 8), (50.0, 30.0, 4), (50.0, 300.0, 4)]
+    planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
+    assert outcome.started.tolist() == [0.0, 50.0, 200.0]
+    assert (outcome.admitted, outcome.late, outcome.held) == (1, 0, 0)
+
+
+def test_who_is_late_is_preempted_and_goes_on_from_its_checkpoint() -> None:
+    rows = [(0.0, 1000.0, 8), (50.0, 300.0, 4)]
+    planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
+    jobs = jobs_of(rows, guesses=[1000.0, 10.0])
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-quantile"], planned, checkpoint=20.0)
+    assert (outcome.late, outcome.planned_start, outcome.restarts.tolist()) == (1, 100.0, [0, 1])
+    assert outcome.lost == 10.0 * 4  # 50 s ran, 40 s were saved
+    assert outcome.ended[1] == 200.0 + 300.0 - 40.0
+    waits = replay(jobs, CLUSTER, POLICIES["jct-quantile"], planned, delay_late=True)
+    assert (waits.late, waits.planned_start, waits.restarts.sum()) == (1, 350.0, 0)
+
+
+def test_preemptible_jobs_may_sit_in_the_zone_and_leave_it() -> None:
+    rows = [(0.0, 1000.0, 8), (50.0, 300.0, 4)]
+    planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
+    jobs = jobs_of(rows, preemptible=[False, True])
+    for delay in (False, True):
+        outcome = replay(jobs, CLUSTER, POLICIES["no-jct"], planned, delay_late=delay)
+        assert (outcome.started[1], outcome.spared, outcome.late, outcome.planned_start) == (50.0, 1, 0, 100.0)
+
+
+def test_reserve_and_pack_ends_with_a_zone_that_is_not_empty() -> None:
+    rows = [(0.0, 1000.0, 8), (50.0, 300.0, 4)]
+    planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["reserve-and-pack"], planned)
+    assert outcome.at == outcome.before == 0.25
+    assert outcome.planned_start == 350.0
+
+
+def test_a_job_that_runs_at_the_start_ends_when_it_would() -> None:
+    outcome = replay(jobs_of([(-100.0, 150.0, 4), (10.0, 5.0, 24)]), CLUSTER, POLICIES["no-jct"])
+    assert outcome.ended.tolist() == [50.0, 55.0]
+    assert outcome.started.tolist() == [-100.0, 50.0]
+
+
+def test_a_preempted_job_that_ran_before_the_replay_keeps_its_work() -> None:
+    planned = Planned(nodes=6, arrival=20.0, notice=10.0, duration=5.0)
+    outcome = replay(jobs_of([(-100.0, 150.0, 4)]), CLUSTER, POLICIES["no-jct"], planned, checkpoint=50.0)
+    assert outcome.ended[0] == 25.0 + 150.0 - 100.0
+    assert outcome.lost == 20.0 * 4
+
+
+def test_a_zone_that_a_placement_has_chosen() -> None:
+    planned = Planned(nodes=2, arrival=20.0, notice=10.0, zone=(5, 1))
+    assert replay(jobs_of([(0.0, 1.0, 1)]), CLUSTER, POLICIES["no-jct"], planned).zone == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"nodes": 7}, "wants 7 nodes; the cluster has 6"),
+        ({"notice": 30.0}, "Let it arrive later"),
+        ({"zone": (0, 0)}, "has 1 nodes; 2 different ones"),
+        ({"zone": (0, 6)}, "from 0 to 5"),
+    ],
+)
+def test_planned_jobs_that_cannot_be(change: dict[str, object], says: str) -> None:
+    planned = replace(Planned(nodes=2, arrival=20.0, notice=10.0), **change)
+    with pytest.raises(PlacementError, match=says):
+        replay(jobs_of([(0.0, 1.0, 1)]), CLUSTER, POLICIES["fifo"], planned)
+
+
+def test_numbers_of_a_replay_by_hand() -> None:
+    """Two nodes of four GPUs; one job takes one of them, half the time."""
+    jobs = replace(jobs_of([(0.0, 1800.0, 4), (0.0, 900.0, 8)]), window=3600.0)
+    shape = ClusterShape(nodes=2, gpus_per_node=4)
+    found = summary(replay(jobs, shape, POLICIES["no-jct"]), jobs, None, 2, 8)
+    assert found.idle_node_hours == pytest.approx(0.5 + 2 * 0.25)
+    assert found.idle_gpu_hours == pytest.approx(4 * 0.5 + 8 * 0.25)
+    assert found.allocation == pytest.approx(0.5)
+    assert (found.delay.jobs, found.delay.mean, found.delay.p50) == (2, 900.0, 900.0)
+
+
+def test_an_empty_workload_and_one_job() -> None:
+    planned = Planned(nodes=2, arrival=20.0, notice=10.0, duration=30.0)
+    for policy in POLICIES.values():
+        assert replay(jobs_of([]), CLUSTER, policy, planned).planned_start == 20.0
+        assert replay(jobs_of([(0.0, 5.0, 1)]), CLUSTER, policy).ended.tolist() == [5.0]
+
+
+def test_a_policy_of_ones_own_needs_a_row() -> None:
+    own = Policy(name="twice the mean", says="", jct=lambda jobs: 2 * jobs.mean, foresees=True)
+    planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
+    rows = [(0.0, 1000.0, 8), (50.0, 30.0, 4), (50.0, 20.0, 4)]
+    assert replay(jobs_of(rows), CLUSTER, own, planned).started.tolist() == [0.0, 200.0, 50.0]

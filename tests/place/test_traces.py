@@ -1,0 +1,191 @@
+"""Every published form becomes the same table, and nothing disappears unsaid."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import DataError, JobError
+from plait.place.traces.columns import parse_columns
+from plait.place.traces.read import read_trace
+from plait.place.traces.table import Trace
+from tests.place.made_up import trace_of
+
+PHILLY = [
+    {
+        "status": "Pass",
+        "vc": "ee9e8c",
+        "jobid": "application_1",
+        "user": "u1",
+        "submitted_time": "2017-10-09 07:01:55",
+        "attempts": [
+            {"start_time": "2017-10-09 07:02:00", "end_time": "2017-10-09 07:03:00",
+             "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu0"]}]},
+            {"start_time": "2017-10-09 07:10:00", "end_time": "2017-10-09 07:12:00",
+             "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu0"]}]},
+        ],
+    },
+    {"status": "Killed", "vc": "ee9e8c", "jobid": "never", "user": "u2", "submitted_time": "2017-10-09 06:00:00",
+     "attempts": []},
+    {"status": "Running", "vc": "x", "jobid": "open", "user": "u2", "submitted_time": "2017-10-09 06:00:00",
+     "attempts": [{"start_time": "2017-10-09 07:02:00", "end_time": "None", "detail": [{"ip": "m", "gpus": ["g"]}]}]},
+]  # fmt: skip
+HELIOS = """job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+7,ua,vc1,8,32,1,COMPLETED,2020-04-01 00:00:10,2020-04-01 00:00:20,2020-04-01 00:01:20,60,10
+8,ub,vc2,0,4,1,COMPLETED,2020-04-01 00:00:11,2020-04-01 00:00:20,2020-04-01 00:01:20,60,9
+9,ua,vc1,16,64,2,FAILED,2020-04-01 00:00:05,2020-04-01 00:00:05,2020-04-01 00:00:35,30,0
+"""
+ACME = """job_id,user,node_num,gpu_num,cpu_num,mem_per_pod_GB,shared_mem_per_pod,type,state,submit_time,start_time,\
+end_time,fail_time,stop_time,duration,queue,gpu_time
+dlc1,u,2,16,128,800,200,Pretrain,COMPLETED,2023-03-01 00:00:00+00:00,2023-03-01 00:01:00+00:00,\
+2023-03-01 01:01:00+00:00,,,3600,60,57600
+dlc2,v,1,1,8,100,10,Evaluation,CANCELLED,2023-03-01 00:30:00+08:00,,,,,,,
+"""
+OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+p0,1000,2000,1,500,,LS,Running,0,90,10
+p1,1000,2000,1,1000,V100M16,BE,Succeeded,5,60,5
+p2,1000,2000,1,1000,,LS,Pending,6,70,
+p3,1000,2000,8,1000,,LS,Running,7,100,9
+p4,1000,2000,0,0,,LS,Running,7,80,9
+"""
+SPOT = """job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type
+j0,o1,A100,12,8,4,100,3600,HP
+j1,o2,A10,6,0.5,1,50,60,Spot
+"""
+
+
+def test_phillys_log(tmp_path: Path) -> None:
+    found = trace_of(json.dumps(PHILLY), tmp_path, "cluster_job_log.json")
+    assert (found.schema, found.id, found.gpus.tolist(), found.duration.tolist()) == (
+        "philly-json", ("application_1",), [3], [600.0],
+    )  # fmt: skip
+    assert found.begin.tolist() == [5.0]
+    assert found.dropped == {"never started": 1, "never ended": 1}
+    assert found.categories["user"].names == ("u1",)
+
+
+def test_helios(tmp_path: Path) -> None:
+    found = trace_of(HELIOS, tmp_path)
+    assert (found.schema, found.id, found.gpus.tolist()) == ("helios", ("9", "7"), [16, 8])
+    assert found.submit.tolist() == [0.0, 5.0] and found.begin.tolist() == [0.0, 15.0]
+    assert found.dropped == {"asks for no GPU": 1}
+    assert found.numbers["cpus"].tolist() == [64, 32] and found.categories["group"].names == ("vc1",)
+
+
+def test_acme(tmp_path: Path) -> None:
+    found = trace_of(ACME, tmp_path)
+    assert (found.schema, found.id, found.gpus.tolist(), found.duration.tolist()) == ("acme", ("dlc1",), [16], [3600.0])
+    assert found.dropped == {"no duration": 1}
+    assert found.numbers["memory"].tolist() == [800]
+    assert found.first == 1677628800.0
+
+
+def test_openb(tmp_path: Path) -> None:
+    found = trace_of(OPENB, tmp_path)
+    assert (found.schema, found.id, found.duration.tolist()) == ("alibaba-openb", ("p0", "p1"), [80.0, 55.0])
+    assert found.dropped == {"never started": 1, "still there at the end": 1, "asks for no GPU": 1}
+    assert found.preemptible.tolist() == [False, True]
+    assert found.categories["type"].codes.tolist() == [-1, 0]
+
+
+def test_spot(tmp_path: Path) -> None:
+    found = trace_of(SPOT, tmp_path)
+    assert (found.schema, found.id, found.gpus.tolist()) == ("alibaba-spot", ("j1", "j0"), [1, 32])
+    assert found.preemptible.tolist() == [True, False]
+    assert found.changed == {"part of a GPU counted as a whole one": 1}
+
+
+def test_usual_names_and_given_ones(tmp_path: Path) -> None:
+    text = "when,until,n,team\n2024-01-01T10:00:00+01:00,2024-01-01T10:00:30Z,2,a\n"
+    text += "2024-01-01 09:00:01,2024-01-01 09:01,1,b\n"
+    (tmp_path / "odd.csv").write_text(text)
+    columns = parse_columns("submit=when,end=until,gpus=n,group=team")
+    found = read_trace(tmp_path / "odd.csv", columns)
+    assert found.submit.tolist() == [0.0, 1.0] and found.duration.tolist() == [3630.0, 59.0]
+    assert trace_of("submit_time,duration,num_gpu,cluster\n5,3,2,x\n4,1,1,y\n", tmp_path).submit.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("column", "seconds"),
+    [("1500000000,1500000060", 60.0), ("1500000000000,1500000060000", 60.0), ("0:01:00,0:02:30", None)],
+)
+def test_times_in_other_units(tmp_path: Path, column: str, seconds: float | None) -> None:
+    first, second = column.split(",")
+    if seconds is None:
+        found = trace_of(f"submit,duration,gpus\n1,{first},1\n2,{second},1\n", tmp_path)
+        assert found.duration.tolist() == [60.0, 150.0]
+    else:
+        found = trace_of(f"submit,duration,gpus\n{first},5,1\n{second},5,1\n", tmp_path)
+        assert found.submit.tolist() == [0.0, seconds]
+
+
+def test_compressed_tables(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv.gz"
+    file.write_bytes(gzip.compress(HELIOS.encode()))
+    assert len(read_trace(file)) == 2
+
+
+CELL = st.sampled_from(("", "NaN", "inf", "-3", "0", "1", "2.5", "17", "1e3", "word"))
+
+
+@given(rows=st.lists(st.tuples(CELL, CELL, CELL), max_size=30))
+def test_every_row_is_a_job_or_counted(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
+    table = "".join(f"{','.join(row)},x\n" for row in [("submit", "duration", "gpus"), ("1", "1", "1"), *rows])
+    found = trace_of(table, tmp_path)
+    assert len(found) + sum(found.dropped.values()) == found.rows == len(rows) + 1
+    check(found)
+
+
+def check(found: Trace) -> None:
+    """What every trace promises."""
+    assert (np.diff(found.submit) >= 0).all() and (found.begin >= found.submit).all()
+    assert (found.duration > 0).all() and np.isfinite(found.duration).all() and (found.gpus >= 1).all()
+    assert len(found.id) == len(found.preemptible) == len(found)
+
+
+def test_an_empty_table_is_a_trace_without_jobs(tmp_path: Path) -> None:
+    found = trace_of("submit_time,duration,num_gpu\n", tmp_path)
+    assert (len(found), found.rows, found.busy()) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "error", "says"),
+    [
+        ("", None, DataError, "is empty"),
+        (
+            "a,b\n1,2\n",
+            None,
+            JobError,
+            r"no column is known to hold submit, gpus, duration \(or end\).*columns are a, b",
+        ),
+        ("sub,dur,n\n1,2,3\n", "submit=sub,duration=durr,gpus=n", JobError, r"no column 'durr' \(did you mean 'dur'"),
+        ("sub,dur,n\n1,2,3\n", "submit=sub,length=dur", JobError, "'length' is nothing that a job has"),
+        ("sub,dur,n\n1,2,3\n", "submit", JobError, "no FIELD=COLUMN"),
+        ('"a\n', None, DataError, "no readable table"),
+    ],
+)
+def test_tables_that_cannot_be_read(
+    tmp_path: Path, text: str, columns: str | None, error: type[Exception], says: str
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(error, match=says):
+        read_trace(tmp_path / "t.csv", None if columns is None else parse_columns(columns))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("{", "no readable JSON"), ('[{"a": 1}]', "no Philly log"), ("3", "no Philly")]
+)
+def test_logs_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        trace_of(text, tmp_path, "log.json")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_trace(tmp_path / "nothing.csv")
