@@ -1,0 +1,84 @@
+"""Lower bounds of eq. 2 that need no solver.
+
+A minipod with n cells touches rho rows and gamma columns with rho * gamma >= n. Summed over minipods by
+Cauchy-Schwarz, r * c >= kappa = (sum of sqrt n)^2 / (rows * columns), where r and c are the largest spreads of
+a row and of a column. The sum is least when the largest minipods are filled first. So the spread of rows
+times that of columns is never below kappa: the trade between DP and PP in one line. Where a spread is 1 the
+other has an exact answer: whole rows (or columns) packed into the fewest minipods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf, sqrt
+
+from plait.place.problem import Problem
+
+EPSILON = 1e-9
+
+
+def fewest_minipods(free: Sequence[int], groups: int, size: int) -> int | None:
+    """How many minipods hold ``groups`` whole groups of ``size`` cells, at least; None if all cannot."""
+    found = 0
+    for count in sorted((cells // size for cells in free), reverse=True):
+        if groups <= 0 or count == 0:
+            break
+        groups -= count
+        found += 1
+    return found if groups <= 0 else None
+
+
+def kappa(free: Sequence[int], rows: int, columns: int, cells: int) -> float:
+    """What the spread of rows times that of columns is at least."""
+    total, rest = 0.0, cells
+    for count in sorted(free, reverse=True):
+        taken = min(count, rest)
+        total += sqrt(taken)
+        rest -= taken
+        if not rest:
+            break
+    return total * total / (rows * columns)
+
+
+def program_optimum(free: Sequence[int], groups: int, size: int, weight: float) -> float:
+    """What ``weight`` x minipods + (1 - weight) x T of the paper's program (eq. 4-10, in whole nodes) is at
+    least, for ``groups`` units of ``size`` nodes: with T = 1 whole units; else capacity alone."""
+    whole = fewest_minipods(free, groups, size)
+    split = fewest_minipods(free, groups * size, 1)
+    aligned = inf if whole is None else weight * whole + 1 - weight
+    return min(aligned, inf if split is None else weight * split + 2 * (1 - weight))
+
+
+def frontier(problem: Problem) -> list[tuple[int, int]]:
+    """For every spread of rows, from 1: the least that the columns' can be, as far as these bounds know."""
+    free = _room(problem)
+    rows, columns, cells = len(problem.rows), len(problem.heights), problem.num_cells
+    least = kappa(free, rows, columns, cells)
+    whole_rows = fewest_minipods(free, rows, columns) if problem.shape else 1
+    whole_columns = fewest_minipods(free, columns, rows) if problem.shape else 1
+    found: list[tuple[int, int]] = []
+    for spread in range(1, min(columns, len(free)) + 1):
+        other = max(1, ceil(least / spread - EPSILON))
+        if spread == 1:
+            if whole_rows is None:
+                continue
+            other = max(other, whole_rows)
+        if other == 1 and (whole_columns is None or spread < whole_columns):
+            other = 2
+        if not found or other < found[-1][1]:
+            found.append((spread, other))
+    return found
+
+
+def lower_bound(problem: Problem) -> float:
+    """What eq. 2 is at least."""
+    return min(problem.score(rows, columns) for rows, columns in frontier(problem))
+
+
+def _room(problem: Problem) -> list[int]:
+    """Cells that minipods have at most, of all pools and with nodes that others hold if they may be taken."""
+    room = [0] * len(problem.minipods)
+    for pool, minipod in zip(problem.pools, problem.minipod_of, strict=True):
+        held = 0 if problem.price is None else len(pool.held)
+        room[minipod] += max(0, pool.free + held - problem.spares.per_minipod) // problem.nodes_per_cell
+    return room
