@@ -85,8 +85,9 @@ class Placement:
             if values.pop("version") != VERSION:
                 raise ValueError(f"this Plait reads version {VERSION}")
             values.pop("gap")
-            lists = ("hosts", "minipods", "heights", "spares", "preempted")
-            return Placement(**(values | {key: tuple(values[key]) for key in lists}))
+            for key in ("hosts", "minipods", "heights", "spares", "preempted"):
+                values[key] = tuple(values[key])
+            return Placement(**values)
         except OSError as error:
             raise PlacementError(f"{path}: {error.strerror or error}.") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

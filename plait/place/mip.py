@@ -78,6 +78,5 @@ def _solved(problem: Problem, units: int, size: int, weight: float) -> Any:
     lower = np.zeros_like(cost)
     lower[pods] = 1
     options = {"time_limit": problem.limit}
-    return milp(
-        cost, integrality=np.ones_like(cost), bounds=Bounds(lower, upper), constraints=constraints, options=options
-    )
+    limits: Any = Bounds(lower, upper)  # type: ignore[arg-type]
+    return milp(cost, integrality=np.ones_like(cost), bounds=limits, constraints=constraints, options=options)

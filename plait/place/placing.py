@@ -36,7 +36,7 @@ class Place(Protocol):
 
 def place(problem: Problem, method: str = "exact") -> Placement:
     """Raises PlacementError for too few nodes, or for what a method cannot say."""
-    known = METHODS | BASELINES
+    known = {**METHODS, **BASELINES}
     if method not in known:
         raise PlacementError(f"No method '{method}'{nearest(method, known)}. Use one of {', '.join(known)}.")
     problem.check_room()
