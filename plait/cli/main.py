@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import calibrate, export, job, lab, plan, profile, reshard, sample, schedule, terminal, timeline, train
+from plait.cli import (
+    calibrate,
+    export,
+    job,
+    lab,
+    place,
+    plan,
+    profile,
+    reshard,
+    sample,
+    schedule,
+    terminal,
+    timeline,
+    train,
+)
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -20,6 +34,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
+app.command("place")(place.place)
 app.command("calibrate")(calibrate.calibrate)
 app.command("job")(job.job)
 app.command("profile")(profile.profile)

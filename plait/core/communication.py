@@ -177,7 +177,9 @@ def _block(mesh: Mesh, each: int) -> int:
 def _sum(volumes: Sequence[Volume]) -> Volume:
     """Of the places of one node: a GPU has one place, so the most of each."""
     return Volume(
-        weights=max(one.weights for one in volumes), dp=max(one.dp for one in volumes), pp=max(one.pp for one in volumes)
+        weights=max(one.weights for one in volumes),
+        dp=max(one.dp for one in volumes),
+        pp=max(one.pp for one in volumes),
     )
 
 

@@ -115,9 +115,7 @@ class Offer(NamedTuple):
         return found and found._replace(exchanged=True)
 
 
-def offers(
-    pods: int, rows: int, columns: int, *, by_rows: bool = True, by_columns: bool = True
-) -> Iterator[Offer]:
+def offers(pods: int, rows: int, columns: int, *, by_rows: bool = True, by_columns: bool = True) -> Iterator[Offer]:
     """All constructions for so many minipods. by_rows: bands of columns; by_columns: bands of rows."""
     for exchanged, wanted, most in ((False, by_rows, columns), (True, by_columns, rows)):
         for count in range(1, min(most, pods) + 1) if wanted else ():

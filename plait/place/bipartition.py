@@ -80,9 +80,7 @@ def _cut(cells: Sequence[int], start: int, least: int, most: int, edges: Edges) 
     return part
 
 
-def _one_pass(
-    part: set[int], here: set[int], least: int, most: int, edges: Edges
-) -> tuple[list[int], float]:
+def _one_pass(part: set[int], here: set[int], least: int, most: int, edges: Edges) -> tuple[list[int], float]:
     """Every cell moved once, best first; the moves up to the best moment that fits, and what they gain. Sizes
     may be off by one on the way, so that cells can be exchanged where there is no room to spare."""
     inside = set(part)
@@ -117,4 +115,6 @@ def _one_pass(
 def _gain(cell: int, inside: set[int], here: set[int], edges: Edges) -> float:
     """What moving a cell to the other part takes off the weight across."""
     side = cell in inside
-    return sum(weight if (other in inside) != side else -weight for other, weight in edges[cell].items() if other in here)
+    return sum(
+        weight if (other in inside) != side else -weight for other, weight in edges[cell].items() if other in here
+    )

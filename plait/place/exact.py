@@ -14,7 +14,7 @@ from plait.core.errors import PlacementError
 from plait.place.answer import Answer
 from plait.place.bands import Banding, Offer, offers
 from plait.place.bounds import EPSILON, frontier
-from plait.place.problem import Cells, Problem
+from plait.place.problem import Problem
 from plait.place.search import Verdict, search
 
 
@@ -69,9 +69,7 @@ def _best_banding(
     free, pods = problem.capacity, len(problem.pools)
 
     def least(offer: Offer) -> float:
-        return min(
-            (problem.score(max(r, offer.rows), max(c, offer.columns)) for r, c in known), default=inf
-        )
+        return min((problem.score(max(r, offer.rows), max(c, offer.columns)) for r, c in known), default=inf)
 
     wanted = offers(pods, rows, columns, by_rows=problem.unit != "dp", by_columns=problem.unit != "pp")
     best, key = None, (inf, inf)

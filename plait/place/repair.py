@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from plait.core.errors import PlacementError
 from plait.core.placement import Placement
+from plait.core.rank_table import RankTable
 from plait.place.bounds import lower_bound
 from plait.place.placing import place
 from plait.place.problem import Pool, Problem, Spares, spread_of
@@ -65,6 +66,21 @@ def repair(
     better = _anew(whole, old, fixed)
     more = len(better.moves) - len(least.moves)
     return better if least.placement.score - better.placement.score > move_price * max(0, more) + 1e-9 else least
+
+
+def from_table(problem: Problem, table: RankTable, where: Mapping[str, Spot]) -> Placement:
+    """What a rank table says of a placement; without spares. Raises PlacementError for one of another job."""
+    if len(table.hosts) != problem.num_cells * problem.nodes_per_cell:
+        raise PlacementError(
+            f"The rank table has {len(table.hosts)} hosts, the job {problem.num_cells * problem.nodes_per_cell}. "
+            "Place the job anew."
+        )
+    minipods = tuple(where[host].minipod if host in where else "" for host in table.hosts)
+    return Placement(
+        hosts=table.hosts, minipods=minipods, heights=problem.heights, nodes_per_cell=problem.nodes_per_cell,
+        ranks_per_node=table.ranks_per_node, row_spread=0, column_spread=0, used=0, crossings=0,
+        alpha=problem.alpha, score=0.0, bound=0.0, method="rank table", plan=table.plan,
+    )  # fmt: skip
 
 
 def _check(problem: Problem, old: Placement, down: Iterable[str], where: Mapping[str, Spot]) -> None:

@@ -34,7 +34,9 @@ def search(
     """
     if rows < columns:  # the fewer columns, the fewer patterns
         verdict, found = search(free, columns, rows, column_spread, row_spread, effort)
-        return verdict, found and tuple(found[row * columns + column] for column in range(columns) for row in range(rows))
+        return verdict, found and tuple(
+            found[row * columns + column] for column in range(columns) for row in range(rows)
+        )
     useful = [pod for pod in range(len(free)) if free[pod]]
     if len(useful) ** columns > MOST_PATTERNS:
         return Verdict.OPEN, None
