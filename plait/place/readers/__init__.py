@@ -1,0 +1,90 @@
+"""Reading topologies: one file for each format, one table of them.
+
+A file's format is found by its content. Further sources tell what nodes are doing: the same formats, or those
+that know states alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from plait.core.errors import JobError, nearest
+from plait.core.topology import Topology
+from plait.place.readers import kubernetes, live, plait_form, slurm_nodes, slurm_topology, slurm_yaml, topograph
+from plait.place.readers.source import Asked, Found, Source
+from plait.place.readers.states import applied
+
+
+@dataclass(frozen=True)
+class Format:
+    """name: for --format. what: for people. looks: whether a source is of it. read: all that it tells."""
+
+    name: str
+    what: str
+    looks: Callable[[Source], bool]
+    read: Callable[[Source, Asked], Found]
+
+
+FORMATS = (
+    Format("plait", "Plait's own TOML or JSON", plait_form.looks, plait_form.read),
+    Format("kubernetes", "kubectl get nodes -o json", kubernetes.looks, kubernetes.read),
+    Format("topograph", "Topograph's graph JSON", topograph.looks, topograph.read),
+    Format("topology.conf", "or scontrol show topology", slurm_topology.looks, slurm_topology.read),
+    Format("slurm-nodes", "scontrol show nodes, sinfo or squeue", slurm_nodes.looks, slurm_nodes.read),
+    Format("topology.yaml", "Slurm's topology.yaml", slurm_yaml.looks, slurm_yaml.read),
+)
+"""In the order in which they are tried: the surest signs first."""
+
+
+def read_topology(
+    path: str, *, form: str = "", name: str = "", levels: Sequence[str] = (), states: Sequence[str] = ()
+) -> tuple[Topology, list[str]]:
+    """The topology of a file, of standard input (``-``) or of a running manager (``slurm:``,
+    ``kubernetes:``), and what a person should know of the reading.
+
+    form: one of ``FORMATS``, found by the content where left out. name: which of several topologies. levels:
+    node labels of Kubernetes, the outermost first. states: further files that tell what nodes are doing; what
+    is down in one is down. Raises JobError naming the file and the line, key or node.
+    """
+    asked = Asked(name=name, levels=tuple(levels))
+    sources, notes = _sources(path), list[str]()
+    topology: Topology | None = None
+    for source in [*sources, *(source for other in states for source in _sources(other))]:
+        try:
+            first = source is sources[0]
+            found = _format(source, form if first else "").read(source, asked if first else Asked())
+            notes += found.notes
+            if topology is None:
+                topology = found.topology
+                if topology is None:
+                    raise JobError("states of nodes, and no switches", fix="Give it with --states beside a topology")
+            if found.states or found.hardware:
+                topology, more = applied(topology, found, source.where)
+                notes += more
+        except JobError as error:
+            raise error if error.file else error.in_file(source.where) from None
+    assert topology is not None
+    return topology, notes
+
+
+def _sources(path: str) -> list[Source]:
+    if path in live.SOURCES:
+        return [Source(command, text) for command, text in live.answers(path)]
+    return [Source.read(path)]
+
+
+def _format(source: Source, name: str) -> Format:
+    known = {form.name: form for form in FORMATS}
+    if name:
+        if name not in known:
+            fix = f"Known: {', '.join(known)}"
+            raise JobError(f"no format '{name}'{nearest(name, known)}", key="--format", fix=fix)
+        return known[name]
+    if not source.text.strip():
+        raise JobError("empty")
+    found = next((form for form in FORMATS if form.looks(source)), None)
+    if found is None:
+        what = "; ".join(f"{form.name} ({form.what})" for form in FORMATS)
+        raise JobError("no format of a topology is recognised", fix=f"Name it with --format: {what}")
+    return found

@@ -1,0 +1,37 @@
+"""Plait's own files, TOML or JSON (``plait.core.topology_form``)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any, cast
+
+from plait.core.errors import JobError
+from plait.core.topology_form import from_dict
+from plait.place.readers.source import Asked, Found, Source
+
+_LOOKS = re.compile(r"^\s*(\[switches\b|version\s*=|levels\s*=)", re.MULTILINE)
+
+
+def looks(source: Source) -> bool:
+    """Whether a file is one of these."""
+    if source.is_json:
+        return isinstance(source.json, dict) and "switches" in source.json
+    return bool(_LOOKS.search(source.text))
+
+
+def read(source: Source, asked: Asked) -> Found:
+    """Raises JobError naming the line or the key."""
+    del asked
+    values: Any = source.json if source.is_json else _toml(source.text)
+    if not isinstance(values, dict):
+        raise JobError("not a table")
+    return Found(topology=from_dict(cast("dict[str, Any]", values)))
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text.replace("\r\n", "\n"))
+    except (ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        raise JobError("nested too deeply" if deep else f"not valid TOML: {str(error)[:200]}") from None

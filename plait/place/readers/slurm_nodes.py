@@ -1,0 +1,145 @@
+"""What nodes are doing, as Slurm's commands print it: ``scontrol show nodes`` (with or without ``-o``),
+``sinfo`` with a column NODELIST and one STATE, and ``squeue``, which tells who holds a node and until when.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+
+from plait.core.errors import JobError
+from plait.core.text import printable
+from plait.core.topology import FREE, Hardware, State
+from plait.core.wiring import HostLists
+from plait.place.readers.source import Asked, Found, Source
+from plait.place.readers.states import worse
+
+_NODE = re.compile(r"^NodeName=", re.MULTILINE)
+_HEADER = re.compile(r"\bNODELIST\b")
+_GPUS = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?:([0-9]{1,4})(?=[,(\s]|$)")
+_DOWN = frozenset({
+    "down", "drain", "drained", "draining", "drng", "fail", "failing", "failg", "maint", "unknown", "unk", "future",
+    "futr", "error", "inval", "invalid", "invalid_reg", "not_responding", "no_respond", "powered_down", "blocked",
+    "powering_down", "power_down", "power_off", "pow_dn", "reboot", "reboot_issued", "reboot_requested", "boot",
+})  # fmt: skip
+_BUSY = frozenset({
+    "allocated", "alloc", "mixed", "mix", "completing", "comp", "reserved", "resv", "perfctrs", "npc", "powering_up",
+    "power_up", "pow_up",
+})  # fmt: skip
+_FREE = frozenset({"idle", "planned", "plnd", "cloud", "dynamic_norm", "dynamic_future", "power_drain", "resume"})
+_SIGNS = {"*": "not_responding", "~": "powered_down", "!": "powering_down", "%": "powering_down", "#": "powering_up",
+          "$": "maint", "@": "reboot", "^": "reboot", "-": "planned", "+": ""}  # fmt: skip
+"""Suffixes of states in sinfo(1)."""
+
+
+def looks(source: Source) -> bool:
+    """Whether a text is what one of these commands prints."""
+    head = source.text[:4096]
+    return not source.is_json and bool(_NODE.search(head) or _HEADER.search(head))
+
+
+def read(source: Source, asked: Asked) -> Found:
+    """States of nodes, and their GPUs where they are told. Raises JobError naming the line."""
+    del asked
+    if _NODE.search(source.text):
+        return _of_records(source.text)
+    return _of_table(source.text)
+
+
+def _of_records(text: str) -> Found:
+    states: dict[str, State] = {}
+    hardware: dict[str, Hardware] = {}
+    starts = [match.start() for match in _NODE.finditer(text)]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        record = text[start:end]
+        words: dict[str, str] = {}
+        for word in record.partition("Reason=")[0].split():
+            key, _, value = word.partition("=")
+            words[key] = value
+        where, name = f"line {text.count(chr(10), 0, start) + 1}", words["NodeName"]
+        if "State" not in words:
+            raise JobError(f"'{name[:60]}' has no State", key=where, fix="The text may have been cut off")
+        if name in states:
+            raise JobError(f"'{name[:60]}' is told of twice", key=where)
+        reason = re.search(r"Reason=(.*?)(?: \[|$)", record, re.MULTILINE)
+        states[name] = _state(words["State"], reason[1] if reason else "", where)
+        gpus = _GPUS.findall(words.get("Gres", ""))
+        if gpus:
+            kinds = dict.fromkeys(kind for kind, _ in gpus if kind)
+            hardware[name] = Hardware(gpus=sum(int(count) for _, count in gpus), device="+".join(kinds))
+    return Found(states=states, hardware=hardware)
+
+
+def _state(text: str, reason: str, where: str) -> State:
+    """Slurm's state and its flags, as in ``IDLE+DRAIN`` or ``idle*``."""
+    word = text.lower()
+    signs = re.search(r"[*~!%#$@^+-]*$", word)
+    ending = signs[0] if signs else ""
+    parts = {part for part in (*word.removesuffix(ending).split("+"), *(_SIGNS[sign] for sign in ending)) if part}
+    if unknown := parts - _DOWN - _BUSY - _FREE:
+        problem = f"no state of Slurm's is called '{printable(sorted(unknown)[0])[:60]}'"
+        raise JobError(problem, key=where, fix="Idle, allocated, mixed, down and drained are among those known")
+    if parts & _DOWN:
+        return State(status="down", holder=printable(reason.strip())[:200] or "+".join(sorted(parts & _DOWN)))
+    return State(status="busy") if parts & _BUSY else FREE
+
+
+def _of_table(text: str) -> Found:
+    lists = HostLists()
+    states: dict[str, State] = {}
+    rows = _rows(text)
+    _, header = next(rows, ("", list[str]()))
+    if not header:
+        raise JobError("neither records of nodes nor a table with a column NODELIST")
+    places = {name.partition("(")[0]: place for place, name in reversed(list(enumerate(header)))}
+    squeue = "JOBID" in places
+    if not squeue and "STATE" not in places:
+        raise JobError("a table with NODELIST has no column STATE", fix="Run sinfo, or sinfo -N -o '%N %T'")
+    job = places.get("JOBID", 0)
+    for where, cells in rows:
+        if squeue and (len(cells) <= places["NODELIST"] or not cells[places["NODELIST"]] or _waits(cells, places)):
+            continue
+        if not squeue and "n/a" in cells:  # a partition without nodes
+            continue
+        if len(cells) < len(header) and not squeue:
+            raise JobError("fewer columns than the header has", key=where, fix="The text may have been cut off")
+        if squeue:
+            until = _time(cells[places["END_TIME"]], where) if "END_TIME" in places else None
+            state = State(status="busy", until=until, holder=f"job {printable(cells[job])[:60]}")
+        else:
+            state = _state(cells[places["STATE"]], "", where)
+        for name in lists(cells[places["NODELIST"]], where):
+            states[name] = worse(states[name], state) if name in states else state
+    return Found(states=states, partial=squeue)
+
+
+def _waits(cells: Sequence[str], places: Mapping[str, int]) -> bool:
+    """Whether a job has no nodes yet: squeue shows why, in brackets, or names its state."""
+    states = [cells[places[key]] for key in ("ST", "STATE") if key in places]
+    return cells[places["NODELIST"]].startswith("(") or bool({"PD", "PENDING"} & set(states))
+
+
+def _rows(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The header and what follows; columns by ``|`` or by white space."""
+    sign: str | None = None
+    width = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not width:
+            if not _HEADER.search(line):
+                continue
+            sign = "|" if "|" in line else None
+            width = len(line.split(sign))
+        cells = [cell.strip() for cell in line.split(sign, width - 1)]
+        if any(cells):
+            yield f"line {number}", cells
+
+
+def _time(text: str, where: str) -> float | None:
+    """Slurm writes this machine's own time."""
+    if text in ("N/A", "Unknown", "NONE", ""):
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise JobError(f"'{printable(text)[:60]}' is no time", key=where, fix="As in 2026-01-31T12:00:00") from None

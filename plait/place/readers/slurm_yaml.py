@@ -1,0 +1,139 @@
+"""Slurm's ``topology.yaml`` (since 25.05, topology.yaml(5)): several named topologies, each a tree, blocks or
+flat; a partition uses one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+from plait.core.errors import JobError, nearest
+from plait.core.topology import Topology
+from plait.core.wiring import HostLists, Wiring, build
+from plait.place.readers.slurm_topology import Block, of_blocks
+from plait.place.readers.source import Asked, Found, Source
+
+LARGEST = 8 << 20
+"""Bytes: host lists make ten thousand nodes a file of a hundredth of that, and YAML is slow to read."""
+DEEPEST = 20
+"""Lists and mappings in each other; a topology has six."""
+_LOOKS = re.compile(r"^\s*-?\s*[\"']?topology[\"']?\s*:", re.MULTILINE)
+_KINDS = ("tree", "block", "flat")
+
+
+def looks(source: Source) -> bool:
+    """Whether a text is one of these."""
+    return not source.is_json and bool(_LOOKS.search(source.text[:65536]))
+
+
+def read(source: Source, asked: Asked) -> Found:
+    """The topology asked for by name, or the cluster's default, or the only one. Raises JobError naming the
+    line or the key."""
+    told = _loaded(source.text)
+    if not isinstance(told, list) or not told:
+        raise JobError("not a list of topologies", fix="Write '- topology: NAME' and below it its tree or blocks")
+    entries: dict[str, dict[str, Any]] = {}
+    for number, one in enumerate(cast("list[Any]", told)):
+        where = f"[{number}]"
+        entry = _mapping(one, ("topology", "cluster_default", *_KINDS, "ring", "torus3d"), where)
+        name = _name(entry, "topology", where)
+        if name in entries:
+            raise JobError(f"the topology '{name}' stands twice", key=where)
+        entries[name] = entry
+    name = _chosen(entries, asked.name)
+    others = [other for other in entries if other != name]
+    notes = (f"{source.where}: of {len(entries)} topologies '{name}' is taken.",) if others and not asked.name else ()
+    return Found(topology=replace(_topology(entries[name], name), name=name), notes=notes)
+
+
+def _loaded(text: str) -> Any:
+    import yaml
+
+    if len(text) > LARGEST:
+        raise JobError(f"more than {LARGEST >> 20} MiB of YAML")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _check_events(yaml.parse(text, Loader=loader))
+        return yaml.load(text, Loader=loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        problem = f"not valid YAML: {error.problem or error.context or 'it cannot be read'}"
+        raise JobError(problem, key=f"line {mark.line + 1}" if mark else None) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        deep = isinstance(error, RecursionError)
+        raise JobError("nested too deeply" if deep else f"not valid YAML: {str(error)[:200]}") from None
+
+
+def _check_events(events: Iterable[Any]) -> None:
+    """What is nested ever deeper ends the process in the loader, which is written in C; what an alias repeats
+    is shared when loaded, and a billion names once it is written out."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            raise JobError("aliases (*name) are not read", fix="Write out what they stand for")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise JobError("nested too deeply", key=f"line {event.start_mark.line + 1}")
+
+
+def _chosen(entries: dict[str, dict[str, Any]], asked: str) -> str:
+    if asked and asked not in entries:
+        raise JobError(f"no topology '{asked}'{nearest(asked, entries)}", fix=f"There are {', '.join(entries)}")
+    default = next((name for name, entry in entries.items() if entry.get("cluster_default") is True), None)
+    return asked or default or next(iter(entries))
+
+
+def _topology(entry: dict[str, Any], name: str) -> Topology:
+    kinds = [kind for kind in (*_KINDS, "ring", "torus3d") if entry.get(kind)]
+    if len(kinds) != 1 or kinds[0] not in ("tree", "block"):
+        problem = f"a {kinds[0]} topology has no switches" if len(kinds) == 1 else "neither or both of tree and block"
+        raise JobError(problem, key=name, fix="Name another one of the file with --name, if it has a tree or blocks")
+    lists = HostLists()
+    if kinds[0] == "tree":
+        where = f"{name}.tree"
+        switches = _mapping(entry["tree"], ("switches",), where).get("switches")
+        wirings: list[Wiring] = []
+        for number, told in enumerate(_list(switches, f"{where}.switches")):
+            at = f"{where}.switches[{number}]"
+            one = _mapping(told, ("switch", "children", "nodes", "link_speed"), at)
+            below, plugged = (lists(one[key], f"{at}.{key}") if key in one else [] for key in ("children", "nodes"))
+            wirings.append(Wiring(_name(one, "switch", at), below, plugged, at))
+        return build(wirings)
+    where = f"{name}.block"
+    told = _mapping(entry["block"], ("block_sizes", "blocks"), where)
+    sizes = _list(told.get("block_sizes", []), f"{where}.block_sizes")
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 for size in sizes):
+        raise JobError("not a list of sizes", key=f"{where}.block_sizes")
+    blocks: list[Block] = []
+    for number, one in enumerate(_list(told.get("blocks"), f"{where}.blocks")):
+        at = f"{where}.blocks[{number}]"
+        block = _mapping(one, ("block", "nodes"), at)
+        blocks.append(Block(_name(block, "block", at), lists(block.get("nodes"), f"{at}.nodes"), at))
+    return of_blocks(blocks, sizes)
+
+
+def _mapping(value: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise JobError("not a mapping", key=where, fix=f"Known here: {', '.join(known)}")
+    for key in cast("dict[Any, Any]", value):
+        if key not in known:
+            shown = str(key)[:60] if isinstance(key, str) else "a key that is no text"
+            raise JobError(f"unknown key {shown}{nearest(shown, known)}", key=where, fix=f"Known: {', '.join(known)}")
+    return cast("dict[str, Any]", value)
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise JobError("not a list", key=where)
+    return cast("list[Any]", value)
+
+
+def _name(entry: dict[str, Any], key: str, where: str) -> str:
+    name = entry.get(key)
+    if not isinstance(name, str):
+        raise JobError(f"no {key}" if name is None else "not a text", key=f"{where}.{key}", fix="Put it in quotes")
+    return name

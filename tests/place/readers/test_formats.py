@@ -1,0 +1,156 @@
+"""The contract of readers: each format has a row here, and tells the same cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.core.errors import JobError
+from plait.core.topology import State, Topology
+from plait.place.readers import FORMATS, read_topology
+from tests.place.readers import texts
+
+ROWS = {
+    "plait.toml": ("plait", texts.TOML),
+    "plait.json": ("plait", texts.JSON),
+    "tree.conf": ("topology.conf", texts.TREE_CONF),
+    "block.conf": ("topology.conf", texts.BLOCK_CONF),
+    "tree-shown": ("topology.conf", texts.TREE_SHOWN),
+    "blocks-shown": ("topology.conf", texts.BLOCKS_SHOWN),
+    "topology.yaml": ("topology.yaml", texts.YAML),
+    "kueue.json": ("kubernetes", texts.KUEUE),
+    "tiers.json": ("kubernetes", texts.TIERS),
+    "graph.json": ("topograph", texts.GRAPH),
+}
+STATES = {
+    "scontrol": ("slurm-nodes", texts.NODES_SHOWN),
+    "sinfo": ("slurm-nodes", texts.SINFO),
+    "squeue": ("slurm-nodes", texts.SQUEUE),
+}
+
+
+def write(folder: Path, text: str, name: str = "topology") -> str:
+    file = folder / name
+    file.write_text(text)
+    return str(file)
+
+
+def shape(topology: Topology) -> list[list[list[str]]]:
+    """Nodes by leaf by minipod."""
+    pods: list[list[list[str]]] = []
+    for nodes in topology.minipods().values():
+        leaves: dict[int, list[str]] = {}
+        for node in nodes:
+            leaves.setdefault(node.leaf, []).append(node.name)
+        pods.append(list(leaves.values()))
+    return pods
+
+
+def test_every_format_has_a_row() -> None:
+    assert {name for name, _ in (*ROWS.values(), *STATES.values())} == {form.name for form in FORMATS}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_format_tells_the_same_cluster(tmp_path: Path, row: str) -> None:
+    name, text = ROWS[row]
+    found, _ = read_topology(write(tmp_path, text))
+    named, _ = read_topology(write(tmp_path, text), form=name)
+    assert found == named
+    assert shape(found) == [[["n001", "n002"], ["n003", "n004"]], [["n005", "n006"], ["n007", "n008"]]]
+    assert (found.distance("n001", "n002"), found.distance("n001", "n003"), found.distance("n001", "n008")) == (1, 2, 3)
+    assert found.path("n001")[0] == "leaf1"
+    assert len(set(found.levels)) == 3
+
+
+@pytest.mark.parametrize("row", STATES)
+def test_states_from_other_sources(tmp_path: Path, row: str) -> None:
+    """What every one of them tells of n001: a job holds it."""
+    _, text = STATES[row]
+    topology, _ = read_topology(write(tmp_path, texts.TREE_CONF), states=[write(tmp_path, text, "states")])
+    assert topology.node("n001").state.status == "busy"
+    assert topology.node("n008").state.status == "free"
+    with pytest.raises(JobError, match="states of nodes, and no switches"):
+        read_topology(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("row", [*ROWS, *STATES])
+@pytest.mark.parametrize("part", [0.02, 0.31, 0.5, 0.77, 0.97])
+def test_what_is_cut_off_is_one_clear_error_or_a_tree(tmp_path: Path, row: str, part: float) -> None:
+    """Of text in lines a part may be whole; JSON never is."""
+    form, text = (ROWS | STATES)[row]
+    cut = text[: int(len(text) * part)]
+    states = [write(tmp_path, cut)] if row in STATES else []
+    whole = write(tmp_path, texts.TREE_CONF, "whole") if states else write(tmp_path, cut)
+    try:
+        topology, _ = read_topology(whole, form="" if states else form, states=states)
+    except JobError as error:
+        problem: JobError | None = error
+    else:
+        problem = None
+        assert not text.startswith("{")
+        assert all(any(whole.startswith(name) for whole in texts.ABOVE) for name in topology.places)
+    assert problem is None or problem.file == str(tmp_path / "topology")
+    assert len(str(problem)) < 700 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("form", [form.name for form in FORMATS])
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "\0", "{", "[]", "{}", "null", "3", '"', "[" * 100_000, '{"a":' * 100_000, "- " * 5000, "a: " * 50, "=",
+     "SwitchName", "SwitchName=", "SwitchName=a Nodes=", "NodeName=", "NodeName=a", "NODELIST", "JOBID|NODELIST\n1|[",
+     '{"instances": 3}', '{"instances": [3]}', '{"instances": [{"id": "a", "network_layers": 3}]}',
+     '{"instances": [{"id": "a", "network_layers": [3]}]}', '{"kind": "List"}', '{"kind": "List", "items": [3]}',
+     '{"kind": "List", "items": [{"kind": "Node"}]}', '{"kind": "List", "items": [{"metadata": 3}]}',
+     '{"kind": "Node", "metadata": {"name": "a", "labels": 3}}', '{"version": 1, "switches": []}',
+     "1" * 5000, '{"version": ' + "1" * 5000 + "}", "- topology: 3", "- topology: a\n  tree: 3",
+     "- topology: a\n  tree: {switches: [3]}", "- topology: a\n  block: {blocks: {}}", "- {1: 2}", "topology: a"],
+    ids=lambda text: repr(text[:40]),
+)  # fmt: skip
+def test_what_is_nothing_of_the_kind_is_one_clear_error(tmp_path: Path, form: str, text: str) -> None:
+    for chosen in (form, ""):
+        with pytest.raises(JobError) as caught:
+            read_topology(write(tmp_path, text), form=chosen)
+        assert caught.value.file == str(tmp_path / "topology")
+        assert len(str(caught.value)) < 700 + len(str(tmp_path))
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "topology").write_bytes(b"SwitchName=\xff")
+    with pytest.raises(JobError, match="byte 11 is not UTF-8"):
+        read_topology(str(tmp_path / "topology"))
+    with pytest.raises(JobError, match="No such file"):
+        read_topology(str(tmp_path / "none"))
+    with pytest.raises(JobError, match="Is a directory"):
+        read_topology(str(tmp_path))
+    with pytest.raises(JobError, match=r"--format: no format 'topologi.conf' \(did you mean 'topology.conf'\?\)"):
+        read_topology(write(tmp_path, texts.TOML), form="topologi.conf")
+
+
+def test_a_byte_order_mark_and_other_line_ends_do_no_harm(tmp_path: Path) -> None:
+    for text in (texts.TREE_CONF, texts.TOML, texts.YAML):
+        (tmp_path / "topology").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+        assert len(read_topology(str(tmp_path / "topology"))[0].nodes) == 8
+
+
+def test_states_of_several_sources_are_made_one(tmp_path: Path) -> None:
+    sources = [write(tmp_path, text, name) for name, (_, text) in STATES.items()]
+    topology, notes = read_topology(write(tmp_path, texts.TREE_CONF), states=sources)
+    states = {node.name: node.state for node in topology.nodes}
+    assert states["n001"].holder == "job 7"
+    assert states["n001"].until is not None
+    assert states["n002"] == State(status="busy", until=None, holder="job 7, job 8_3")
+    assert states["n003"] == State(status="down", holder="bad nic")
+    assert states["n004"] == State(status="down", holder="maintenance soon")
+    assert [topology.count(status) for status in ("free", "busy", "down")] == [4, 2, 2]
+    assert topology.node("n001").hardware.gpus == 8
+    assert topology.node("n001").hardware.device == "h100"
+    assert (topology.node("n004").hardware.gpus, topology.node("n005").hardware.gpus) == (4, 0)
+    assert [note for note in notes if "no state of 4 nodes (n002, n006, n007, ...)" in note]
+
+
+def test_states_of_strangers_are_said_and_left_out(tmp_path: Path) -> None:
+    states = write(tmp_path, "NODELIST STATE\nlogin[1-2] idle\nn001 idle\n", "states")
+    topology, notes = read_topology(write(tmp_path, texts.TREE_CONF), states=[states])
+    assert len(topology.nodes) == 8
+    assert "2 nodes (login1, login2) under no switch: left out" in notes[0]

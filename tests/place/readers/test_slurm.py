@@ -1,0 +1,170 @@
+"""Slurm's files and printed tables: what is special about each, and what is wrong in one."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from plait.core.errors import JobError
+from plait.place.readers import read_topology
+from plait.place.readers.slurm_nodes import read
+from plait.place.readers.source import Asked, Source
+from tests.place.readers import texts
+from tests.place.readers.test_formats import shape, write
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("SwitchName=a Nodes=n[1-999999999]", "line 1: .*more than 200000 names"),
+        ("SwitchName=a Nodes=n[1-2", "line 1: .*never closed"),
+        ("\nSwitchName=a Node=n1", r"line 2: unknown key node \(did you mean 'nodes'\?\). Known: switches"),
+        ("SwitchName=a Nodes=n1 Nodes=n2", "line 1: Nodes stands twice"),
+        ("SwitchName=a\nInclude other.conf", "line 2: 'Include' is no KEY=VALUE"),
+        ("SwitchName=a Nodes=n1\nSwitchNam=b Nodes=n2", r"line 2: .*switchnam= \(did you mean 'switchname'"),
+        ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2", "line 2: the switch 'a' is told of twice, before at line 1"),
+        ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\nSwitchName=c Switches=a,b", "line 2: the node 'n1' is under"),
+        ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2", "line 2: 2 switches are under no other: a, b"),
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a", "the switches run in a circle: b under a under b"),
+        ("SwitchName=a", "line 1: the switch 'a' is empty"),
+        ("SwitchName=a Switches=b", "line 1: 'a' is above 'b', a switch that is told of nowhere"),
+        ("SwitchName=a Nodes=n1 \\", r"the last line ends in a \\"),
+        ("BlockName=a Nodes=n1\nSwitchName=b Nodes=n2", "line 1: both switches and blocks"),
+        ("BlockName=a Nodes=n1\nBlockSizes=2,6", "BlockSizes: the block size 6 is not a power of two times 2"),
+        ("BlockName=a Nodes=n1\nBlockSizes=2,2", "BlockSizes: the block size 2 is not a power of two times 2"),
+        ("BlockName=a Nodes=n1\nBlockSizes=0", "line 2: '0' is no list of block sizes"),
+        ("RingName=r Nodes=n[1-4]", "line 1: rings have no switches"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says) as caught:
+        read_topology(write(tmp_path, text))
+    assert caught.value.file == str(tmp_path / "topology")
+
+
+def test_blocks_are_grouped_as_slurm_groups_them(tmp_path: Path) -> None:
+    def groups(count: int, sizes: str) -> list[str]:
+        lines = [f"BlockName=b{i} Nodes=n{i}-[1-2]" for i in range(count)]
+        topology, _ = read_topology(write(tmp_path, "\n".join([*lines, sizes])))
+        return [s.name for s in topology.switches if s.name == "fabric" or ".." in s.name]
+
+    assert groups(4, "BlockSizes=2") == ["fabric"]
+    assert groups(4, "BlockSizes=2,8") == ["b0..b3"]
+    assert groups(4, "BlockSizes=2,4,8") == ["b0..b3", "b0..b1", "b2..b3"]
+    assert groups(5, "BlockSizes=2,4") == ["fabric", "b0..b1", "b2..b3"]  # the fifth is left alone
+    assert groups(1, "BlockSizes=2,4") == []
+
+
+def test_one_of_several_topologies_of_a_yaml_file(tmp_path: Path) -> None:
+    file = write(tmp_path, texts.YAML)
+    tree, notes = read_topology(file)
+    assert (tree.name, len(notes)) == ("tree1", 1)
+    blocks, notes = read_topology(file, name="block1")
+    assert (blocks.name, notes) == ("block1", [])
+    assert shape(blocks) == shape(tree)
+    with pytest.raises(JobError, match="flat1: a flat topology has no switches"):
+        read_topology(file, name="flat1")
+    with pytest.raises(JobError, match=r"no topology 'tree' \(did you mean 'tree1'\?\). There are flat1, tree1"):
+        read_topology(file, name="tree")
+
+
+LAUGHS = "\n".join(
+    ["- &a [lol, lol]", *(f"- &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]" for i in range(24)), "- topology: *y"]
+)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (LAUGHS, "aliases"),
+        ("- topology: a\n  tree: &t {switches: *t}", "aliases"),
+        ("- topology: a\n  x: " + "[" * 50_000, "line 2: nested too deeply"),
+        ("- topology: a\n tree: {}", "line 2: not valid YAML"),
+        ("- topology: a\n  tree: {switches: [{switch: 1, nodes: n1}]}", r"a.tree.switches\[0\].switch: not a text"),
+        ("- topology: a\n  tree: {switches: [{switch: s, nodes: 'n[1-999999999]'}]}", r"\[0\].nodes: .*more than"),
+        ("- topology: a\n  tree: {switches: [{switch: s, node: n1}]}", r"unknown key node \(did you mean 'nodes'"),
+        ("- topology: a\n  tree: {switches: []}", "no switches"),
+        ("- topology: a\n  block: {block_sizes: [x], blocks: []}", "a.block.block_sizes: not a list of sizes"),
+        ("- topology: a\n  flat: true\n- topology: a\n  flat: true", "the topology 'a' stands twice"),
+        ("- topology: a", "neither or both of tree and block"),
+        ("- topology: a\n  tree: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("- topology: 2026-01-01\n", r"\[0\].topology: not a text"),
+    ],
+)  # fmt: skip
+def test_a_wrong_or_hostile_yaml_file(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says) as caught:
+        read_topology(write(tmp_path, text))
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "state, status",
+    [
+        ("IDLE", "free"), ("idle", "free"), ("IDLE+PLANNED", "free"), ("idle-", "free"), ("IDLE+CLOUD", "free"),
+        ("ALLOCATED", "busy"), ("MIXED", "busy"), ("alloc", "busy"), ("mix+", "busy"), ("COMPLETING", "busy"),
+        ("IDLE+COMPLETING", "busy"), ("RESERVED", "busy"), ("idle#", "busy"), ("DOWN", "down"), ("down*", "down"),
+        ("idle*", "down"), ("IDLE+DRAIN", "down"), ("ALLOCATED+DRAIN", "down"), ("drng", "down"), ("UNKNOWN", "down"),
+        ("IDLE+NOT_RESPONDING", "down"), ("maint", "down"), ("alloc$", "down"), ("idle~", "down"), ("FAIL", "down"),
+        ("IDLE+CLOUD+POWERED_DOWN", "down"), ("MIXED+INVALID_REG", "down"),
+    ],
+)  # fmt: skip
+def test_every_state_of_slurms(state: str, status: str) -> None:
+    found = read(Source("text", f"NODELIST STATE\nn[1-2] {state}\n"), Asked())
+    assert {one.status for one in found.states.values()} == {status}
+    assert list(found.states) == ["n1", "n2"]
+
+
+def test_a_state_that_is_none(tmp_path: Path) -> None:
+    for text in ("NODELIST STATE\nn1 sleepy\n", "NodeName=n1 State=SLEEPY\n"):
+        with pytest.raises(JobError, match=r"line \d: no state of Slurm's is called 'sleepy'"):
+            read_topology(write(tmp_path, texts.TREE_CONF), states=[write(tmp_path, text, "states")])
+
+
+def test_tables_as_people_print_them() -> None:
+    long = """Mon Nov 23 03:04:14 2026
+NODELIST   NODES PARTITION       STATE CPUS    S:C:T MEMORY TMP_DISK WEIGHT AVAIL_FE REASON
+n003           1     main*        down 2       2:1:1      1        0      1     h100 bad nic
+n004           1     main*     drained 2       2:1:1      1        0      1     h100 maintenance soon
+"""
+    assert [s.status for s in read(Source("text", long), Asked()).states.values()] == ["down", "down"]
+    jobs = """             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)
+                 8      main    train      eve PD       0:00      4 (Resources)
+                 7      main    train      eve  R    1:02:03      2 n[001-002]
+"""
+    found = read(Source("text", jobs), Asked())
+    assert {name: state.holder for name, state in found.states.items()} == {"n001": "job 7", "n002": "job 7"}
+    assert found.partial
+
+
+def test_times_are_this_machines_own() -> None:
+    found = read(Source("text", "JOBID|END_TIME|NODELIST\n7|2026-11-23T12:00:00|n1\n"), Asked())
+    until = found.states["n1"].until
+    assert until is not None
+    assert datetime.fromtimestamp(until, UTC).astimezone().replace(tzinfo=None) == datetime(2026, 11, 23, 12)  # noqa: DTZ001
+    with pytest.raises(JobError, match="line 2: 'soon' is no time"):
+        read(Source("text", "JOBID|END_TIME|NODELIST\n7|soon|n1\n"), Asked())
+
+
+def test_topology_and_nodes_in_one_text(tmp_path: Path) -> None:
+    topology, _ = read_topology(write(tmp_path, texts.TREE_SHOWN + texts.NODES_SHOWN))
+    assert topology.node("n003").state.holder == "bad nic"
+    assert topology.node("n001").hardware.gpus == 8
+
+
+def test_ten_thousand_nodes_are_read_at_once(tmp_path: Path) -> None:
+    lines = [f"SwitchName=leaf{i} Nodes=n[{i * 16 + 1:05}-{i * 16 + 16:05}]" for i in range(625)]
+    lines += [f"SwitchName=mp{i} Switches=leaf[{i * 5}-{i * 5 + 4}]" for i in range(125)]
+    conf = "\n".join([*lines, "SwitchName=core Switches=mp[0-124]"])
+    yaml = "- topology: t\n  tree:\n    switches:\n" + conf.replace("SwitchName=", "    - switch: ")
+    yaml = yaml.replace(" Nodes=", "\n      nodes: ").replace(" Switches=", "\n      children: ")
+    for text in (conf, yaml):
+        file, best = write(tmp_path, text), float("inf")
+        for _ in range(3):
+            start = time.process_time()  # others' work does not count
+            topology, _ = read_topology(file)
+            best = min(best, time.process_time() - start)
+        assert len(topology.nodes) == 10_000
+        assert best < 0.3
