@@ -12,6 +12,7 @@ from plait.place.answer import Answer
 from plait.place.baselines import best_fit, gpu_packing, random_fit
 from plait.place.bipartition import topology_aware
 from plait.place.bounds import lower_bound
+from plait.place.brute import brute_force
 from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.hosts import arranged, hosts_of
@@ -36,7 +37,7 @@ class Place(Protocol):
 
 def place(problem: Problem, method: str = "exact") -> Placement:
     """Raises PlacementError for too few nodes, or for what a method cannot say."""
-    known = {**METHODS, **BASELINES}
+    known = {**METHODS, **BASELINES, "brute-force": brute_force}
     if method not in known:
         raise PlacementError(f"No method '{method}'{nearest(method, known)}. Use one of {', '.join(known)}.")
     problem.check_room()

@@ -1,38 +1,14 @@
-"""The optimum of small problems, two independent ways."""
+"""The optimum of small problems by a model that knows nothing of the package's bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations_with_replacement, product
-from math import inf
 from typing import Any
 
 from plait.place.problem import Problem
 
 
-def brute_force(problem: Problem) -> float:
-    """By all multisets of row patterns: rows are alike."""
-    assert problem.shape is not None
-    rows, columns = problem.shape
-    free = problem.capacity
-    best = inf
-    for chosen in combinations_with_replacement(product(range(len(free)), repeat=columns), rows):
-        counts = [0] * len(free)
-        for pattern in chosen:
-            for pod in pattern:
-                counts[pod] += 1
-        if any(count > room for count, room in zip(counts, free, strict=True)):
-            continue
-        best = min(best, problem.score(max(len(set(one)) for one in chosen), _columns(chosen)))
-    return best
-
-
-def _columns(chosen: Sequence[Sequence[int]]) -> int:
-    return max(len(set(column)) for column in zip(*chosen, strict=True))
-
-
 def cell_model(problem: Problem) -> float:
-    """By CP-SAT, a variable for every cell and minipod, and none of the package's bounds."""
+    """By CP-SAT, a variable for every cell and minipod."""
     from ortools.sat.python import cp_model
 
     model: Any = cp_model.CpModel()
