@@ -75,6 +75,52 @@ def lower_bound(problem: Problem) -> float:
     return min(problem.score(rows, columns) for rows, columns in frontier(problem))
 
 
+class Relaxation:
+    """The same bound in whole rows and columns: whether minipods that touch at most ``rows * r`` rows and
+    ``columns * c`` columns in sum can hold all cells. By Lagrange multipliers, so that "no" is proven and
+    "yes" is not.
+
+    For prices of a row and of a column touched, each minipod takes what pays best: rho rows and gamma columns
+    that hold min(room, rho * gamma) cells. Prices times budgets plus what all minipods gain is at least as
+    much as can be held.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        import numpy as np
+
+        self.rows, self.columns, self.cells = len(problem.rows), len(problem.heights), problem.num_cells
+        rooms, counts = np.unique([room for room in _room(problem) if room], return_counts=True)
+        gamma = np.arange(1, self.columns + 1)[None, :]
+        rho = np.minimum(self.rows, np.stack([rooms[:, None] // gamma, -(-rooms[:, None] // gamma)], axis=-1))
+        self.rho = rho.reshape(len(rooms), -1)
+        self.gamma = np.repeat(gamma, 2, axis=1)
+        self.held = np.minimum(rooms[:, None], self.rho * self.gamma)
+        self.counts = counts
+        self.typical = sqrt(float((rooms * counts).sum()) / int(counts.sum()))
+        self.excluded: list[tuple[int, int]] = []
+
+    def excludes(self, row_spread: int, column_spread: int) -> bool:
+        """Whether no placement has both spreads as small as these."""
+        if any(row_spread <= r and column_spread <= c for r, c in self.excluded):
+            return True
+        row_budget, column_budget = self.rows * row_spread, self.columns * column_spread
+        shape = sqrt(row_budget / column_budget)
+        for scale in SCALES:
+            for skew in SKEWS:
+                row_price, column_price = scale * self.typical / (shape * skew), scale * self.typical * shape * skew
+                gain = (self.held - row_price * self.rho - column_price * self.gamma).max(axis=1).clip(0)
+                most = row_price * row_budget + column_price * column_budget + float((gain * self.counts).sum())
+                if most < self.cells - 1e-6:
+                    self.excluded.append((row_spread, column_spread))
+                    return True
+        return False
+
+
+SCALES = (0.5, 0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.8, 0.2, 0.9, 0.15, 1.0)
+SKEWS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.18, 1.25, 0.8)
+"""Prices that are tried: half of a typical side first, which is best where sides need not be whole."""
+
+
 def _room(problem: Problem) -> list[int]:
     """Cells that minipods have at most, of all pools and with nodes that others hold if they may be taken."""
     room = [0] * len(problem.minipods)

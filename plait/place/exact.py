@@ -13,7 +13,7 @@ from math import inf
 from plait.core.errors import PlacementError
 from plait.place.answer import Answer
 from plait.place.bands import Banding, Offer, offers
-from plait.place.bounds import EPSILON, frontier
+from plait.place.bounds import EPSILON, Relaxation, frontier
 from plait.place.problem import Problem
 from plait.place.search import Verdict, search
 
@@ -36,15 +36,18 @@ def exact(problem: Problem) -> Answer:
             "use --unit both."
         )
     cells, note = tuple(best.cells()), _named(best)
-    proven = 0.0
-    for target in _below(problem, value, known) if problem.unit == "both" else ():
+    if problem.unit != "both":
+        return Answer(cells, note=note)
+    relaxed = Relaxation(problem)
+    for target in _below(problem, value, known):
+        if relaxed.excludes(*target):
+            continue
         verdict, found = search(free, rows, columns, *target)
         if found is not None:
             return Answer(found, bound=problem.score(*target), note="searched")
-        proven = problem.score(*target)
         if verdict is Verdict.OPEN:
-            return Answer(cells, bound=proven, note=note)
-    return Answer(cells, bound=value if problem.unit == "both" else 0.0, note=note)
+            return Answer(cells, bound=problem.score(*target), note=note)
+    return Answer(cells, bound=value, note=note)
 
 
 def _with_row_spares(problem: Problem) -> Answer:

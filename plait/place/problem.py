@@ -6,6 +6,7 @@ every cell, by number. Methods know pools by number only; ``plait.place.hosts`` 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -155,7 +156,11 @@ class Problem:
         return 0 if self.literal and spread == 1 else spread
 
     def check_room(self) -> None:
-        """Raise PlacementError, saying what is missing, if nodes do not suffice."""
+        """Raise PlacementError, saying what is missing, if nodes do not suffice; or if one is there twice."""
+        names = [name for pool in self.pools for leaf in (*pool.leaves, pool.held) for name in leaf]
+        if len(set(names)) < len(names):
+            twice = sorted(name for name, count in Counter(names).items() if count > 1)
+            raise PlacementError(f"{', '.join(twice[:5])}: a node can be bound once, and is listed more often.")
         each, capacity = self.nodes_per_cell, sum(self.capacity)
         held = 0 if self.price is None else sum(len(pool.held) for pool in self.pools)
         need = self.num_cells * each
