@@ -108,9 +108,7 @@ def cases(setting: Setting, seeds: int) -> Iterator[Case]:
     """Of every seed."""
     for seed in range(min(seeds, setting.seeds)):
         problem = Problem.plain(setting.rows, setting.columns, setting.free(seed), limit=30.0)
-        others = {
-            name: spread_of(problem, made(problem).cells) for name, made in {**PUBLISHED, **STRICT}.items()
-        }
+        others = {name: spread_of(problem, made(problem).cells) for name, made in {**PUBLISHED, **STRICT}.items()}
         ours = dict[float, tuple[float, float, float]]()
         for alpha in ALPHAS:
             placed = place(replace(problem, alpha=alpha))

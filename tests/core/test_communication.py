@@ -16,9 +16,7 @@ def by_enumeration(layout: Layout, each: int, axis: str) -> set[tuple[int, ...]]
     if axis == "pp":
         groups = [layout.group_of(rank, "pp") for rank in range(layout.world_size)]
     else:
-        groups = [
-            mesh.group_of(rank, "replicas") for mesh in layout.meshes for rank in mesh.ranks
-        ]
+        groups = [mesh.group_of(rank, "replicas") for mesh in layout.meshes for rank in mesh.ranks]
     return {tuple(sorted({rank // each for rank in group})) for group in groups}
 
 
