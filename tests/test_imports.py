@@ -28,7 +28,7 @@ ONLY_IN = {
     "highspy": ("plait/place/mip.py",),
     "pulp": ("plait/place/mip.py",),
     "ortools": ("plait/plan/reshard_exact.py", "plait/place/cpsat.py"),
-    "matplotlib": ("plait/diagnose/plots.py",),
+    "matplotlib": ("plait/diagnose/plots.py", "plait/place/draw.py"),
     "typer": ("plait/cli/",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(

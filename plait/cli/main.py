@@ -21,6 +21,7 @@ from plait.cli import (
     schedule,
     terminal,
     timeline,
+    topology,
     train,
 )
 from plait.core.errors import PlaitError
@@ -43,6 +44,7 @@ app.command("sample")(sample.sample)
 app.command("timeline")(timeline.timeline)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
+app.add_typer(topology.app, name="topology")
 app.add_typer(lab.app, name="lab")
 
 

@@ -44,6 +44,9 @@ def place(
         float | None, typer.Option(help="Also take nodes of other jobs, at so much of the score each.")
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(help="Where neither topology nor cluster says.")] = 0,
+    flows: Annotated[
+        int, typer.Option(help="Connections of a NIC: predict what hashing them onto uplinks costs, too.")
+    ] = 0,
     limit: Annotated[float, typer.Option(help="Seconds that a solver may take.")] = 10.0,
     compare: Annotated[bool, typer.Option("--compare", help="All methods and baselines beside each other.")] = False,
     repair: Annotated[
@@ -73,6 +76,7 @@ def place(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
         avoid=names_of(avoid), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
         literal=literal, spares=spares_of(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
+        flows=flows,
     )  # fmt: skip
     asked = replace(asked, alpha=alpha_of(alpha, beta))
     asked.read(affinity)

@@ -42,6 +42,7 @@ class Asked:
     gpus_per_node: int
     limit: float
     method: str
+    flows: int = 0
     alpha: float | None = None
     why: str = ""
     problem: Problem = field(init=False)
@@ -66,7 +67,7 @@ class Asked:
         self.problem = Problem.of(
             matrix, self._pools(kind), alpha=self.alpha, literal=self.literal, unit=self.unit, spares=self.spares,
             price=self.preempt, forbidden=self._forbidden(len(matrix.heights)), gpus=self._gpus(len(matrix.heights)),
-            limit=self.limit, network=Network.read(rate=rate), plan=plan.hash, topology=self.tree.key,
+            limit=self.limit, network=self._network(rate), plan=plan.hash, topology=self.tree.key,
         )  # fmt: skip
 
     def _read_topology(self) -> Topology:
@@ -176,11 +177,23 @@ class Asked:
             check_still_there(placement, now, self.own)
 
     def draw(self, placement: Placement, file: Path) -> None:
-        """The cluster, with a colour for every PP group's minipods."""
-        from plait.place.draw import draw_topology
+        """The cluster, with a colour for every DP group."""
+        from plait.place.draw import draw
 
-        groups = {host: placement.minipods[at] for at, host in enumerate(placement.hosts)}
-        draw_topology(self.tree, file, groups=groups)
+        stage = [at for at, height in enumerate(placement.heights) for _ in range(height * placement.nodes_per_cell)]
+        groups = {host: f"stage {stage[rank]}" for rank, host in enumerate(placement.hosts)}
+        title = f"PP groups in {placement.row_spread} minipods at most, DP groups in {placement.column_spread}"
+        draw(self.tree, file, groups=groups, level=self.level or None, title=title)
+
+    def _network(self, rate: float | None) -> Network:
+        """With what hashing costs between minipods, where that is asked for."""
+        network = Network.read(rate=rate)
+        free = next((node.name for node in self.tree.nodes if node.state.status == "free"), None)
+        if not self.flows or free is None:
+            return network
+        from plait.place.ecmp import Fabric, conflict_factor
+
+        return replace(network, conflicts=conflict_factor(Fabric.of(self.tree, free), self.flows))
 
 
 def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:

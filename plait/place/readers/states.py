@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plait.core.errors import JobError
 from plait.core.topology import State, Topology
 from plait.place.readers.source import Found
 
@@ -34,6 +35,9 @@ def worse(first: State, second: State) -> State:
 def applied(topology: Topology, found: Found, where: str) -> tuple[Topology, list[str]]:
     """A topology with what else is known of its nodes, and what a person should know of the two together."""
     notes: list[str] = []
+    if found.states and not found.states.keys() & topology.places.keys():
+        told, own = next(iter(found.states)), topology.nodes[0].name
+        raise JobError(f"tells of other nodes, such as '{told}', than the topology, such as '{own}'")
     if strangers := sorted(found.states.keys() - topology.places.keys()):
         notes.append(f"{where}: {_some(strangers)} under no switch: left out.")
     states = found.states

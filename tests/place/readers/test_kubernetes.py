@@ -159,4 +159,4 @@ def test_ten_thousand_nodes_are_read_at_once(tmp_path: Path) -> None:
             topology, _ = read_topology(file)
             best = min(best, time.process_time() - start)
         assert len(topology.minipods()) == 125
-        assert best < 0.5
+        assert best < 1  # 0.2 s alone; ten times as much if it were not linear

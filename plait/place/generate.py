@@ -1,0 +1,133 @@
+"""Clusters made up: minipods of leaves of nodes, of equal or uneven sizes, some nodes busy, some down.
+
+How full minipods are is drawn from a Beta distribution, so that some are nearly empty and some nearly full,
+and jobs take runs of neighbouring nodes from random places: what is left is fragmented as on a real cluster.
+The same numbers and seed make the same cluster everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from plait.core.errors import JobError
+from plait.core.hostlist import MOST_HOSTS
+from plait.core.topology import DOWN, UNKNOWN, Hardware, State, Topology
+from plait.core.wiring import Wiring, build
+
+CONCENTRATION = 4.0
+"""Of the Beta distribution: the larger, the more alike minipods are. 4 at a mean of one half spreads them
+over nearly all of 0 to 1, with a standard deviation of 0.22."""
+JOB_NODES = (1, 1, 2, 4, 8, 16)
+"""Sizes of jobs, one drawn like the other."""
+
+
+def generate(
+    *,
+    minipods: int,
+    nodes: int,
+    leaf_nodes: int = 16,
+    uneven: float = 0.0,
+    busy: float = 0.0,
+    down: float = 0.0,
+    seed: int = 0,
+    hardware: Hardware = UNKNOWN,
+    uplinks: int = 0,
+) -> Topology:
+    """nodes: of all minipods. leaf_nodes: of a full leaf. uneven: how far sizes of minipods may be from the
+    mean, as a part of it. busy, down: parts of all nodes. uplinks: of every leaf.
+
+    >>> tree = generate(minipods=3, nodes=18)
+    >>> [len(pod) for pod in tree.minipods().values()], tree.switches[2].name, tree.nodes[0].name
+    ([6, 6, 6], 'leaf1', 'n01')
+    """
+    _check(minipods, nodes, leaf_nodes, uneven, busy, down)
+    chance = random.Random(seed)
+    sizes = _sizes(minipods, nodes, uneven, chance)
+    leaves = [_split(size, leaf_nodes) for size in sizes]
+    names = iter(_numbered("n", nodes))
+    leaf_names = iter(_numbered("leaf", sum(map(len, leaves))))
+    pods = _numbered("mp", minipods)
+    wirings = [Wiring("core", pods)]
+    members: list[list[str]] = []
+    for pod, inside in zip(pods, leaves, strict=True):
+        own = [Wiring(next(leaf_names), (), [next(names) for _ in range(size)], uplinks=uplinks) for size in inside]
+        wirings += [Wiring(pod, [leaf.name for leaf in own]), *own]
+        members.append([node for leaf in own for node in leaf.nodes])
+    states = _states(members, busy, down, chance)
+    every = {name: hardware for pod in members for name in pod} if hardware != UNKNOWN else {}
+    return build(wirings, hardware=every, states=states, name=f"{minipods} minipods, seed {seed}")
+
+
+def _check(minipods: int, nodes: int, leaf_nodes: int, uneven: float, busy: float, down: float) -> None:
+    if not 1 <= minipods <= nodes <= MOST_HOSTS:
+        problem = f"{nodes} nodes in {minipods} minipods"
+        raise JobError(problem, key="nodes", fix=f"At least one node a minipod, at most {MOST_HOSTS}")
+    if leaf_nodes < 1:
+        raise JobError(f"{leaf_nodes} nodes a leaf", key="leaf-nodes", fix="At least 1")
+    for key, part in (("uneven", uneven), ("busy", busy), ("down", down)):
+        if not 0 <= part < 1:
+            raise JobError(f"{part:g}", key=key, fix="From 0 to below 1")
+
+
+def _numbered(word: str, count: int) -> list[str]:
+    digits = len(str(count))
+    return [f"{word}{number:0{digits}}" for number in range(1, count + 1)]
+
+
+def _sizes(minipods: int, nodes: int, uneven: float, chance: random.Random) -> list[int]:
+    """Sizes that sum to ``nodes``, each at least 1."""
+    shares = [1 + uneven * (2 * chance.random() - 1) for _ in range(minipods)]
+    whole, sizes, given = sum(shares), list[int](), 0.0
+    for place, share in enumerate(shares):
+        given += share
+        upto = round(given / whole * nodes)
+        sizes.append(min(max(upto - sum(sizes), 1), nodes - sum(sizes) - (minipods - place - 1)))
+    return sizes
+
+
+def _split(size: int, most: int) -> list[int]:
+    """A minipod's nodes over as few leaves as hold them, as evenly as can be."""
+    count = -(-size // most)
+    return [size // count + (place < size % count) for place in range(count)]
+
+
+def _states(pods: Sequence[Sequence[str]], busy: float, down: float, chance: random.Random) -> Mapping[str, State]:
+    names = [name for pod in pods for name in pod]
+    states: dict[str, State] = dict.fromkeys(chance.sample(names, round(down * len(names))), DOWN)
+    up = [sum(name not in states for name in pod) for pod in pods]
+    job = 0
+    for pod, left in zip(pods, _occupied(up, min(round(busy * len(names)), sum(up)), chance), strict=True):
+        while left:
+            job += 1
+            state = State(status="busy", holder=f"job {job}")
+            start, size = chance.randrange(len(pod)), min(chance.choice(JOB_NODES), left)
+            left -= size
+            for step in range(len(pod)):
+                name = pod[(start + step) % len(pod)]
+                if size and name not in states:
+                    states[name] = state
+                    size -= 1
+    return states
+
+
+def _occupied(sizes: Sequence[int], wanted: int, chance: random.Random) -> list[int]:
+    """Busy nodes of every minipod, ``wanted`` in all: parts drawn from a Beta distribution, then scaled
+    alike."""
+    mean = wanted / sum(sizes) if sum(sizes) else 0.0
+    if not 0 < mean < 1:
+        return [round(mean * size) for size in sizes]
+    parts = [chance.betavariate(mean * CONCENTRATION, (1 - mean) * CONCENTRATION) for _ in sizes]
+    low, high = 0.0, 1e9
+
+    def at(scale: float) -> list[float]:
+        return [min(part * scale, 1.0) * size for part, size in zip(parts, sizes, strict=True)]
+
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(at(middle)) < wanted else (low, middle)
+    counts = [int(count) for count in at(low)]
+    for place in chance.sample(range(len(sizes)), len(sizes)):  # what rounding has left
+        more = min(sizes[place] - counts[place], wanted - sum(counts))
+        counts[place] += max(more, 0)
+    return counts

@@ -1,0 +1,170 @@
+"""A topology as text: the rows of a tree that stays short, since subtrees that are alike share a row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from plait.core.hostlist import fold
+from plait.core.topology import Level, Node, Topology
+
+MOST_ROWS = 40
+"""Of a tree, unless a level is asked for."""
+BAR = 10
+_LONGEST = 32
+
+
+@dataclass(kw_only=True)
+class _Tree:
+    """A switch, with what is below it counted. shape: of all below it; form: with what nodes are doing."""
+
+    name: str
+    depth: int
+    children: list[_Tree] = field(default_factory=list["_Tree"])
+    states: Counter[str] = field(default_factory=Counter[str])
+    leaves: int = 0
+    shape: tuple[object, ...] = ()
+    form: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One switch, or ``count`` that are alike: leaves of each, and the fewest and the most nodes of one."""
+
+    label: str
+    count: int
+    leaves: int
+    nodes: int
+    free: tuple[int, int]
+    busy: tuple[int, int]
+    down: tuple[int, int]
+    bar: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As texts, for a table."""
+        return (
+            self.label,
+            str(self.leaves),
+            str(self.nodes),
+            *map(_range, (self.free, self.busy, self.down)),
+            self.bar,
+        )
+
+
+HEADER = ("switch", "leaves", "nodes", "free", "busy", "down", "use")
+
+
+def outline(topology: Topology, level: Level | None = None) -> list[Row]:
+    """Rows from the top down to a level. Left out: as deep as ``MOST_ROWS`` allow; where even minipods are
+    too many, those of one shape share a row."""
+    top = _counted(topology)
+    if level is not None:
+        return _rows(top, topology.depth_of(level), "form")
+    for depth in range(len(topology.levels) - 1, topology.depth_of() - 1, -1):
+        rows = _rows(top, depth, "form")
+        if len(rows) <= MOST_ROWS:
+            return rows
+    return _rows(top, topology.depth_of(), "shape")
+
+
+def _counted(topology: Topology) -> _Tree:
+    trees = [_Tree(name=switch.name, depth=switch.depth) for switch in topology.switches]
+    for node in topology.nodes:
+        trees[node.leaf].states[node.state.status] += 1
+    for place in {node.leaf for node in topology.nodes}:
+        trees[place].leaves = 1
+    for place in range(len(trees) - 1, -1, -1):  # children before parents
+        tree, parent = trees[place], topology.switches[place].parent
+        tree.children.reverse()
+        tree.shape = (tree.states.total(), tuple(child.shape for child in tree.children))
+        tree.form = (tuple(sorted(tree.states.items())), tuple(child.form for child in tree.children))
+        if parent >= 0:
+            above = trees[parent]
+            above.children.append(tree)
+            above.states.update(tree.states)
+            above.leaves += tree.leaves
+    return trees[0]
+
+
+def _rows(top: _Tree, deepest: int, same: Literal["form", "shape"]) -> list[Row]:
+    """Depth first; of neighbours that are alike only the first one's insides are shown."""
+    rows: list[Row] = []
+    waiting = [([top], "", "")]
+    while waiting:
+        group, indent, below = waiting.pop()
+        rows.append(_row(group, indent))
+        if group[0].depth < deepest:
+            inner = _alike(group[0].children, same)
+            ends = [False] * (len(inner) - 1) + [True]
+            waiting += [
+                (each, below + ("└─ " if end else "├─ "), below + ("   " if end else "│  "))
+                for each, end in reversed(list(zip(inner, ends, strict=False)))
+            ]
+    return rows
+
+
+def _alike(trees: Sequence[_Tree], same: Literal["form", "shape"]) -> list[list[_Tree]]:
+    """Neighbours with the same insides, together."""
+    groups: list[list[_Tree]] = []
+    for tree in trees:
+        if groups and getattr(groups[-1][0], same) == getattr(tree, same):
+            groups[-1].append(tree)
+        else:
+            groups.append([tree])
+    return groups
+
+
+def _row(group: Sequence[_Tree], indent: str) -> Row:
+    names = [tree.name for tree in group]
+    label = fold(names)
+    if len(label) > _LONGEST and len(names) > 1:
+        label = f"{names[0]} and {len(names) - 1} more"
+    free, busy, down = (
+        (min(tree.states[status] for tree in group), max(tree.states[status] for tree in group))
+        for status in ("free", "busy", "down")
+    )
+    total = sum((tree.states for tree in group), Counter[str]())
+    return Row(
+        label=f"{indent}{label}{f'  {len(names)} x' if len(names) > 1 else ''}", count=len(group),
+        leaves=group[0].leaves, nodes=group[0].states.total(), free=free, busy=busy, down=down,
+        bar=_bar(total["busy"], total["down"], total.total()),
+    )  # fmt: skip
+
+
+def _bar(busy: int, down: int, nodes: int) -> str:
+    """How full: busy, down, free."""
+    used = round(BAR * busy / nodes)
+    lost = min(-(-BAR * down // nodes), BAR - used)
+    return "█" * used + "x" * lost + "·" * (BAR - used - lost)
+
+
+def _range(numbers: tuple[int, int]) -> str:
+    return str(numbers[0]) if numbers[0] == numbers[1] else f"{numbers[0]}-{numbers[1]}"
+
+
+def down_nodes(topology: Topology, most: int = 8) -> str:
+    """Nodes that are down, by their reason; empty if there are none."""
+    reasons: dict[str, list[str]] = {}
+    for node in topology.nodes:
+        if node.state.status == "down":
+            reasons.setdefault(node.state.holder, []).append(node.name)
+    told = [f"{fold(names)}{f' ({reason})' if reason else ''}" for reason, names in reasons.items()]
+    more = [f"and {len(told) - most} more reasons"] if len(told) > most else []
+    return ", ".join([*(_shortened(one) for one in told[:most]), *more])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def spreads(topology: Topology, groups: Mapping[str, str], level: Level | None = None) -> dict[str, int]:
+    """Minipods that each group touches. groups: of nodes, the name of theirs."""
+    above = topology.above(level)
+    touched: dict[str, set[int]] = {}
+    for name, group in groups.items():
+        node: Node = topology.node(name)
+        touched.setdefault(group, set()).add(above[node.leaf])
+    return {group: len(pods) for group, pods in touched.items()}

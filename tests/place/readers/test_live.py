@@ -1,0 +1,70 @@
+"""Running managers, asked by commands that stand in for theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.core.errors import JobError
+from plait.place.readers import live, read_topology
+from tests.place.readers import texts
+
+SCONTROL = f"""#!/bin/sh
+case "$*" in
+"show topology") cat <<'END'
+{texts.TREE_SHOWN}END
+;;
+"-o show nodes") cat <<'END'
+{texts.NODES_SHOWN}END
+;;
+*) exit 9 ;;
+esac
+"""
+SQUEUE = "#!/bin/sh\necho '7|2026-11-23T12:00:00|n[001-002]'\n"
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(script)
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in front of the others in which commands are looked for."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_slurm_is_asked(path: Path) -> None:
+    command(path, "scontrol", SCONTROL)
+    command(path, "squeue", SQUEUE)
+    topology, notes = read_topology("slurm:")
+    assert topology.levels == ("core", "minipod", "leaf")
+    assert topology.node("n001").state.holder == "job 7"
+    assert topology.node("n003").state.holder == "bad nic"
+    assert len(notes) == 1
+    assert "scontrol -o show nodes: no state of 4 nodes" in notes[0]
+
+
+def test_kubernetes_is_asked(path: Path) -> None:
+    (path / "nodes.json").write_text(texts.KUEUE)
+    command(path, "kubectl", f"#!/bin/sh\ncat {path}/nodes.json\n")
+    assert len(read_topology("kubernetes:")[0].minipods()) == 2
+
+
+def test_commands_that_fail_are_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(path, "scontrol", "#!/bin/sh\necho 'slurm_load_topo: Unable to contact slurm controller' >&2; exit 1\n")
+    with pytest.raises(JobError, match="'scontrol show topology' failed: slurm_load_topo: Unable to contact"):
+        read_topology("slurm:")
+    command(path, "scontrol", "#!/bin/sh\necho No topology information available\n")
+    command(path, "squeue", SQUEUE)
+    with pytest.raises(JobError, match="scontrol show topology: no format of a topology is recognised"):
+        read_topology("slurm:")
+    monkeypatch.setattr(live, "SECONDS", 0.2)
+    command(path, "scontrol", "#!/bin/sh\nexec sleep 10\n")
+    with pytest.raises(JobError, match=r"has not answered within 0 s"):
+        read_topology("slurm:")
+    monkeypatch.setenv("PATH", str(path))
+    with pytest.raises(JobError, match="there is no command kubectl here"):
+        read_topology("kubernetes:")

@@ -1,0 +1,98 @@
+"""Hash conflicts: the exact sum against chance itself, and where a transfer meets a hash at all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.topology import Hardware
+from plait.place import ecmp
+from plait.place.ecmp import Fabric, aligned, conflict_factor, largest_load, slowdown, slowest
+from plait.place.generate import generate
+
+
+def tried(flows: int, uplinks: int, times: int = 4000) -> tuple[float, float]:
+    """Mean of the fullest uplink, and its standard error."""
+    chance = random.Random(flows * 1000 + uplinks)
+    found = [max(Counter(chance.randrange(uplinks) for _ in range(flows)).values()) for _ in range(times)]
+    mean = sum(found) / times
+    return mean, math.sqrt(sum((one - mean) ** 2 for one in found) / times / times)
+
+
+@pytest.mark.parametrize(
+    "flows, uplinks", [(2, 2), (8, 8), (16, 8), (8, 32), (32, 32), (64, 32), (100, 4), (400, 64), (2000, 16)]
+)
+def test_the_fullest_uplink_is_as_full_as_chance_makes_it(flows: int, uplinks: int) -> None:
+    mean, error = tried(flows, uplinks, 1000 if flows > 100 else 4000)
+    assert largest_load(flows, uplinks) == pytest.approx(mean, abs=4 * error + 0.01)
+
+
+@pytest.mark.parametrize("flows, uplinks", [(1, 5), (3, 2), (4, 3), (5, 3), (6, 2), (4, 4)])
+def test_small_cases_by_trying_all_hashes(flows: int, uplinks: int) -> None:
+    loads = [max(Counter(hashes).values()) for hashes in itertools.product(range(uplinks), repeat=flows)]
+    assert largest_load(flows, uplinks) == pytest.approx(sum(loads) / len(loads), abs=1e-9)
+
+
+@given(st.integers(0, 60), st.integers(1, 12))
+def test_bounds(flows: int, uplinks: int) -> None:
+    load = largest_load(flows, uplinks)
+    assert -(-flows // uplinks) <= load <= flows
+    assert load <= largest_load(flows + 1, uplinks) + 1e-9
+    assert largest_load(flows, uplinks + 1) <= load + 1e-9
+
+
+def test_where_the_exact_sum_ends_nothing_jumps() -> None:
+    for flows, uplinks in ((64, 32), (128, 16), (40, 51)):
+        assert ecmp._exact(flows, uplinks) == pytest.approx(ecmp._large(flows, uplinks), abs=0.02)
+    assert largest_load(10**6, 64) == pytest.approx(10**6 / 64 + math.sqrt(10**6 / 64) * 2.37, rel=0.002)
+    assert largest_load(10**7, 1) == 10**7
+
+
+@pytest.mark.parametrize("flows, uplinks", [(-1, 3), (3, 0)])
+def test_what_is_no_case(flows: int, uplinks: int) -> None:
+    with pytest.raises(ValueError, match="flows over"):
+        largest_load(flows, uplinks)
+    with pytest.raises(ValueError, match="at least 1"):
+        Fabric(uplinks=0)
+
+
+def test_megascales_remedies_help() -> None:
+    """Faster uplinks, more connections, fewer NICs that share them."""
+    plain = Fabric(uplinks=32, active=32)
+    assert conflict_factor(plain) > 3
+    assert conflict_factor(Fabric(uplinks=32, active=32, speedup=2.0)) == pytest.approx(conflict_factor(plain) / 2)
+    assert 1 < conflict_factor(plain, flows_per_nic=16) < conflict_factor(plain) / 1.5
+    assert conflict_factor(Fabric(uplinks=32, active=4)) < conflict_factor(plain)
+    assert conflict_factor(Fabric(uplinks=32, active=1)) == 1.0
+
+
+def test_only_what_leaves_its_rail_or_leaf_is_slowed() -> None:
+    tree = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=Hardware(gpus=8, nics=8, rails=8))
+    fabric = Fabric.of(tree, "n01")
+    assert (fabric.uplinks, fabric.rails, fabric.active) == (4, 8, 4)
+    assert slowdown(tree, "n01", "n01", fabric, nics=(0, 1)) == 1.0
+    assert slowdown(tree, "n01", "n02", fabric, nics=(3, 3)) == 1.0
+    crossing = conflict_factor(fabric)
+    assert crossing == pytest.approx(largest_load(4, 4))
+    assert slowdown(tree, "n01", "n02", fabric, nics=(3, 4)) == crossing
+    assert slowdown(tree, "n01", "n05", fabric, nics=(3, 3)) == crossing
+    assert slowdown(tree, "n01", "n16", fabric) == crossing
+    assert aligned(1, 9, 8)
+    assert not aligned(1, 2, 8)
+
+
+def test_transfers_of_one_leaf_share_its_uplinks() -> None:
+    tree = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=Hardware(gpus=8, nics=8, rails=8), uplinks=4)
+    inside = [("n01", "n02"), ("n02", "n03")]
+    assert slowest(tree, inside) == 1.0
+    assert slowest(tree, [*inside, ("n01", "n09")]) == 1.0  # alone on the leaf's uplinks
+    both = [*inside, ("n01", "n09"), ("n02", "n10")]
+    assert slowest(tree, both) == pytest.approx(largest_load(2, 4))
+    assert slowest(tree, [*both, ("n05", "n13")]) == slowest(tree, both)
+    assert slowest(tree, both, speedup=2.0) == 1.0

@@ -1,0 +1,125 @@
+"""Topologies as text and as pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.core.errors import DataError, JobError
+from plait.core.text import table
+from plait.core.topology import State, Topology
+from plait.core.wiring import Wiring, build
+from plait.place.draw import STATE_COLOURS, colours_of, draw
+from plait.place.generate import generate
+from plait.place.outline import HEADER, MOST_ROWS, down_nodes, outline, spreads
+
+
+def shown(topology: Topology, level: str | None = None) -> list[str]:
+    return table(HEADER, [row.cells for row in outline(topology, level)], 80)[2:]
+
+
+def test_subtrees_that_are_alike_share_a_row() -> None:
+    tree = generate(minipods=3, nodes=12, leaf_nodes=2)
+    assert shown(tree.with_states({"n01": State(status="busy"), "n12": State(status="down")})) == [
+        "core                       6     12    10     1     1  █x········",
+        "├─ mp1                     2      4     3     1     0  ██········",
+        "│  ├─ leaf1                1      2     1     1     0  █████·····",
+        "│  └─ leaf2                1      2     2     0     0  ··········",
+        "├─ mp2                     2      4     4     0     0  ··········",
+        "│  └─ leaf[3-4]  2 x       1      2     2     0     0  ··········",
+        "└─ mp3                     2      4     3     0     1  xxx·······",
+        "   ├─ leaf5                1      2     2     0     0  ··········",
+        "   └─ leaf6                1      2     1     0     1  xxxxx·····",
+    ]
+    assert [line.split()[0] for line in shown(tree)] == ["core", "└─", "└─"]
+
+
+def test_a_level_may_be_asked_for() -> None:
+    tree = generate(minipods=3, nodes=12, leaf_nodes=2, busy=0.3)
+    assert len(outline(tree, "core")) == 1
+    assert {row.leaves for row in outline(tree, "minipod")[1:]} == {2}
+    with pytest.raises(JobError, match="no level 'pod'"):
+        outline(tree, "pod")
+
+
+@pytest.mark.parametrize("nodes, minipods", [(1019, 11), (10_000, 125), (10_000, 3), (50, 50)])
+def test_it_stays_short_and_narrow_and_loses_no_node(nodes: int, minipods: int) -> None:
+    tree = generate(minipods=minipods, nodes=nodes, busy=0.4, down=0.01, seed=2)
+    rows = outline(tree)
+    assert len(rows) <= MOST_ROWS
+    assert all(len(line) <= 80 for line in shown(tree))
+    top = rows[0]
+    assert (top.nodes, top.free, top.busy) == (nodes, (tree.count("free"),) * 2, (tree.count("busy"),) * 2)
+    pods = [row for row in rows if row.label.startswith(("├─", "└─"))]
+    assert sum(row.count for row in pods) == minipods
+
+
+def test_names_that_fold_badly_are_counted() -> None:
+    racks = [f"S-{place * 7919:08x}{place * 104729:08x}" for place in range(1, 20)]
+    tree = build([Wiring("core", racks), *(Wiring(rack, nodes=[f"{rack}.a"]) for rack in racks)])
+    assert [row.label for row in outline(tree)] == ["core", f"└─ {racks[0]} and 18 more  19 x"]
+
+
+def test_down_nodes_by_reason() -> None:
+    tree = generate(minipods=2, nodes=20)
+    assert down_nodes(tree) == ""
+    states = {"n01": State(status="down", holder="bad nic"), "n02": State(status="down", holder="bad nic"),
+              "n09": State(status="down")}  # fmt: skip
+    assert down_nodes(tree.with_states(states)) == "n[01-02] (bad nic), n09"
+    many = {f"n{i:02}": State(status="down", holder=f"reason {i}") for i in range(1, 13)}
+    assert down_nodes(tree.with_states(many)).endswith("n08 (reason 8), and 4 more reasons")
+
+
+def test_spread_counts_minipods() -> None:
+    tree = generate(minipods=3, nodes=12, leaf_nodes=2)
+    groups = {"n01": "a", "n02": "a", "n03": "a", "n05": "b", "n12": "b"}
+    assert spreads(tree, groups) == {"a": 1, "b": 2}
+    assert spreads(tree, groups, "leaf") == {"a": 2, "b": 2}
+    with pytest.raises(JobError, match="no node 'n99'"):
+        spreads(tree, {"n99": "a"})
+
+
+def test_a_picture_has_the_groups_colours_and_tells_their_spread(tmp_path: Path) -> None:
+    tree = generate(minipods=3, nodes=12, leaf_nodes=2, busy=0.2)
+    groups = {name: f"pp{place % 3}" for place, name in enumerate(tree.places)}
+    file = tmp_path / "tree.svg"
+    draw(tree, file, groups=groups, title="a < b")
+    text = file.read_text()
+    for group, colour in colours_of(["pp0", "pp1", "pp2"]).items():
+        assert text.count(f"fill: {colour}") >= 1
+        assert f"{group}: 3 minipods" in text
+    for part in ("3 groups; a group touches 3 minipods", "mp1 · 3 groups", "a &lt; b", "core"):
+        assert part in text
+    again = tmp_path / "again.svg"
+    draw(tree, again, groups=groups, title="a < b")
+    assert again.read_text() == text
+
+
+def test_a_picture_of_ten_thousand_nodes(tmp_path: Path) -> None:
+    tree = generate(minipods=125, nodes=10_000, busy=0.5, down=0.001, seed=1)
+    draw(tree, tmp_path / "tree.svg")
+    text = (tmp_path / "tree.svg").read_text()
+    assert len(text) < 2_000_000
+    assert all(f"fill: {colour}" in text for colour in STATE_COLOURS.values())
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf"])
+def test_other_forms(tmp_path: Path, ending: str) -> None:
+    draw(generate(minipods=1, nodes=1), tmp_path / f"tree.{ending}")
+    assert (tmp_path / f"tree.{ending}").read_bytes()[:4] in (b"\x89PNG", b"%PDF")
+
+
+def test_colours_differ() -> None:
+    for count in (1, 5, 20, 46, 200):
+        assert len(set(colours_of([str(i) for i in range(count)]).values())) == count
+    assert list(STATE_COLOURS) == ["free", "busy", "down"]
+
+
+def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+    tree = generate(minipods=1, nodes=2)
+    with pytest.raises(DataError, match=r"ends in .svg, .png, .pdf"):
+        draw(tree, tmp_path / "tree.gif")
+    with pytest.raises(JobError, match="no node 'n9'"):
+        draw(tree, tmp_path / "tree.svg", groups={"n9": "a"})
+    assert list(tmp_path.iterdir()) == []
