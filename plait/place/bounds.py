@@ -1,8 +1,8 @@
 """Lower bounds of eq. 2 that need no solver.
 
 A minipod with n cells touches rho rows and gamma columns with rho * gamma >= n. Summed over minipods by
-Cauchy-Schwarz, r * c >= kappa = (sum of sqrt n)^2 / (rows * columns), where r and c are the largest spreads of
-a row and of a column. The sum is least when the largest minipods are filled first. So the spread of rows
+Cauchy-Schwarz, r * c >= kappa = (sum of sqrt n)^2 / (rows * columns), where r and c are the largest spreads
+of a row and of a column. The sum is least when the largest minipods are filled first. So the spread of rows
 times that of columns is never below kappa: the trade between DP and PP in one line. Where a spread is 1 the
 other has an exact answer: whole rows (or columns) packed into the fewest minipods.
 """

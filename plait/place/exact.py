@@ -90,7 +90,8 @@ def _best_banding(
 
 
 def _below(problem: Problem, value: float, known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spreads of rows and columns that would be better than ``value`` and that no bound excludes, best first."""
+    """Spreads of rows and columns that would be better than ``value``, best first, but for what ``known``
+    excludes."""
     rows, columns, pods = len(problem.rows), len(problem.heights), len(problem.pools)
     found: list[tuple[float, int, int]] = []
     for row_spread in range(1, min(columns, pods) + 1):

@@ -1,13 +1,14 @@
 """From pools to hosts: which nodes of a minipod, and in which order.
 
-What is chosen inside a minipod changes little (0.3 % at most, Arnold, section 4), so leaves are kept whole for
-the jobs that come next: as few as can be are touched, and the last one is the fullest by what is taken.
+What is chosen inside a minipod changes little (0.3 % at most, Arnold, section 4), so leaves are kept whole
+for the jobs that come next: as few as can be are touched, and the last one is the fullest by what is taken.
 Inside, rows stay contiguous: cells are filled row by row, leaf by leaf, so that a ring along a column leaves
 each leaf and each minipod once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -53,7 +54,7 @@ def arranged(problem: Problem, cells: Cells) -> Cells:
     ordered = sorted(patterns)
 
     def crossings(found: Sequence[Cells]) -> int:
-        return sum(a != b for one, two in zip(found, found[1:], strict=False) for a, b in zip(one, two, strict=True))
+        return sum(a != b for one, two in itertools.pairwise(found) for a, b in zip(one, two, strict=True))
 
     best = ordered if crossings(ordered) < crossings(patterns) else patterns
     return tuple(best[row][column] for column in range(columns) for row in range(rows))
@@ -105,7 +106,8 @@ def _spares(problem: Problem, cells: Cells, left: dict[int, list[str]], row_spar
     for pool in wanted:
         if not left[pool]:
             raise PlacementError(
-                f"{problem.pools[pool].minipod} has no node left to be a spare. Keep fewer spares, or use --method cpsat."
+                f"{problem.pools[pool].minipod} has no node left to be a spare. Keep fewer spares, or use "
+                "--method cpsat."
             )
         take(pool)
     for _ in range(problem.spares.total):

@@ -137,7 +137,7 @@ class Problem:
 
     @cached_property
     def capacity(self) -> tuple[int, ...]:
-        """Cells that each pool has room for without taking nodes from others, spares of minipods set aside."""
+        """Cells that each pool has room for, without spares of minipods and nodes of other jobs."""
         each, kept = self.nodes_per_cell, self.spares.per_minipod
         return tuple(max(0, pool.free - kept) // each for pool in self.pools)
 

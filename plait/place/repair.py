@@ -54,7 +54,7 @@ def repair(
     move_price: float | None = None,
 ) -> Repair:
     """problem: the job, with the nodes that are free now. where: of all nodes. move_price: of each move more
-    than the least, in units of the score; None: never move more. Raises PlacementError if nodes are missing."""
+    than the least, in units of the score; None: never more. Raises PlacementError if nodes are missing."""
     _check(problem, old, down, where)
     fixed = _Repairing(problem, old, set(down), where)
     for cell in fixed.failed:

@@ -143,3 +143,14 @@ def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeyp
     with pytest.raises(PlacementError, match="a00 is no longer free"):
         run(folder, "plan.json", "--topology", "taken.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()
+
+
+def test_a_picture_and_hash_conflicts(folder: Path) -> None:
+    picture = folder / "cluster.svg"
+    args = ("--alpha", "0.3", "--draw", str(picture), "--flows", "1", "--out", "d/t.json")
+    out = run(folder, "plan.json", "--topology", "topology.conf", *args)
+    assert "stage 1" in picture.read_text()
+    assert str(picture) in out
+    plain = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args[:2], *args[6:], "--json"))
+    hashed = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
+    assert hashed["dp_seconds"] > plain["dp_seconds"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -97,7 +98,7 @@ def test_more_free_nodes_are_never_worse(problem: Problem, more: int) -> None:
 @given(problem=problems())
 def test_the_frontier_falls(problem: Problem) -> None:
     found = frontier(problem)
-    assert all(a[0] < b[0] and a[1] > b[1] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(found))
 
 
 def test_search_knows_what_it_has_not_proven() -> None:

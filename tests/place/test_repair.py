@@ -91,7 +91,7 @@ def test_a_spare_far_away_gives_way_to_a_free_node_that_spreads_nothing() -> Non
 
 
 def test_more_moves_only_for_their_price() -> None:
-    """Four rows of two on one minipod each; a failure pushes a cell out, and another minipod has room for all."""
+    """A failure pushes a cell out of its minipod, and another has room for all."""
     pools, where = cluster([4, 2, 6])
     old_pools = pools[:2]
     problem = Problem(heights=(2, 2), pools=old_pools, alpha=0.5)
