@@ -55,8 +55,8 @@ EPSILON = 1e-9
 @dataclass(frozen=True)
 class Setting:
     """minipods, nodes: of the cluster. rows, columns: PP groups and stages, a node each cell. busy: mean
-    share of a minipod that others have. uneven: minipods differ in size. programs: seeds and alphas at which the
-    paper's program is solved."""
+    share of a minipod that others have. uneven: minipods differ in size. programs: seeds and alphas at
+    which the paper's program is solved."""
 
     minipods: int
     nodes: int

@@ -97,7 +97,7 @@ def affinity_of(matrix: CommunicationMatrix, jobs: Sequence[Profiled], gpu: str 
     if ratios is None:
         alone = not matrix.volumes or not any(one.dp or one.pp for one in matrix.volumes)
         if alone:
-            return Affinity(alpha=NEUTRAL, why="nobody has counted what the job sends")
+            return Affinity(alpha=NEUTRAL, why="what the job sends is not counted, as for all models with experts")
         quiet = any(one.pp for one in matrix.volumes)
         return Affinity(alpha=0.0 if quiet else 1.0, why="the job sends along one axis only")
     same = [job for job in jobs if gpu and job.gpu.lower() == gpu.lower()]

@@ -38,9 +38,10 @@ def exact(problem: Problem) -> Answer:
     cells, note = tuple(best.cells()), _named(best)
     if problem.unit != "both":
         return Answer(cells, note=note)
-    relaxed = Relaxation(problem)
-    for target in _below(problem, value, known):
-        if relaxed.excludes(*target):
+    targets = _below(problem, value, known)
+    relaxed = Relaxation(problem) if targets else None
+    for target in targets:
+        if relaxed and relaxed.excludes(*target):
             continue
         verdict, found = search(free, rows, columns, *target)
         if found is not None:

@@ -2,8 +2,8 @@
 
 A unit is one PP group, or one DP group. It minimises weight x minipods used + (1 - weight) x T, where T is
 the largest spread of a unit: the number of minipods only bounds the spread of the other groups from above,
-which is why bands beat it. Shares of a unit are whole nodes here; as printed they are real numbers, which need not
-be any.
+which is why bands beat it. Shares of a unit are whole nodes here; as printed they are real numbers, which
+need not be any.
 """
 
 from __future__ import annotations
