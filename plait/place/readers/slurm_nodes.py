@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 
 from plait.core.errors import JobError
@@ -88,51 +88,48 @@ def _state(text: str, reason: str, where: str) -> State:
 def _of_table(text: str) -> Found:
     lists = HostLists()
     states: dict[str, State] = {}
-    rows = _rows(text)
-    _, header = next(rows, ("", list[str]()))
-    if not header:
+    header, rows = _rows(text)
+    if "NODELIST" not in header:
         raise JobError("neither records of nodes nor a table with a column NODELIST")
-    places = {name.partition("(")[0]: place for place, name in reversed(list(enumerate(header)))}
-    squeue = "JOBID" in places
-    if not squeue and "STATE" not in places:
+    squeue = "JOBID" in header
+    if not squeue and "STATE" not in header:
         raise JobError("a table with NODELIST has no column STATE", fix="Run sinfo, or sinfo -N -o '%N %T'")
-    job = places.get("JOBID", 0)
-    for where, cells in rows:
-        if squeue and (len(cells) <= places["NODELIST"] or not cells[places["NODELIST"]] or _waits(cells, places)):
+    for where, row in rows:
+        if squeue and _waits(row):
             continue
-        if not squeue and "n/a" in cells:  # a partition without nodes
+        if not squeue and "n/a" in row.values():  # a partition without nodes
             continue
-        if len(cells) < len(header) and not squeue:
+        if len(row) < len(header) and not squeue:
             raise JobError("fewer columns than the header has", key=where, fix="The text may have been cut off")
         if squeue:
-            until = _time(cells[places["END_TIME"]], where) if "END_TIME" in places else None
-            state = State(status="busy", until=until, holder=f"job {printable(cells[job])[:60]}")
+            holder = f"job {printable(row['JOBID'])[:60]}"
+            state = State(status="busy", until=_time(row.get("END_TIME", ""), where), holder=holder)
         else:
-            state = _state(cells[places["STATE"]], "", where)
-        for name in lists(cells[places["NODELIST"]], where):
+            state = _state(row["STATE"], "", where)
+        for name in lists(row["NODELIST"], where):
             states[name] = worse(states[name], state) if name in states else state
     return Found(states=states, partial=squeue)
 
 
-def _waits(cells: Sequence[str], places: Mapping[str, int]) -> bool:
-    """Whether a job has no nodes yet: squeue shows why, in brackets, or names its state."""
-    states = [cells[places[key]] for key in ("ST", "STATE") if key in places]
-    return cells[places["NODELIST"]].startswith("(") or bool({"PD", "PENDING"} & set(states))
+def _waits(row: Mapping[str, str]) -> bool:
+    """Whether a job has no nodes yet: squeue shows none, or why in brackets, or names its state."""
+    nodes, states = row.get("NODELIST", ""), {row.get("ST"), row.get("STATE")}
+    return not nodes or nodes.startswith("(") or bool({"PD", "PENDING"} & states)
 
 
-def _rows(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The header and what follows; columns by ``|`` or by white space."""
-    sign: str | None = None
-    width = 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if not width:
-            if not _HEADER.search(line):
-                continue
-            sign = "|" if "|" in line else None
-            width = len(line.split(sign))
-        cells = [cell.strip() for cell in line.split(sign, width - 1)]
+def _rows(text: str) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+    """The header, and of every row below it where it is and its cells; columns by ``|`` or by white space.
+    The first of columns with equal names counts; what stands in brackets is no part of a name."""
+    lines = text.splitlines()
+    first = next((number for number, line in enumerate(lines) if _HEADER.search(line)), len(lines))
+    sign = "|" if first < len(lines) and "|" in lines[first] else None
+    header = [cell.strip().partition("(")[0] for cell in lines[first].split(sign)] if first < len(lines) else []
+    rows: list[tuple[str, dict[str, str]]] = []
+    for number, line in enumerate(lines[first + 1 :], first + 2):
+        cells = [cell.strip() for cell in line.split(sign, len(header) - 1)]
         if any(cells):
-            yield f"line {number}", cells
+            rows.append((f"line {number}", dict(reversed(list(zip(header, cells, strict=False))))))
+    return list(dict.fromkeys(header)), rows
 
 
 def _time(text: str, where: str) -> float | None:
