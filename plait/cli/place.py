@@ -27,6 +27,9 @@ def place(
     affinity: Annotated[
         str, typer.Option(help="auto: alpha of the nearest profiled job; or a file of profiled jobs.")
     ] = "auto",
+    by: Annotated[
+        str, typer.Option(help="What is to be least: spread, weighted by alpha; or predicted seconds.")
+    ] = "spread",
     unit: Annotated[str, typer.Option(help="Groups to keep together first: pp, dp or both.")] = "both",
     method: Annotated[str, typer.Option(help="exact, mip, cpsat; or a baseline that --compare lists.")] = "exact",
     literal: Annotated[bool, typer.Option("--literal", help="Count a group in one minipod as 0, not 1.")] = False,
@@ -76,8 +79,12 @@ def place(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
         avoid=names_of(avoid), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
         literal=literal, spares=spares_of(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
-        flows=flows,
+        flows=flows, by=by,
     )  # fmt: skip
+    if draw:
+        from plait.diagnose.plots import check_format
+
+        check_format(draw)
     asked = replace(asked, alpha=alpha_of(alpha, beta))
     asked.read(affinity)
     target = out or (repair if repair else job.with_name("rank_table.json"))

@@ -26,13 +26,11 @@ def show(placement: Placement, problem: Problem, why: str) -> None:
     terminal.say("")
     terminal.table(("minipod", "nodes", "free", "stages", "node ranks"), _minipods(placement, problem))
     terminal.say("")
-    least = "the least there is" if placement.gap < 1e-9 else f"at most {placement.gap:.1%} above the least there is"
     terminal.text(
         f"A PP group lies in at most {_minipods_of(placement.row_spread)}, a DP group in "
-        f"{_minipods_of(placement.column_spread)}. Weighted spread {placement.score:.2f} at alpha "
-        f"{placement.alpha:.2f}: {least} ({placement.bound:.2f})."
+        f"{_minipods_of(placement.column_spread)}. {_scored(placement)}"
     )
-    if why:
+    if why and placement.by == "spread":
         terminal.text(f"alpha {placement.alpha:.2f}: {why}.")
     if placement.seconds is not None:
         terminal.text(
@@ -45,6 +43,18 @@ def show(placement: Placement, problem: Problem, why: str) -> None:
         terminal.text(f"Spares: {', '.join(placement.spares[:12])}{' ...' if len(placement.spares) > 12 else ''}")
     if placement.preempted:
         terminal.text(f"Other jobs have to give up {len(placement.preempted)} nodes: {', '.join(placement.preempted)}")
+
+
+def _scored(placement: Placement) -> str:
+    if placement.gap < 1e-9:
+        least = "the least there is"
+    elif placement.bound > 0:
+        least = f"at most {placement.gap:.1%} above the least there is"
+    else:
+        least = "a bound of the least there is"
+    if placement.by == "seconds":
+        return f"What it sends is predicted to take {placement.score:.3g} s: {least} ({placement.bound:.3g} s)."
+    return f"Weighted spread {placement.score:.2f} at alpha {placement.alpha:.2f}: {least} ({placement.bound:.2f})."
 
 
 def _minipods_of(spread: int) -> str:

@@ -43,6 +43,7 @@ class Asked:
     limit: float
     method: str
     flows: int = 0
+    by: str = "spread"
     alpha: float | None = None
     why: str = ""
     problem: Problem = field(init=False)
@@ -64,9 +65,10 @@ class Asked:
             jobs = read_profiled(None if affinity == "auto" else Path(affinity))
             found = affinity_of(matrix, jobs, kind or next(iter(types_of(self.tree)), "") or device)
             self.alpha, self.why = found.alpha, found.why
+        stages = len(matrix.heights)
         self.problem = Problem.of(
-            matrix, self._pools(kind), alpha=self.alpha, literal=self.literal, unit=self.unit, spares=self.spares,
-            price=self.preempt, forbidden=self._forbidden(len(matrix.heights)), gpus=self._gpus(len(matrix.heights)),
+            matrix, self._pools(kind), alpha=self.alpha, literal=self.literal, by=self.by, unit=self.unit,
+            spares=self.spares, price=self.preempt, forbidden=self._forbidden(stages), gpus=self._gpus(stages),
             limit=self.limit, network=self._network(rate), plan=plan.hash, topology=self.tree.key,
         )  # fmt: skip
 

@@ -26,9 +26,9 @@ class Placement:
 
     row_spread, column_spread: over how many minipods the most spread PP group and DP group lie. used:
     minipods. crossings: pairs of neighbours in a group that lie in different ones. score: eq. 2 with alpha,
-    plus what preempting costs. bound: what no placement on these nodes can beat. dp_seconds, pp_seconds:
-    predicted for the groups that take longest, if nothing hides them; None without volumes. plan, topology:
-    hashes of what it was made for. solved_in: seconds.
+    or predicted seconds where ``by`` says so, plus what preempting costs. bound: what no placement on these
+    nodes can beat. dp_seconds, pp_seconds: predicted for the groups that take longest, if nothing hides them;
+    None without volumes. plan, topology: hashes of what it was made for. solved_in: seconds.
     """
 
     hosts: tuple[str, ...]
@@ -43,6 +43,7 @@ class Placement:
     used: int
     crossings: int
     alpha: float
+    by: str = "spread"
     score: float
     bound: float
     method: str

@@ -51,7 +51,7 @@ def cpsat(problem: Problem) -> Answer:
         if start and _is_free_of_extras(problem):
             return start
         raise PlacementError(f"No placement was found in {problem.limit:g} s. Allow more with --limit.")
-    proven = solver.best_objective_bound / SCALE if merged == 1 else bound
+    proven = (solver.best_objective_bound - 2) / _scale(problem) if merged == 1 else bound
     note = "optimal" if status == cp_model.OPTIMAL and merged == 1 else f"stopped after {problem.limit:g} s"
     if merged > 1:
         note = f"{merged} rows placed as one"
@@ -61,6 +61,11 @@ def cpsat(problem: Problem) -> Answer:
 def _value(problem: Problem, cells: Cells) -> float:
     spread = spread_of(problem, cells)
     return problem.score(spread.rows, spread.columns)
+
+
+def _scale(problem: Problem) -> float:
+    """Whole numbers in a unit of the score."""
+    return SCALE if problem.by == "spread" else SCALE / max(problem.score(1, 1), 1e-12)
 
 
 def _is_free_of_extras(problem: Problem) -> bool:
@@ -182,22 +187,19 @@ class _Model:
 
     def minimise(self, bound: float) -> None:
         """The score, told that it is not below ``bound``."""
-        problem, model = self.problem, self.model
+        problem, model, scale = self.problem, self.model, _scale(self.problem)
         terms: list[Any] = []
-        for groups, weight in ((self.columns, problem.alpha), (self.rows, 1 - problem.alpha)):
-            most = model.new_int_var(1, len(problem.minipods), "")
+        for groups, scored in ((self.columns, problem.column_score), (self.rows, problem.row_score)):
+            most = model.new_int_var(0, len(problem.minipods), "")
             for there in groups:
                 model.add(sum(there) <= most)
-            scaled = round(weight * SCALE)
-            terms.append(scaled * most)
-            if problem.literal:
-                alone = model.new_bool_var("")
-                model.add(most == 1).only_enforce_if(alone)
-                model.add(most >= 2).only_enforce_if(alone.negated())
-                terms.append(-scaled * alone)
-        price = round((problem.price or 0.0) * SCALE)
+            costs = [round(scored(max(1, spread)) * scale) for spread in range(len(problem.minipods) + 1)]
+            cost = model.new_int_var(min(costs), max(costs), "")
+            model.add_element(most, costs, cost)
+            terms.append(cost)
+        price = round((problem.price or 0.0) * scale)
         total = sum(terms) + price * sum(self.taken)
-        model.add(total >= floor(bound * SCALE) - 2)
+        model.add(total >= floor(bound * scale) - 2)
         model.minimize(total)
 
     def hint(self, cells: Cells) -> None:

@@ -18,10 +18,10 @@ from plait.place.problem import Problem
 def mip(problem: Problem) -> Answer:
     """Units are PP groups unless the problem says DP. Raises PlacementError where the program cannot say what
     is asked for, or no plan is found in time."""
-    if problem.shape is None or not problem.plain_enough or problem.spares.per_row:
+    if problem.shape is None or not problem.plain_enough or problem.spares.per_row or problem.by != "spread":
         raise PlacementError(
             "The paper's program knows equal groups only, and neither forbidden pairs, nodes to be preempted, "
-            "several types of GPU nor spares for each group: use --method cpsat."
+            "several types of GPU, spares for each group nor seconds: use --method cpsat."
         )
     rows, columns = problem.shape
     by_column = problem.unit == "dp"

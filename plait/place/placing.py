@@ -67,6 +67,7 @@ def place(problem: Problem, method: str = "exact") -> Placement:
         used=spread.used,
         crossings=spread.crossings,
         alpha=problem.alpha,
+        by=problem.by,
         score=problem.score(spread.rows, spread.columns) + (problem.price or 0.0) * len(hosts.preempted),
         bound=bound,
         method=method,

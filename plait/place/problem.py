@@ -17,6 +17,7 @@ from plait.core.errors import PlacementError
 from plait.place.network import Network
 
 Unit = Literal["both", "pp", "dp"]
+By = Literal["spread", "seconds"]
 Cells = tuple[int, ...]
 """The pool of every cell."""
 
@@ -67,6 +68,8 @@ class Problem:
     pools: tuple[Pool, ...]
     alpha: float = 0.3
     literal: bool = False
+    by: By = "spread"
+    """What is least: eq. 2, or the predicted seconds of what is sent."""
     unit: Unit = "both"
     nodes_per_cell: int = 1
     edges: tuple[tuple[int, int], ...] = ()
@@ -89,6 +92,10 @@ class Problem:
             raise PlacementError(f"alpha = {self.alpha} is no weight. Use a number from 0 to 1.")
         if self.unit not in ("both", "pp", "dp"):
             raise PlacementError(f"'{self.unit}' is no scheduling unit. Use pp, dp or both.")
+        if self.by not in ("spread", "seconds"):
+            raise PlacementError(f"'{self.by}' is nothing to score by. Use spread or seconds.")
+        if self.by == "seconds" and not (self.volumes and self.network):
+            raise PlacementError("Seconds cannot be predicted: what the job sends is not counted. Score by spread.")
 
     @staticmethod
     def plain(rows: int, columns: int, free: Sequence[int], **more: object) -> Problem:
@@ -148,8 +155,20 @@ class Problem:
         return self.shape is not None and not special and len(self.minipods) == len(self.pools)
 
     def score(self, rows: int, columns: int) -> float:
-        """Eq. 2, of the largest spreads of rows and of columns."""
-        return self.alpha * self.counted(columns) + (1 - self.alpha) * self.counted(rows)
+        """Of the largest spreads of rows and of columns: it never falls where one of them grows."""
+        return self.row_score(rows) + self.column_score(columns)
+
+    def row_score(self, spread: int) -> float:
+        """The rows' part: of eq. 2, or seconds along PP."""
+        if self.by == "seconds" and self.network:
+            return self.network.p2p(max(one.pp for one in self.volumes), spread)
+        return (1 - self.alpha) * self.counted(spread)
+
+    def column_score(self, spread: int) -> float:
+        """The columns' part: of eq. 2, or seconds along DP."""
+        if self.by == "seconds" and self.network:
+            return self.network.collective(max(one.dp for one in self.volumes), spread)
+        return self.alpha * self.counted(spread)
 
     def counted(self, spread: int) -> int:
         """A group's spread as eq. 2 counts it."""

@@ -26,7 +26,9 @@ def test_help_needs_no_torch_and_starts_at_once() -> None:
     assert best < 0.5
 
 
-@pytest.mark.parametrize("verb", ["train", "profile", "sample", "export", "timeline", "reshard", "topology", "lab"])
+@pytest.mark.parametrize(
+    "verb", ["train", "place", "profile", "sample", "export", "timeline", "reshard", "topology", "lab"]
+)
 def test_every_verb_explains_itself(verb: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", verb, "--help"], capture_output=True, text=True, check=False

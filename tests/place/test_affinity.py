@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.communication import CommunicationMatrix, Volume
-from plait.core.errors import JobError
+from plait.core.errors import JobError, PlacementError
 from plait.place.affinity import Profiled, affinity_of, read_profiled
 from plait.place.network import Network
 from plait.place.placing import place
@@ -106,3 +106,23 @@ def test_the_slowest_group_counts() -> None:
     )
     placed = place(problem)
     assert (placed.row_spread, placed.seconds) == (1, pytest.approx(4 / 0.75 + 1))
+
+
+@pytest.mark.parametrize("method", ["exact", "cpsat"])
+@pytest.mark.parametrize(("dp", "pp"), [(1000.0, 1.0), (1.0, 1000.0), (300.0, 30.0)])
+def test_the_least_seconds_by_enumeration(method: str, dp: float, pp: float) -> None:
+    network = Network(rate=1.0, collective_loss=0.17, p2p_loss=0.7)
+    volumes = (Volume(dp=dp, pp=pp), Volume(dp=dp / 2, pp=pp))
+    plain = {"by": "seconds", "volumes": volumes, "network": network}
+    problem = Problem.plain(3, 2, [2, 2, 3], **plain)
+    best = place(problem, "brute-force")
+    placed = place(problem, method)
+    assert placed.score == pytest.approx(best.score)
+    assert placed.gap == pytest.approx(0, abs=1e-4)
+    with pytest.raises(PlacementError, match="use --method cpsat"):
+        place(problem, "mip")
+
+
+def test_seconds_need_volumes() -> None:
+    with pytest.raises(PlacementError, match="not counted"):
+        Problem.plain(1, 1, [1], by="seconds")
