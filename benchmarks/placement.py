@@ -228,11 +228,12 @@ def headline(settings: dict[str, Any], scaled: dict[str, Any], enumerated: dict[
     fragmented = programs.get("40 fragmented") or [0.0]
     paper = [name for name in ("(ii)", "(iii)") if name in settings]
     return {
-        "best_ratio": max(over("ratios", paper or every, 1.0)),
+        "best_ratio": max(over("ratios", paper or every, 0.5)),
+        "best_ratio_any_alpha": max(over("ratios", paper or every, 1.0)),
         "mean_ratio": mean(over("ratios", paper or every, 0.3)),
         "worst_ratio": min(over("strict", every, 1.0)),
         "mean_ratio_strict": mean(over("strict", paper or every, 0.3)),
-        "best_ratio_strict": max(over("strict", paper or every, 1.0)),
+        "best_ratio_strict": max(over("strict", paper or every, 0.5)),
         "mip_ratio": mean(fragmented),
         "mip_ratio_worst_fragmented": min(fragmented),
         "mip_worst_ratio": min((value for own in programs.values() for value in own), default=0.0),
@@ -241,6 +242,20 @@ def headline(settings: dict[str, Any], scaled: dict[str, Any], enumerated: dict[
         "scale_10k_s": max(row["seconds"] for row in scaled.values() if isinstance(row, dict)),
         "scale_10k_peak_MiB": scaled["peak_MiB"],
     }
+
+
+def programs_by_alpha(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The paper's program: how often it was solved, its score over ours, the longest it took."""
+    found: dict[str, Any] = {}
+    for alpha in sorted({row["alpha"] for row in rows}):
+        own = [row for row in rows if row["alpha"] == alpha]
+        ratios = [row["ratio"] for row in own if row["ratio"]]
+        found[str(alpha)] = {
+            "solved": len(own), "no_plan_in_time": len(own) - len(ratios),
+            "slowest_s": max(one["seconds"] for one in own),
+            **({"ratio_mean": round(mean(ratios), 4), "ratio_min": round(min(ratios), 4)} if ratios else {}),
+        }  # fmt: skip
+    return found
 
 
 def main() -> int:
@@ -273,12 +288,13 @@ def main() -> int:
                        for fold in (mean, max, min)},
                 } for alpha in ALPHAS
             },
-            "program": own["programs"], "slowest_s": round(own["slowest"], 3),
+            "program": programs_by_alpha(own["programs"]), "slowest_s": round(own["slowest"], 3),
         } for name, own in settings.items()
     }  # fmt: skip
     if options.json and not options.save:
         print(json.dumps(figures))
     elif options.save:
+        sys.argv[0] = "-m benchmarks.placement"  # not where this checkout lies
         keep({**figures, "scale": scaled, "enumeration": enumerated, "settings": tables}, _quiet(options))
         if options.json:
             print(json.dumps(figures))

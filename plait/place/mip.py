@@ -8,6 +8,10 @@ need not be any.
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from plait.core.errors import PlacementError
@@ -79,4 +83,18 @@ def _solved(problem: Problem, units: int, size: int, weight: float) -> Any:
     lower[pods] = 1
     options = {"time_limit": problem.limit}
     limits: Any = Bounds(lower, upper)  # type: ignore[arg-type]
-    return milp(cost, integrality=np.ones_like(cost), bounds=limits, constraints=constraints, options=options)
+    with _aside():
+        return milp(cost, integrality=np.ones_like(cost), bounds=limits, constraints=constraints, options=options)
+
+
+@contextmanager
+def _aside() -> Generator[None]:
+    """What the solver's own code prints, here and there, goes to standard error: programs read the output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
