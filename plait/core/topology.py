@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -96,6 +97,11 @@ class Topology:
         """The place of every node in ``nodes``."""
         return {node.name: place for place, node in enumerate(self.nodes)}
 
+    @cached_property
+    def plugged(self) -> Counter[int]:
+        """How many nodes are plugged into each switch, by its place in ``switches``."""
+        return Counter(node.leaf for node in self.nodes)
+
     def node(self, name: str) -> Node:
         """The node of a name. Raises JobError for one that is not there."""
         try:
@@ -174,27 +180,20 @@ class Topology:
 
     def with_states(self, states: Mapping[str, State]) -> Topology:
         """The same wires and nodes, some in another state. Raises JobError for a node that is not there."""
-        for name in states:
-            self.node(name)
-        return replace(
-            self,
-            nodes=tuple(
-                Node(node.name, node.leaf, node.hardware, states[node.name]) if node.name in states else node
-                for node in self.nodes
-            ),
-        )
+        return self._with(states, {})
 
     def with_hardware(self, hardware: Mapping[str, Hardware]) -> Topology:
         """The same wires and states, some nodes made of something else."""
-        for name in hardware:
+        return self._with({}, hardware)
+
+    def _with(self, states: Mapping[str, State], hardware: Mapping[str, Hardware]) -> Topology:
+        for name in (*states, *hardware):
             self.node(name)
-        return replace(
-            self,
-            nodes=tuple(
-                Node(node.name, node.leaf, hardware[node.name], node.state) if node.name in hardware else node
-                for node in self.nodes
-            ),
+        nodes = tuple(
+            Node(one.name, one.leaf, hardware.get(one.name, one.hardware), states.get(one.name, one.state))
+            for one in self.nodes
         )
+        return replace(self, nodes=nodes)
 
     @cached_property
     def key(self) -> str:

@@ -122,10 +122,9 @@ class Fabric:
         """Of the leaf that a node is plugged into. Where the source tells no uplinks: as many as carry what
         its nodes can send. active: left out, all of them send."""
         place = topology.node(node)
-        nodes = [other for other in topology.nodes if other.leaf == place.leaf]
         rails = max(place.hardware.rails, 1)
         each = max(-(-place.hardware.nics // rails), 1)
-        downlinks = len(nodes) * each
+        downlinks = topology.plugged[place.leaf] * each
         uplinks = topology.switches[place.leaf].uplinks or max(round(downlinks / speedup), 1)
         return Fabric(uplinks=uplinks, speedup=speedup, rails=rails, active=active or downlinks)
 

@@ -28,7 +28,7 @@ class Format:
 
 FORMATS = (
     Format("plait", "Plait's own TOML or JSON", plait_form.looks, plait_form.read),
-    Format("kubernetes", "kubectl get nodes -o json", kubernetes.looks, kubernetes.read),
+    Format("kubernetes", "kubectl get nodes,pods -A -o json", kubernetes.looks, kubernetes.read),
     Format("topograph", "Topograph's graph JSON", topograph.looks, topograph.read),
     Format("topology.conf", "or scontrol show topology", slurm_topology.looks, slurm_topology.read),
     Format("slurm-nodes", "scontrol show nodes, sinfo or squeue", slurm_nodes.looks, slurm_nodes.read),

@@ -2,7 +2,7 @@
 
 The levels of switches are labels: those that the user names, those of a Kueue ``Topology`` in the same list
 (``kubectl get nodes,topologies.kueue.x-k8s.io -o json``), Topograph's (tier 0 is next to the node), or those
-of a known cloud. What pods occupy stands in no node; taints, conditions and cordons do.
+of a known cloud. Pods in the list, or in one of their own, hold the nodes whose GPUs they have asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from plait.core.errors import JobError, nearest
 from plait.core.text import printable
 from plait.core.topology import DOWN, FREE, RESERVED_TAINT, Hardware, State
 from plait.place.readers.chains import from_chains
+from plait.place.readers.kubernetes_pods import GPUS, at, held
 from plait.place.readers.source import Asked, Found, Source
+from plait.place.readers.states import worse
 
 HOST = "kubernetes.io/hostname"
 TIER = re.compile(r"fabric\.topograph\.run/tier-([0-9]{1,3})")
@@ -28,7 +30,6 @@ KNOWN = (
     ("oci.oraclecloud.com/host.network_block_id", "oci.oraclecloud.com/host.rack_id"),
 )
 """Labels that clouds and tools give their nodes, the outermost first."""
-_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _PRODUCT = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
 
 
@@ -44,9 +45,10 @@ def read(source: Source, asked: Asked) -> Found:
     items = _items(source.json)
     nodes: dict[str, dict[str, Any]] = {}
     topologies: dict[str, tuple[str, ...]] = {}
+    pods: list[tuple[str, dict[str, Any]]] = []
     for number, item in enumerate(items):
         where = f"items[{number}]"
-        kind, name = item.get("kind", "Node"), _at(item, where, "metadata", "name")
+        kind, name = item.get("kind", "Node"), at(item, where, "metadata", "name")
         if not isinstance(name, str):
             raise JobError("no name", key=f"{where}.metadata.name")
         if kind == "Node":
@@ -55,6 +57,11 @@ def read(source: Source, asked: Asked) -> Found:
             nodes[name] = item
         elif kind == "Topology":
             topologies[name] = _kueue(item, where)
+        elif kind == "Pod":
+            pods.append((where, item))
+    busy = held(pods)
+    if pods and not nodes:
+        return Found(states=busy, partial=True)
     if not nodes:
         raise JobError("no nodes in the list", fix="Write it with kubectl get nodes -o json")
     labels = {name: _labels(item, name) for name, item in nodes.items()}
@@ -65,7 +72,7 @@ def read(source: Source, asked: Asked) -> Found:
         notes.append(f"{source.where}: {len(left)} nodes without these labels are left out, the first {left[0]}.")
     return Found(
         topology=topology,
-        states={name: _state(item, name) for name, item in nodes.items() if name in chains},
+        states={name: worse(_state(nodes[name], name), busy.get(name, FREE)) for name in chains},
         hardware={name: _hardware(nodes[name], labels[name], name) for name in chains},
         notes=tuple(notes),
     )
@@ -79,19 +86,8 @@ def _items(value: Any) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", items)
 
 
-def _at(item: Any, where: str, *keys: str) -> Any:
-    """What stands below keys, None where one is missing."""
-    for number, key in enumerate(keys):
-        if not isinstance(item, dict):
-            raise JobError("not an object", key=".".join((where, *keys[:number])))
-        item = item.get(key)
-        if item is None:
-            return None
-    return item
-
-
 def _labels(item: dict[str, Any], name: str) -> dict[str, str]:
-    labels = _at(item, name, "metadata", "labels")
+    labels = at(item, name, "metadata", "labels")
     if labels is None:
         return {}
     if not isinstance(labels, dict) or not all(isinstance(one, str) for one in cast("dict[str, Any]", labels).values()):
@@ -100,10 +96,10 @@ def _labels(item: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def _kueue(item: dict[str, Any], where: str) -> tuple[str, ...]:
-    levels = _at(item, where, "spec", "levels")
+    levels = at(item, where, "spec", "levels")
     if not isinstance(levels, list):
         raise JobError("not a list", key=f"{where}.spec.levels")
-    found = [_at(level, where, "nodeLabel") for level in cast("list[Any]", levels)]
+    found = [at(level, where, "nodeLabel") for level in cast("list[Any]", levels)]
     if not all(isinstance(label, str) for label in found):
         raise JobError("a level without a nodeLabel", key=f"{where}.spec.levels")
     return tuple(cast("list[str]", found))
@@ -166,28 +162,28 @@ def _tiers(labels: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, ...]
 
 
 def _state(item: dict[str, Any], name: str) -> State:
-    conditions = _at(item, name, "status", "conditions") or []
+    conditions = at(item, name, "status", "conditions") or []
     if not isinstance(conditions, list):
         raise JobError("not a list", key=f"{name}.status.conditions")
     for condition in cast("list[Any]", conditions):
-        if _at(condition, f"{name}.status.conditions", "type") == "Ready" and condition.get("status") != "True":
+        if at(condition, f"{name}.status.conditions", "type") == "Ready" and condition.get("status") != "True":
             return State(status="down", holder=printable(f"not ready: {condition.get('reason') or 'unknown'}")[:200])
-    taints = _at(item, name, "spec", "taints") or []
+    taints = at(item, name, "spec", "taints") or []
     if not isinstance(taints, list):
         raise JobError("not a list", key=f"{name}.spec.taints")
-    if _at(item, name, "spec", "unschedulable"):
+    if at(item, name, "spec", "unschedulable"):
         return State(status="down", holder="cordoned")
     for taint in cast("list[Any]", taints):
-        if _at(taint, f"{name}.spec.taints", "key") == RESERVED_TAINT:
+        if at(taint, f"{name}.spec.taints", "key") == RESERVED_TAINT:
             return State(status="busy", holder=printable(str(taint.get("value") or "reserved"))[:200])
     return FREE if conditions else DOWN  # a node that never reported
 
 
 def _hardware(item: dict[str, Any], labels: Mapping[str, str], name: str) -> Hardware:
-    found = _at(item, name, "status", "allocatable") or _at(item, name, "status", "capacity") or {}
+    found = at(item, name, "status", "allocatable") or at(item, name, "status", "capacity") or {}
     if not isinstance(found, dict):
         raise JobError("not an object", key=f"{name}.status.allocatable")
-    counts = [str(found[key]) for key in _GPUS if key in found]
+    counts = [str(found[key]) for key in GPUS if key in found]
     if not all(re.fullmatch(r"[0-9]{1,4}", count) for count in counts):
         raise JobError(f"{counts[0][:60]!r} GPUs", key=f"{name}.status.allocatable")
     device = next((labels[key] for key in _PRODUCT if key in labels), "")

@@ -16,7 +16,7 @@ SOURCES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("scontrol", "-o", "show", "nodes"),
         ("squeue", "-h", "-t", "R,CG,CF", "-o", "%i|%e|%N"),
     ),
-    "kubernetes:": (("kubectl", "get", "nodes", "-o", "json"),),
+    "kubernetes:": (("kubectl", "get", "nodes,pods", "--all-namespaces", "-o", "json"),),
 }
 """The commands of each: the first tells the wires, the others states."""
 SQUEUE_HEADER = "JOBID|END_TIME|NODELIST\n"

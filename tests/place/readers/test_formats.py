@@ -27,6 +27,7 @@ STATES = {
     "scontrol": ("slurm-nodes", texts.NODES_SHOWN),
     "sinfo": ("slurm-nodes", texts.SINFO),
     "squeue": ("slurm-nodes", texts.SQUEUE),
+    "pods": ("kubernetes", texts.PODS),
 }
 
 
@@ -134,7 +135,7 @@ def test_a_byte_order_mark_and_other_line_ends_do_no_harm(tmp_path: Path) -> Non
 
 
 def test_states_of_several_sources_are_made_one(tmp_path: Path) -> None:
-    sources = [write(tmp_path, text, name) for name, (_, text) in STATES.items()]
+    sources = [write(tmp_path, STATES[name][1], name) for name in ("scontrol", "sinfo", "squeue")]
     topology, notes = read_topology(write(tmp_path, texts.TREE_CONF), states=sources)
     states = {node.name: node.state for node in topology.nodes}
     assert states["n001"].holder == "job 7"

@@ -14,7 +14,7 @@ from plait.core.topology import RESERVED_TAINT, State
 from plait.place.readers import read_topology
 from tests.place.readers import texts
 from tests.place.readers.test_formats import shape, write
-from tests.place.readers.texts import BLOCK, RACK, node, node_list
+from tests.place.readers.texts import BLOCK, RACK, node, node_list, pod
 
 
 def nodes(labels: dict[str, str]) -> list[dict[str, Any]]:
@@ -160,3 +160,27 @@ def test_ten_thousand_nodes_are_read_at_once(tmp_path: Path) -> None:
             best = min(best, time.process_time() - start)
         assert len(topology.minipods()) == 125
         assert best < 1  # 0.2 s alone; ten times as much if it were not linear
+
+
+def test_pods_hold_the_nodes_whose_gpus_they_have(tmp_path: Path) -> None:
+    job = {"jobset.sigs.k8s.io/jobset-name": "llama", "batch.kubernetes.io/job-name": "llama-workers-0"}
+    pods = [
+        pod("a", "n001", 8, labels=job),
+        pod("a2", "n001", 1, labels=job),
+        pod("b", "n002", 1),
+        pod("c", "n002", 1, phase="Pending"),
+        pod("agent", "n003", 0),
+        pod("done", "n004", 8, phase="Succeeded"),
+        pod("waits", None, 8, phase="Pending"),
+    ]
+    nodes_file = write(tmp_path, node_list(*nodes({"leaf": RACK, "pod": BLOCK}), *pods))
+    apart = write(tmp_path, node_list(*nodes({"leaf": RACK, "pod": BLOCK})), "nodes")
+    theirs = write(tmp_path, node_list(*pods), "pods")
+    for topology, notes in (read_topology(nodes_file), read_topology(apart, states=[theirs])):
+        busy = {one.name: one.state.holder for one in topology.nodes if one.state.status == "busy"}
+        assert busy == {"n001": "llama", "n002": "b, c"}
+        assert notes == []
+    with pytest.raises(JobError, match=r"items\[0\].spec.containers: not a list"):
+        read_topology(
+            write(tmp_path, node_list(pod("a", "n", 1) | {"spec": {"nodeName": "n"}}, node("n", {BLOCK: "b"})))
+        )

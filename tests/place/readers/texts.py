@@ -151,6 +151,17 @@ def node_list(*items: dict[str, Any]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(items)})
 
 
+def pod(name: str, on: str | None, gpus: int, **changes: Any) -> dict[str, Any]:
+    """One of Kubernetes' pods, with what a reader may look at."""
+    resources = {"requests": {"cpu": "1"}, "limits": {"nvidia.com/gpu": str(gpus)} if gpus else {}}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": changes.get("labels", {})},
+        "spec": {"nodeName": on, "containers": [{"name": "sidecar"}, {"name": "main", "resources": resources}]},
+        "status": {"phase": changes.get("phase", "Running")},
+    }
+
+
 BLOCK, RACK = "cloud.provider.com/topology-block", "cloud.provider.com/topology-rack"
 KUEUE_TOPOLOGY = {
     "apiVersion": "kueue.x-k8s.io/v1beta1",
@@ -170,3 +181,4 @@ TIERS = node_list(
 GRAPH = json.dumps(
     {"instances": [{"id": name, "type": "H100", "network_layers": [*above, "core"]} for name, above in ABOVE.items()]}
 )
+PODS = node_list(pod("a", "n001", 8), pod("b", "n002", 1, phase="Pending"), pod("c", None, 8, phase="Pending"))

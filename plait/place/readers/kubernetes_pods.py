@@ -1,0 +1,57 @@
+"""What pods hold: a node on which a pod has asked for GPUs is busy, its holder the pod's job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from plait.core.errors import JobError
+from plait.core.text import printable
+from plait.core.topology import State
+from plait.place.readers.states import worse
+
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+JOB_LABELS = ("jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-name", "job-name")
+"""Labels that name a pod's job, the largest unit first."""
+
+
+def at(item: Any, where: str, *keys: str) -> Any:
+    """What stands below keys of an object of Kubernetes, None where one is missing. Raises JobError where
+    something else than an object is above."""
+    for number, key in enumerate(keys):
+        if not isinstance(item, dict):
+            raise JobError("not an object", key=".".join((where, *keys[:number])))
+        item = item.get(key)
+        if item is None:
+            return None
+    return item
+
+
+def held(pods: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, State]:
+    """States of nodes that pods hold GPUs of. pods: where each stands in its list, and itself."""
+    states: dict[str, State] = {}
+    for where, pod in pods:
+        node, phase = at(pod, where, "spec", "nodeName"), at(pod, where, "status", "phase")
+        if not isinstance(node, str) or phase in ("Succeeded", "Failed") or not _asks_for_gpus(pod, where):
+            continue
+        state = State(status="busy", holder=_job(pod, where))
+        states[node] = worse(states[node], state) if node in states else state
+    return states
+
+
+def _asks_for_gpus(pod: dict[str, Any], where: str) -> bool:
+    containers = at(pod, where, "spec", "containers")
+    if not isinstance(containers, list):
+        raise JobError("not a list", key=f"{where}.spec.containers")
+    for container in cast("list[Any]", containers):
+        for kind in ("requests", "limits"):
+            asked = at(container, f"{where}.spec.containers", "resources", kind) or {}
+            if any(str(at(asked, f"{where}.spec.containers.resources", key) or 0) != "0" for key in GPUS):
+                return True
+    return False
+
+
+def _job(pod: dict[str, Any], where: str) -> str:
+    labels = at(pod, where, "metadata", "labels") or {}
+    name = next((found for label in JOB_LABELS if (found := at(labels, f"{where}.metadata.labels", label))), None)
+    return printable(str(name or at(pod, where, "metadata", "name")))[:100]
