@@ -65,8 +65,9 @@ def bands(
     The minipod with most left serves the band that needs most, with whole rows of it; ``cut``: with all it
     has, so that rows are cut where a minipod ends. tight: what ends a band is the smallest that can.
 
-    >>> bands([3, 3], 2, 3, 1), bands([3, 3], 2, 3, 2)
-    (Banding(rows=2, widths=(3,), runs=(((0, 3), (1, 3)),), exchanged=False), None)
+    >>> found = bands([3, 3], 2, 3, 1)
+    >>> found.spreads(), found.cells()
+    ((1, 2), [0, 1, 0, 1, 0, 1])
     """
     widths = slice_sizes(columns, count)
     need = [rows * width for width in widths]

@@ -1,6 +1,6 @@
 """What schedulers do that know nothing of a job's groups: for comparison.
 
-As Arnold names them (arXiv 2509.15940, section 6.1), each after the scheduler it stands for. All take cells
+As Arnold names them (arXiv 2509.15940, figure 7), each after the scheduler it stands for. All take cells
 in a fixed order, row by row unless ``by_column``; on row order their PP groups come out best.
 """
 

@@ -37,9 +37,11 @@ def hosts_of(problem: Problem, cells: Cells, row_spares: Sequence[int] = ()) -> 
     preempted: list[str] = []
     left: dict[int, list[str]] = {}
     for at, pool in enumerate(problem.pools):
-        chosen, rest = _chosen(pool, len(own.get(at, ())) * each, each)
-        left[at] = rest
-        preempted += chosen[len(chosen) - max(0, len(chosen) - pool.free) :] if len(chosen) > pool.free else []
+        count, kept = len(own.get(at, ())) * each, problem.spares.per_minipod + row_spares.count(at)
+        free = min(count, max(0, pool.free - kept))
+        chosen, left[at] = _chosen(pool, free, each)
+        chosen += pool.held[: count - free]
+        preempted += chosen[free:]
         for number, cell in enumerate(own.get(at, ())):
             nodes[cell * each : (cell + 1) * each] = chosen[number * each : (number + 1) * each]
     return Hosts(tuple(nodes), tuple(_spares(problem, cells, left, row_spares)), tuple(preempted))
@@ -70,8 +72,8 @@ def _row_major(problem: Problem, cell: int) -> tuple[float, int]:
 
 
 def _chosen(pool: Pool, count: int, each: int) -> tuple[list[str], list[str]]:
-    """``count`` hosts of a pool in the order of its leaves, and the free ones that are left."""
-    rest, taken = min(count, pool.free), [0] * len(pool.leaves)
+    """``count`` free hosts of a pool in the order of its leaves, and those that are left."""
+    rest, taken = count, [0] * len(pool.leaves)
     open_leaves = sorted(range(len(pool.leaves)), key=lambda leaf: -len(pool.leaves[leaf]))
     while rest:
         fits = [leaf for leaf in open_leaves if len(pool.leaves[leaf]) >= rest]
@@ -89,18 +91,13 @@ def _chosen(pool: Pool, count: int, each: int) -> tuple[list[str], list[str]]:
     chosen = [name for leaf, number in zip(pool.leaves, taken, strict=True) for name in leaf[:number]]
     left = [name for leaf, number in zip(pool.leaves, taken, strict=True) if number for name in leaf[number:]]
     left += [name for leaf, number in zip(pool.leaves, taken, strict=True) if not number for name in leaf]
-    return chosen + list(pool.held[: count - len(chosen)]), left
+    return chosen, left
 
 
 def _spares(problem: Problem, cells: Cells, left: dict[int, list[str]], row_spares: Sequence[int]) -> list[str]:
     """Beside the job's own leaves first."""
     found: list[str] = []
     used = Counter(cells)
-
-    def take(pool: int) -> bool:
-        if left[pool]:
-            found.append(left[pool].pop(0))
-        return bool(found)
 
     wanted = [pool for pool in sorted(used) for _ in range(problem.spares.per_minipod)] + list(row_spares)
     for pool in wanted:
@@ -109,10 +106,10 @@ def _spares(problem: Problem, cells: Cells, left: dict[int, list[str]], row_spar
                 f"{problem.pools[pool].minipod} has no node left to be a spare. Keep fewer spares, or use "
                 "--method cpsat."
             )
-        take(pool)
+        found.append(left[pool].pop(0))
     for _ in range(problem.spares.total):
         pool = max(left, key=lambda at: (used[at] > 0 and bool(left[at]), len(left[at])))
         if not left[pool]:
             raise PlacementError("No node is left to be a spare. Keep fewer.")
-        take(pool)
+        found.append(left[pool].pop(0))
     return found

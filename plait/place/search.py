@@ -29,8 +29,8 @@ def search(
 ) -> tuple[Verdict, tuple[int, ...] | None]:
     """The minipod of every cell, column by column, such that no row and no column is spread further.
 
-    >>> search([4, 3, 2], 3, 3, 2, 2)
-    (<Verdict.FOUND: 1>, (0, 0, 2, 0, 0, 2, 1, 1, 1))
+    >>> search([3, 3], 2, 3, 1, 2)
+    (<Verdict.FOUND: 1>, (0, 1, 0, 1, 0, 1))
     """
     if rows < columns:  # the fewer columns, the fewer patterns
         verdict, found = search(free, columns, rows, column_spread, row_spread, effort)

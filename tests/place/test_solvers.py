@@ -92,6 +92,14 @@ def test_spares_of_rows_lie_where_the_rows_do() -> None:
     assert sorted(host[:4] for host in placed.spares) == ["m000", "m001"]
 
 
+def test_spares_are_free_nodes_also_where_others_are_preempted() -> None:
+    pool = Pool(minipod="a", leaves=(tuple(f"f{at}" for at in range(4)),), held=("h0", "h1", "h2"))
+    problem = Problem(heights=(2, 2), pools=(pool,), price=0.1, spares=Spares(per_minipod=1))
+    placed = place(problem, "cpsat")
+    assert (placed.preempted, len(placed.spares)) == (("h0",), 1)
+    assert placed.spares[0].startswith("f")
+
+
 def test_bundles_of_rows_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.place.cpsat.MOST_VARIABLES", 40)
     problem = Problem.plain(9, 2, [7, 7, 7], alpha=0.3, spares=Spares(per_row=0), price=1.0)
