@@ -194,8 +194,8 @@ def small(count: int) -> dict[str, int]:
 
 
 def scale() -> dict[str, Any]:
-    """10,000 nodes, in a process of its own: seconds with bound and rank table written (the best of three, since
-    other work disturbs), and peak memory."""
+    """10,000 nodes, in a process of its own: seconds with bound and rank table written (the best of three,
+    since other work disturbs), and peak memory."""
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, (minipods, height, width) in SCALE.items():
