@@ -27,7 +27,7 @@ ONLY_IN = {
     "scipy": ("plait/place/mip.py",),
     "highspy": ("plait/place/mip.py",),
     "pulp": ("plait/place/mip.py",),
-    "ortools": ("plait/plan/reshard_exact.py",),
+    "ortools": ("plait/plan/reshard_exact.py", "plait/place/cpsat.py"),
     "matplotlib": ("plait/diagnose/plots.py", "plait/place/draw.py"),
     "lightgbm": ("plait/place/jct.py", "plait/place/model_files.py"),
     "pandas": ("plait/place/traces/",),

@@ -13,6 +13,7 @@ from plait.cli import (
     export,
     job,
     lab,
+    place,
     plan,
     profile,
     queue,
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
+app.command("place")(place.place)
 app.command("calibrate")(calibrate.calibrate)
 app.command("job")(job.job)
 app.command("profile")(profile.profile)

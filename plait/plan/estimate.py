@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from plait.core.communication import Volume
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.layout import Layout
@@ -189,6 +190,19 @@ def estimate(step: PlannedStep) -> Estimate:
 def place_walk(step: PlannedStep, index: int) -> PlaceWalk:
     """A place's activations before a step, to be walked op by op."""
     return _one(step, index).walk(index)
+
+
+def place_volume(step: PlannedStep, index: int) -> Volume:
+    """What a rank of a place holds and sends in a step, along dp and along pp. Raises JobError for a model
+    with experts, whose volumes are not counted."""
+    refuse_experts(step.model, "counted")
+    one = _one(step, index)
+    sent = one.sent(index)
+    return Volume(
+        weights=sum(one.units.values()) * step.workload.itemsize,
+        dp=sum(sent.get(axis, 0) for axis in ("params", "grads", "optim", "replicas", "secondary")),
+        pp=sent.get("pp", 0),
+    )
 
 
 def _one(step: PlannedStep, index: int) -> _OnePlace:

@@ -1,0 +1,271 @@
+"""What ``plait place`` is asked, read and checked: job, topology, weights; and the placements of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from plait.core.communication import CommunicationMatrix, Volume
+from plait.core.errors import JobError, PlacementError
+from plait.core.hostlist import expand
+from plait.core.placement import Placement
+from plait.core.plan import Plan
+from plait.core.rank_table import RankTable
+from plait.core.topology import Topology
+from plait.place.affinity import affinity_of, read_profiled
+from plait.place.network import Network
+from plait.place.placing import BASELINES, METHODS, place
+from plait.place.pools import Wanted, check_still_there, gpus_per_node, pools_of, spots_of, types_of
+from plait.place.problem import Pool, Problem, Spares
+from plait.place.repair import Repair, Spot, from_table, repair
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """The command line's wishes; ``read`` makes the problem of them."""
+
+    job: Path
+    overrides: Sequence[str]
+    topology: str
+    form: str
+    states: Sequence[str]
+    level: str
+    avoid: Sequence[str]
+    gpus: Sequence[str]
+    forbid: Sequence[str]
+    preempt: float | None
+    unit: str
+    literal: bool
+    spares: Spares
+    gpus_per_node: int
+    limit: float
+    method: str
+    flows: int = 0
+    by: str = "spread"
+    alpha: float | None = None
+    why: str = ""
+    problem: Problem = field(init=False)
+    tree: Topology = field(init=False)
+    spots: dict[str, Spot] = field(init=False)
+
+    def read(self, affinity: str) -> None:
+        """Job, topology, weights. Raises JobError or PlacementError naming what is wrong."""
+        plan, rate, device, each = plan_of(self.job, self.overrides)
+        self.tree = self._read_topology()
+        self.spots = spots_of(self.tree, self.level or None)
+        kind = next((one for one in self.gpus if "=" not in one), "")
+        each = self.gpus_per_node or gpus_per_node(self.tree, kind) or each
+        if each < 1:
+            problem = "neither the plan's cluster nor the topology says how many GPUs a node has"
+            raise JobError(problem, key="--gpus-per-node", fix="Give it")
+        matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=_volumes(plan))
+        if self.alpha is None:
+            jobs = read_profiled(None if affinity == "auto" else Path(affinity))
+            found = affinity_of(matrix, jobs, kind or next(iter(types_of(self.tree)), "") or device)
+            self.alpha, self.why = found.alpha, found.why
+        stages = len(matrix.heights)
+        self.problem = Problem.of(
+            matrix, self._pools(kind), alpha=self.alpha, literal=self.literal, by=self.by, unit=self.unit,
+            spares=self.spares, price=self.preempt, forbidden=self._forbidden(stages), gpus=self._gpus(stages),
+            limit=self.limit, network=self._network(rate), plan=plan.hash, topology=self.tree.key,
+        )  # fmt: skip
+
+    def _read_topology(self) -> Topology:
+        from plait.place.readers import read_topology
+
+        if not self.topology:
+            raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
+        return read_topology(self.topology, form=self.form, states=self.states)[0]
+
+    def _wanted(self, gpu: str) -> Wanted:
+        mixed = any("=" in one for one in self.gpus)
+        return Wanted(
+            avoid=frozenset(self.avoid),
+            gpu=gpu,
+            mixed=mixed,
+            preempt=self.preempt is not None,
+            level=self.level or None,
+        )
+
+    def _pools(self, gpu: str) -> tuple[Pool, ...]:
+        return pools_of(self.tree, self._wanted(gpu))
+
+    def _gpus(self, stages: int) -> tuple[str, ...]:
+        """What each column needs, where columns differ."""
+        found = [""] * stages
+        for one in self.gpus:
+            stage, _, kind = one.rpartition("=")
+            if stage:
+                found[_stage(stage, stages, "--gpu")] = kind
+        return tuple(found) if any(found) else ()
+
+    def _forbidden(self, stages: int) -> frozenset[tuple[int, str]]:
+        known, found = {spot.minipod for spot in self.spots.values()}, set[tuple[int, str]]()
+        for one in self.forbid:
+            stage, _, minipod = one.partition(":")
+            if minipod not in known:
+                raise JobError(f"no minipod '{minipod}' in the topology", key="--forbid", fix="Write STAGE:MINIPOD")
+            found.add((_stage(stage, stages, "--forbid"), minipod))
+        return frozenset(found)
+
+    def placed(self) -> Placement:
+        """By the method asked for; on the best type of GPU, where there are several and none is named."""
+        types = types_of(self.tree)
+        if self.gpus or len(types) < 2:
+            return place(self.problem, self.method)
+        found: list[Placement] = []
+        refused: PlacementError | None = None
+        for kind in types:
+            try:
+                found.append(place(replace(self.problem, pools=self._pools(kind)), self.method))
+            except PlacementError as error:
+                refused = refused or error
+        if not found:
+            assert refused is not None
+            raise PlacementError(f"On one type of GPU alone ({', '.join(types)}): {refused}")
+        return min(found, key=lambda one: one.score)
+
+    def all_placements(self) -> list[Placement | tuple[str, str]]:
+        """By every method; where one cannot, its name and why."""
+        found: list[Placement | tuple[str, str]] = []
+        self.problem.check_room()
+        for name in (*METHODS, *BASELINES):
+            try:
+                found.append(replace(self, method=name).like(self).placed())
+            except PlacementError as error:
+                found.append((name, str(error)))
+        return found
+
+    def like(self, other: Asked) -> Asked:
+        """With what another has read."""
+        self.problem, self.tree, self.spots = other.problem, other.tree, other.spots
+        return self
+
+    def repaired(self, old: Path, down: Sequence[str], move_price: float | None) -> Repair:
+        """The placement in ``old`` without the nodes that are down."""
+        before = self._earlier(old)
+        unknown = [name for name in down if name not in self.spots and name not in (*before.hosts, *before.spares)]
+        if unknown:
+            raise JobError(f"no node '{unknown[0]}' in the topology or the placement", key="--down")
+        broken = {node.name for node in self.tree.nodes if node.state.status == "down"} | set(down)
+        failed = sorted(broken.intersection((*before.hosts, *before.spares)))
+        if not failed:
+            raise PlacementError(f"No node of {old} is down. Name those that failed with --down.")
+        self.own = (*before.hosts, *before.spares)
+        return repair(self.problem, before, down=failed, where=self.spots, move_price=move_price)
+
+    own: Sequence[str] = ()
+    """Hosts that the job has already."""
+
+    def _earlier(self, old: Path) -> Placement:
+        try:
+            whole = "heights" in json.loads(old.read_text())
+        except (OSError, ValueError) as error:
+            raise PlacementError(f"{old}: cannot be read as a rank table ({error}).") from None
+        if whole:
+            return Placement.read(old)
+        table = RankTable.read(old)
+        kept = beside(old)
+        if kept.is_file() and (placement := Placement.read(kept)).hosts == table.hosts:
+            return placement
+        return from_table(self.problem, table, self.spots)
+
+    def check_again(self, placement: Placement) -> None:
+        """Raise PlacementError if the cluster has changed since it was read, in a way that matters."""
+        now = self._read_topology() if self.topology != "-" else self.tree
+        if now.key != placement.topology:
+            check_still_there(placement, now, self.own)
+
+    def draw(self, placement: Placement, file: Path) -> None:
+        """The cluster, with a colour for every DP group."""
+        from plait.place.draw import draw
+
+        stage = [at for at, height in enumerate(placement.heights) for _ in range(height * placement.nodes_per_cell)]
+        groups = {host: f"stage {stage[rank]}" for rank, host in enumerate(placement.hosts)}
+        title = f"PP groups in {placement.row_spread} minipods at most, DP groups in {placement.column_spread}"
+        draw(self.tree, file, groups=groups, level=self.level or None, title=title)
+
+    def _network(self, rate: float | None) -> Network:
+        """With what hashing costs between minipods, where that is asked for."""
+        network = Network.read(rate=rate)
+        free = next((node.name for node in self.tree.nodes if node.state.status == "free"), None)
+        if not self.flows or free is None:
+            return network
+        from plait.place.ecmp import Fabric, conflict_factor
+
+        return replace(network, conflicts=conflict_factor(Fabric.of(self.tree, free), self.flows))
+
+
+def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:
+    """The plan, and of the cluster that it is for: bytes per second of a rank's outermost link, the device,
+    ranks of a node (0: nobody says)."""
+    from plait.cli.planned import planned, the_cluster
+    from plait.core.job import Job
+
+    if file.suffix == ".json":
+        if overrides:
+            raise JobError(f"'{overrides[0]}' would change the plan", file=str(file), fix="Plan the job again")
+        plan = Plan.read(file)
+        if plan.job is None or (plan.job.cluster.file is None and plan.job.cluster.preset == "here"):
+            return plan, None, "", 0
+        cluster = the_cluster(plan.job, None)
+    else:
+        from plait.plan.answer import Planner
+        from plait.plan.asking import with_own_vocabulary
+        from plait.train.data.tokenizer import load_tokenizer
+
+        job = with_own_vocabulary(Job.read(file, list(overrides)).named(file.stem))
+        vocab = load_tokenizer(job.data.tokenizer).vocab
+        job, _ = planned(job, vocab, None)
+        cluster = the_cluster(job, None)
+        plan = Planner(job, cluster, vocab).plan(job)
+        if job.cluster.file is None and job.cluster.preset == "here":
+            return plan, None, "", 0
+    return plan, cluster.tiers[-1].rate.value, cluster.device.name, cluster.ranks_per_node
+
+
+def _volumes(plan: Plan) -> tuple[Volume, ...]:
+    """As the planner counts them; none for a model with experts, which it does not."""
+    from plait.plan.estimate import PlannedStep, place_volume
+
+    if plan.model.experts is not None:
+        return ()
+    step = PlannedStep.of_plan(plan)
+    return tuple(place_volume(step, place) for place in range(len(plan.layout.degrees)))
+
+
+def alpha_of(alpha: float | None, beta: float | None) -> float | None:
+    """From either or both. Raises JobError for weights that are none."""
+    for name, value in (("--alpha", alpha), ("--beta", beta)):
+        if value is not None and not 0 <= value <= 1:
+            raise JobError(f"{value} is no weight", key=name, fix="Use a number from 0 to 1")
+    if alpha is not None and beta is not None and alpha + beta > 0:
+        return alpha / (alpha + beta)
+    return alpha if beta is None else 1 - beta
+
+
+def spares_of(text: str) -> Spares:
+    """Of ``N``, ``N/minipod`` or ``N/row``."""
+    number, _, where = text.partition("/")
+    names = {"": "total", "minipod": "per_minipod", "row": "per_row"}
+    if not number.isdecimal() or where not in names:
+        raise JobError(f"'{text}' is no number of spares", key="--spares", fix="Use N, N/minipod or N/row")
+    return Spares(**{names[where]: int(number)})
+
+
+def names_of(text: str) -> list[str]:
+    """Of a host list."""
+    return expand(text) if text else []
+
+
+def beside(table: Path) -> Path:
+    """Where the placement of a rank table is kept."""
+    return table.with_name("placement.json" if table.stem == "rank_table" else f"{table.stem}.placement.json")
+
+
+def _stage(text: str, stages: int, key: str) -> int:
+    if not text.isdecimal() or int(text) >= stages:
+        raise JobError(f"'{text}' is no stage", key=key, fix=f"Stages are 0 to {stages - 1}")
+    return int(text)

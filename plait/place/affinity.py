@@ -1,0 +1,121 @@
+"""Affinity: how much the spread of DP groups matters against that of PP groups, from the nearest job that has
+been timed (Arnold, arXiv 2509.15940, section 5.2).
+
+Jobs are compared by r1, computation for what is sent, and r2, DP bytes for PP bytes. The paper takes the
+plain distance; r1 and r2 differ by orders of magnitude, so that one of them would decide alone. Here it is
+that of their logarithms, each over its deviation among the jobs compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, inf, log
+from pathlib import Path
+from statistics import pstdev
+from typing import Any
+
+from plait.core.communication import CommunicationMatrix, Volume
+from plait.core.env import specs_folder
+from plait.core.errors import JobError
+from plait.core.toml import read_toml
+
+NUMBERS = ("micro_batch", "weights", "dp", "pp", "gain_dp", "gain_pp")
+TEXTS = ("name", "gpu", "source", "date")
+NEUTRAL = 0.5
+"""Where measured gains favour neither."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """A job that has been timed. gain_dp, gain_pp: throughput of its DP-aligned and PP-aligned placement over
+    one that is neither, less 1. volume: of its mean GPU."""
+
+    name: str
+    gpu: str
+    micro_batch: float
+    volume: Volume
+    gain_dp: float
+    gain_pp: float
+    source: str
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """r1 and r2."""
+        sent = self.volume.dp + self.volume.pp
+        return self.micro_batch * self.volume.weights / sent, self.volume.dp / self.volume.pp
+
+    @property
+    def alpha(self) -> float:
+        """Losses count as no gain."""
+        dp, pp = max(0.0, self.gain_dp), max(0.0, self.gain_pp)
+        return dp / (dp + pp) if dp + pp else NEUTRAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affinity:
+    """alpha: weight of the DP groups' spread. why: for people."""
+
+    alpha: float
+    why: str
+
+
+def read_profiled(path: Path | None = None) -> tuple[Profiled, ...]:
+    """The jobs of a file, or of the one that ships. Raises JobError naming file and key."""
+    path = path or specs_folder() / "placement" / "affinity.toml"
+    jobs = read_toml(path).get("jobs")
+    if not isinstance(jobs, list) or not jobs:
+        raise JobError("lists no profiled jobs", file=str(path), key="jobs", fix="Write [[jobs]] for each")
+    return tuple(_profiled(job, f"jobs[{at}]", str(path)) for at, job in enumerate(jobs))
+
+
+def _profiled(job: Any, key: str, file: str) -> Profiled:
+    if not isinstance(job, dict):
+        raise JobError("is no table", file=file, key=key)
+    for name in (*TEXTS, *NUMBERS):
+        value: Any = job.get(name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number if name in NUMBERS else isinstance(value, str)):
+            kind = "a number" if name in NUMBERS else "a text"
+            raise JobError(f"{value!r} is not {kind}", file=file, key=f"{key}.{name}", fix="Correct it")
+        if name in NUMBERS[:4] and not value > 0:
+            raise JobError(f"{value} is not positive", file=file, key=f"{key}.{name}", fix="Correct it")
+    volume = Volume(weights=job["weights"], dp=job["dp"], pp=job["pp"])
+    return Profiled(
+        name=job["name"], gpu=job["gpu"], micro_batch=job["micro_batch"], volume=volume,
+        gain_dp=job["gain_dp"], gain_pp=job["gain_pp"], source=job["source"],
+    )  # fmt: skip
+
+
+def affinity_of(matrix: CommunicationMatrix, jobs: Sequence[Profiled], gpu: str = "") -> Affinity:
+    """Of the job nearest to a matrix among those on the same GPU; among all, if there are none."""
+    if len(matrix.heights) == 1:
+        return Affinity(alpha=1.0, why="the job has no PP groups to spread")
+    if max(matrix.heights) == 1:
+        return Affinity(alpha=0.0, why="each DP group is inside one node")
+    ratios = matrix.ratios
+    if ratios is None:
+        alone = not matrix.volumes or not any(one.dp or one.pp for one in matrix.volumes)
+        if alone:
+            return Affinity(alpha=NEUTRAL, why="what the job sends is not counted, as for all models with experts")
+        quiet = any(one.pp for one in matrix.volumes)
+        return Affinity(alpha=0.0 if quiet else 1.0, why="the job sends along one axis only")
+    same = [job for job in jobs if gpu and job.gpu.lower() == gpu.lower()]
+    compared = same or list(jobs)
+    scales = _scales(compared)
+    found, nearest = inf, compared[0]
+    for job in compared:
+        apart = hypot(*(log(a / b) / scale for a, b, scale in zip(ratios, job.ratios, scales, strict=True)))
+        if apart < found:
+            found, nearest = apart, job
+    why = f"as {nearest.name} on {nearest.gpu}, the nearest profiled job (distance {found:.1f})"
+    if gpu and not same:
+        why += f"; none was profiled on {gpu}"
+    return Affinity(alpha=nearest.alpha, why=why)
+
+
+def _scales(jobs: Sequence[Profiled]) -> tuple[float, float]:
+    """Standard deviations of log r1 and log r2; 1 where jobs do not differ."""
+    logs = [tuple(log(ratio) for ratio in job.ratios) for job in jobs]
+    first, second = (pstdev(one[at] for one in logs) or 1.0 for at in (0, 1))
+    return first, second

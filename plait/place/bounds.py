@@ -1,0 +1,130 @@
+"""Lower bounds of eq. 2 that need no solver.
+
+A minipod with n cells touches rho rows and gamma columns with rho * gamma >= n. Summed over minipods by
+Cauchy-Schwarz, r * c >= kappa = (sum of sqrt n)^2 / (rows * columns), where r and c are the largest spreads
+of a row and of a column. The sum is least when the largest minipods are filled first. So the spread of rows
+times that of columns is never below kappa: the trade between DP and PP in one line. Where a spread is 1 the
+other has an exact answer: whole rows (or columns) packed into the fewest minipods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf, sqrt
+
+from plait.place.problem import Problem
+
+EPSILON = 1e-9
+
+
+def fewest_minipods(free: Sequence[int], groups: int, size: int) -> int | None:
+    """How many minipods hold ``groups`` whole groups of ``size`` cells, at least; None if all cannot."""
+    found = 0
+    for count in sorted((cells // size for cells in free), reverse=True):
+        if groups <= 0 or count == 0:
+            break
+        groups -= count
+        found += 1
+    return found if groups <= 0 else None
+
+
+def kappa(free: Sequence[int], rows: int, columns: int, cells: int) -> float:
+    """What the spread of rows times that of columns is at least."""
+    total, rest = 0.0, cells
+    for count in sorted(free, reverse=True):
+        taken = min(count, rest)
+        total += sqrt(taken)
+        rest -= taken
+        if not rest:
+            break
+    return total * total / (rows * columns)
+
+
+def program_optimum(free: Sequence[int], groups: int, size: int, weight: float) -> float:
+    """What ``weight`` x minipods + (1 - weight) x T of the paper's program (eq. 4-10, in whole nodes) is at
+    least, for ``groups`` units of ``size`` nodes: with T = 1 whole units; else capacity alone."""
+    whole = fewest_minipods(free, groups, size)
+    split = fewest_minipods(free, groups * size, 1)
+    aligned = inf if whole is None else weight * whole + 1 - weight
+    return min(aligned, inf if split is None else weight * split + 2 * (1 - weight))
+
+
+def frontier(problem: Problem) -> list[tuple[int, int]]:
+    """For every spread of rows, from 1: the least that the columns' can be, as far as these bounds know."""
+    free = _room(problem)
+    rows, columns, cells = len(problem.rows), len(problem.heights), problem.num_cells
+    least = kappa(free, rows, columns, cells)
+    whole_rows = fewest_minipods(free, rows, columns) if problem.shape else 1
+    whole_columns = fewest_minipods(free, columns, rows) if problem.shape else 1
+    found: list[tuple[int, int]] = []
+    for spread in range(1, min(columns, len(free)) + 1):
+        other = max(1, ceil(least / spread - EPSILON))
+        if spread == 1:
+            if whole_rows is None:
+                continue
+            other = max(other, whole_rows)
+        if other == 1 and (whole_columns is None or spread < whole_columns):
+            other = 2
+        if not found or other < found[-1][1]:
+            found.append((spread, other))
+    return found
+
+
+def lower_bound(problem: Problem) -> float:
+    """What eq. 2 is at least."""
+    return min(problem.score(rows, columns) for rows, columns in frontier(problem))
+
+
+class Relaxation:
+    """The same bound in whole rows and columns: whether minipods that touch at most ``rows * r`` rows and
+    ``columns * c`` columns in sum can hold all cells. By Lagrange multipliers, so that "no" is proven and
+    "yes" is not.
+
+    For prices of a row and of a column touched, each minipod takes what pays best: rho rows and gamma columns
+    that hold min(room, rho * gamma) cells. Prices times budgets plus what all minipods gain is at least as
+    much as can be held.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        import numpy as np
+
+        self.rows, self.columns, self.cells = len(problem.rows), len(problem.heights), problem.num_cells
+        rooms, counts = np.unique([room for room in _room(problem) if room], return_counts=True)
+        gamma = np.arange(1, self.columns + 1)[None, :]
+        rho = np.minimum(self.rows, np.stack([rooms[:, None] // gamma, -(-rooms[:, None] // gamma)], axis=-1))
+        self.rho = rho.reshape(len(rooms), -1)
+        self.gamma = np.repeat(gamma, 2, axis=1)
+        self.held = np.minimum(rooms[:, None], self.rho * self.gamma)
+        self.counts = counts
+        self.typical = sqrt(float((rooms * counts).sum()) / int(counts.sum()))
+        self.excluded: list[tuple[int, int]] = []
+
+    def excludes(self, row_spread: int, column_spread: int) -> bool:
+        """Whether no placement has both spreads as small as these."""
+        if any(row_spread <= r and column_spread <= c for r, c in self.excluded):
+            return True
+        row_budget, column_budget = self.rows * row_spread, self.columns * column_spread
+        shape = sqrt(row_budget / column_budget)
+        for scale in SCALES:
+            for skew in SKEWS:
+                row_price, column_price = scale * self.typical / (shape * skew), scale * self.typical * shape * skew
+                gain = (self.held - row_price * self.rho - column_price * self.gamma).max(axis=1).clip(0)
+                most = row_price * row_budget + column_price * column_budget + float((gain * self.counts).sum())
+                if most < self.cells - 1e-6:
+                    self.excluded.append((row_spread, column_spread))
+                    return True
+        return False
+
+
+SCALES = (0.5, 0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.8, 0.2, 0.9, 0.15, 1.0)
+SKEWS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.18, 1.25, 0.8)
+"""Prices that are tried: half of a typical side first, which is best where sides need not be whole."""
+
+
+def _room(problem: Problem) -> list[int]:
+    """Cells that minipods have at most, of all pools and with nodes that others hold if they may be taken."""
+    room = [0] * len(problem.minipods)
+    for pool, minipod in zip(problem.pools, problem.minipod_of, strict=True):
+        held = 0 if problem.price is None else len(pool.held)
+        room[minipod] += max(0, pool.free + held - problem.spares.per_minipod) // problem.nodes_per_cell
+    return room

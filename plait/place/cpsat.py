@@ -1,0 +1,223 @@
+"""The general case by OR-Tools' CP-SAT: unequal groups, spare nodes for each group, the price of nodes that
+others hold, forbidden pairs, several types of GPU.
+
+A variable for every cell and pool; started from the default's answer, and told its lower bound, without which
+the solver finds good answers but proves little. Where there are too many variables, neighbouring rows are
+placed as one: legal, and perhaps not the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import floor
+from typing import Any
+
+from plait.core.errors import PlacementError
+from plait.core.strategy import slice_sizes
+from plait.place.answer import Answer
+from plait.place.bounds import EPSILON, lower_bound
+from plait.place.exact import exact
+from plait.place.problem import Cells, Problem, spread_of
+
+SCALE = 1_000_000
+MOST_VARIABLES = 60_000
+
+
+def cpsat(problem: Problem) -> Answer:
+    """Raises PlacementError where there is no placement, or none is found in time."""
+    from ortools.sat.python import cp_model
+
+    merged = _merged(problem)
+    start, bound = _start(problem), lower_bound(problem)
+    if start and _is_free_of_extras(problem) and _value(problem, start.cells) <= bound + EPSILON:
+        return start
+    model = _Model(cp_model.CpModel(), problem, merged)
+    model.minimise(bound)
+    if start:
+        model.hint(start.cells)
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = problem.limit
+    solver.parameters.num_workers = 2
+    status = solver.solve(model.model)
+    if status == cp_model.INFEASIBLE and not start:
+        if merged > 1:
+            raise PlacementError(f"No placement that keeps {merged} neighbouring rows together. Free more nodes.")
+        raise PlacementError(
+            "There is no placement: the free nodes, the types of GPU, spares and forbidden pairs leave none. Free "
+            "nodes, keep fewer spares or forbid less."
+        )
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        if start and _is_free_of_extras(problem):
+            return start
+        raise PlacementError(f"No placement was found in {problem.limit:g} s. Allow more with --limit.")
+    proven = (solver.best_objective_bound - 2) / _scale(problem) if merged == 1 else bound
+    note = "optimal" if status == cp_model.OPTIMAL and merged == 1 else f"stopped after {problem.limit:g} s"
+    if merged > 1:
+        note = f"{merged} rows placed as one"
+    return Answer(model.cells(solver), bound=proven, row_spares=model.row_spares(solver), note=note)
+
+
+def _value(problem: Problem, cells: Cells) -> float:
+    spread = spread_of(problem, cells)
+    return problem.score(spread.rows, spread.columns)
+
+
+def _scale(problem: Problem) -> float:
+    """Whole numbers in a unit of the score."""
+    return SCALE if problem.by == "spread" else SCALE / max(problem.score(1, 1), 1e-12)
+
+
+def _is_free_of_extras(problem: Problem) -> bool:
+    return problem.plain_enough and not problem.spares.per_row
+
+
+def _merged(problem: Problem) -> int:
+    """How many neighbouring rows are placed as one."""
+    variables = problem.num_cells * len(problem.pools)
+    if variables <= MOST_VARIABLES:
+        return 1
+    if problem.shape is None:
+        raise PlacementError(
+            f"{problem.num_cells} cells of unequal groups over {len(problem.pools)} pools of nodes are more than the "
+            "solver takes. Leave minipods out with --avoid."
+        )
+    return -(-variables // MOST_VARIABLES)
+
+
+def _start(problem: Problem) -> Answer | None:
+    """The default's answer to the problem without what only this solver can say."""
+    pools = problem.pools
+    if len(problem.minipods) != len(pools) or problem.shape is None:
+        return None
+    if problem.price is not None:
+        pools = tuple(replace(pool, leaves=(*pool.leaves, pool.held), held=()) for pool in pools)
+    try:
+        return exact(replace(problem, pools=pools, price=None, forbidden=frozenset(), gpus=(), unit="both"))
+    except PlacementError:
+        return None
+
+
+@dataclass
+class _Model:
+    """x: of every cell, or bundle of cells, and pool. weights: cells of a bundle."""
+
+    model: Any
+    problem: Problem
+    merged: int
+    x: list[list[Any]] = field(default_factory=list)
+    spare: list[list[Any]] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+    members: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        problem, model = self.problem, self.model
+        rows, columns = self._bundled()
+        pools = range(len(problem.pools))
+        for bundle in range(len(self.members)):
+            allowed = [self._allowed(columns, bundle, pool) for pool in pools]
+            self.x.append([model.new_bool_var("") if fits else 0 for fits in allowed])
+            if not any(allowed):
+                raise PlacementError("A stage has no minipod that it may lie in: forbid less, or free other nodes.")
+            model.add_exactly_one(one for one in self.x[-1] if not isinstance(one, int))
+        self.rows, self.columns = self._touched(rows), self._touched(columns)
+        self._spares(rows)
+        self.taken = self._rooms()
+
+    def _bundled(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Groups, by number of their bundles."""
+        if self.merged == 1:
+            self.members = [(cell,) for cell in range(self.problem.num_cells)]
+            self.weights = [1] * len(self.members)
+            return [list(row) for row in self.problem.rows], [list(column) for column in self.problem.columns]
+        assert self.problem.shape is not None
+        height, width = self.problem.shape
+        sizes = slice_sizes(height, -(-height // self.merged))
+        for column in range(width):
+            at = column * height
+            for size in sizes:
+                self.members.append(tuple(range(at, at + size)))
+                self.weights.append(size)
+                at += size
+        count = len(sizes)
+        rows = [[column * count + row for column in range(width)] for row in range(count)]
+        return rows, [list(range(column * count, (column + 1) * count)) for column in range(width)]
+
+    def _allowed(self, columns: Sequence[Sequence[int]], bundle: int, pool: int) -> bool:
+        problem = self.problem
+        column = next(at for at, own in enumerate(columns) if own[0] <= bundle <= own[-1])
+        needs = problem.gpus[column] if problem.gpus else ""
+        one = problem.pools[pool]
+        return (column, one.minipod) not in problem.forbidden and needs in ("", one.gpu)
+
+    def _touched(self, groups: Sequence[Sequence[int]]) -> list[list[Any]]:
+        """Of every group and minipod, whether it lies there."""
+        found: list[list[Any]] = []
+        for group in groups:
+            there = [self.model.new_bool_var("") for _ in self.problem.minipods]
+            for bundle in group:
+                for pool, one in enumerate(self.x[bundle]):
+                    if not isinstance(one, int):
+                        self.model.add_implication(one, there[self.problem.minipod_of[pool]])
+            found.append(there)
+        return found
+
+    def _spares(self, rows: Sequence[Sequence[int]]) -> None:
+        each = self.problem.spares.per_row
+        for row, there in zip(rows, self.rows, strict=True) if each else ():
+            count = each * self.weights[row[0]]
+            kept = [self.model.new_int_var(0, count, "") for _ in self.problem.pools]
+            self.model.add(sum(kept) == count)
+            for pool, one in enumerate(kept):
+                self.model.add(one == 0).only_enforce_if(there[self.problem.minipod_of[pool]].negated())
+            self.spare.append(kept)
+
+    def _rooms(self) -> list[Any]:
+        """Nodes that others give up, by pool."""
+        problem, taken = self.problem, list[Any]()
+        for pool, one in enumerate(problem.pools):
+            held = len(one.held) if problem.price is not None else 0
+            taken.append(self.model.new_int_var(0, held, ""))
+            cells = sum(
+                weight * problem.nodes_per_cell * x[pool] for weight, x in zip(self.weights, self.x, strict=True)
+            )
+            spare = sum(kept[pool] for kept in self.spare)
+            self.model.add(cells + spare <= max(0, one.free - problem.spares.per_minipod) + taken[pool])
+        return taken
+
+    def minimise(self, bound: float) -> None:
+        """The score, told that it is not below ``bound``."""
+        problem, model, scale = self.problem, self.model, _scale(self.problem)
+        terms: list[Any] = []
+        for groups, scored in ((self.columns, problem.column_score), (self.rows, problem.row_score)):
+            most = model.new_int_var(0, len(problem.minipods), "")
+            for there in groups:
+                model.add(sum(there) <= most)
+            costs = [round(scored(max(1, spread)) * scale) for spread in range(len(problem.minipods) + 1)]
+            cost = model.new_int_var(min(costs), max(costs), "")
+            model.add_element(most, costs, cost)
+            terms.append(cost)
+        price = round((problem.price or 0.0) * scale)
+        total = sum(terms) + price * sum(self.taken)
+        model.add(total >= floor(bound * scale) - 2)
+        model.minimize(total)
+
+    def hint(self, cells: Cells) -> None:
+        """Where to begin."""
+        for bundle, own in enumerate(self.members):
+            for pool, one in enumerate(self.x[bundle]):
+                if not isinstance(one, int):
+                    self.model.add_hint(one, cells[own[0]] == pool)
+
+    def cells(self, solver: Any) -> Cells:
+        """Of a solution."""
+        found = [0] * self.problem.num_cells
+        for own, x in zip(self.members, self.x, strict=True):
+            pool = next(at for at, one in enumerate(x) if not isinstance(one, int) and solver.boolean_value(one))
+            for cell in own:
+                found[cell] = pool
+        return tuple(found)
+
+    def row_spares(self, solver: Any) -> tuple[int, ...]:
+        """Pools of the spare nodes of rows."""
+        return tuple(pool for kept in self.spare for pool, one in enumerate(kept) for _ in range(solver.value(one)))

@@ -1,0 +1,109 @@
+"""The default method: closed forms and bands, scored by eq. 2; what is small and still open is searched.
+
+Milliseconds for ten thousand nodes, since nothing is made whose spreads, by the bounds, cannot beat the best
+answer so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from plait.core.errors import PlacementError
+from plait.place.answer import Answer
+from plait.place.bands import Banding, Offer, offers
+from plait.place.bounds import EPSILON, Relaxation, frontier
+from plait.place.problem import Problem
+from plait.place.search import Verdict, search
+
+
+def exact(problem: Problem) -> Answer:
+    """Raises PlacementError where only a solver can answer, or nodes do not suffice."""
+    if not problem.plain_enough or problem.shape is None:
+        raise PlacementError(
+            "Unequal groups, forbidden pairs, nodes to be preempted and several types of GPU in one minipod are beyond "
+            "the closed form: use --method cpsat."
+        )
+    if problem.spares.per_row:
+        return _with_row_spares(problem)
+    rows, columns = problem.shape
+    free, known = problem.capacity, frontier(problem)
+    best, value = _best_banding(problem, rows, columns, known)
+    if best is None:
+        raise PlacementError(
+            f"{sum(free)} free nodes hold the job's {problem.num_cells} only with groups cut across scheduling units: "
+            "use --unit both."
+        )
+    cells, note = tuple(best.cells()), _named(best)
+    if problem.unit != "both":
+        return Answer(cells, note=note)
+    targets = _below(problem, value, known)
+    relaxed = Relaxation(problem) if targets else None
+    for target in targets:
+        if relaxed and relaxed.excludes(*target):
+            continue
+        verdict, found = search(free, rows, columns, *target)
+        if found is not None:
+            return Answer(found, bound=problem.score(*target), note="searched")
+        if verdict is Verdict.OPEN:
+            return Answer(cells, bound=problem.score(*target), note=note)
+    return Answer(cells, bound=value, note=note)
+
+
+def _with_row_spares(problem: Problem) -> Answer:
+    """Spares as further columns, so that they lie where a row's nodes do."""
+    assert problem.shape is not None
+    rows, columns = problem.shape
+    wide = replace(
+        problem,
+        heights=(rows,) * (columns + problem.spares.per_row),
+        spares=replace(problem.spares, per_row=0),
+        volumes=(),
+    )
+    wide.check_room()
+    found = exact(wide)
+    return Answer(found.cells[: rows * columns], row_spares=found.cells[rows * columns :], note=found.note)
+
+
+def _best_banding(
+    problem: Problem, rows: int, columns: int, known: Sequence[tuple[int, int]]
+) -> tuple[Banding | None, float]:
+    """And its score. Offers with the best hope first."""
+    free, pods = problem.capacity, len(problem.pools)
+
+    def least(offer: Offer) -> float:
+        return min((problem.score(max(r, offer.rows), max(c, offer.columns)) for r, c in known), default=inf)
+
+    wanted = offers(pods, rows, columns, by_rows=problem.unit != "dp", by_columns=problem.unit != "pp")
+    best, key = None, (inf, inf)
+    for hope, offer in sorted((least(offer), offer) for offer in wanted):
+        if hope > key[0] - EPSILON:
+            break
+        made = offer.made(free, rows, columns)
+        if made is None:
+            continue
+        spreads = made.spreads()
+        mine = (problem.score(*spreads), float(sum(spreads)))
+        if mine < key:
+            best, key = made, mine
+    return best, key[0]
+
+
+def _below(problem: Problem, value: float, known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spreads of rows and columns that would be better than ``value``, best first, but for what ``known``
+    excludes."""
+    rows, columns, pods = len(problem.rows), len(problem.heights), len(problem.pools)
+    found: list[tuple[float, int, int]] = []
+    for row_spread in range(1, min(columns, pods) + 1):
+        least = min((c for r, c in known if r <= row_spread), default=rows + 1)
+        for column_spread in range(least, min(rows, pods) + 1):
+            score = problem.score(row_spread, column_spread)
+            if score < value - EPSILON:
+                found.append((score, row_spread, column_spread))
+    return [(r, c) for _, r, c in sorted(found)]
+
+
+def _named(made: Banding) -> str:
+    what, count = ("rows" if made.exchanged else "columns"), len(made.widths)
+    return f"{count} band{'s' * (count > 1)} of {what}"

@@ -1,0 +1,245 @@
+"""Problem: what is to be placed where, as plain values; and how an answer to it is scored.
+
+A cell of the communication matrix takes one or more nodes of one minipod. ``Cells`` is an answer: the pool of
+every cell, by number. Methods know pools by number only; ``plait.place.hosts`` turns them into hosts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from plait.core.communication import CommunicationMatrix, Volume, columns_of, rows_of
+from plait.core.errors import PlacementError
+from plait.place.network import Network
+
+Unit = Literal["both", "pp", "dp"]
+By = Literal["spread", "seconds"]
+Cells = tuple[int, ...]
+"""The pool of every cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Nodes of one minipod that are alike. leaves: names of free nodes, by leaf switch, in order. held: nodes
+    that other jobs have and would have to give up. gpu: what they have, where that matters."""
+
+    minipod: str
+    leaves: tuple[tuple[str, ...], ...]
+    held: tuple[str, ...] = ()
+    gpu: str = ""
+
+    @staticmethod
+    def plain(minipod: str, free: int, *, leaf: int = 32) -> Pool:
+        """With made-up names: ``free`` nodes on leaves of ``leaf``."""
+        names = [f"{minipod}-{at:04}" for at in range(free)]
+        return Pool(minipod=minipod, leaves=tuple(tuple(names[at : at + leaf]) for at in range(0, free, leaf)))
+
+    @cached_property
+    def free(self) -> int:
+        """Nodes that nobody has."""
+        return sum(map(len, self.leaves))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spares:
+    """Nodes kept beside those of the job, in case some fail. per_minipod: in each minipod that is used.
+    per_row: for every PP group, in a minipod where it is. total: anywhere, where the job is if possible."""
+
+    per_minipod: int = 0
+    per_row: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """heights: cells of every column (DP group). alpha: weight of the columns' spread; that of the rows' is
+    1 - alpha. literal: count a group in one minipod as 0, as eq. 3 is printed, instead of 1. unit: which
+    groups are kept together first. edges: columns that hand activations to each other.
+
+    price: of each node that another job gives up, in units of the score; None: they may not be taken.
+    forbidden: (column, minipod) that may not come together. gpus: what every column needs; "": anything.
+    """
+
+    heights: tuple[int, ...]
+    pools: tuple[Pool, ...]
+    alpha: float = 0.3
+    literal: bool = False
+    by: By = "spread"
+    """What is least: eq. 2, or the predicted seconds of what is sent."""
+    unit: Unit = "both"
+    nodes_per_cell: int = 1
+    edges: tuple[tuple[int, int], ...] = ()
+    spares: Spares = field(default_factory=Spares)
+    price: float | None = None
+    forbidden: frozenset[tuple[int, str]] = frozenset()
+    gpus: tuple[str, ...] = ()
+    limit: float = 10.0
+    """Seconds that a solver may take."""
+    volumes: tuple[Volume, ...] = ()
+    """Of every column, to predict seconds from."""
+    network: Network | None = None
+    ranks_per_node: int = 8
+    plan: str = ""
+    topology: str = ""
+    """Hashes of what this was made from."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise PlacementError(f"alpha = {self.alpha} is no weight. Use a number from 0 to 1.")
+        if self.unit not in ("both", "pp", "dp"):
+            raise PlacementError(f"'{self.unit}' is no scheduling unit. Use pp, dp or both.")
+        if self.by not in ("spread", "seconds"):
+            raise PlacementError(f"'{self.by}' is nothing to score by. Use spread or seconds.")
+        if self.by == "seconds" and not (self.volumes and self.network):
+            raise PlacementError("Seconds cannot be predicted: what the job sends is not counted. Score by spread.")
+
+    @staticmethod
+    def plain(rows: int, columns: int, free: Sequence[int], **more: object) -> Problem:
+        """On plain numbers: free nodes of each minipod."""
+        pools = tuple(Pool.plain(f"m{at:03}", count) for at, count in enumerate(free))
+        return Problem(heights=(rows,) * columns, pools=pools, **more)  # type: ignore[arg-type]
+
+    @staticmethod
+    def of(matrix: CommunicationMatrix, pools: Sequence[Pool], **more: object) -> Problem:
+        """To place a job's matrix. more: further fields."""
+        return Problem(
+            heights=matrix.heights, pools=tuple(pools), nodes_per_cell=matrix.nodes_per_cell, edges=matrix.edges,
+            volumes=matrix.volumes, ranks_per_node=matrix.ranks_per_node, **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    @cached_property
+    def num_cells(self) -> int:
+        """Of all columns."""
+        return sum(self.heights)
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """Rows and columns, where all columns are as high."""
+        return (self.heights[0], len(self.heights)) if len(set(self.heights)) == 1 else None
+
+    @cached_property
+    def columns(self) -> tuple[tuple[int, ...], ...]:
+        """Cells of every DP group."""
+        return columns_of(self.heights)
+
+    @cached_property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """Cells of every PP group."""
+        return rows_of(self.heights)
+
+    @cached_property
+    def minipods(self) -> tuple[str, ...]:
+        """Names, in order of appearance."""
+        return tuple(dict.fromkeys(pool.minipod for pool in self.pools))
+
+    @cached_property
+    def minipod_of(self) -> tuple[int, ...]:
+        """Of every pool, as a number."""
+        known = {name: at for at, name in enumerate(self.minipods)}
+        return tuple(known[pool.minipod] for pool in self.pools)
+
+    @cached_property
+    def capacity(self) -> tuple[int, ...]:
+        """Cells that each pool has room for, without spares of minipods and nodes of other jobs."""
+        each, kept = self.nodes_per_cell, self.spares.per_minipod
+        return tuple(max(0, pool.free - kept) // each for pool in self.pools)
+
+    @property
+    def plain_enough(self) -> bool:
+        """Whether all that matters is the shape and how many nodes are free."""
+        special = self.price is not None or self.forbidden or any(self.gpus)
+        return self.shape is not None and not special and len(self.minipods) == len(self.pools)
+
+    def score(self, rows: int, columns: int) -> float:
+        """Of the largest spreads of rows and of columns: it never falls where one of them grows."""
+        return self.row_score(rows) + self.column_score(columns)
+
+    def row_score(self, spread: int) -> float:
+        """The rows' part: of eq. 2, or seconds along PP."""
+        if self.by == "seconds" and self.network:
+            return self.network.p2p(max(one.pp for one in self.volumes), spread)
+        return (1 - self.alpha) * self.counted(spread)
+
+    def column_score(self, spread: int) -> float:
+        """The columns' part: of eq. 2, or seconds along DP."""
+        if self.by == "seconds" and self.network:
+            return self.network.collective(max(one.dp for one in self.volumes), spread)
+        return self.alpha * self.counted(spread)
+
+    def counted(self, spread: int) -> int:
+        """A group's spread as eq. 2 counts it."""
+        return 0 if self.literal and spread == 1 else spread
+
+    def check_room(self) -> None:
+        """Raise PlacementError, saying what is missing, if nodes do not suffice; or if one is there twice."""
+        names = [name for pool in self.pools for leaf in (*pool.leaves, pool.held) for name in leaf]
+        if len(set(names)) < len(names):
+            twice = sorted(name for name, count in Counter(names).items() if count > 1)
+            raise PlacementError(f"{', '.join(twice[:5])}: a node can be bound once, and is listed more often.")
+        each, capacity = self.nodes_per_cell, sum(self.capacity)
+        held = 0 if self.price is None else sum(len(pool.held) for pool in self.pools)
+        need = self.num_cells * each
+        extra = self.spares.total + self.spares.per_row * len(self.rows)
+        free = sum(pool.free for pool in self.pools)
+        if free + held < need + extra:
+            beside = f" and {extra} spare" if extra else ""
+            raise PlacementError(
+                f"The job needs {need} nodes{beside}; {free + held} are free: {need + extra - free - held} are "
+                "missing. Free some, give back or put right nodes that are down, or plan the job for fewer ranks"
+                f"{', or keep fewer spares' if extra else ''}{_or_take(self)}."
+            )
+        if capacity * each + held < need:
+            blocks = f" as {self.num_cells} blocks of {each} of one minipod" if each > 1 else ""
+            kept = f", with {self.spares.per_minipod} spare in each minipod" if self.spares.per_minipod else ""
+            raise PlacementError(
+                f"The job needs {need} nodes{blocks}{kept}; {free} are free, but only {capacity * each} of them in "
+                f"that form: {need - capacity * each} are missing. "
+                + ("Keep fewer spares." if kept else "Plan with a smaller tp x cp, or free whole minipods.")
+            )
+
+
+def _or_take(problem: Problem) -> str:
+    held = sum(len(pool.held) for pool in problem.pools)
+    return f", or allow preempting some of the {held} nodes that other jobs hold" if held else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Over how many minipods the most spread row and column lie; how many are used; how many pairs of
+    neighbours along rows and columns lie in different ones."""
+
+    rows: int
+    columns: int
+    used: int
+    crossings: int
+
+
+def spread_of(problem: Problem, cells: Cells) -> Spread:
+    """Of an answer."""
+    pod = [problem.minipod_of[pool] for pool in cells]
+    rows = max(len({pod[cell] for cell in row}) for row in problem.rows)
+    columns = max(len(set(pod[column[0] : column[-1] + 1])) for column in problem.columns)
+    down = sum(pod[cell] != pod[cell + 1] for column in problem.columns for cell in column[:-1])
+    across = sum(pod[row[a]] != pod[row[b]] for row in problem.rows for a, b in problem.edges)
+    return Spread(rows=rows, columns=columns, used=len(set(pod)), crossings=down + across)
+
+
+def check_legal(problem: Problem, cells: Cells) -> None:
+    """Every cell in one pool, no pool over what it has: what every method owes."""
+    assert len(cells) == problem.num_cells, "every cell once"
+    counts = [0] * len(problem.pools)
+    for pool in cells:
+        counts[pool] += 1
+    each, kept = problem.nodes_per_cell, problem.spares.per_minipod
+    for count, pool in zip(counts, problem.pools, strict=True):
+        room = pool.free + (0 if problem.price is None else len(pool.held))
+        assert count == 0 or count * each + kept <= room, f"{count} cells in {pool.minipod}, which has {room} nodes"
+    for column, own in enumerate(problem.columns):
+        for cell in own:
+            pool = problem.pools[cells[cell]]
+            assert (column, pool.minipod) not in problem.forbidden, f"stage {column} in {pool.minipod}"
+            assert not problem.gpus or problem.gpus[column] in ("", pool.gpu), f"stage {column} on {pool.gpu}"

@@ -1,0 +1,156 @@
+"""``plait place``, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from plait.cli.main import app
+from plait.cli.placed import Asked
+from plait.core.errors import PlacementError, PlaitError
+from plait.core.placement import Placement
+from plait.core.rank_table import RankTable
+
+JOB = """
+[model]
+preset = "gpt3-1.3b"
+[data]
+sequence_length = 1024
+[train]
+global_batch_size = 48
+micro_batch_size = 1
+precision = "bf16-mixed"
+[strategy]
+tp = 8
+pp = 2
+dp = 6
+[cluster]
+preset = "h100"
+ranks = 96
+"""
+TOPOLOGY = """
+SwitchName=a0 Nodes=a[00-03]
+SwitchName=a1 Nodes=a[04-07]
+SwitchName=b0 Nodes=b[00-03]
+SwitchName=b1 Nodes=b[04-07]
+SwitchName=a Switches=a[0-1]
+SwitchName=b Switches=b[0-1]
+SwitchName=core Switches=a,b
+"""
+
+
+def run(folder: Path, *args: str) -> str:
+    """What is printed; files are those in ``folder``."""
+    files = [str(folder / one) if one.endswith((".json", ".conf", ".toml")) else one for one in args]
+    return CliRunner().invoke(app, ["place", *files], catch_exceptions=False).stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a plan and a topology."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "job.toml").write_text(JOB)
+    (folder / "topology.conf").write_text(TOPOLOGY)
+    argv = [sys.executable, "-m", "plait.cli.main", "plan", str(folder / "job.toml")]
+    subprocess.run(argv, check=True, capture_output=True)
+    return folder
+
+
+def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
+    out = run(folder, "plan.json", "--topology", "topology.conf", "--alpha", "0.3", "--spares", "2")
+    assert "A PP group lies in at most 1 minipod, a DP group in 2 minipods" in out
+    assert "the least there is (1.30)" in out
+    table, placed = RankTable.read(folder / "rank_table.json"), Placement.read(folder / "placement.json")
+    assert (table.hosts, table.world_size) == (placed.hosts, 96)
+    assert table.plan == json.loads((folder / "plan.json").read_text())["hash"]
+    assert [host[0] for host in placed.hosts[:6]] == [host[0] for host in placed.hosts[6:]]
+    victim = placed.hosts[3]
+    args = ("--repair", "rank_table.json", "--down", victim, "--alpha", "0.3", "--out", "new/rank_table.json")
+    told = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
+    assert [move["old"] for move in told["moves"]] == [victim]
+    assert told["moves"][0]["new"] in placed.spares
+    mended = RankTable.read(folder / "new" / "rank_table.json")
+    assert sum(a != b for a, b in zip(table.hosts, mended.hosts, strict=True)) == 1
+
+
+def test_a_job_file_is_planned_first_and_the_weights_are_explained(folder: Path) -> None:
+    told = json.loads(run(folder, "job.toml", "--topology", "topology.conf", "--out", "j/t.json", "--json"))
+    assert "nearest profiled job" in told["affinity"]
+    assert told["dp_seconds"] > 0 < told["pp_seconds"]
+    assert (folder / "j" / "t.placement.json").is_file()
+    assert told["gap"] == 0
+
+
+def test_methods_beside_each_other_fit_eighty_columns(folder: Path) -> None:
+    out = run(folder, "plan.json", "--topology", "topology.conf", "--alpha", "0.3", "--compare")
+    rows = out.partition("\n\n")[0].splitlines()
+    assert [row.split()[0] for row in rows[2:]] == [
+        "exact", "mip", "cpsat", "best-fit", "random-fit", "gpu-packing", "topology-aware",
+    ]  # fmt: skip
+    assert max(map(len, rows)) <= 80
+    scores = {row.split()[0]: float(row.split()[3]) for row in rows[2:]}
+    assert scores["exact"] == min(scores.values())
+
+
+def test_a_solver_for_what_is_special(folder: Path) -> None:
+    args = ("--alpha", "0.9", "--forbid", "0:a", "--method", "cpsat", "--out", "f/t.json", "--json")
+    told = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args))
+    assert set(told["minipods"][:6]) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "no topology is given"),
+        (("--topology", "none.conf"), "none.conf"),
+        (("--topology", "topology.conf", "--alpha", "2"), "2.0 is no weight"),
+        (("--topology", "topology.conf", "--avoid", "a[00-06]"), "9 are free: 3 are missing"),
+        (("--topology", "topology.conf", "--avoid", "zz"), "neither a node nor a switch called zz"),
+        (("--topology", "topology.conf", "--spares", "many"), "is no number of spares"),
+        (("--topology", "topology.conf", "--method", "best"), "No method 'best'"),
+        (("--topology", "topology.conf", "--forbid", "0:a"), "use --method cpsat"),
+        (("--topology", "topology.conf", "--forbid", "9:a"), "'9' is no stage"),
+        (("--topology", "topology.conf", "--down", "a00"), "give that one with --repair"),
+        (("--topology", "topology.conf", "--repair", "topology.conf"), "cannot be read as a rank table"),
+        (("--topology", "topology.conf", "--affinity", "none.toml"), "none.toml"),
+    ],
+)
+def test_mistakes_are_one_paragraph(folder: Path, args: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlaitError) as raised:
+        run(folder, "plan.json", *args, "--out", "x/rank_table.json")
+    assert message in str(raised.value)
+    assert raised.value.exit_status == 2
+    assert not (folder / "x").exists()
+
+
+def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topology is read again before anything is written."""
+    file = folder / "taken.conf"
+    file.write_text(TOPOLOGY)
+    placing = Asked.placed
+
+    def meanwhile(asked: Asked) -> Placement:
+        found = placing(asked)
+        file.write_text(TOPOLOGY.replace("a[00-03]", "a[01-03]"))
+        return found
+
+    monkeypatch.setattr(Asked, "placed", meanwhile)
+    with pytest.raises(PlacementError, match="a00 is no longer free"):
+        run(folder, "plan.json", "--topology", "taken.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
+    assert not (folder / "t").exists()
+
+
+def test_a_picture_and_hash_conflicts(folder: Path) -> None:
+    picture = folder / "cluster.svg"
+    args = ("--alpha", "0.3", "--draw", str(picture), "--flows", "1", "--out", "d/t.json")
+    out = run(folder, "plan.json", "--topology", "topology.conf", *args)
+    assert "stage 1" in picture.read_text()
+    assert str(picture) in out
+    plain = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args[:2], *args[6:], "--json"))
+    hashed = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
+    assert hashed["dp_seconds"] > plain["dp_seconds"]

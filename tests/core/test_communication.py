@@ -1,0 +1,95 @@
+"""The communication matrix: which nodes share which groups, by the layout's own groups."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.communication import CommunicationMatrix, Volume, rows_of
+from plait.core.errors import PlacementError
+from plait.core.layout import Layout
+
+
+def by_enumeration(layout: Layout, each: int, axis: str) -> set[tuple[int, ...]]:
+    """Nodes of every group along an axis, rank by rank."""
+    if axis == "pp":
+        groups = [layout.group_of(rank, "pp") for rank in range(layout.world_size)]
+    else:
+        groups = [mesh.group_of(rank, "replicas") for mesh in layout.meshes for rank in mesh.ranks]
+    return {tuple(sorted({rank // each for rank in group})) for group in groups}
+
+
+@given(
+    pp=st.integers(1, 4), dp=st.integers(1, 6), cp=st.sampled_from([1, 2]), tp=st.sampled_from([1, 2, 4, 8]),
+    each=st.sampled_from([1, 2, 4, 8]),
+)  # fmt: skip
+def test_groups_are_those_of_the_layout(pp: int, dp: int, cp: int, tp: int, each: int) -> None:
+    layout = Layout.of(pp=pp, dp=dp, cp=cp, tp=tp)
+    try:
+        matrix = CommunicationMatrix.of_layout(layout, ranks_per_node=each)
+    except PlacementError:
+        stage = dp * cp * tp
+        assert stage % min(each, layout.world_size)
+        return
+    block, each = matrix.nodes_per_cell, matrix.ranks_per_node
+    assert matrix.nodes * each == layout.world_size
+
+    def cells(nodes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted({node // block for node in nodes}))
+
+    if matrix.shape == (1, len(matrix.heights)) and len(matrix.heights) < pp:
+        assert {node for nodes in by_enumeration(layout, each, "dp") for node in nodes} == set(range(matrix.nodes))
+    else:
+        assert {cells(nodes) for nodes in by_enumeration(layout, each, "dp")} == set(matrix.columns)
+        assert {cells(nodes) for nodes in by_enumeration(layout, each, "pp")} == set(matrix.rows)
+
+
+def test_the_papers_example() -> None:
+    """Figure 12: 96 GPUs, DP 6, PP 2; and table 1 (i): DP 12, TP 4."""
+    for dp, tp in ((6, 8), (12, 4)):
+        matrix = CommunicationMatrix.of_layout(Layout.of(pp=2, dp=dp, tp=tp), ranks_per_node=8)
+        assert matrix.shape == (6, 2)
+        assert matrix.nodes == 12
+
+
+def test_several_stages_in_a_node() -> None:
+    matrix = CommunicationMatrix.of_layout(
+        Layout.of(pp=8, dp=2, tp=1), ranks_per_node=8, volumes=[Volume(weights=at, dp=1, pp=2) for at in range(8)]
+    )
+    assert matrix.heights == (1, 1)
+    assert matrix.edges == ((0, 1),)
+    assert [volume.weights for volume in matrix.volumes] == [3, 7]
+
+
+def test_groups_wider_than_a_node_stay_together() -> None:
+    matrix = CommunicationMatrix.of_layout(Layout.of(pp=2, dp=3, cp=2, tp=8), ranks_per_node=8)
+    assert (matrix.nodes_per_cell, matrix.heights, matrix.nodes) == (2, (3, 3), 12)
+    matrix = CommunicationMatrix.of_layout(Layout.of(pp=1, dp=4, tp=6), ranks_per_node=8)
+    assert (matrix.nodes_per_cell, matrix.heights) == (3, (1,))
+
+
+def test_unequal_meshes_meet_where_their_shares_of_a_batch_do() -> None:
+    matrix = CommunicationMatrix.of_layout(Layout(((4, 8), (2, 8))), ranks_per_node=8)
+    assert matrix.heights == (4, 2)
+    assert matrix.shape is None
+    assert matrix.rows == ((0, 4), (1, 4), (2, 5), (3, 5))
+    assert rows_of((3, 1)) == ((0, 3), (1, 3), (2, 3))
+
+
+def test_what_is_no_matrix_is_refused_by_name() -> None:
+    with pytest.raises(PlacementError, match="Stage 0 has 12 ranks"):
+        CommunicationMatrix.of_layout(Layout.of(pp=2, dp=3, tp=4), ranks_per_node=8)
+    with pytest.raises(PlacementError, match="Stage 1 has 4 ranks"):
+        CommunicationMatrix.of_layout(Layout(((2, 4), (1, 4))), ranks_per_node=8)
+
+
+def test_vectors_and_ratios() -> None:
+    volumes = (Volume(weights=8, dp=6, pp=2), Volume(weights=4, dp=2, pp=2))
+    matrix = CommunicationMatrix.of_layout(
+        Layout.of(pp=2, dp=2, tp=8), ranks_per_node=8, volumes=volumes, micro_batch=3
+    )
+    assert matrix.vector(1) == (8, 6, 2)
+    assert matrix.vector(2) == (4, 2, 2)
+    assert matrix.ratios == (3 * 6 / (4 + 2), 2)
+    assert CommunicationMatrix.of_layout(Layout.of(pp=2, dp=2, tp=8), ranks_per_node=8).ratios is None

@@ -1,0 +1,128 @@
+"""Weights from profiled jobs, and predicted seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.core.communication import CommunicationMatrix, Volume
+from plait.core.errors import JobError, PlacementError
+from plait.place.affinity import Profiled, affinity_of, read_profiled
+from plait.place.network import Network
+from plait.place.placing import place
+from plait.place.problem import Pool, Problem
+
+
+def matrix(weights: float, dp: float, pp: float, *, heights: tuple[int, ...] = (6, 6)) -> CommunicationMatrix:
+    volume = Volume(weights=weights, dp=dp, pp=pp)
+    return CommunicationMatrix(heights=heights, ranks_per_node=8, volumes=(volume,) * len(heights))
+
+
+def job(name: str, weights: float, dp: float, pp: float, *, gain_dp: float, gain_pp: float, gpu: str = "x") -> Profiled:
+    return Profiled(
+        name=name, gpu=gpu, micro_batch=1, volume=Volume(weights=weights, dp=dp, pp=pp),
+        gain_dp=gain_dp, gain_pp=gain_pp, source="here",
+    )  # fmt: skip
+
+
+def test_shipped_jobs_give_the_published_weights() -> None:
+    jobs = {one.name: one for one in read_profiled()}
+    assert jobs["24B dense"].alpha == 0
+    assert jobs["24B mixture of experts"].alpha == pytest.approx(0.3, abs=0.005)
+    assert jobs["7B dense"].alpha == 1
+    assert all(one.source for one in jobs.values())
+
+
+def test_a_profiled_job_is_its_own_nearest() -> None:
+    for one in read_profiled():
+        volume = one.volume
+        found = affinity_of(matrix(volume.weights, volume.dp, volume.pp), read_profiled(), one.gpu)
+        assert found.alpha == one.alpha
+        assert "distance 0.0" in found.why
+
+
+def test_neither_ratio_decides_alone() -> None:
+    """r1 differs a thousandfold between jobs, r2 twofold: still r2 counts."""
+    jobs = [
+        job("little computation", 1, 2, 1, gain_dp=0, gain_pp=1),
+        job("much computation", 1000, 2, 1, gain_dp=1, gain_pp=1),
+        job("much, PP", 1000, 1, 2, gain_dp=1, gain_pp=0),
+    ]
+    assert affinity_of(matrix(900, 1.05, 1.95), jobs, "x").alpha == 1
+    assert affinity_of(matrix(900, 1.95, 1.05), jobs, "x").alpha == 0.5
+
+
+def test_guards() -> None:
+    jobs = read_profiled()
+    assert affinity_of(matrix(1, 1, 0, heights=(12,)), jobs).alpha == 1
+    assert affinity_of(matrix(1, 0, 1, heights=(1, 1)), jobs).alpha == 0
+    assert affinity_of(matrix(1, 5, 0), jobs).alpha == 1
+    assert affinity_of(CommunicationMatrix(heights=(2, 2), ranks_per_node=8), jobs).alpha == 0.5
+    assert job("loses", 1, 1, 1, gain_dp=-0.1, gain_pp=-0.2).alpha == 0.5
+    assert job("loses", 1, 1, 1, gain_dp=-0.1, gain_pp=0.2).alpha == 0
+    other = affinity_of(matrix(1, 1, 1), jobs, "B200")
+    assert "none was profiled on B200" in other.why
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.toml"
+    for text, key in (
+        ("", "jobs"),
+        ("jobs = [3]", r"jobs\[0\]"),
+        ('[[jobs]]\nname = "a"', r"jobs\[0\]\.gpu"),
+        (
+            '[[jobs]]\nname = "a"\ngpu = "b"\nsource = "c"\ndate = "d"\nmicro_batch = 0',
+            r"micro_batch: 0 is not positive",
+        ),
+    ):
+        file.write_text(text)
+        with pytest.raises(JobError, match=key):
+            read_profiled(file)
+    file.write_text("[rate]\nvalue = 'fast'")
+    with pytest.raises(JobError, match="no rate"):
+        Network.read(file)
+
+
+def test_seconds_grow_with_spread_up_to_the_published_losses() -> None:
+    network = Network.read()
+    assert network.collective(network.rate, 1) == 1
+    assert network.collective(1.0, 2) < network.collective(1.0, 4) < 1 / (network.rate * 0.83)
+    assert network.p2p(network.rate, 10**9) == pytest.approx(1 / 0.3)
+    assert Network.read(rate=5e9).p2p(5e9, 1) == 1
+
+
+def test_conflicts_slow_what_crosses_only() -> None:
+    network = Network(rate=1.0, collective_loss=0.0, p2p_loss=0.0, conflicts=1.5)
+    assert (network.p2p(2.0, 1), network.p2p(2.0, 2)) == (2.0, 3.0)
+
+
+def test_the_slowest_group_counts() -> None:
+    volumes = (Volume(dp=4, pp=1), Volume(dp=1, pp=1))
+    network = Network(rate=1.0, collective_loss=0.5, p2p_loss=0.5)
+    assert network.predicted(volumes, (1, 2), 2) == (4, pytest.approx(1 / 0.75))
+    problem = Problem(
+        heights=(2, 2), pools=(Pool.plain("a", 2), Pool.plain("b", 2)), alpha=0.0, volumes=volumes, network=network
+    )
+    placed = place(problem)
+    assert (placed.row_spread, placed.seconds) == (1, pytest.approx(4 / 0.75 + 1))
+
+
+@pytest.mark.parametrize("method", ["exact", "cpsat"])
+@pytest.mark.parametrize(("dp", "pp"), [(1000.0, 1.0), (1.0, 1000.0), (300.0, 30.0)])
+def test_the_least_seconds_by_enumeration(method: str, dp: float, pp: float) -> None:
+    network = Network(rate=1.0, collective_loss=0.17, p2p_loss=0.7)
+    volumes = (Volume(dp=dp, pp=pp), Volume(dp=dp / 2, pp=pp))
+    plain = {"by": "seconds", "volumes": volumes, "network": network}
+    problem = Problem.plain(3, 2, [2, 2, 3], **plain)
+    best = place(problem, "brute-force")
+    placed = place(problem, method)
+    assert placed.score == pytest.approx(best.score)
+    assert placed.gap == pytest.approx(0, abs=1e-4)
+    with pytest.raises(PlacementError, match="use --method cpsat"):
+        place(problem, "mip")
+
+
+def test_seconds_need_volumes() -> None:
+    with pytest.raises(PlacementError, match="not counted"):
+        Problem.plain(1, 1, [1], by="seconds")

@@ -1,0 +1,88 @@
+"""What every way of placing owes: every cell once, no minipod over its room, never below the bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import PlacementError
+from plait.place.placing import BASELINES, METHODS, place
+from plait.place.problem import Pool, Problem, Spares
+from tests.place.cases import problems
+
+FAST = ("exact", "brute-force", *BASELINES)
+SOLVERS = tuple(name for name in METHODS if name != "exact")
+
+
+def check(problem: Problem, method: str) -> None:
+    placed = place(problem, method)
+    count = problem.num_cells * problem.nodes_per_cell
+    home = {name: pool.minipod for pool in problem.pools for leaf in pool.leaves for name in leaf}
+    assert len(placed.hosts) == count == len(set(placed.hosts))
+    assert tuple(home[host] for host in placed.hosts) == placed.minipods
+    assert not set(placed.spares) & set(placed.hosts)
+    rows = [{placed.minipods[cell] for cell in row} for row in problem.rows]
+    columns = [{placed.minipods[cell] for cell in column} for column in problem.columns]
+    assert (placed.row_spread, placed.column_spread) == (max(map(len, rows)), max(map(len, columns)))
+    assert placed.score == pytest.approx(problem.score(placed.row_spread, placed.column_spread))
+    assert placed.bound <= placed.score + 1e-9
+    assert list(placed.rank_table.ranks_of(placed.hosts[-1]))[-1] == count * placed.ranks_per_node - 1
+
+
+@pytest.mark.parametrize("method", FAST)
+@settings(max_examples=25)
+@given(problem=problems())
+def test_legal(method: str, problem: Problem) -> None:
+    check(problem, method)
+
+
+@pytest.mark.parametrize("method", SOLVERS)
+@settings(max_examples=8, deadline=None)
+@given(problem=problems())
+def test_solvers_are_legal(method: str, problem: Problem) -> None:
+    check(problem, method)
+
+
+@pytest.mark.parametrize("method", [*FAST, *SOLVERS])
+def test_blocks_of_nodes_stay_in_a_minipod(method: str) -> None:
+    problem = replace(Problem.plain(2, 2, [5, 5, 3]), nodes_per_cell=2)
+    placed = place(problem, method)
+    assert all(placed.minipods[at] == placed.minipods[at + 1] for at in range(0, 8, 2))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "best-fit"])
+def test_too_few_nodes_says_how_many_are_missing(method: str) -> None:
+    with pytest.raises(PlacementError, match=r"needs 12 nodes; 10 are free: 2 are missing\. Free some"):
+        place(Problem.plain(6, 2, [6, 4]), method)
+    with pytest.raises(PlacementError, match="12 nodes and 2 spare"):
+        place(Problem.plain(6, 2, [6, 6], spares=Spares(total=2)), method)
+
+
+def test_too_few_blocks() -> None:
+    with pytest.raises(PlacementError, match="8 are free, but only 6 of them in that form: 2 are missing"):
+        place(replace(Problem.plain(2, 2, [3, 3, 2]), nodes_per_cell=2))
+
+
+def test_unknown_methods_and_weights() -> None:
+    with pytest.raises(PlacementError, match="did you mean 'exact'"):
+        place(Problem.plain(1, 1, [1]), "exakt")
+    with pytest.raises(PlacementError, match="no weight"):
+        Problem.plain(1, 1, [1], alpha=1.5)
+    with pytest.raises(PlacementError, match="no scheduling unit"):
+        Problem.plain(1, 1, [1], unit="tp")
+
+
+def test_a_node_in_two_pools_is_refused() -> None:
+    pools = (Pool(minipod="a", leaves=(("n1", "n2"),)), Pool(minipod="b", leaves=(("n2",),)))
+    with pytest.raises(PlacementError, match="n2"):
+        place(Problem(heights=(1,), pools=pools))
+
+
+@given(problem=problems(), chance=st.randoms())
+def test_the_order_of_minipods_changes_nothing(problem: Problem, chance: object) -> None:
+    pools = list(problem.pools)
+    chance.shuffle(pools)  # type: ignore[attr-defined]
+    assert place(replace(problem, pools=tuple(pools))).score == pytest.approx(place(problem).score)

@@ -1,0 +1,138 @@
+"""The default: equal to enumeration where that can be done, close to the bound where not, fast always."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import PlacementError
+from plait.place.bounds import fewest_minipods, frontier, kappa, lower_bound, program_optimum
+from plait.place.exact import exact
+from plait.place.placing import place
+from plait.place.problem import Problem, Spares, spread_of
+from plait.place.search import Verdict, search
+from tests.place.cases import problems
+from tests.place.cell_model import cell_model
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems())
+def test_equal_to_enumeration(problem: Problem) -> None:
+    best = place(problem, "brute-force").score
+    placed = place(problem)
+    assert placed.score == pytest.approx(best)
+    assert placed.bound == pytest.approx(best)
+    assert lower_bound(problem) <= best + 1e-9
+
+
+@pytest.mark.contract
+@settings(max_examples=400, deadline=None)
+@given(problem=problems(rows=4, columns=3, pods=4))
+def test_equal_to_enumeration_always(problem: Problem) -> None:
+    assert place(problem).score == pytest.approx(place(problem, "brute-force").score)
+
+
+@settings(max_examples=10, deadline=None)
+@given(problem=problems(rows=6, columns=4, pods=3))
+def test_no_better_than_the_cell_model_and_the_bound_not_above_it(problem: Problem) -> None:
+    problem = replace(problem, literal=False)
+    best = cell_model(problem)
+    placed = place(problem)
+    assert placed.bound <= best + 1e-6 <= placed.score + 2e-6
+    assert placed.score <= best * 1.25
+
+
+def test_the_papers_first_setting() -> None:
+    """3 minipods of 6 nodes, 6 PP groups of 2: two minipods hold whole groups."""
+    assert fewest_minipods([6, 6, 6], 6, 2) == 2
+    assert fewest_minipods([6, 5, 4], 6, 2) == 3
+    placed = place(Problem.plain(6, 2, [6, 6, 6], alpha=0.3))
+    assert (placed.row_spread, placed.column_spread, placed.used) == (1, 2, 2)
+    assert placed.score == pytest.approx(0.3 * 2 + 0.7)
+    assert placed.gap == 0
+    assert program_optimum([6, 6, 6], 6, 2, 0.3) == pytest.approx(1.3)
+    assert program_optimum([6, 5, 4], 6, 2, 0.3) == pytest.approx(min(0.3 * 3 + 0.7, 0.3 * 3 + 1.4))
+
+
+def test_one_minipod_that_holds_all() -> None:
+    placed = place(Problem.plain(3, 4, [5, 12, 30], alpha=0.4))
+    assert (placed.score, placed.used) == (1, 1)
+    assert place(Problem.plain(3, 4, [5, 12, 30], alpha=0.4, literal=True)).score == 0
+
+
+def test_groups_larger_than_any_minipod_are_cut() -> None:
+    placed = place(Problem.plain(2, 4, [3, 3, 2], alpha=0.0))
+    assert placed.row_spread == 2
+
+
+def test_bands_beat_whole_groups() -> None:
+    """40 equal minipods: r * c >= minipods used, so rows of 2 minipods halve the spread of columns."""
+    placed = place(Problem.plain(64, 8, [16] * 40, alpha=0.3))
+    whole = place(Problem.plain(64, 8, [16] * 40, alpha=0.0))
+    assert (whole.row_spread, whole.column_spread) == (1, 32)
+    assert placed.row_spread * placed.column_spread == 32
+    assert placed.score < 0.3 * 32 + 0.7
+    assert kappa([16] * 40, 64, 8, 512) == pytest.approx(32)
+
+
+def test_units_can_be_forced() -> None:
+    free = [12, 12, 12, 12]
+    rows = place(Problem.plain(12, 4, free, alpha=0.5, unit="pp"))
+    columns = place(Problem.plain(12, 4, free, alpha=0.5, unit="dp"))
+    assert rows.note.endswith("columns")
+    assert columns.note.endswith("rows")
+
+
+@given(problem=problems(), more=st.integers(1, 4))
+def test_more_free_nodes_are_never_worse(problem: Problem, more: int) -> None:
+    free = [count + more for count in problem.capacity]
+    richer = Problem.plain(*problem.shape, free, alpha=problem.alpha, literal=problem.literal)  # type: ignore[misc]
+    assert place(richer).score <= place(problem).score + 1e-9
+
+
+@given(problem=problems())
+def test_the_frontier_falls(problem: Problem) -> None:
+    found = frontier(problem)
+    assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(found))
+
+
+def test_search_knows_what_it_has_not_proven() -> None:
+    assert search([4, 3, 2], 3, 3, 1, 1)[0] is Verdict.NONE
+    assert search([4, 3, 2], 3, 3, 2, 2, effort=1)[0] is Verdict.OPEN
+    assert search([9] * 9, 8, 8, 2, 2)[0] is Verdict.OPEN
+    verdict, found = search([3, 3], 2, 3, 1, 2)
+    assert (verdict, found) == (Verdict.FOUND, (0, 1, 0, 1, 0, 1))
+
+
+def test_spares_beside_the_job() -> None:
+    problem = Problem.plain(4, 2, [6, 6], alpha=0.3, spares=Spares(per_minipod=1))
+    placed = place(problem)
+    assert len(placed.spares) == placed.used == 2
+    rows = place(Problem.plain(2, 3, [5, 5], alpha=0.0, spares=Spares(per_row=1)))
+    assert rows.row_spread == 1
+    assert sorted(host[:4] for host in rows.spares) == ["m000", "m001"]
+    assert len(place(Problem.plain(4, 2, [6, 6], spares=Spares(total=3))).spares) == 3
+
+
+def test_what_it_cannot_say_is_refused() -> None:
+    with pytest.raises(PlacementError, match="cpsat"):
+        exact(replace(Problem.plain(2, 2, [4, 4]), forbidden=frozenset({(0, "m000")})))
+    with pytest.raises(PlacementError, match="cpsat"):
+        exact(Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools))
+
+
+@pytest.mark.parametrize("shape", [(75, 16), (312, 16)])
+def test_ten_thousand_nodes(shape: tuple[int, int]) -> None:
+    free = [(37 * at) % 95 + 8 for at in range(110)]
+    problem = Problem.plain(*shape, free, alpha=0.3)
+    start = time.process_time()
+    placed = place(problem)
+    took = time.process_time() - start
+    assert took < 2  # a tenth of that on a quiet machine
+    assert placed.gap < 0.1
+    assert spread_of(problem, exact(problem).cells).used <= 110

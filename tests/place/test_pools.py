@@ -1,0 +1,80 @@
+"""From a topology to pools, and back to whether hosts are still there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.core.errors import PlacementError
+from plait.core.topology import DOWN, Hardware, State, Topology
+from plait.core.wiring import Wiring, build
+from plait.place.placing import place
+from plait.place.pools import (
+    Wanted,
+    check_still_there,
+    gpus_per_node,
+    pools_of,
+    ranges,
+    spots_of,
+    types_of,
+)
+from plait.place.problem import Problem
+from plait.place.repair import Spot
+
+BUSY = State(status="busy", holder="other")
+H100, A100 = Hardware(gpus=8, device="H100"), Hardware(gpus=4, device="A100")
+
+
+def cluster(**states: State) -> Topology:
+    """Two minipods of two leaves of two nodes; the last leaf has another GPU."""
+    leaves = [Wiring(f"leaf{k}", nodes=[f"n{k}{i}" for i in range(2)]) for k in range(4)]
+    pods = [Wiring("core", ["a", "b"]), Wiring("a", ["leaf0", "leaf1"]), Wiring("b", ["leaf2", "leaf3"])]
+    tree = build([*pods, *leaves], states=states)
+    return tree.with_hardware({n.name: A100 if n.name.startswith("n3") else H100 for n in tree.nodes})
+
+
+def test_free_nodes_by_leaf() -> None:
+    a, b = pools_of(cluster(n00=BUSY, n21=DOWN), Wanted())
+    assert (a.minipod, a.leaves, a.held) == ("a", (("n01",), ("n10", "n11")), ())
+    assert b.leaves == (("n20",), ("n30", "n31"))
+    assert pools_of(cluster(n00=BUSY, n01=DOWN), Wanted(preempt=True))[0].held == ("n00",)
+
+
+def test_nodes_and_switches_to_avoid() -> None:
+    a, b = pools_of(cluster(), Wanted(avoid=frozenset({"n00", "leaf3"})))
+    assert (a.free, b.leaves) == (3, (("n20", "n21"),))
+    assert pools_of(cluster(), Wanted(avoid=frozenset({"b"})))[1].free == 0
+    with pytest.raises(PlacementError, match="neither a node nor a switch called leaf9"):
+        pools_of(cluster(), Wanted(avoid=frozenset({"leaf9"})))
+
+
+def test_types_of_gpu() -> None:
+    assert types_of(cluster()) == ("A100", "H100")
+    assert (gpus_per_node(cluster()), gpus_per_node(cluster(), "a100")) == (0, 4)
+    assert [pool.free for pool in pools_of(cluster(), Wanted(gpu="h100"))] == [4, 2]
+    mixed = pools_of(cluster(), Wanted(mixed=True))
+    assert [(pool.minipod, pool.gpu, pool.free) for pool in mixed] == [
+        ("a", "H100", 4), ("b", "A100", 2), ("b", "H100", 2),
+    ]  # fmt: skip
+
+
+def test_another_level_counts_as_minipods() -> None:
+    assert [pool.minipod for pool in pools_of(cluster(), Wanted(level="leaf"))] == ["leaf0", "leaf1", "leaf2", "leaf3"]
+    assert spots_of(cluster())["n20"] == Spot("b", "leaf2")
+
+
+def test_hosts_that_were_taken_meanwhile_are_named() -> None:
+    placed = place(Problem(heights=(2, 2), pools=pools_of(cluster(), Wanted())))
+    check_still_there(placed, cluster())
+    check_still_there(placed, cluster(n20=BUSY))
+    with pytest.raises(PlacementError, match=r"n10 is no longer free.*Nothing was written"):
+        check_still_there(placed, cluster(n10=BUSY))
+    with pytest.raises(PlacementError, match="n00, n10 are no longer free"):
+        check_still_there(placed, cluster(n10=DOWN, n00=BUSY))
+    check_still_there(placed, cluster(n10=BUSY), own=["n10"])
+    check_still_there(replace(placed, preempted=("n10",)), cluster(n10=BUSY))
+
+
+def test_ranges() -> None:
+    assert ranges([3, 1, 2, 7]) == "1-3,7"

@@ -1,0 +1,132 @@
+"""Repairs: only what failed moves, spares first, near first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import PlacementError
+from plait.core.placement import Placement
+from plait.place.placing import place
+from plait.place.problem import Pool, Problem, Spares
+from plait.place.repair import Spot, from_table, repair
+
+LEAF = 4
+
+
+def cluster(free: list[int]) -> tuple[tuple[Pool, ...], dict[str, Spot]]:
+    pools = tuple(Pool.plain(f"m{at}", count, leaf=LEAF) for at, count in enumerate(free))
+    where = {
+        name: Spot(pool.minipod, f"{pool.minipod}l{number}")
+        for pool in pools
+        for number, leaf in enumerate(pool.leaves)
+        for name in leaf
+    }
+    return pools, where
+
+
+def without(problem: Problem, placed: Placement, down: set[str]) -> Problem:
+    """What is free once the job runs and some nodes failed."""
+    taken = {*placed.hosts, *placed.spares, *down}
+    pools = tuple(
+        replace(pool, leaves=tuple(tuple(name for name in leaf if name not in taken) for leaf in pool.leaves))
+        for pool in problem.pools
+    )
+    return replace(problem, pools=pools)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), free=st.lists(st.integers(2, 9), min_size=2, max_size=4), per=st.integers(0, 1))
+def test_nothing_moves_that_need_not(data: st.DataObject, free: list[int], per: int) -> None:
+    pools, where = cluster(free)
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3, spares=Spares(per_minipod=per))
+    try:
+        placed = place(problem)
+    except PlacementError:
+        return
+    down = set(data.draw(st.lists(st.sampled_from(placed.hosts), min_size=1, max_size=2, unique=True)))
+    after = without(problem, placed, down)
+    room = len(placed.spares) + sum(pool.free for pool in after.pools)
+    if room < len(down):
+        with pytest.raises(PlacementError, match="No node is left"):
+            repair(after, placed, down=down, where=where)
+        return
+    mended = repair(after, placed, down=down, where=where)
+    assert {move.old for move in mended.moves} == down
+    assert all((old == new) == (old not in down) for old, new in zip(placed.hosts, mended.placement.hosts, strict=True))
+    assert len(set(mended.placement.hosts)) == 4
+    assert not set(mended.placement.spares) & set(mended.placement.hosts)
+    assert mended.placement.minipods == tuple(where[host].minipod for host in mended.placement.hosts)
+    assert mended.placement.bound <= mended.placement.score + 1e-9
+    assert mended.placement.rank_table.world_size == 32
+
+
+def test_spares_come_before_free_nodes_and_near_ones_before_far() -> None:
+    pools, where = cluster([12, 12])
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3, spares=Spares(per_minipod=2))
+    placed = place(problem)
+    assert placed.used == 1
+    victim = placed.hosts[0]
+    mended = repair(without(problem, placed, {victim}), placed, down={victim}, where=where)
+    assert mended.moves[0].new in placed.spares
+    assert len(mended.placement.spares) == 1
+    bare = replace(placed, spares=())
+    mended = repair(without(problem, bare, {victim}), bare, down={victim}, where=where)
+    assert where[mended.moves[0].new].minipod == where[victim].minipod
+
+
+def test_a_spare_far_away_gives_way_to_a_free_node_that_spreads_nothing() -> None:
+    pools, where = cluster([5, 5])
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3)
+    placed = replace(place(problem), spares=("m1-0000",))
+    assert set(placed.minipods) == {"m0"}
+    victim = placed.hosts[3]
+    mended = repair(without(problem, placed, {victim}), placed, down={victim}, where=where)
+    assert mended.moves[0].new == "m0-0004"
+    assert mended.placement.spares == ("m1-0000",)
+    assert mended.placement.score == placed.score
+
+
+def test_more_moves_only_for_their_price() -> None:
+    """A failure pushes a cell out of its minipod, and another has room for all."""
+    pools, where = cluster([4, 2, 6])
+    old_pools = pools[:2]
+    problem = Problem(heights=(2, 2), pools=old_pools, alpha=0.5)
+    placed = place(problem)
+    assert set(placed.minipods) == {"m0"}
+    victim = placed.hosts[0]
+    after = without(replace(problem, pools=pools), placed, {victim})
+    least = repair(after, placed, down={victim}, where=where)
+    assert len(least.moves) == 1
+    assert least.placement.score == pytest.approx(2)
+    assert repair(after, placed, down={victim}, where=where, move_price=1.0).moves == least.moves
+    better = repair(after, placed, down={victim}, where=where, move_price=0.1)
+    assert better.placement.score == pytest.approx(1)
+    assert len(better.moves) == 4
+
+
+def test_a_rank_table_can_be_repaired_and_another_jobs_not() -> None:
+    pools, where = cluster([6, 6])
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3)
+    placed = place(problem)
+    old = from_table(problem, placed.rank_table, where)
+    assert (old.hosts, old.minipods) == (placed.hosts, placed.minipods)
+    with pytest.raises(PlacementError, match="has 4 hosts, the job 6"):
+        from_table(replace(problem, heights=(3, 3)), placed.rank_table, where)
+    with pytest.raises(PlacementError, match="another shape"):
+        repair(replace(problem, heights=(4,)), placed, down={"m0-0000"}, where=where)
+    with pytest.raises(PlacementError, match="not in the topology"):
+        repair(problem, replace(placed, hosts=("x", *placed.hosts[1:])), down={placed.hosts[1]}, where=where)
+
+
+def test_blocks_move_whole_where_their_minipod_is_full() -> None:
+    pools, where = cluster([4, 2])
+    problem = Problem(heights=(2,), pools=pools, nodes_per_cell=2, alpha=1.0)
+    placed = place(problem)
+    assert set(placed.minipods) == {"m0"}
+    mended = repair(without(problem, placed, {placed.hosts[0]}), placed, down={placed.hosts[0]}, where=where)
+    assert [move.node_rank for move in mended.moves] == [0, 1]
+    assert mended.placement.minipods == ("m1", "m1", "m0", "m0")

@@ -1,0 +1,108 @@
+"""The paper's program, and what only CP-SAT can say."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.core.errors import PlacementError
+from plait.place.bounds import program_optimum
+from plait.place.mip import mip
+from plait.place.placing import place
+from plait.place.problem import Pool, Problem, Spares, spread_of
+
+
+@pytest.mark.parametrize("free", [[6, 6, 6], [6, 5, 4], [3, 3, 3, 3], [9, 2, 2, 1]])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_the_program_reaches_its_closed_form(free: list[int], alpha: float) -> None:
+    problem = Problem.plain(6, 2, free, alpha=alpha)
+    answer = mip(problem)
+    spread = spread_of(problem, answer.cells)
+    assert alpha * spread.used + (1 - alpha) * spread.rows == pytest.approx(program_optimum(free, 6, 2, alpha))
+
+
+def test_units_of_columns() -> None:
+    problem = Problem.plain(4, 3, [4, 4, 4, 4], alpha=0.9, unit="dp")
+    spread = spread_of(problem, mip(problem).cells)
+    assert spread.columns == 1
+
+
+def test_the_program_refuses_what_it_cannot_say() -> None:
+    with pytest.raises(PlacementError, match="cpsat"):
+        mip(Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools))
+    with pytest.raises(PlacementError, match="--limit"):
+        mip(Problem.plain(75, 16, [(37 * at) % 55 + 8 for at in range(40)], alpha=0.3, limit=0.01))
+
+
+def test_unequal_groups() -> None:
+    """4 and 2 nodes: three minipods of two, so rows of two cells lie in one where the halves meet."""
+    problem = Problem(heights=(4, 2), pools=Problem.plain(1, 1, [3, 3]).pools, edges=((0, 1),), alpha=0.3)
+    placed = place(problem, "cpsat")
+    assert (placed.row_spread, placed.column_spread) == (1, 2)
+    assert placed.gap == pytest.approx(0)
+
+
+def test_forbidden_pairs_are_kept_apart() -> None:
+    free = Problem.plain(3, 2, [6, 6], alpha=0.5)
+    assert place(free, "cpsat").score == pytest.approx(1)
+    problem = Problem(heights=(3, 3), pools=free.pools, alpha=0.5, forbidden=frozenset({(0, "m000"), (1, "m001")}))
+    placed = place(problem, "cpsat")
+    assert set(placed.minipods[:3]) == {"m001"}
+    assert set(placed.minipods[3:]) == {"m000"}
+    with pytest.raises(PlacementError, match="no minipod that it may lie in"):
+        place(Problem(heights=(3, 3), pools=free.pools, forbidden=frozenset({(0, "m000"), (0, "m001")})), "cpsat")
+
+
+def test_the_price_of_preempting_decides() -> None:
+    def pools(*counts: tuple[int, int]) -> tuple[Pool, ...]:
+        return tuple(
+            Pool(
+                minipod=f"m{at}",
+                leaves=(tuple(f"m{at}f{n}" for n in range(free)),),
+                held=tuple(f"m{at}h{n}" for n in range(held)),
+            )
+            for at, (free, held) in enumerate(counts)
+        )
+
+    cheap = place(Problem(heights=(4, 4), pools=pools((6, 2), (4, 0)), alpha=0.5, price=0.01), "cpsat")
+    assert (cheap.score, len(cheap.preempted)) == (pytest.approx(1.02), 2)
+    assert all(host.startswith("m0h") for host in cheap.preempted)
+    dear = place(Problem(heights=(4, 4), pools=pools((6, 2), (4, 0)), alpha=0.5, price=10.0), "cpsat")
+    assert dear.preempted == ()
+    assert dear.score > 1
+    with pytest.raises(PlacementError, match="allow preempting some of the 2 nodes"):
+        place(Problem(heights=(4, 4), pools=pools((6, 2))))
+
+
+def test_stages_on_their_types_of_gpu() -> None:
+    pools = tuple(
+        Pool(minipod=pod, leaves=((f"{pod}-{gpu}-0", f"{pod}-{gpu}-1"),), gpu=gpu)
+        for pod in ("a", "b")
+        for gpu in ("h100", "a100")
+    )
+    placed = place(Problem(heights=(2, 2), pools=pools, gpus=("h100", "a100"), alpha=0.5), "cpsat")
+    assert all("h100" in host for host in placed.hosts[:2])
+    assert all("a100" in host for host in placed.hosts[2:])
+    assert placed.used == 1
+
+
+def test_spares_of_rows_lie_where_the_rows_do() -> None:
+    problem = Problem.plain(2, 2, [3, 3], alpha=0.3, spares=Spares(per_row=1))
+    placed = place(problem, "cpsat")
+    assert placed.row_spread == 1
+    assert sorted(host[:4] for host in placed.spares) == ["m000", "m001"]
+
+
+def test_spares_are_free_nodes_also_where_others_are_preempted() -> None:
+    pool = Pool(minipod="a", leaves=(tuple(f"f{at}" for at in range(4)),), held=("h0", "h1", "h2"))
+    problem = Problem(heights=(2, 2), pools=(pool,), price=0.1, spares=Spares(per_minipod=1))
+    placed = place(problem, "cpsat")
+    assert (placed.preempted, len(placed.spares)) == (("h0",), 1)
+    assert placed.spares[0].startswith("f")
+
+
+def test_bundles_of_rows_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.place.cpsat.MOST_VARIABLES", 40)
+    problem = Problem.plain(9, 2, [7, 7, 7], alpha=0.3, spares=Spares(per_row=0), price=1.0)
+    placed = place(problem, "cpsat")
+    assert "rows placed as one" in placed.note
+    assert placed.bound <= placed.score
