@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.core.model import ModelSpec
-from plait.core.overlap import segment_order
 from plait.core.segment_costs import segment_costs
 from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
 from plait.core.sharding import WHOLE, Sharding, Unit
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
+from plait.plan.orders import known_order
 from plait.plan.segment_sizes import MASTER, Core, Sizes
 
 
@@ -122,8 +122,8 @@ def activations(
     graph = SegmentGraph.of(spec, strategy, stage)
     walk = Walk(Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
 
-    def order(phase: Phase) -> list[Action]:
-        return segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch)
+    def order(phase: Phase) -> Sequence[Action]:
+        return known_order(replace(graph, phase=phase), strategy.overlap, costs, batch)
 
     moments = list[tuple[int, int]]()
     for phase in phases:
