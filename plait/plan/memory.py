@@ -134,6 +134,10 @@ def activations(
     return Activations(kept, forward, backward, held, weights, walk.staging)
 
 
+NOTHING = 0
+"""A size that is known to be none, of any column."""
+
+
 class Walk:
     """Runs a list of actions on sizes instead of tensors; a tensor is there as long as anybody holds it."""
 
@@ -144,6 +148,7 @@ class Walk:
         self.full_again = self.graph.recompute == "full"
         self._live: dict[tuple[str, int, int, str], tuple[int, set[str]]] = {}
         self.now = self.peak = 0
+        self._rises = False
         self._flying, self._spare = Counter[int](), Counter[int]()
         self._crossing: list[tuple[SegmentOp, str]] = []
         tokens = sizes.tokens * sum(sizes.shares)
@@ -153,7 +158,7 @@ class Walk:
 
     def run(self, actions: Sequence[Action]) -> int:
         """One phase. Returns the most at any moment of it."""
-        self.peak = self.now
+        self.peak, self._rises = self.now, False
         for verb, op in actions:
             if verb == "run":
                 getattr(self, f"_{op.kind}")(op)
@@ -162,6 +167,7 @@ class Walk:
                 self._fly(op, 1)
             else:
                 self._fly(op, -1)
+        self._top()
         return self.peak
 
     def hand_over(self, *, split: bool) -> None:
@@ -196,20 +202,33 @@ class Walk:
 
     def _hold(self, op: SegmentOp, name: str, size: int, *holders: str) -> None:
         self._live[op.site, op.layer, op.slice, name] = size, set(holders or ("",))
-        self.now = self.now + size  # not in place: sizes may be columns, one walk for many strategies
-        self.peak = self._most(self.peak, self.now)
+        if size is not NOTHING:
+            self.now = self.now + size  # not in place: sizes may be columns, one walk for many strategies
+            self._rises = True
 
     def _free(self, op: SegmentOp, *names: str, holder: str = "") -> None:
         for name in names:
             key = op.site, op.layer, op.slice, name
-            size, holders = self._live.get(key, (0, set[str]()))
+            found = self._live.get(key)
+            if found is None:
+                continue
+            size, holders = found
             holders.discard(holder)
             if not holders:
-                self._live.pop(key, None)
-                self.now = self.now - size
+                del self._live[key]
+                if size is not NOTHING:
+                    self._top()
+                    self.now = self.now - size
 
     def _spike(self, size: int) -> None:
         self.peak = self._most(self.peak, self.now + size)
+        self._rises = False
+
+    def _top(self) -> None:
+        """Remember what there is, if it has grown since: it is about to be less."""
+        if self._rises:
+            self.peak = self._most(self.peak, self.now)
+            self._rises = False
 
     def _before(self, op: SegmentOp) -> SegmentOp:
         site, layer = self.graph.before(op)
@@ -269,7 +288,7 @@ class Walk:
 
     def _normalise(self, op: SegmentOp) -> None:
         stream, sharded = self.sizes.stream(op), self.sizes.sharded > 1
-        extra = stream if self.sizes.spec.family == "llama" and not self.sizes.fused else 0
+        extra = stream if self.sizes.spec.family == "llama" and not self.sizes.fused else NOTHING
         self._hold(op, "n_saved", extra)
         self._hold(op, "n", stream, *(("norm",) if sharded else ("norm", "input")))
 
