@@ -230,10 +230,16 @@ class _Step:
         tied = layer.model.words / points.tp * layer.options.gradient_bytes * np.asarray(layer.model.tied_embeddings)
         ends = rates.collective(layer.cluster, "all_reduce", tied, np.minimum(points.pp, 2), points.ranks // 2)
         behind = [layers[1] * layer.backward, layers[1] * layer.forward]
+        # What sharding sends for that micro-batch hides there, too.
+        others = [layers[1] * layer.shard_backward_sent, layers[1] * layer.shard_forward_sent]
         hides = [np.isin(points.shard_overlap, which) for which in (HIDE_BACKWARD, HIDE_FORWARD)]
+
+        def beside(busy: Column, sent: Column) -> Column:
+            return rates.together(layer.cluster, busy, sent)
+
         exposed = [
-            np.where(hidden, rates.together(layer.cluster, busy, sent) - busy, sent)
-            for hidden, busy, sent in zip(hides, behind, (down, up), strict=True)
+            np.where(hidden, beside(busy, other + sent) - beside(busy, other), sent)
+            for hidden, busy, other, sent in zip(hides, behind, others, (down, up), strict=True)
         ]
         return exposed[0] + exposed[1] + ends
 

@@ -209,7 +209,7 @@ class _Walk:
 
     def begin(self, lead: Sequence[tuple[int, bool]], *, steady: bool) -> None:
         publishing = [unit for unit, prices in enumerate(self.units) if prices.publish]
-        for unit in publishing if steady else ():
+        for unit in sorted(publishing, key=lambda unit: not self.units[unit].whole) if steady else ():
             price = self.units[unit].publish
             assert price is not None
             self.published[unit] = self._start(("publish", unit, True), price)

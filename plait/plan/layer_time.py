@@ -16,11 +16,12 @@ import numpy as np
 from plait.core.cluster import Cluster
 from plait.plan import rates
 from plait.plan.experts_time import Routed
-from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.rates import AnyPrecision, Seconds
 from plait.plan.shapes import Shapes
 
 SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "none"))
+SPLIT = [SCHEDULES.index(name) for name in ("zb-h1", "zb-h2", "zb-v")]
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
 HIDE_FORWARD = [SHARD_OVERLAPS.index(name) for name in ("forward", "both")]
 HIDE_BACKWARD = [SHARD_OVERLAPS.index(name) for name in ("backward", "both")]
@@ -193,10 +194,16 @@ class Layer:
 
     @cached_property
     def tp_backward(self) -> Seconds:
-        """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least."""
+        """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least, where these
+        follow at once."""
         sent, slices = (2 + self.routed.more_reductions) * self._reduction, self.points.p1 * self.points.p2
         beside = rates.together(self.cluster, self.linear, sent) - self.linear
         sliced = np.minimum(beside, self._exposed(sent, self.backward, slices))
+        # A split backward's weight gradients run later: only other slices are left to hide behind.
+        inputs = self.backward - (self.three - self.linear) / 2
+        split = np.isin(self.points.schedule, SPLIT)
+        beside = np.where(split, sent, beside)
+        sliced = np.where(split, self._exposed(sent, inputs, slices), sliced)
         mode = self.points.overlap
         return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
 
@@ -251,14 +258,26 @@ class Layer:
     @cached_property
     def shard_forward(self) -> Seconds:
         """Exposed of gathering the layer's parameters."""
-        sent = self._gather(self.points.params)
+        sent = self.shard_forward_sent
         beside = rates.together(self.cluster, self.forward, sent) - self.forward
         return np.where(np.isin(self.points.shard_overlap, HIDE_FORWARD), beside, sent)
 
     @cached_property
+    def shard_forward_sent(self) -> Seconds:
+        """Of gathering them, as if alone."""
+        return self._gather(self.points.params)
+
+    @cached_property
     def shard_backward(self) -> Seconds:
-        """Exposed of gathering them again, from near copies if there are any, and of reducing gradients to
-        what a rank accumulates."""
+        """Exposed of gathering them again and of reducing gradients."""
+        sent = self.shard_backward_sent
+        beside = rates.together(self.cluster, self.backward, sent) - self.backward
+        return np.where(np.isin(self.points.shard_overlap, HIDE_BACKWARD), beside, sent)
+
+    @cached_property
+    def shard_backward_sent(self) -> Seconds:
+        """Of gathering them again, from near copies if there are any, and of reducing gradients to what a
+        rank accumulates, as if alone."""
         points = self.points
         near = np.maximum(1, points.secondary)
         gathered = np.where(points.secondary > 0, self._gather(near), self._gather(points.params))
@@ -272,9 +291,7 @@ class Layer:
             points.grads // points.params,
             points.tp * points.params,
         )
-        sent = gathered + 2 * (inner + outer) + self.routed.reduced(self.options.gradient_bytes)
-        beside = rates.together(self.cluster, self.backward, sent) - self.backward
-        return np.where(np.isin(points.shard_overlap, HIDE_BACKWARD), beside, sent)
+        return gathered + 2 * (inner + outer) + self.routed.reduced(self.options.gradient_bytes)
 
     def _gather(self, ranks: Any) -> Seconds:
         whole = self.model.layer_weights / self.points.tp * self.options.weight_bytes / 2
