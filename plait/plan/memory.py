@@ -244,7 +244,8 @@ class Walk:
             case "all_gather", "R":
                 self._hold(op, "y", self.sizes.full(op))
             case "reduce_scatter", "R":
-                self._hold(op, "y", self.sizes.stream(op))
+                if op.part == 0:  # all parts go into one buffer
+                    self._hold(op, "y", self.sizes.stream(op))
             case "reduce_scatter", _:
                 self._hold(op, "g_shard", self.sizes.stream(op))
             case _:
