@@ -79,7 +79,12 @@ class Layer:
         """Matrix products, forward and backward."""
         return self._products(rates.three_products)
 
-    def _products(self, rate: Callable[..., Seconds]) -> Seconds:
+    @cached_property
+    def second_products(self) -> Seconds:
+        """Of them, those whose results are summed over tensor-parallel ranks; without experts'."""
+        return self._products(rates.matmul, only_second=True)
+
+    def _products(self, rate: Callable[..., Seconds], *, only_second: bool = False) -> Any:
         """Slices of the batch (p1) and of columns (p2) make several smaller products of each."""
         model, tp, p1, p2 = self.model, self.points.tp, self.points.p1, self.points.p2
         rows, hidden, query = self.tokens / p1, model.hidden, model.query / tp
@@ -87,9 +92,9 @@ class Layer:
         inner, kv = np.maximum(1, model.whole_ffn / tp), model.kv / np.minimum(tp, model.num_kv_heads)
         first = ((1, hidden, query + 2 * kv), (dense, hidden, inner * (1 + model.gated)))
         second = ((p2, query, hidden / p2), (p2 * dense, inner, hidden / p2))
-        shapes = (*first, *second)
-        return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes),
-                   self.routed.products(backward=rate is rates.three_products))  # fmt: skip
+        shapes = second if only_second else (*first, *second)
+        routed = 0.0 if only_second else self.routed.products(backward=rate is rates.three_products)
+        return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes), routed)
 
     @cached_property
     def routed(self) -> Routed:
@@ -189,22 +194,26 @@ class Layer:
     def tp_forward(self) -> Seconds:
         """Exposed of the forward's reductions of both sublayers: of s slices, the last one's, and what does
         not fit beside the computation of the others."""
-        slices = np.where(self.points.overlap == DOMINO, self.points.p1 * self.points.p2, 1)
-        return self._exposed((2 + self.routed.more_reductions) * self._reduction, self.forward, slices)
+        points, sent = self.points, (2 + self.routed.more_reductions) * self._reduction
+        domino = points.overlap == DOMINO
+        slices, columns = np.where(domino, points.p1 * points.p2, 1), np.where(domino, points.p2, 1)
+        alone = self._exposed(sent, self.second_products, columns)  # behind the next columns' product
+        return np.where(points.p1 > 1, self._exposed(sent, self.forward, slices), alone)
 
     @cached_property
     def tp_backward(self) -> Seconds:
         """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least, where these
         follow at once."""
-        sent, slices = (2 + self.routed.more_reductions) * self._reduction, self.points.p1 * self.points.p2
+        points, sent = self.points, (2 + self.routed.more_reductions) * self._reduction
+        slices, mode = points.p1 * points.p2, points.overlap
         beside = rates.together(self.cluster, self.linear, sent) - self.linear
         sliced = np.minimum(beside, self._exposed(sent, self.backward, slices))
-        # A split backward's weight gradients run later: only other slices are left to hide behind.
-        inputs = self.backward - (self.three - self.linear) / 2
-        split = np.isin(self.points.schedule, SPLIT)
+        # A split backward's weight gradients run later: other slices, or rows, are left to hide behind.
+        inputs, rows = self.backward - (self.three - self.linear) / 2, self.linear - self.second_products
+        cut = np.where(points.sequence_parallel > 0, sent, self._exposed(sent, rows, points.p2))
+        split = np.isin(points.schedule, SPLIT)
         beside = np.where(split, sent, beside)
-        sliced = np.where(split, self._exposed(sent, inputs, slices), sliced)
-        mode = self.points.overlap
+        sliced = np.where(split, np.where(points.p1 > 1, self._exposed(sent, inputs, slices), cut), sliced)
         return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
 
     @cached_property
