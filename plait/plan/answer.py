@@ -33,7 +33,7 @@ from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
 from plait.plan.space import Asked, any_point
 
-SIMULATED = 6
+SIMULATED = 2
 """Finalists of the closed form that are simulated, beyond those that are shown."""
 FEW = 4
 """Finalists where only the best is asked for, and soon."""
