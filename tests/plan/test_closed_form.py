@@ -76,7 +76,8 @@ def test_equal_places_with_few_micro_batches_or_many(
     chunks = {"interleaved": chunks, "zb-v": 2}.get(name, 1)
     ways = [(way / chunks,) * (pp * chunks) for way in (1, inputs, weights)]
     shape = Shape(ranks=pp, micro_batches=count, chunks=chunks)
-    exact = dry_run(generate(name, shape), PipelineCosts(*ways)).makespan
+    costs = PipelineCosts(forward=ways[0], input_gradient=ways[1], weight_gradient=ways[2])
+    exact = dry_run(generate(name, shape), costs).makespan
     whole = np.array([1 + inputs + weights])
     run = pipeline(
         Stages(first=whole, inner=whole, last=whole, forward=1 / whole, weight_gradient=weights / whole),
@@ -95,7 +96,8 @@ def test_zb_v_with_the_head_at_its_first_place_and_longer_first_stages(share: fl
     sizes = [[way * share] * pp + [way * (1 - share)] * pp for way in ways]
     for size in sizes:
         size[-1] += 0.11  # a tenth of a place more
-    costs = PipelineCosts(*(tuple(size) for size in sizes))
+    forward, back, late = (tuple(size) for size in sizes)
+    costs = PipelineCosts(forward=forward, input_gradient=back, weight_gradient=late)
     exact = dry_run(generate("zb-v", Shape(ranks=pp, micro_batches=count, chunks=2)), costs).makespan
     place = np.array([sum(ways)])
     run = pipeline(
