@@ -52,9 +52,21 @@ class Judge:
         """An order that is worth no more than this is not improved."""
         return self.bound * 1.001
 
-    def seconds(self, order: Sequence[int]) -> float:
-        """Sum over the costs of when the last op or collective ends; as ``simulate`` has it."""
-        return sum(max(self.run(order, *cost, [0.0] * len(order))) for cost in self.costs)
+    def seconds(self, order: Sequence[int], limit: float = inf) -> float:
+        """Sum over the costs of when the last op or collective ends; as ``simulate`` has it. Infinite as soon
+        as it is known to be above the limit."""
+        found = 0.0
+        for cost, rest in zip(self.costs, self._rests, strict=True):
+            found += max(self.run(order, *cost, [0.0] * len(order)))
+            if found + rest > limit:
+                return inf
+        return found
+
+    @cached_property
+    def _rests(self) -> list[float]:
+        """What the costs after each take at least, less what rounding may do."""
+        least = [max(sum(compute), sum(wire)) * (1 - 1e-9) for compute, wire in self.costs]
+        return [sum(least[at + 1 :]) for at in range(len(least))]
 
     def run(
         self,
@@ -88,7 +100,7 @@ class Judge:
         held_back = max(self.held_back, self.most_outstanding(order))
 
         def worth(moved: Sequence[int], limit: float) -> float:
-            seconds = self.seconds(moved)
+            seconds = self.seconds(moved, limit)
             return seconds if seconds <= limit and self.most_outstanding(moved) <= held_back else inf
 
         before = [frozenset(source for source, _ in needs) for needs in self.numbered.needs]

@@ -94,7 +94,7 @@ def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[A
     """
     orders = _Orders(graph, costs, batch)
     if len(orders.numbered.ops) <= SEARCHED or graph.num_layers <= 2 * FEWEST:
-        ranked = orders.ranked(map(orders.made, _TRIES))[:IMPROVED]
+        ranked = orders.ranked(map(orders.made, _tries(graph)))[:IMPROVED]
         best = orders.ranked([*ranked, *(orders.judge.improve(order) for order in ranked)])[0]
     else:
         best = improve_words(orders.judge, orders.fastest(_few_tries(orders)))
@@ -103,6 +103,11 @@ def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[A
 
 _Try = tuple[float, Policy]  # how much slower collectives are assumed to be, and how the list scheduler chooses
 _TRIES: tuple[_Try, ...] = tuple((factor, policy) for factor in ASSUMED for policy in POLICIES)
+
+
+def _tries(graph: SegmentGraph) -> list[_Try]:
+    """Those that may differ: a slice that is alone has no other to be patient with."""
+    return [each for each in _TRIES if graph.p1 > 1 or not each[1].patience]
 
 
 class _Orders:
@@ -156,7 +161,7 @@ def _few_tries(orders: _Orders) -> Iterator[_Try]:
     usual = USUAL[: 1 + (count > LEAST)]
     yield from usual
     layers = max(FEWEST, min(MOST, graph.num_layers // 2, SAMPLED * graph.num_layers // num_ops))
-    tries = [each for each in _TRIES if each[1].patience <= PATIENT]
+    tries = [each for each in _tries(graph) if each[1].patience <= PATIENT]
     less, more = (_Orders(_fewer(graph, count), orders.costs, orders.batch) for count in (layers, 2 * layers))
     found = {each: more.made(each) for each in tries}
 

@@ -47,18 +47,16 @@ class Structure:
     split: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Activity:
-    """Bytes of one micro-batch on a stage of one type: columns. kept, forward, backward, held, weight: as
-    ``Activations``, of a stage without layers; kept_layer, held_layer: what a layer adds."""
+    """Bytes of one micro-batch on a stage: columns. kept, held, forward, backward, weight: as
+    ``Activations``; 0 for phases that were not walked."""
 
     kept: Bytes
+    held: Bytes
     forward: Bytes
     backward: Bytes
-    held: Bytes
     weight: Bytes
-    kept_layer: Bytes
-    held_layer: Bytes
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,14 @@ class Load:
 def stage_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
     """[2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every micro-batch and [1] for
     every sequence of it. What was asked before is remembered."""
+    table = _known_table(model, structure, degrees, replace(load, whole=False))
+    if load.whole:
+        table = table + _known_table(model, structure, degrees, load)
+    return table
+
+
+def _known_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
+    """Of stages that are the whole model, or of all others."""
     known = _known_tables(model, structure, load)
     new = [each for each in degrees if each not in known]
     if new:
@@ -92,35 +98,34 @@ def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degr
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
     columns = _Columns.of(model, structure, degrees, load.sequence, load.itemsize, load.fused_norm)
     found = np.zeros((2 * len(degrees), OWN))
+    # What a layer more keeps does not depend on what else the stage has.
+    few, more = (_walked(model, columns, "middle", structure, layers, ("F", "I")) for layers in (FEW, FEW + 1))
+    kept_layer, held_layer = more.kept - few.kept, more.held - few.held
     for kind, name in enumerate(TYPES):
-        if load.whole or name != "whole":
-            one = _activity(model, columns, name, structure)
-            for at, value in ((KEPT, one.kept), (HELD, one.held), (FORWARD, one.forward), (BACKWARD, one.backward)):
-                found[:, at + kind] = value
-            found[:, WEIGHT + kind] = one.weight
-            found[:, KEPT_LAYER], found[:, HELD_LAYER] = one.kept_layer, one.held_layer
+        if load.whole != (name == "whole"):
+            continue
+        one = _walked(model, columns, name, structure, FEW)
+        found[:, KEPT + kind] = one.kept - FEW * kept_layer
+        found[:, HELD + kind] = one.held - FEW * held_layer
+        found[:, FORWARD + kind] = one.forward - FEW * kept_layer
+        found[:, BACKWARD + kind] = one.backward - FEW * np.maximum(kept_layer, held_layer)
+        found[:, WEIGHT + kind] = one.weight - FEW * held_layer
+    if not load.whole:
+        found[:, KEPT_LAYER], found[:, HELD_LAYER] = kept_layer, held_layer
     # Batches of one and of two sequences a slice.
     one, two = found[: len(degrees)], found[len(degrees) :]
     return np.stack([2 * one - two, (two - one) / structure.p1])
 
 
-def _activity(model: ModelSpec, columns: _Columns, name: str, structure: Structure) -> Activity:
-    kept, held, forward, backward, weight = _walked(model, columns, name, structure, FEW)
-    more = _walked(model, columns, name, structure, FEW + 1)
-    kept_layer, held_layer = more[0] - kept, more[1] - held
-    return Activity(
-        kept - FEW * kept_layer,
-        forward - FEW * kept_layer,
-        backward - FEW * np.maximum(kept_layer, held_layer),
-        held - FEW * held_layer,
-        weight - FEW * held_layer,
-        kept_layer,
-        held_layer,
-    )
-
-
-def _walked(model: ModelSpec, columns: _Columns, name: str, structure: Structure, layers: int) -> list[Bytes]:
-    """kept, held, and the peaks of a forward, a backward and weight gradients."""
+def _walked(
+    model: ModelSpec,
+    columns: _Columns,
+    name: str,
+    structure: Structure,
+    layers: int,
+    only: Sequence[Phase] = ("F", "I", "B", "W"),
+) -> Activity:
+    """A micro-batch's phases, or some of them, on a stage of so many layers."""
     embeds, heads = name in ("whole", "embeds"), name in ("whole", "heads")
     first = 0 if embeds else 1
     stage = Stage(first, 3 - embeds - heads, first, layers)
@@ -133,13 +138,18 @@ def _walked(model: ModelSpec, columns: _Columns, name: str, structure: Structure
     graph = SegmentGraph.of(model, strategy, stage)
     walk, nothing = _Walk(columns.under(graph)), np.zeros(columns.count)
     phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
-    peaks, left = list[Bytes](), list[Bytes]()
+    peaks, left = dict[str, Bytes](), dict[str, Bytes]()
     for phase in phases:
-        peaks.append(cast("Bytes", walk.run(_order(replace(graph, phase=phase)))))
+        if phase not in only:
+            break
+        peaks[phase] = cast("Bytes", walk.run(_order(replace(graph, phase=phase))))
         walk.hand_over(split=phase == "I")
-        left.append(cast("Bytes", walk.now))
-    held = left[1] if structure.split else nothing
-    return [left[0], held, *peaks, *([] if structure.split else [nothing])]
+        left[phase] = cast("Bytes", walk.now)
+    back = "I" if structure.split else "B"
+    return Activity(
+        kept=left["F"], held=left.get("I", nothing), forward=peaks["F"], backward=peaks.get(back, nothing),
+        weight=peaks.get("W", nothing),
+    )  # fmt: skip
 
 
 @cache

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.core.model import ModelSpec
-from plait.core.overlap import segment_order
 from plait.core.segment_costs import segment_costs
 from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
+from plait.plan.orders import known_order
 from plait.plan.segment_sizes import Core, Sizes
 
 
@@ -61,8 +61,8 @@ def activations(
     graph = SegmentGraph.of(spec, strategy, stage)
     walk = Walk(Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
 
-    def order(phase: Phase) -> list[Action]:
-        return segment_order(replace(graph, phase=phase), strategy.overlap, costs, batch)
+    def order(phase: Phase) -> Sequence[Action]:
+        return known_order(replace(graph, phase=phase), strategy.overlap, costs, batch)
 
     moments = list[tuple[int, int]]()
     for phase in phases:
@@ -71,6 +71,10 @@ def activations(
         moments.append((walk.now, peak))
     (kept, forward), (held, backward), (_, weights) = (*moments, (0, 0), (0, 0))[:3]
     return Activations(kept, forward, backward, held, weights, walk.staging)
+
+
+NOTHING = 0
+"""A size that is known to be none, of any column."""
 
 
 class Walk:
@@ -83,6 +87,7 @@ class Walk:
         self.full_again = self.graph.recompute == "full"
         self._live: dict[tuple[str, int, int, str], tuple[int, set[str]]] = {}
         self.now = self.peak = 0
+        self._rises = False
         self._flying, self._spare = Counter[int](), Counter[int]()
         self._crossing: list[tuple[SegmentOp, str]] = []
         tokens = sizes.tokens * sum(sizes.shares)
@@ -92,7 +97,7 @@ class Walk:
 
     def run(self, actions: Sequence[Action]) -> int:
         """One phase. Returns the most at any moment of it."""
-        self.peak = self.now
+        self.peak, self._rises = self.now, False
         for verb, op in actions:
             if verb == "run":
                 getattr(self, f"_{op.kind}")(op)
@@ -101,6 +106,7 @@ class Walk:
                 self._fly(op, 1)
             else:
                 self._fly(op, -1)
+        self._top()
         return self.peak
 
     def hand_over(self, *, split: bool) -> None:
@@ -135,20 +141,33 @@ class Walk:
 
     def _hold(self, op: SegmentOp, name: str, size: int, *holders: str) -> None:
         self._live[op.site, op.layer, op.slice, name] = size, set(holders or ("",))
-        self.now = self.now + size  # not in place: sizes may be columns, one walk for many strategies
-        self.peak = self._most(self.peak, self.now)
+        if size is not NOTHING:
+            self.now = self.now + size  # not in place: sizes may be columns, one walk for many strategies
+            self._rises = True
 
     def _free(self, op: SegmentOp, *names: str, holder: str = "") -> None:
         for name in names:
             key = op.site, op.layer, op.slice, name
-            size, holders = self._live.get(key, (0, set[str]()))
+            found = self._live.get(key)
+            if found is None:
+                continue
+            size, holders = found
             holders.discard(holder)
             if not holders:
-                self._live.pop(key, None)
-                self.now = self.now - size
+                del self._live[key]
+                if size is not NOTHING:
+                    self._top()
+                    self.now = self.now - size
 
     def _spike(self, size: int) -> None:
         self.peak = self._most(self.peak, self.now + size)
+        self._rises = False
+
+    def _top(self) -> None:
+        """Remember what there is, if it has grown since: it is about to be less."""
+        if self._rises:
+            self.peak = self._most(self.peak, self.now)
+            self._rises = False
 
     def _before(self, op: SegmentOp) -> SegmentOp:
         site, layer = self.graph.before(op)
@@ -164,7 +183,8 @@ class Walk:
             case "all_gather", "R":
                 self._hold(op, "y", self.sizes.full(op))
             case "reduce_scatter", "R":
-                self._hold(op, "y", self.sizes.stream(op))
+                if op.part == 0:  # all parts go into one buffer
+                    self._hold(op, "y", self.sizes.stream(op))
             case "reduce_scatter", _:
                 self._hold(op, "g_shard", self.sizes.stream(op))
             case _:
@@ -208,7 +228,7 @@ class Walk:
 
     def _normalise(self, op: SegmentOp) -> None:
         stream, sharded = self.sizes.stream(op), self.sizes.sharded > 1
-        extra = stream if self.sizes.spec.family == "llama" and not self.sizes.fused else 0
+        extra = stream if self.sizes.spec.family == "llama" and not self.sizes.fused else NOTHING
         self._hold(op, "n_saved", extra)
         self._hold(op, "n", stream, *(("norm",) if sharded else ("norm", "input")))
 

@@ -36,7 +36,9 @@ from plait.plan.simulate import Simulated, simulate_plan
 from plait.plan.space import Asked, any_point
 
 SIMULATED = 6
-"""Finalists of the closed form that are simulated, beyond those that are shown."""
+"""Finalists of the closed form that are simulated, beyond those that are shown ..."""
+DOUBT = 1.02
+"""... as long as it says no more than so many times what the best of them takes when simulated."""
 FEW = 4
 """Finalists where only the best is asked for, and soon."""
 MORE = 8
@@ -138,7 +140,7 @@ class Planner:
         """The best strategies. Raises JobError for what cannot be searched, InfeasiblePlan where nothing
         fits."""
         shown = self.job.plan.top
-        found, searched = self._finalists(shown + SIMULATED)
+        found, searched = self._finalists(shown, more=SIMULATED)
         return self.told(found[:shown], searched=searched)
 
     def chosen(self) -> Candidate:
@@ -158,18 +160,23 @@ class Planner:
             raise self._too_large(own)
         return self.told([own], searched=1)
 
-    def _finalists(self, count: int) -> tuple[list[Candidate], int]:
-        """The fastest first, and how many points were searched. Memory in closed form may be too little:
-        where all finalists turn out too large, many more are walked."""
-        refused = ""
+    def _finalists(self, sure: int, more: int = 0) -> tuple[list[Candidate], int]:
+        """The fastest first, of so many and of some ``more`` that may be faster than these; and how many
+        points were searched. Memory in closed form may be too little: where all finalists turn out too large,
+        many more are walked."""
+        refused, count = "", sure + more
         for keep in (count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
             found = list[Candidate]()
             for at in range(len(ranked.points)):
+                if len(found) == count:
+                    break
+                if len(found) >= sure and ranked.seconds[at] > DOUBT * min(each.seconds for each in found):
+                    break
                 one = self._finalist(ranked.points.row(at))
                 if isinstance(one, str):
                     refused = refused or one
-                elif len(found) < count:
+                else:
                     found.append(one)
             if found:
                 return sorted(found, key=lambda one: one.seconds), ranked.searched

@@ -18,7 +18,7 @@ from plait.core.model import ModelSpec
 from plait.plan import rates
 from plait.plan.experts_time import cut_by, of_experts
 from plait.plan.layer_time import HIDE_BACKWARD, HIDE_FORWARD, Layer, Options
-from plait.plan.pipeline_time import Stages, pipeline
+from plait.plan.pipeline_time import ZB_V, Stages, pipeline
 from plait.plan.points import Points
 from plait.plan.rates import AnyPrecision
 from plait.plan.rates import Seconds as Column
@@ -116,12 +116,14 @@ class _Step:
         host = layer.waits_for_host(layer.forward + ahead) + layer.waits_for_host(layer.backward + back)
         busy = layer.forward + layer.backward + again * layer.again + host
         head, embedding = self._head(), self._embedding()
+        turns = (points.schedule == ZB_V) & (points.pp > 1)  # the first place has the last stage
         stages = Stages(
-            first=layers[0] * (busy + sent) + embedding,
+            first=layers[0] * (busy + sent) + embedding + np.where(turns, head, 0),
             inner=layers[1] * (busy + sent),
-            last=layers[2] * (busy + sent) + head + np.where(points.pp > 1, 0, embedding),
+            last=layers[2] * (busy + sent) + np.where(turns, 0, head) + np.where(points.pp > 1, 0, embedding),
             forward=layer.forward / (busy + sent),
             weight_gradient=(layer.three - layer.linear) / 2 / (busy + sent),
+            first_chunk=self._first_chunk(),
         )
         run = pipeline(
             stages,
@@ -172,6 +174,11 @@ class _Step:
         inner = np.where(even > 0, even, np.ceil(total / points.pp))
         outer = np.where(counted, even - 1, np.where(even > 0, even, total / points.pp))
         return outer, inner, np.where(points.pp > 1, outer, total)
+
+    def _first_chunk(self) -> Column:
+        """Of the layers of zb-v's two stages at a place, the share in the first: earlier stages have more."""
+        total, pp = np.asarray(self.layer.model.num_layers), self.layer.points.pp
+        return ((total // (2 * pp)) * pp + np.minimum(total % (2 * pp), pp)) / total
 
     def _head(self) -> Column:
         """Head and loss of one micro-batch, forward and backward: products, and passes over the logits in
@@ -230,10 +237,16 @@ class _Step:
         tied = layer.model.words / points.tp * layer.options.gradient_bytes * np.asarray(layer.model.tied_embeddings)
         ends = rates.collective(layer.cluster, "all_reduce", tied, np.minimum(points.pp, 2), points.ranks // 2)
         behind = [layers[1] * layer.backward, layers[1] * layer.forward]
+        # What sharding sends for that micro-batch hides there, too.
+        others = [layers[1] * layer.shard_backward_sent, layers[1] * layer.shard_forward_sent]
         hides = [np.isin(points.shard_overlap, which) for which in (HIDE_BACKWARD, HIDE_FORWARD)]
+
+        def beside(busy: Column, sent: Column) -> Column:
+            return rates.together(layer.cluster, busy, sent)
+
         exposed = [
-            np.where(hidden, rates.together(layer.cluster, busy, sent) - busy, sent)
-            for hidden, busy, sent in zip(hides, behind, (down, up), strict=True)
+            np.where(hidden, beside(busy, other + sent) - beside(busy, other), sent)
+            for hidden, busy, other, sent in zip(hides, behind, others, (down, up), strict=True)
         ]
         return exposed[0] + exposed[1] + ends
 

@@ -42,6 +42,7 @@ class Inside:
     ) -> None:
         self.programmes, self.units, self.rules = programmes, units, rules
         self._known: dict[tuple[Key, State], Outcome] = {}
+        self._gathers = any(one.parameters for one in units)
         self.leads = {at: self._lead(at[1], programme) for at, programme in programmes.items()}
 
     def _lead(self, phase: Phase, programme: Programme) -> tuple[tuple[int, bool], ...]:
@@ -56,14 +57,22 @@ class Inside:
 
     def phase(self, key: Key, state: State) -> Outcome:
         """One phase of a micro-batch, begun in ``state``."""
-        if not self.units:
-            key = Key(key.stage, key.phase)
         known = self._known.get((key, state))
         if known is None:
-            walk = _Walk(self, state)
-            walk.run(self.programmes[key.stage, key.phase], key)
-            known = self._known[key, state] = walk.outcome()
+            bare = self._bare(key)
+            known = self._known.get((bare, state))
+            if known is None:
+                walk = _Walk(self, state)
+                walk.run(self.programmes[key.stage, key.phase], bare)
+                known = self._known[bare, state] = walk.outcome()
+            self._known[key, state] = known
         return known
+
+    def _bare(self, key: Key) -> Key:
+        """What of a key matters here."""
+        if not self.units:
+            return Key(key.stage, key.phase)
+        return key if self._gathers else key._replace(following=None)
 
     def begin(self, first: tuple[int, Phase], *, steady: bool) -> Outcome:
         """Before a step's first list. steady: the step before has changed parameters, which are on their
@@ -200,7 +209,7 @@ class _Walk:
 
     def begin(self, lead: Sequence[tuple[int, bool]], *, steady: bool) -> None:
         publishing = [unit for unit, prices in enumerate(self.units) if prices.publish]
-        for unit in publishing if steady else ():
+        for unit in sorted(publishing, key=lambda unit: not self.units[unit].whole) if steady else ():
             price = self.units[unit].publish
             assert price is not None
             self.published[unit] = self._start(("publish", unit, True), price)

@@ -16,11 +16,12 @@ import numpy as np
 from plait.core.cluster import Cluster
 from plait.plan import rates
 from plait.plan.experts_time import Routed
-from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.rates import AnyPrecision, Seconds
 from plait.plan.shapes import Shapes
 
 SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "none"))
+SPLIT = [SCHEDULES.index(name) for name in ("zb-h1", "zb-h2", "zb-v")]
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
 HIDE_FORWARD = [SHARD_OVERLAPS.index(name) for name in ("forward", "both")]
 HIDE_BACKWARD = [SHARD_OVERLAPS.index(name) for name in ("backward", "both")]
@@ -78,7 +79,12 @@ class Layer:
         """Matrix products, forward and backward."""
         return self._products(rates.three_products)
 
-    def _products(self, rate: Callable[..., Seconds]) -> Seconds:
+    @cached_property
+    def second_products(self) -> Seconds:
+        """Of them, those whose results are summed over tensor-parallel ranks; without experts'."""
+        return self._products(rates.matmul, only_second=True)
+
+    def _products(self, rate: Callable[..., Seconds], *, only_second: bool = False) -> Any:
         """Slices of the batch (p1) and of columns (p2) make several smaller products of each."""
         model, tp, p1, p2 = self.model, self.points.tp, self.points.p1, self.points.p2
         rows, hidden, query = self.tokens / p1, model.hidden, model.query / tp
@@ -86,9 +92,9 @@ class Layer:
         inner, kv = np.maximum(1, model.whole_ffn / tp), model.kv / np.minimum(tp, model.num_kv_heads)
         first = ((1, hidden, query + 2 * kv), (dense, hidden, inner * (1 + model.gated)))
         second = ((p2, query, hidden / p2), (p2 * dense, inner, hidden / p2))
-        shapes = (*first, *second)
-        return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes),
-                   self.routed.products(backward=rate is rates.three_products))  # fmt: skip
+        shapes = second if only_second else (*first, *second)
+        routed = 0.0 if only_second else self.routed.products(backward=rate is rates.three_products)
+        return sum((p1 * times * rate(self.cluster, self.precision, rows, k, n) for times, k, n in shapes), routed)
 
     @cached_property
     def routed(self) -> Routed:
@@ -188,16 +194,26 @@ class Layer:
     def tp_forward(self) -> Seconds:
         """Exposed of the forward's reductions of both sublayers: of s slices, the last one's, and what does
         not fit beside the computation of the others."""
-        slices = np.where(self.points.overlap == DOMINO, self.points.p1 * self.points.p2, 1)
-        return self._exposed((2 + self.routed.more_reductions) * self._reduction, self.forward, slices)
+        points, sent = self.points, (2 + self.routed.more_reductions) * self._reduction
+        domino = points.overlap == DOMINO
+        slices, columns = np.where(domino, points.p1 * points.p2, 1), np.where(domino, points.p2, 1)
+        alone = self._exposed(sent, self.second_products, columns)  # behind the next columns' product
+        return np.where(points.p1 > 1, self._exposed(sent, self.forward, slices), alone)
 
     @cached_property
     def tp_backward(self) -> Seconds:
-        """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least."""
-        sent, slices = (2 + self.routed.more_reductions) * self._reduction, self.points.p1 * self.points.p2
+        """Exposed of the backward's; unless ``sync``, they run beside weight gradients at least, where these
+        follow at once."""
+        points, sent = self.points, (2 + self.routed.more_reductions) * self._reduction
+        slices, mode = points.p1 * points.p2, points.overlap
         beside = rates.together(self.cluster, self.linear, sent) - self.linear
         sliced = np.minimum(beside, self._exposed(sent, self.backward, slices))
-        mode = self.points.overlap
+        # A split backward's weight gradients run later: other slices, or rows, are left to hide behind.
+        inputs, rows = self.backward - (self.three - self.linear) / 2, self.linear - self.second_products
+        cut = np.where(points.sequence_parallel > 0, sent, self._exposed(sent, rows, points.p2))
+        split = np.isin(points.schedule, SPLIT)
+        beside = np.where(split, sent, beside)
+        sliced = np.where(split, np.where(points.p1 > 1, self._exposed(sent, inputs, slices), cut), sliced)
         return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
 
     @cached_property
@@ -251,14 +267,26 @@ class Layer:
     @cached_property
     def shard_forward(self) -> Seconds:
         """Exposed of gathering the layer's parameters."""
-        sent = self._gather(self.points.params)
+        sent = self.shard_forward_sent
         beside = rates.together(self.cluster, self.forward, sent) - self.forward
         return np.where(np.isin(self.points.shard_overlap, HIDE_FORWARD), beside, sent)
 
     @cached_property
+    def shard_forward_sent(self) -> Seconds:
+        """Of gathering them, as if alone."""
+        return self._gather(self.points.params)
+
+    @cached_property
     def shard_backward(self) -> Seconds:
-        """Exposed of gathering them again, from near copies if there are any, and of reducing gradients to
-        what a rank accumulates."""
+        """Exposed of gathering them again and of reducing gradients."""
+        sent = self.shard_backward_sent
+        beside = rates.together(self.cluster, self.backward, sent) - self.backward
+        return np.where(np.isin(self.points.shard_overlap, HIDE_BACKWARD), beside, sent)
+
+    @cached_property
+    def shard_backward_sent(self) -> Seconds:
+        """Of gathering them again, from near copies if there are any, and of reducing gradients to what a
+        rank accumulates, as if alone."""
         points = self.points
         near = np.maximum(1, points.secondary)
         gathered = np.where(points.secondary > 0, self._gather(near), self._gather(points.params))
@@ -272,9 +300,7 @@ class Layer:
             points.grads // points.params,
             points.tp * points.params,
         )
-        sent = gathered + 2 * (inner + outer) + self.routed.reduced(self.options.gradient_bytes)
-        beside = rates.together(self.cluster, self.backward, sent) - self.backward
-        return np.where(np.isin(points.shard_overlap, HIDE_BACKWARD), beside, sent)
+        return gathered + 2 * (inner + outer) + self.routed.reduced(self.options.gradient_bytes)
 
     def _gather(self, ranks: Any) -> Seconds:
         whole = self.model.layer_weights / self.points.tp * self.options.weight_bytes / 2

@@ -164,7 +164,6 @@ def _sizes(stages: Sequence[int], count: int, layers: Sequence[tuple[int, int]],
 
 def _largest(rows: Counts) -> Counts:
     """Without rows that another exceeds or equals in every count."""
-    rows = np.unique(rows, axis=0)[::-1]
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
     kept: list[Counts] = []
     while len(rows):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from plait.core.model import ModelSpec
-from plait.core.schedule import Edge, Op, Schedule
+from plait.core.schedule import COMPUTE, Edge, Op, Schedule
 from plait.core.segments import Phase
 from plait.core.stages import Stage
 from plait.core.strategy import Overlap, Strategy
@@ -105,6 +106,14 @@ def _longer(found: Activations, layers: Sequence[tuple[_Layer, int, int]]) -> Ac
     )
 
 
+class _Computation(NamedTuple):
+    """What an op does to what is live: while it runs, and after it."""
+
+    above: int
+    after: int
+    name: str
+
+
 class PlaceWalk:
     """One place's list. sizes: of its stages, each; tiles: bytes of what crosses an edge, on this place's
     ranks."""
@@ -113,11 +122,12 @@ class PlaceWalk:
         self.schedule, self.sizes, self.tiles = schedule, sizes, tiles
         self.live = self.alive = self._leaving = 0
         self.peak = Peak(0, "", 0)
+        self._known: dict[tuple[int, str], _Computation] = {}
 
     def run(self, ops: Sequence[Op]) -> Peak:
         """Of these ops, in order."""
         for op in ops:
-            if op.computes:
+            if op.kind in COMPUTE:
                 self._compute(op)
             elif op.sends:
                 self.live -= self._leaving
@@ -130,17 +140,24 @@ class PlaceWalk:
         return self.tiles[min(a, b), max(a, b)]
 
     def _compute(self, op: Op) -> None:
+        known = self._known.get((op.stage, op.kind))
+        if known is None:
+            known = self._known[op.stage, op.kind] = self._computation(op)
+        self.alive += op.kind in "FS"
+        self._mark(self.live + known.above, known.name)
+        self.live += known.after
+        self.alive -= op.kind in "BWS"
+
+    def _computation(self, op: Op) -> _Computation:
         sizes, stage = self.sizes[op.stage], op.stage
         before, producers, consumers = 0, self.schedule.producers[stage], self.schedule.consumers[stage]
         match op.kind:
             case "F":
                 read, given = producers, consumers
                 top, after, name = sizes.forward_peak, sizes.kept, "forward"
-                self.alive += 1
             case "S":
                 read, given = [], []
                 top, after, name = sizes.forward_peak, 0, "step"
-                self.alive += 1
             case "W":
                 read, given = [], []
                 before, top, after, name = sizes.held, sizes.weight_peak, 0, "weight gradients"
@@ -151,9 +168,8 @@ class PlaceWalk:
                 read, given = consumers, producers
                 before, top, after, name = sizes.kept, sizes.backward_peak, 0, "backward"
         arrived = sum(self._tile(stage, other) for other in read)  # is among what the phase counts from now on
-        self._mark(self.live - arrived - before + top, f"{name} of stage {stage}")
-        self.live += after - before - arrived + sum(self._tile(stage, other) for other in given)
-        self.alive -= op.kind in "BWS"
+        goes = sum(self._tile(stage, other) for other in given)
+        return _Computation(top - arrived - before, after - before - arrived + goes, f"{name} of stage {stage}")
 
     def _hold(self, size: int, when: str) -> None:
         self.live += size

@@ -28,18 +28,21 @@ GPIPE, EAGER, INTERLEAVED, ZB_H1, ZB_H2, ZB_V = (
     SCHEDULES.index(name) for name in ("gpipe", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 )
 SLACK = SCHEDULES.index("slack-1f1b")
+SPLIT = (ZB_H1, ZB_H2, ZB_V)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
     """Seconds of one micro-batch on a rank of the first, of the last and of any other place of the pipeline;
-    a pipeline of one place has only a last. forward and weight_gradient: the share of a stage's seconds."""
+    a pipeline of one place has only a last. forward and weight_gradient: the share of a stage's seconds.
+    first_chunk: of zb-v's two stages at a place, the first one's share."""
 
     first: Seconds
     inner: Seconds
     last: Seconds
     forward: Seconds
     weight_gradient: Seconds
+    first_chunk: Any = 0.5
 
     def longest(self, pp: Any) -> Seconds:
         """Of the slowest place."""
@@ -80,13 +83,16 @@ def pipeline(
     filled = _filling(stages, schedule, np.asarray(steps_overlap)) / v
     # Fewer micro-batches than places: each of the first v - 1 rounds of chunks waits for them to come round.
     rounds = np.where(schedule == INTERLEAVED, (v - 1) / v * np.maximum(0, pp - m), 0) * longest
+    bubble = np.where(schedule == ZB_V, _v_seconds(stages, pp, m, steps_overlap) - m * longest,
+                      others * filled + rounds)  # fmt: skip
+    bubble = np.where(np.isin(schedule, SPLIT), np.maximum(bubble, _way(stages, pp, m) - m * longest), bubble)
     hops = 2 * transfer * (pp - 1)
     beside = np.asarray(hidden) | np.isin(schedule, (GPIPE, EAGER, SLACK, ZB_H2))
     mean = stages.all(pp) / pp
     waits = np.maximum(0, mean + hops / pp - longest) * np.where(pp > 1, 1, 0)
     once = np.where(beside, hops / v, hops - np.minimum(2 * transfer / pp, waits))
     every = np.where(v > 1, 2 * transfer * v * np.where(pp > 1, 1, 0), waits)
-    return Pipeline(m * longest, others * filled + rounds, once + np.where(beside, 0, every) * (m - 1))
+    return Pipeline(m * longest, bubble, once + np.where(beside, 0, every) * (m - 1))
 
 
 def _waiting(stages: Stages, schedule: Any, pp: Any, m: Any) -> Seconds:
@@ -105,9 +111,28 @@ def _waiting(stages: Stages, schedule: Any, pp: Any, m: Any) -> Seconds:
     return decided
 
 
+def _way(stages: Stages, pp: Any, m: Any) -> Seconds:
+    """Seconds of a step of a split backward in which weight gradients hide: one micro-batch there and back,
+    the forwards and input gradients of the others, one weight gradient."""
+    back = 1 - stages.weight_gradient
+    return np.where(pp > 1, back * (stages.all(pp) + (m - 1) * stages.longest(pp)) + stages.longest(pp) * (1 - back), 0)
+
+
+def _v_seconds(stages: Stages, pp: Any, m: Any, steps_overlap: Any) -> Seconds:
+    """Seconds of a step of zb-v, found by simulating it. Places that are alike wait for one forward or input
+    gradient of the first of their two stages at each place before them; a first place that takes longer, for
+    half a weight gradient of each, less what makes the first stages longer than the second ones."""
+    share, other = stages.weight_gradient, np.where(pp > 2, stages.inner, stages.last)
+    behind = np.maximum(stages.forward, 1 - stages.forward - share) * stages.first_chunk
+    ahead = np.maximum(0, share / 2 - (stages.first_chunk - 0.5))
+    filling = np.where(steps_overlap, 0.0, (pp - 1) * other)
+    alike = m * np.maximum(other, stages.last) + filling * behind
+    return np.where(pp > 1, np.maximum(alike, m * stages.first + filling * ahead), m * stages.last)
+
+
 def _filling(stages: Stages, schedule: Any, steps_overlap: Any) -> Seconds:
     """How much of the other places' work the slowest one waits for while the pipeline fills and drains."""
     one = 1 - 2 * stages.weight_gradient
     start = np.where(steps_overlap, 0.0, stages.forward)  # places begin one after the other, and end so
     two = np.maximum(start, 1 - 3 * stages.weight_gradient)
-    return np.select([schedule == ZB_H1, schedule == ZB_H2, schedule == ZB_V], [one, two, start / 2], 1.0)
+    return np.select([schedule == ZB_H1, schedule == ZB_H2], [one, two], 1.0)

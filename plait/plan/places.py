@@ -8,42 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
-from plait.core.overlap import segment_order
 from plait.core.plan import Plan
-from plait.core.schedule import Op
+from plait.core.schedule import COMPUTE, Op
 from plait.core.segment_costs import Durations, SegmentCosts
-from plait.core.segments import LAYERS, Action, Phase, SegmentGraph
+from plait.core.segments import Action, Phase, SegmentGraph
 from plait.core.settings import ITEMSIZE
 from plait.core.sharding import Sharding, Unit, UnitAction, with_units
 from plait.core.stages import Stage
-from plait.core.strategy import Overlap, Strategy, slice_sizes
+from plait.core.strategy import Strategy, slice_sizes
 from plait.plan.inside import Inside
+from plait.plan.orders import known_order, later
 from plait.plan.phase import Price, Programme, Rules, Run, Start, UnitPrices, UnitStep, Wait
 from plait.plan.prices import Prices, order_costs
 from plait.plan.sharding import Sent, UnitTraffic, unit_sizes
 from plait.plan.traffic import SegmentTraffic, replicated_numbers
 
 Listed = Sequence[Action | UnitAction]
-
-
-Told = tuple[tuple[str, float], ...]
-
-
-@lru_cache(maxsize=128)
-def _ordered(
-    graph: SegmentGraph, overlap: Overlap, compute: Told, collective: Told, latency: float, batch: int
-) -> Sequence[Action]:
-    """A stage's list of one phase. Kept, because many strategies of a job have the same: finding one takes
-    longer than simulating it."""
-    return segment_order(graph, overlap, SegmentCosts(dict(compute), dict(collective), latency), batch)
-
-
-def _later(action: Action, layers: int) -> Action:
-    """The same in a stage that begins so many layers later."""
-    verb, op = action
-    return Action(verb, op._replace(layer=op.layer + layers)) if layers and op.site in LAYERS else action
 
 
 def phase_of(op: Op) -> Phase:
@@ -86,12 +68,17 @@ class Place:
         if mesh.replicas == 1:
             return []
         sizes: dict[Unit, int] = {}
-        for stage in self.stages:
-            sizes |= unit_sizes(self.plan.model, self.strategy, stage, self.sharding)
+        for stage in self.held:
+            sizes |= stage
         return [
             UnitTraffic(unit, numel, self.sharding, mesh.replicas, work.itemsize, self.gradient)
             for unit, numel in sizes.items()
         ]
+
+    @cached_property
+    def held(self) -> list[dict[Unit, int]]:
+        """Numbers in every unit, stage by stage."""
+        return [unit_sizes(self.plan.model, self.strategy, stage, self.sharding) for stage in self.stages]
 
     @property
     def gradient(self) -> int:
@@ -101,10 +88,7 @@ class Place:
     @cached_property
     def numbers(self) -> int:
         """That a rank's optimizer owns."""
-        total = 0
-        for stage in self.stages:
-            total += sum(unit_sizes(self.plan.model, self.strategy, stage, self.sharding).values())
-        return total // self.sharding.optim
+        return sum(sum(stage.values()) for stage in self.held) // self.sharding.optim
 
     @cached_property
     def copies(self) -> int:
@@ -115,11 +99,8 @@ class Place:
     @cached_property
     def phases(self) -> list[tuple[int, Phase]]:
         """Of every stage: which of the place's it is, and what the schedule asks of it."""
-        found: dict[tuple[int, Phase], None] = {}
-        for op in self.plan.schedule.ranks[self.index]:
-            if op.computes:
-                found[self.order[op.stage], phase_of(op)] = None
-        return list(found)
+        found = {(op.stage, op.kind): op for op in self.plan.schedule.ranks[self.index] if op.kind in COMPUTE}
+        return [(self.order[op.stage], phase_of(op)) for op in found.values()]
 
     @cached_property
     def kind(self) -> object:
@@ -155,23 +136,18 @@ class PlaceLists:
     def listed(self) -> dict[tuple[int, Phase], Listed]:
         """The lists of its stages, with what happens to units."""
         place, plan, found = self.place, self.place.plan, dict[tuple[int, Phase], Listed]()
-        units = [one.unit for one in place.units]
         costs, batch = order_costs(plan, place.index), plan.largest_share(place.index)
-        told = tuple(costs.compute.items()), tuple(costs.collective.items()), costs.latency
-        for (at, phase), stage in ((which, place.stages[which[0]]) for which in place.phases):
+        for at, phase in place.phases:
             graph = replace(place.graph(at), phase=phase)
-            first = 0 if plan.model.levels else graph.first_layer  # where layers are equal, so are their lists
-            counted = replace(graph, first_layer=graph.first_layer - first)
-            actions = [_later(one, first) for one in _ordered(counted, place.strategy.overlap, *told, batch)]
-            own = [unit for unit in units if unit in unit_sizes(plan.model, place.strategy, stage, place.sharding)]
-            found[at, phase] = with_units(graph, actions, own, place.strategy) if units else actions
+            actions = known_order(graph, place.strategy.overlap, costs, batch)
+            found[at, phase] = with_units(graph, actions, place.held[at], place.strategy) if place.units else actions
         return found
 
     def of(self, other: Place, at: int, phase: Phase) -> Listed:
         """The list of another place of the kind: the same for its layers."""
         here, there = self.place.stages[at].first_layer, other.stages[at].first_layer
         actions = self.listed[at, phase]
-        return [one if isinstance(one, UnitAction) else _later(one, there - here) for one in actions]
+        return [one if isinstance(one, UnitAction) else later(one, there - here) for one in actions]
 
     @cached_property
     def inside(self) -> Inside:
@@ -185,7 +161,9 @@ class PlaceLists:
             sent=strategy.overlap != "none",
         )
         programmes = {key: self._priced(key[0], listed) for key, listed in self.listed.items()}
-        return Inside(programmes, [self._unit_prices(one) for one in place.units], rules)
+        prices = {(one.numel, one.whole): one for one in place.units}  # units as large cost as much
+        found = {kind: self._unit_prices(one) for kind, one in prices.items()}
+        return Inside(programmes, [found[one.numel, one.whole] for one in place.units], rules)
 
     @cached_property
     def _costs(self) -> tuple[SegmentCosts, Mapping[str, float]]:

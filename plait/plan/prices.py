@@ -204,5 +204,7 @@ def crossing_bytes(plan: Plan, place: int, edge: Edge, share: int) -> int:
     micro-batch."""
     work, mesh = plan.workload, plan.layout.meshes[place]
     cut = mesh.cp * (mesh.tp if plan.strategy.sequence_parallel else 1)
-    levels = [one.level for one in crossings(plan.model, plan.stages)[min(edge), max(edge)]]
+    levels = [0]  # the residual stream alone
+    if plan.model.levels:
+        levels = [one.level for one in crossings(plan.model, plan.stages)[min(edge), max(edge)]]
     return sum((work.sequence >> level) // cut * share * plan.model.hidden * work.itemsize for level in levels)

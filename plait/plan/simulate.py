@@ -19,21 +19,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from statistics import NormalDist
-from typing import NamedTuple
 
 from plait.core.cluster import Cluster
 from plait.core.experts import refuse_experts
 from plait.core.plan import Plan
-from plait.core.schedule import Op, Transfer
-from plait.core.segments import Phase
+from plait.core.schedule import Op
 from plait.core.timeline import Timeline
-from plait.plan.phase import Key, Outcome, State
-from plait.plan.places import Place, PlaceLists, phase_of
+from plait.plan.course import AXES, Course, Moved, Way, script_of
+from plait.plan.phase import Key
+from plait.plan.places import Place, PlaceLists
 from plait.plan.prices import ClusterPrices, PlanPrices, Prices
-
-AXES = ("compute", "tp", "cp", "dp", "pp", "optimizer", "idle")
-"""What a step's seconds consist of. idle: waiting for computations of other places (the bubble), for the
-slowest node of the own place and of others, and for what is beside a step."""
 
 
 @dataclass(frozen=True)
@@ -79,85 +74,6 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
     return simulation.simulated
 
 
-class Turn(NamedTuple):
-    """A computation of the schedule, when it ran, and what happened inside; longer than that by the factor
-    ``scale``. op: None for what begins and completes a step."""
-
-    op: Op | None
-    start: float
-    scale: float
-    outcome: Outcome
-
-
-class Moved(NamedTuple):
-    """A transfer, on its sender; or how long its receiver stood still for it."""
-
-    transfer: Transfer
-    sends: bool
-    start: float
-    end: float
-
-
-class Entry(NamedTuple):
-    """One op of a place's list."""
-
-    op: Op
-    key: Key | None
-    """None for a transfer."""
-    arrivals: tuple[Transfer, ...]
-    """What a computation needs from other places."""
-    transfer: Transfer | None = None
-    sends: bool = False
-
-
-@dataclass(eq=False)
-class Course:
-    """What a place does in a step. ended: when collectives of its units were over: a moment, a scale, and
-    seconds from that moment in units of that scale. leaves: until when its links carry what it sends,
-    arrives: what it receives."""
-
-    place: Place
-    lists: PlaceLists
-    pace: float
-    entries: list[Entry]
-    clock: float = 0.0
-    at: int = 0
-    state: State = field(default_factory=State)
-    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AXES, 0.0))
-    turns: list[Turn] = field(default_factory=list[Turn])
-    moved: list[Moved] = field(default_factory=list[Moved])
-    ended: list[tuple[float, float, Sequence[float]]] = field(
-        default_factory=list[tuple[float, float, Sequence[float]]]
-    )
-    leaves: float = 0.0
-    arrives: float = 0.0
-    last_sent: float = 0.0
-
-    def rest(self, moment: float, axis: str) -> None:
-        """Stand still until ``moment``."""
-        passed = moment - self.clock
-        if passed <= 0:
-            return
-        if self.state.queue:
-            self.state, ended = self.state.later(passed)
-            self.ended.append((self.clock, 1.0, ended))
-        self.spent[axis] += passed
-        self.clock = moment
-
-    def do(self, outcome: Outcome, op: Op | None = None, *, lost: float = 0.0) -> None:
-        """Go through a list, or what begins or completes a step. lost: seconds by which transfers slow it
-        down."""
-        start, scale = self.clock, self.pace + (lost / outcome.seconds if lost else 0.0)
-        for axis, seconds in zip(outcome.spent._fields, outcome.spent, strict=True):
-            self.spent[axis] += seconds
-        self.spent["idle"] += outcome.seconds * (self.pace - 1.0)
-        self.spent["pp"] += lost
-        self.turns.append(Turn(op, start, scale, outcome))
-        if outcome.ended:
-            self.ended.append((start, scale, outcome.ended))
-        self.clock, self.state = start + outcome.seconds * scale, outcome.after
-
-
 class Run:
     """One step of all places. steady: not a run's first."""
 
@@ -165,87 +81,93 @@ class Run:
         self.simulation, self.prices, self.steady = simulation, simulation.prices, steady
         self.courses = simulation.courses()
         self.seconds = 0.0
-        self._arrived: dict[Transfer, tuple[float, float]] = {}
-        """When each began to move, and when it was there."""
-        self._blocked: dict[Transfer, int] = {}
-        self._sent: set[Transfer] = set()
-        self._posted: set[Transfer] = set()
+        self._ways = simulation.script.ways
+        self._arrived: list[tuple[float, float] | None] = [None] * len(self._ways)
+        """When each transfer began to move, and when it was there."""
+        self._blocked: dict[int, int] = {}
+        self._ready = bytearray(len(self._ways))
+        """1 when it has been sent, 2 when its receive is posted, 3 when both."""
+        self._moving = (1, 3) if self.prices.buffered else (3,)
         self._queue: list[tuple[float, int]] = []
         self._run()
         self._finish()
+        for course in self.courses:
+            course.settle()
 
     def _run(self) -> None:
         """Until every place is through with its list; always the place whose clock is behind."""
         for number, course in enumerate(self.courses):
             if course.place.units:
                 first = next(entry.key for entry in course.entries if entry.key)
-                course.do(course.lists.inside.begin((first.stage, first.phase), steady=self.steady))
+                course.do(course.inside.begin((first.stage, first.phase), steady=self.steady))
             heappush(self._queue, (course.clock, number))
         while self._queue:
             _, number = heappop(self._queue)
             self._advance(number, self.courses[number])
-        assert not self._blocked, f"nobody sends {next(iter(self._blocked))}: such a schedule is refused"
+        assert not self._blocked, f"nobody sends {self._ways[next(iter(self._blocked))]}: such a schedule is refused"
 
     def _advance(self, number: int, course: Course) -> None:
-        """Announce transfers until a computation comes, and run it."""
-        while course.at < len(course.entries):
-            op, key, arrivals, transfer, sends = course.entries[course.at]
+        """Announce transfers and run computations until another place is behind, or a transfer is missing."""
+        entries, arrived, queue, at = course.entries, self._arrived, self._queue, course.at
+        while at < len(entries):
+            op, key, arrivals, way, sends = entries[at]
             if key is None:
-                assert transfer is not None
-                self._announce(course, transfer, sends=sends)
-                course.at += 1
+                self._announce(course, way, sends=sends)
+                at += 1
                 continue
-            for transfer in arrivals:
-                if transfer not in self._arrived:
-                    self._blocked[transfer] = number
-                    return
-            for transfer in arrivals:
-                self._stand(course, transfer)
+            if arrivals:
+                for each in arrivals:
+                    if arrived[each] is None:
+                        self._blocked[each] = number
+                        course.at = at
+                        return
+                for each in arrivals:
+                    self._stand(course, each)
             self._compute(course, op, key)
-            course.at += 1
-            heappush(self._queue, (course.clock, number))
-            return
+            at += 1
+            if queue and queue[0] < (course.clock, number):
+                heappush(queue, (course.clock, number))
+                break
+        course.at = at
 
-    def _stand(self, course: Course, transfer: Transfer) -> None:
+    def _stand(self, course: Course, way: int) -> None:
         """Wait for a transfer: until it moves because others have not computed yet, then because of the
         network."""
-        moves, there = self._arrived[transfer]
+        moment = self._arrived[way]
+        assert moment is not None
         begin = course.clock
-        course.rest(moves, "idle")
-        course.rest(there, "pp")
-        course.moved.append(Moved(transfer, False, begin, course.clock))
+        course.rest(moment[0], "idle")
+        course.rest(moment[1], "pp")
+        course.moved.append(Moved(self._ways[way].transfer, False, begin, course.clock))
 
     def _compute(self, course: Course, op: Op, key: Key) -> None:
-        outcome = course.lists.inside.phase(key, course.state)
-        beside = min(outcome.seconds * course.pace, max(course.leaves, course.arrives) - course.clock)
-        course.do(outcome, op, lost=max(0.0, beside) * (1 - 1 / self.prices.slow[0]))
+        outcome, lost = course.inside.phase(key, course.state), 0.0
+        taken = max(course.leaves, course.arrives) - course.clock
+        if taken > 0:
+            lost = min(outcome.seconds * course.pace, taken) * (1 - 1 / self.prices.slow[0])
+        course.do(outcome, op, lost=lost)
 
-    def _announce(self, course: Course, transfer: Transfer, *, sends: bool) -> None:
+    def _announce(self, course: Course, way: int, *, sends: bool) -> None:
         """One end of a transfer. It moves when it is sent and, unless the network takes in what nobody asked
         for yet, its receive is posted."""
-        if sends:
-            self._sent.add(transfer)
-        else:
-            self._posted.add(transfer)
-        met = transfer in self._sent and (self.prices.buffered or transfer in self._posted)
-        if met and transfer not in self._arrived:
-            self._move(transfer, course.clock)
+        self._ready[way] += 1 if sends else 2
+        if self._ready[way] in self._moving and self._arrived[way] is None:
+            self._move(way, course.clock)
 
-    def _move(self, transfer: Transfer, now: float) -> None:
-        source, target, *_ = transfer
-        rank_of = self.simulation.plan.schedule.rank_of
-        sender, receiver = self.courses[rank_of[source]], self.courses[rank_of[target]]
+    def _move(self, number: int, now: float) -> None:
+        way = self._ways[number]
+        sender, receiver = self.courses[way.sender], self.courses[way.receiver]
         start = max(now, sender.leaves, receiver.arrives)
-        seconds, way = self.simulation.travel(source, target)
+        seconds, tier = self.simulation.travel(way)
         queue = sender.state.queue
-        if queue and queue[0][1] == way and sender.clock <= now:  # both at half the rate until one is done
-            shared = min(seconds, sum(left for left, tier in queue if tier == way))
+        if queue and queue[0][1] == tier and sender.clock <= now:  # both at half the rate until one is done
+            shared = min(seconds, sum(left for left, other in queue if other == tier))
             sender.state, seconds = sender.state.behind(shared), seconds + shared
         end = start + seconds
         sender.leaves = sender.last_sent = receiver.arrives = end
-        sender.moved.append(Moved(transfer, True, start, end))
-        self._arrived[transfer] = start, end
-        waiting = self._blocked.pop(transfer, None)
+        sender.moved.append(Moved(way.transfer, True, start, end))
+        self._arrived[number] = start, end
+        waiting = self._blocked.pop(number, None)
         if waiting is not None:
             heappush(self._queue, (max(end, self.courses[waiting].clock), waiting))
 
@@ -255,7 +177,7 @@ class Run:
         for course in self.courses:
             course.rest(course.last_sent, "pp")
             if course.place.units:
-                course.do(course.lists.inside.complete(course.state))
+                course.do(course.inside.complete(course.state))
             if course.place.copies:
                 taken = prices.collective("all_reduce", course.place.copies, course.place.strategy.tp, 1)
                 course.rest(course.clock + taken, "tp")
@@ -302,7 +224,7 @@ class Simulation:
         kinds: dict[object, PlaceLists] = {}
         self.lists = [kinds.setdefault(place.kind, PlaceLists(place, prices)) for place in self.places]
         self.paces = self._paces(jitter_seed)
-        self._entries = [self._listed(place) for place in self.places]
+        self.script = script_of(plan.schedule)
         self._travels: dict[tuple[int, int], tuple[float, int]] = {}
 
     def run(self, *, steady: bool = True) -> Run:
@@ -317,33 +239,18 @@ class Simulation:
 
     def courses(self) -> list[Course]:
         """Of all places, at a step's beginning."""
-        parts = zip(self.places, self.lists, self.paces, self._entries, strict=True)
+        parts = zip(self.places, self.lists, self.paces, self.script.entries, strict=True)
         return [Course(*part) for part in parts]
 
-    def travel(self, source: int, target: int) -> tuple[float, int]:
+    def travel(self, way: Way) -> tuple[float, int]:
         """Seconds of what one stage hands to another, and the links it uses."""
-        found = self._travels.get((source, target))
+        source, target = way.transfer[:2]
+        edge = (source, target) if self.plan.model.levels else (way.sender, way.receiver)  # equal layers, equal edges
+        found = self._travels.get(edge)
         if found is None:
             found = self.prices.travel(source, target), self.prices.way(source, target)
-            self._travels[source, target] = found
+            self._travels[edge] = found
         return found
-
-    def _listed(self, place: Place) -> list[Entry]:
-        """A place's list."""
-        schedule = self.plan.schedule
-        ops = schedule.ranks[place.index]
-        computing = [op for op in ops if op.computes]
-        last = set({(op.stage, op.kind): op for op in computing}.values())
-        phases: list[tuple[int, Phase]] = [(place.order[op.stage], phase_of(op)) for op in computing]
-        following = iter([*phases[1:], None])
-        entries: list[Entry] = []
-        for op in ops:
-            if op.computes:
-                key = Key(place.order[op.stage], phase_of(op), op in last, next(following))
-                entries.append(Entry(op, key, tuple(schedule.arrivals(op))))
-            else:
-                entries.append(Entry(op, None, (), op.transfer, op.sends))
-        return entries
 
     def _paces(self, seed: int | None) -> list[float]:
         """By place: the time of its slowest node, as a multiple of the mean node's."""

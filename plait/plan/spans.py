@@ -8,11 +8,12 @@ from plait.core.schedule import Op, ends
 from plait.core.sharding import Unit, UnitAction, UnitOp, UnitVerb
 from plait.core.strategy import slice_sizes
 from plait.core.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
+from plait.plan.course import Course
 from plait.plan.phase import LAST, Label
 from plait.plan.places import phase_of
 from plait.plan.prices import crossing_bytes
 from plait.plan.sharding import UnitTraffic
-from plait.plan.simulate import Course, Simulation
+from plait.plan.simulate import Simulation
 
 _VERBS: Mapping[str, UnitVerb] = {
     "need": "need", "gather": "gather", "publish": "publish", "reduce": "reduce", LAST: "reduce"

@@ -65,7 +65,8 @@ def rows(draw: st.DrawFn) -> dict[str, int]:
         "micro": draw(st.integers(1, 4)), "num_micro": draw(st.integers(1, 14)),
         "schedule": SCHEDULES.index(schedule), "virtual": draw(st.integers(1, 3)) if schedule == "interleaved" else 1,
         "recompute": draw(st.integers(0, 2)), "recompute_layers": draw(st.sampled_from([-1, -1, 0, 1, 3, 40])),
-        "sequence_parallel": draw(st.integers(0, 1)), "p1": draw(st.sampled_from([1, 1, 2])), "overlap": SYNC,
+        "sequence_parallel": draw(st.integers(0, 1)), "p1": draw(st.sampled_from([1, 1, 2])),
+        "p2": draw(st.sampled_from([1, 1, 2, 4])), "overlap": SYNC,
         "params": params, "grads": grads, "optim": optim,
         "secondary": draw(st.sampled_from([0, 2])) if params > 2 else 0,
     }  # fmt: skip

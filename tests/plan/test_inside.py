@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -77,6 +78,14 @@ def test_what_was_published_is_awaited_by_its_first_reader_only() -> None:
     assert [end - start for _, start, end in one.phase(Key(0, "step"), first.after).waits] == [0.0, 0.0]
     hidden = inside([*reads(0, 1.0)], units, Rules((1.0, 1.0), 0, forward=False))
     assert hidden.begin((0, "step"), steady=True).seconds == pytest.approx(4.0)
+
+
+def test_what_is_there_before_any_list_is_published_first() -> None:
+    """Else a step's beginning waits for all that is published."""
+    units = [unit(publish=2.0), unit(publish=3.0), replace(unit(publish=0.5), whole=True)]
+    begun = inside([*reads(0, 1.0)], units).begin((0, "step"), steady=True)
+    assert begun.seconds == pytest.approx(0.5)
+    assert [label[1] for label, _ in begun.sent] == [2, 0, 1]
 
 
 def test_a_collective_of_the_list_shares_links_with_one_of_a_unit() -> None:

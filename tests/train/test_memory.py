@@ -40,6 +40,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tp": {"tp": 2},
     "slices": {"tp": 2, "p1": 2, "p2": 2},
     "sequence parallel": {"tp": 2, "sequence_parallel": True},
+    "sequence parallel, slices": {"tp": 2, "sequence_parallel": True, "p1": 2, "p2": 2},
+    "sequence parallel, columns": {"tp": 2, "sequence_parallel": True, "p2": 4},
     "sequence parallel, full": {"tp": 2, "sequence_parallel": True, "recompute": "full"},
     "ulysses": {"cp": 2},
     "ring": {"cp": 2, "ring": 2},

@@ -179,8 +179,9 @@ class Shards:
 
     def publish(self, *, later: bool = False) -> None:
         """Start to give everybody what this rank's optimizer has made of its part, in the order in which
-        units will be read. later: recorded with the step after this one, which waits for it."""
-        for unit, store in self.units.items():
+        units will be read: those first that are there before any list. later: recorded with the step after
+        this one, which waits for it."""
+        for unit, store in sorted(self.units.items(), key=lambda one: not one[1].whole):
             if store.sharding.optim > store.params:
                 self._published[unit] = self._start(
                     UnitOp("publish", unit, True), lambda store=store: self._publish(store), later=later
