@@ -13,7 +13,6 @@ recomputation) as likely as the others.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from plait.core.job import Job
 from plait.plan.answer import Candidate, Planner
 from plait.plan.asking import asked_of, job_at
 from plait.plan.closed_memory import fits
+from plait.plan.recorded import read_seconds
 from plait.plan.search import FAMILY
 from plait.plan.space import enumerate_space
 from plait.plan.where import find_cluster
@@ -126,8 +126,7 @@ def measured(folder: Path, kind: str, one: Candidate, options: argparse.Namespac
     runs = list[float]()
     for again in range(options.rounds):
         plait(folder, "train", f"{name}.toml", f"run.name={name}-{again}", "--on", lab(options))
-        lines = (folder / "runs" / f"{name}-{again}" / "metrics.jsonl").read_text().splitlines()
-        runs.append(statistics.median([json.loads(line)["seconds"] for line in lines][WARM:]))
+        runs.append(statistics.median(read_seconds(folder / "runs" / f"{name}-{again}")[WARM:]))
     seconds = statistics.median(runs)
     found = {"kind": kind, "strategy": describe(one), "predicted_s": one.seconds, "measured_s": seconds}
     found |= {"error": one.seconds / seconds - 1, "in_band": one.low <= seconds <= one.high, "parts": dict(one.parts)}

@@ -36,8 +36,9 @@ from plait.core.sharding import Sharding
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.lab import LabSpec
-from plait.plan.memory import activations, position_tables, states
+from plait.plan.activations import activations
 from plait.plan.sharding import unit_sizes
+from plait.plan.states import position_tables, states
 
 RANKS, SLACK = 4, 1.05
 VARIANTS: dict[str, dict[str, Any]] = {

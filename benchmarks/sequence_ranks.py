@@ -85,7 +85,7 @@ class Variant:
         """One step's seconds."""
         start = time.perf_counter()
         part = self.part
-        train_step(part.work, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
+        train_step(part.step, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
         if part.shards:
             part.shards.settle()
         return time.perf_counter() - start

@@ -101,11 +101,11 @@ class Bench:
         optimizer = Optimizer(part.models, part.gradients)
         if "only" not in what:
             self.formula[name] = self.over_the_link(part, sharding)
-        work = replace(part.work, shards=shards)
+        own = replace(part.step, shards=shards)
 
         def step(final: bool) -> None:
             part.pipeline.ahead()
-            train_step(work, optimizer, self.batches, learning_rate=1e-4, clip=0.0)
+            train_step(own, optimizer, self.batches, learning_rate=1e-4, clip=0.0)
             if final:
                 shards.settle()
 

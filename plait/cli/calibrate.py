@@ -28,16 +28,14 @@ def calibrate(
     """
     from datetime import UTC, datetime
 
-    from plait.core.errors import LaunchError
+    from plait.core.files import explained
     from plait.core.toml import to_toml
     from plait.plan.recorded import Recorded, refit
 
     recorded = [Recorded.read(folder) for folder in runs]
     found = refit(_cluster(cluster, recorded[0]), recorded, date=datetime.now(UTC).date().isoformat())
-    try:
+    with explained(f"{out} cannot be written", fix="Choose another with --out"):
         out.write_text(to_toml(found.cluster.model_dump(mode="json", exclude_none=True)))
-    except OSError as error:
-        raise LaunchError(f"{out} cannot be written: {error.strerror or error}. Choose another with --out.") from None
     _show(recorded, found, out, as_json)
 
 

@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import calibrate, export, job, lab, plan, profile, reshard, sample, schedule, terminal, timeline, train
+from plait.cli import (
+    calibrate,
+    cluster,
+    export,
+    job,
+    lab,
+    plan,
+    profile,
+    reshard,
+    sample,
+    schedule,
+    terminal,
+    timeline,
+    train,
+)
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -29,6 +43,7 @@ app.command("timeline")(timeline.timeline)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(lab.app, name="lab")
+app.add_typer(cluster.app, name="cluster")
 
 
 @app.callback(invoke_without_command=True)

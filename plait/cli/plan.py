@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from plait.core.job import Job
     from plait.core.plan import Plan
+    from plait.lab import LabSpec
     from plait.plan.answer import Answer, Candidate, Planner
 
 CHECK = "check"
@@ -89,17 +90,19 @@ def plan(
         if wanted:
             refuse_experts(asked.planner.model, doing)
     found = asked.planner.checked() if check or asked.written else asked.planner.answer()
-    measured = _measured(asked, found, measure, on) if measure else {}
-    best = _fastest(found, measured)
+    plans = [asked.planner.plan(one.job) for one in found.candidates[:measure]]
+    measured = _measured(plans, asked.lab, on) if plans else {}
+    at = min(measured, key=lambda number: measured[number]) if measured else 0
+    best = found.candidates[at]
     target = None if what_if or asked.written else out or job.with_name("plan.json")
     if target:
-        _write(asked.planner.plan(best.job), target)
+        _write(plans[at] if plans else asked.planner.plan(best.job), target)
     if picture:
         _draw(asked.planner, best, picture)
     if emit:
         _emit(best.job, emit)
     elif as_json:
-        _print_json(found, best, measured, {"plan": target and str(target), "what_if": asked.factors})
+        _print_json(found, at, measured, {"plan": target and str(target), "what_if": asked.factors})
     else:
         _show(found, measured, explain)
         _say_where(target, picture)
@@ -143,18 +146,12 @@ def job_of(plan: Plan, file: Path) -> Job:
     return plan.job
 
 
-def _fastest(found: Answer, measured: dict[int, float]) -> Candidate:
-    """By measurement, if there is any."""
-    return found.candidates[min(measured, key=lambda at: measured[at])] if measured else found.best
-
-
-def _measured(asked: _Asked, found: Answer, count: int, on: str) -> dict[int, float]:
+def _measured(plans: Sequence[Plan], lab: LabSpec | None, on: str) -> dict[int, float]:
     from plait.cli.plan_measure import measure
     from plait.plan.reasons import in_seconds
 
-    plans = [asked.planner.plan(one.job) for one in found.candidates[:count]]
     measured = dict[int, float]()
-    for at, seconds in enumerate(measure(plans, asked.lab, on)):
+    for at, seconds in enumerate(measure(plans, lab, on)):
         typer.echo(f"measured {at + 1} of {len(plans)}: {in_seconds(seconds)} a step", err=True)
         measured[at] = seconds
     return measured
@@ -180,9 +177,9 @@ def _draw(planner: Planner, best: Candidate, file: Path) -> None:
     from plait.plan.over_time import memory_curves, step_bars
     from plait.plan.reasons import in_seconds
 
-    plan = planner.plan(best.job)
-    simulated = planner.simulated(best.job)
-    curves = memory_curves(simulated, planner.work(plan), best.memory)
+    simulated = best.simulated
+    assert simulated is not None, "models with experts are not drawn"
+    curves = memory_curves(simulated, planner.step(simulated.simulation.plan), best.memory)
     title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
     draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)
 
@@ -198,24 +195,20 @@ def _emit(job: Job, framework: str) -> None:
 
 
 def _write(plan: Plan, target: Path) -> None:
-    from plait.core.errors import LaunchError
+    from plait.core.files import explained
 
-    try:
+    with explained(f"{target} cannot be written", fix="Choose another with --out"):
         plan.write(target)
-    except OSError as error:
-        raise LaunchError(
-            f"{target} cannot be written: {error.strerror or error}. Choose another with --out."
-        ) from None
 
 
-def _print_json(found: Answer, best: Candidate, measured: dict[int, float], more: dict[str, Any]) -> None:
+def _print_json(found: Answer, chosen: int, measured: dict[int, float], more: dict[str, Any]) -> None:
     from plait.cli import terminal
 
     values = found.to_dict() | more
     if measured:
         for at, seconds in measured.items():
             values["candidates"][at]["measured"] = seconds
-        values["chosen"] = list(found.candidates).index(best)
+        values["chosen"] = chosen
     terminal.say(json.dumps(values))
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plait.cli.running import Place
     from plait.core.plan import Plan
     from plait.lab import LabSpec
-    from plait.launch.local import Start
 
 STEPS, SKIPPED = 10, 4
 """Steps of a run, and of these the first, which do not count."""
@@ -25,11 +22,14 @@ STEPS, SKIPPED = 10, 4
 def measure(plans: Sequence[Plan], lab: LabSpec | None, on: str) -> Iterator[float]:
     """Seconds of a median step of each plan. Raises JobError where its ranks do not exist here, and what a
     run raises."""
+    from plait.cli.running import place_of
+
+    place = place_of(on)
     for plan in plans:
         check_ranks(plan, lab, on)
     with TemporaryDirectory(prefix="plait-measure-") as folder:
         for number, plan in enumerate(plans):
-            yield _seconds(_short(plan, Path(folder), f"{number + 1}"), lab)
+            yield _seconds(_short(plan, Path(folder), f"{number + 1}"), place)
 
 
 def check_ranks(plan: Plan, lab: LabSpec | None, on: str) -> None:
@@ -58,42 +58,13 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
     return replace(plan, job=plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names]))
 
 
-def _seconds(plan: Plan, lab: LabSpec | None) -> float:
+def _seconds(plan: Plan, place: Place) -> float:
+    from plait.cli.running import run_plan
     from plait.core.errors import LaunchError
-    from plait.core.files import replacing
-    from plait.core.lock import RunLock
-    from plait.launch.local import local_start, run_ranks
+    from plait.plan.recorded import read_seconds
 
     assert plan.job
     folder = plan.job.run.path
-    folder.mkdir()
-    with replacing(folder / "job.toml") as path:
-        path.write_text(plan.job.to_toml())
-    plan.write(folder / "plan.json")
-    world, argv = plan.layout.world_size, [sys.executable, "-m", "plait.train.worker", str(folder)]
-    with RunLock(folder) as lock:
-        run = partial(run_ranks, world=world, logs=folder / "logs", timeout=plan.job.run.timeout, lock=lock)
-        if lab is None:
-            status = run(_silent(local_start(argv, world)))
-        else:
-            from plait.lab import Lab
-
-            with Lab(lab, command=argv) as running:
-                status = run(_silent(partial(running.popen, argv=argv)))
-    if status:
+    if run_plan(plan, folder, place, silent=True):
         raise LaunchError("a measured run was stopped; nothing is chosen")
-    return statistics.median(_step_seconds(folder)[SKIPPED:])
-
-
-def _silent(start: Start) -> Start:
-    """What rank 0 prints goes to its log as well."""
-
-    def started(rank: int, *, stdout: IO[bytes] | None, stderr: IO[bytes], **more: Any) -> subprocess.Popen[Any]:
-        return start(rank, stdout=stdout or stderr, stderr=stderr, **more)
-
-    return started
-
-
-def _step_seconds(folder: Path) -> list[float]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [float(json.loads(line)["seconds"]) for line in lines]
+    return statistics.median(read_seconds(folder)[SKIPPED:])

@@ -13,28 +13,18 @@ if TYPE_CHECKING:
 
 def lab_spec(on: str) -> LabSpec | None:
     """The emulated cluster to run on; None for this machine itself. Raises JobError for another place."""
-    from plait.core.errors import JobError
+    from plait.cli.running import place_of
 
-    if on == "local":
-        return None
-    kind, _, where = on.partition(":")
-    if kind != "lab":
-        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
-        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
-    from plait.lab import LabSpec
-
-    return LabSpec.parse(where)
+    return place_of(on).lab
 
 
 def the_cluster(job: Job, lab: LabSpec | None) -> Cluster:
     """What ``[cluster]`` names; where that is this machine, and a lab is asked for, the lab."""
-    from plait.core.cluster import Hosts
     from plait.plan.this_machine import emulated
     from plait.plan.where import find_cluster
 
     if lab and job.cluster.file is None and job.cluster.preset == "here":
-        rate = lab.rate / 8 if lab.rate else None
-        return emulated(job, Hosts(ranks_per_host=lab.ranks_per_host, rate=rate), lab.hosts)
+        return emulated(job, lab.as_hosts, lab.hosts)
     return find_cluster(job)
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from plait.cli.running import Place
     from plait.core.job import Job
     from plait.core.profile import ModulePhase, Profile
-    from plait.lab import LabSpec
 
 WORKER = "plait.train.profiler"
 LEAST_SECONDS = 5.0
@@ -57,6 +55,7 @@ def profile(
 
     Examples: plait profile; plait profile --on lab:2x2@1gbit; plait profile --import all_reduce.log
     """
+    from plait.core.files import explained
     from plait.core.profile import Profile
 
     if files:
@@ -67,7 +66,8 @@ def profile(
             fix = "Leave out the job, --on and --ranks; or measure first, and import that profile with the other files"
             raise JobError("measures nothing", key="--import", fix=fix)
         found = import_profiles(files)
-        _keep(found, out)
+        with explained(f"{out} cannot be written", fix="Choose another with --out"):
+            found.write(out)
     else:
         status = _measure(job, on, ranks, out, seconds, nodes_per_minipod, quiet=as_json)
         if status:
@@ -79,94 +79,51 @@ def profile(
         _print(found, out)
 
 
-def _keep(found: Profile, out: Path) -> None:
-    from plait.core.errors import LaunchError
-
-    try:
-        found.write(out)
-    except OSError as error:
-        problem = f"{out} cannot be written: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another file with --out.") from None
-
-
 def _measure(
     file: Path | None, on: str, ranks: int | None, out: Path, seconds: float, minipod: int, *, quiet: bool
 ) -> int:
     """Start the ranks and wait for them; the exit status. Their logs stay where something went wrong."""
-    from functools import partial
-
-    from plait.core.env import chosen_port
+    from plait.cli.running import Ranks, place_of
     from plait.core.errors import JobError
+    from plait.core.files import explained
     from plait.core.job import Job
-    from plait.launch.local import local_start, run_ranks
 
     if not LEAST_SECONDS <= seconds < 1e6:
         raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix=f"Allowed: at least {LEAST_SECONDS:g}")
     if minipod < 0:
         raise JobError(f"{minipod} is not allowed", key="--nodes-per-minipod", fix="Allowed: at least 0")
     job = Job.read(file) if file else None
-    lab = _lab(on)
-    world = _ranks(ranks, job, lab)
-    argv = [sys.executable, "-m", WORKER, "--out", str(out.resolve()), "--seconds", str(seconds)]
-    argv += ["--job", str(file.resolve())] if file else []
-    argv += ["--nodes-per-minipod", str(minipod)] if minipod else []
-    argv += ["--quiet"] if quiet else []
+    place = place_of(on)
+    world = _ranks(ranks, job, place)
+    arguments = ["--out", str(out.resolve()), "--seconds", str(seconds)]
+    arguments += ["--job", str(file.resolve())] if file else []
+    arguments += ["--nodes-per-minipod", str(minipod)] if minipod else []
+    arguments += ["--quiet"] if quiet else []
     logs = out.with_name(f"{out.name}.logs")
-    run = partial(run_ranks, world=world, logs=_made(logs), timeout=job.run.timeout if job else TIMEOUT)
-    if lab is None:
-        status = run(local_start(argv, world, port=chosen_port()))
-    else:
-        from plait.lab import Lab
-
-        with Lab(lab, command=argv) as running:
-            status = run(partial(running.popen, argv=argv))
+    with explained(f"{logs} cannot be made", fix="Choose another with --out"):
+        logs.mkdir(parents=True, exist_ok=True)
+    timeout = job.run.timeout if job else TIMEOUT
+    status = place.run(Ranks(module=WORKER, arguments=arguments, world=world, logs=logs, timeout=timeout))
     shutil.rmtree(logs, ignore_errors=True)
     return status
 
 
-def _made(logs: Path) -> Path:
-    from plait.core.errors import LaunchError
-
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"{logs} cannot be made: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another file with --out.") from None
-    return logs
-
-
-def _lab(on: str) -> LabSpec | None:
+def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
     from plait.core.errors import JobError
-
-    kind, _, where = on.partition(":")
-    if on == "local":
-        return None
-    if kind != "lab":
-        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x2@1gbit"
-        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
-    from plait.lab import LabSpec
-
-    return LabSpec.parse(where)
-
-
-def _ranks(asked: int | None, job: Job | None, lab: LabSpec | None) -> int:
-    from plait.core.errors import JobError
-    from plait.plan.fits import gpus
+    from plait.core.process import usable_cores
+    from plait.plan.this_machine import ranks_here
 
     if asked is not None and asked < 1:
         raise JobError(f"{asked} is not allowed", key="--ranks", fix="Allowed: at least 1")
-    if lab:
-        if asked not in (None, lab.world_size):
-            raise JobError(f"{asked} are not the {lab.world_size} ranks of --on", key="--ranks", fix="Leave it out")
-        return lab.world_size
+    if place.world is not None:
+        if asked not in (None, place.world):
+            raise JobError(f"{asked} are not the {place.world} ranks of --on", key="--ranks", fix="Leave it out")
+        return place.world
     if asked is not None:
         return asked
-    there = len(gpus()) if job is None or job.run.device != "cpu" else 0
-    return there or (job.world_size if job else min(MOST_HERE, _cores()))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if job:
+        return ranks_here(job.run.device, on_cpu=job.world_size)
+    return ranks_here("auto", on_cpu=min(MOST_HERE, usable_cores()))
 
 
 # ---- what it says ----

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from plait.core.text import printable
 
 
 def sample(
@@ -24,17 +27,7 @@ def sample(
     pieces = sampler.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
     for warning in sampler.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    sys.stdout.write(printable(prompt))
-    for piece in pieces:
-        sys.stdout.write(printable(piece))
+    for piece in chain([prompt], pieces):
+        sys.stdout.write(printable(piece, kept="\n\t"))
         sys.stdout.flush()
     sys.stdout.write("\n")
-
-
-def printable(text: str) -> str:
-    """``text`` without what would drive a terminal: a model may write any character.
-
-    >>> printable("a\\x1b[2Jb\\tc")
-    'a�[2Jb\\tc'
-    """
-    return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)

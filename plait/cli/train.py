@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from plait.cli.running import Place
     from plait.core.job import Job
-    from plait.core.lock import RunLock
     from plait.core.plan import Plan
-    from plait.lab import LabSpec
 
-WORKER = "plait.train.worker"
 CHECKED = 64
 """Ranks up to which a dry run also plans every transfer, as a run does."""
 
@@ -25,8 +22,18 @@ def train(
         list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: train.steps=100.")
     ] = None,
     on: Annotated[
-        str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
+        str,
+        typer.Option(
+            help="Where: local; slurm or slurm:PARTITION; lab:HOSTSxRANKS@RATE for an emulated cluster, such as "
+            "lab:2x1@1gbit."
+        ),
     ] = "local",
+    rank_table: Annotated[
+        Path | None, typer.Option(help="With --on slurm: which host runs which ranks (rank_table.json).")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option(help="With --on slurm: show what the job prints until it ends; Ctrl-C stops it.")
+    ] = True,
     plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
@@ -40,76 +47,94 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    from plait.cli.planned import lab_spec
+    from plait.cli.running import place_of, run_plan, write_run
 
-    lab = lab_spec(on)
+    place = _with_table(place_of(on), rank_table)
     if dry_run:
-        _show(job, overrides or [], lab, as_json)
+        _show(job, overrides or [], place, as_json)
         return
     if job.suffix == ".json":
         plan, folder = _written(job, overrides or [])
     else:  # torchrun's ranks may stand on other machines too
-        plan, folder = _planned(job, overrides or [], lab, refuse=not plan_only)
-    if lab and lab.world_size != plan.layout.world_size:
+        plan, folder = _planned(job, overrides or [], place, refuse=place.ours and not plan_only)
+    if place.world not in (None, plan.layout.world_size):
         from plait.core.errors import JobError
 
-        problem = f"{on} has {lab.world_size} ranks, the job needs {plan.layout.world_size}"
+        problem = f"{on} has {place.world} ranks, the job needs {plan.layout.world_size}"
         raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
     if plan_only:  # whoever asks holds the run's lock
-        _write(plan, folder)
+        write_run(plan, folder)
         return
+    from plait.cli.on_slurm import InSlurm
 
-    from plait.core.lock import RunLock
-
-    with RunLock(folder) as lock:
-        _write(plan, folder)
-        raise typer.Exit(_run(plan, folder, lab, lock))
+    if isinstance(place, InSlurm) and not place.inside:
+        raise typer.Exit(place.submit(plan, folder, follow=follow))
+    raise typer.Exit(run_plan(plan, folder, place))
 
 
-def _show(file: Path, overrides: list[str], lab: LabSpec | None, as_json: bool) -> None:
+def _with_table(place: Place, rank_table: Path | None) -> Place:
+    from dataclasses import replace
+
+    from plait.cli.on_slurm import InSlurm
+    from plait.core.errors import JobError
+
+    if isinstance(place, InSlurm):
+        return replace(place, table=rank_table)
+    if rank_table:
+        raise JobError("orders the nodes of a cluster", key="--rank-table", fix="Use it with --on slurm")
+    return place
+
+
+def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
     """The dry run: what is checked before a run is, and the tables."""
     from plait.cli import terminal
     from plait.cli.dry_run import show
     from plait.cli.planned import planned
     from plait.core.experts import refuse_experts
     from plait.core.job import Job
-    from plait.plan.estimate import Work, estimate
+    from plait.plan.estimate import PlannedStep, estimate
     from plait.plan.fits import check_size, room
     from plait.train.data.tokenizer import load_tokenizer
 
     if file.suffix == ".json":
         plan, folder = _written(file, overrides)
-        there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size)
-        work = Work.of_plan(plan, gpu=bool(there and there.each))
+        there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size) if place.ours else None
+        job = plan.job
+        step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
     else:
         job = Job.read(file, overrides).named(file.stem)
         vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
         refuse_experts(job.model_spec(vocab))
-        job, chosen = planned(job, vocab, lab)
+        job, chosen = planned(job, vocab, place.lab)
         if chosen and not as_json:
             terminal.text(chosen)
-        there = room(job.run.device, job.world_size)
+        there = room(job.run.device, job.world_size) if place.ours else None
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
-            _of_job(job, vocab, lab)
+            _of_job(job, vocab, place)
         else:
             _check_files(job, folder)
-        work = Work.of(job, vocab, gpu=bool(there and there.each))
-    show(f"{file}, which would run in {folder}", estimate(work), there, as_json)
+        step = PlannedStep.of(job, vocab, gpu=bool(there and there.each))
+    show(f"{file}, which would run in {folder}", estimate(step), there, as_json)
+    from plait.cli.on_slurm import InSlurm
+
+    if isinstance(place, InSlurm) and job and not as_json:
+        terminal.title("The batch script")
+        terminal.say(place.batch(job, folder, job.world_size).script())
 
 
 def _refuse(job: Job, vocab: int) -> None:
     """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
-    from plait.plan.estimate import Work, estimate
+    from plait.plan.estimate import PlannedStep, estimate
     from plait.plan.fits import check_fits, check_size, room
 
     there = room(job.run.device, job.world_size)
     check_size(job, vocab, there)
     if there:
-        check_fits(job, estimate(Work.of(job, vocab, gpu=bool(there.each))), vocab, there)
+        check_fits(job, estimate(PlannedStep.of(job, vocab, gpu=bool(there.each))), vocab, there)
 
 
-def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: bool = False) -> tuple[Plan, Path]:
+def _planned(file: Path, overrides: list[str], place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:
     """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder.
     refuse: a job that cannot fit here."""
     from plait.cli import terminal
@@ -121,23 +146,20 @@ def _planned(file: Path, overrides: list[str], lab: LabSpec | None, *, refuse: b
     job = Job.read(file, overrides).named(file.stem)
     vocab = load_tokenizer(job.data.tokenizer).vocab
     refuse_experts(job.model_spec(vocab))
-    job, chosen = planned(job, vocab, lab)
+    job, chosen = planned(job, vocab, place.lab)
     if chosen:
         terminal.text(chosen)
     if refuse:
         _refuse(job, vocab)
-    return _of_job(job, vocab, lab), job.run.path
+    return _of_job(job, vocab, place), job.run.path
 
 
-def _of_job(job: Job, vocab: int, lab: LabSpec | None) -> Plan:
+def _of_job(job: Job, vocab: int, place: Place) -> Plan:
     """The plan of a job that leaves nothing to the planner, or the one with which an earlier start of it goes
     on."""
-    from plait.core.cluster import HERE, Hosts
     from plait.plan.make import make_plan
 
-    rate = lab.rate / 8 if lab and lab.rate else None
-    hosts = Hosts(ranks_per_host=lab.ranks_per_host, rate=rate) if lab else HERE
-    fresh = make_plan(job, hosts, vocab=vocab)
+    fresh = make_plan(job, place.hosts, vocab=vocab)
     _check_files(job, job.run.path)
     return fresh.continued(job.run.path / "plan.json")
 
@@ -154,8 +176,8 @@ def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
     plan = Plan.read(file)
     refuse_experts(plan.model)
     for setting in overrides:
-        if not setting.startswith("run."):
-            fix = "Only run.name, run.folder and the like may be set; for all else change the job file and plan again"
+        if not setting.startswith(("run.", "slurm.")):
+            fix = "Only run.* and slurm.* may be set; for all else change the job file and plan again"
             raise JobError(f"'{setting}' would change the plan", file=str(file), fix=fix)
     if plan.job is None:
         raise JobError("was made without a job file and says nothing of data or steps", file=str(file))
@@ -173,37 +195,3 @@ def _check_files(job: Job, folder: Path) -> None:
     from plait.train.data.check import check_data
 
     check_data(job.data, job.train, folder / "corpus")
-
-
-def _write(plan: Plan, folder: Path) -> None:
-    """What ranks read, and what people read of it."""
-    from plait.core.errors import LaunchError
-    from plait.core.files import replacing
-
-    assert plan.job is not None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "job.toml") as path:
-            path.write_text(plan.job.to_toml())
-        plan.write(folder / "plan.json")
-    except OSError as error:
-        problem = f"the run folder {folder} cannot be written: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another with run.folder=FOLDER.") from None
-
-
-def _run(plan: Plan, folder: Path, lab: LabSpec | None, lock: RunLock) -> int:
-    from functools import partial
-
-    from plait.core.env import chosen_port
-    from plait.launch.local import local_start, run_ranks
-
-    assert plan.job is not None
-    world = plan.layout.world_size
-    argv = [sys.executable, "-m", WORKER, str(folder)]
-    run = partial(run_ranks, world=world, logs=folder / "logs", timeout=plan.job.run.timeout, lock=lock)
-    if lab is None:
-        return run(local_start(argv, world, port=chosen_port()))
-    from plait.lab import Lab
-
-    with Lab(lab, command=argv) as running:
-        return run(partial(running.popen, argv=argv))

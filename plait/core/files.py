@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and what is said where they cannot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
+
+from plait.core.errors import LaunchError
+
+
+@contextmanager
+def explained(problem: str, *, fix: str) -> Generator[None]:
+    """Raise LaunchError in place of an OSError: the problem, the system's reason, what to change.
+
+    >>> with explained("plan.json cannot be written", fix="Choose another with --out"):
+    ...     raise OSError(28, "No space left")
+    Traceback (most recent call last):
+    plait.core.errors.LaunchError: plan.json cannot be written: No space left. Choose another with --out.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LaunchError(f"{problem}: {error.strerror or error}. {fix}.") from None
 
 
 @contextmanager

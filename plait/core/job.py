@@ -9,8 +9,6 @@ A relative path in a file is meant from that file's folder, one on the command l
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -41,6 +39,7 @@ from plait.core.settings import (
     refuse_old_names,
 )
 from plait.core.sharding import Sharding
+from plait.core.stamped import digest
 from plait.core.strategy import Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
@@ -317,7 +316,7 @@ class Job(Section):
     def content_hash(self) -> str:
         """sha256 over all values, 64 hex digits; equal for equal jobs, whatever the order or layout of their
         files."""
-        return _digest(self.to_dict())
+        return digest(self.to_dict())
 
     @property
     def fingerprint(self) -> str:
@@ -334,7 +333,7 @@ class Job(Section):
             "on_nan",
         ):
             values["train"].pop(key)
-        return _digest([values["model"], values["data"], values["train"]])
+        return digest([values["model"], values["data"], values["train"]])
 
     def __hash__(self) -> int:
         return hash(self.content_hash)
@@ -363,10 +362,6 @@ def _opened(values: dict[str, Any]) -> dict[str, Any]:
         section, _, name = key.partition(".")
         tables[section] = {other: value for other, value in tables[section].items() if other != name}
     return {**values, **tables, "open": found}
-
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _located(values: dict[str, Any], base: Path) -> dict[str, Any]:

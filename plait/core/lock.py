@@ -30,6 +30,7 @@ from typing import Any, Self, cast
 
 from plait.core.env import cluster_job
 from plait.core.errors import LaunchError, RunLost
+from plait.core.files import explained
 from plait.core.process import process_state, where_pids_mean_the_same
 
 NAME = "lock.json"
@@ -122,14 +123,9 @@ class RunLock:
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
 
     def __enter__(self) -> Self:
-        try:
+        with explained(f"the run folder {self.folder} cannot be written", fix="Choose another with run.folder=FOLDER"):
             self.folder.mkdir(parents=True, exist_ok=True)
             _take(self.path, self._me)
-        except OSError as error:
-            raise LaunchError(
-                f"the run folder {self.folder} cannot be written: {error.strerror or error}. "
-                "Choose another with run.folder=FOLDER."
-            ) from None
         self._thread.start()
         return self
 

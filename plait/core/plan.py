@@ -11,13 +11,12 @@ of model, strategy, stage and costs); at start ranks compare the hashes of the l
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from plait.core.errors import JobError, PlaitError
 from plait.core.files import replacing
@@ -30,9 +29,15 @@ from plait.core.segment_costs import SegmentCosts
 from plait.core.settings import ITEMSIZE, Precision
 from plait.core.sharding import Sharding
 from plait.core.stages import Stage, crossings
+from plait.core.stamped import Stamp, digest
 from plait.core.strategy import Strategy, slice_sizes
 
-VERSION = 4
+STAMP = Stamp(
+    noun="plan",
+    version=4,
+    broken="cannot be read as a plan",
+    edited="Change the job file instead and plan again",
+)
 Reshards = Mapping[Edge, Mapping[str, ReshardPlan]]
 """By (source stage, target stage), both directions: the plan of each tensor that crosses, by its name."""
 
@@ -144,14 +149,14 @@ class Plan:
     @cached_property
     def hash(self) -> str:
         """sha256 over the content, 64 hex digits."""
-        return _digest(self.to_dict())
+        return digest(self.to_dict())
 
     @cached_property
     def intent(self) -> str:
         """sha256 over what decides how steps are computed, before anything was measured: equal plans of a job
         that differs only in how long it runs, or in names."""
         values = self.to_dict() | {"job": self.job.fingerprint if self.job else None}
-        return self.origin or _digest({key: value for key, value in values.items() if key != "origin"})
+        return self.origin or digest({key: value for key, value in values.items() if key != "origin"})
 
     def continued(self, file: Path) -> Plan:
         """The plan with which a run goes on whose folder has ``file``: the one that an earlier start has
@@ -186,38 +191,17 @@ class Plan:
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps({"version": VERSION, "hash": self.hash, **self.to_dict(), "notes": dict(self.notes)}) + "\n"
+        return json.dumps({**STAMP.on(self.hash), **self.to_dict(), "notes": dict(self.notes)}) + "\n"
 
     @staticmethod
     def read(path: Path) -> Plan:
         """Raises JobError for a file that is no plan, of another version, or edited by hand."""
-        try:
-            text = path.read_text()
-        except (OSError, ValueError) as error:
-            raise JobError(f"cannot be read as a plan: {error}", file=str(path)) from None
-        return Plan.from_json(text, str(path))
+        return Plan.from_json(STAMP.text(path), str(path))
 
     @staticmethod
     def from_json(text: str, file: str) -> Plan:
         """A plan from the text of ``file``, with the errors of ``read``."""
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise JobError(f"cannot be read as a plan: {error}", file=file) from None
-        values = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-        if values.get("version") != VERSION:
-            problem = f"{values.get('version')!r} is not a plan version this Plait reads"
-            raise JobError(problem, file=file, key="version", fix=f"It reads version {VERSION}")
-        try:
-            plan = Plan.from_dict(values)
-        except JobError as error:
-            raise error.in_file(file) from None
-        except (KeyError, TypeError, ValueError, AttributeError, AssertionError, PlaitError) as error:
-            raise JobError(f"is not a complete plan: {error}", file=file) from None
-        if values.get("hash") != plan.hash:
-            problem = "does not match the content: the plan was edited or damaged"
-            raise JobError(problem, file=file, key="hash", fix="Change the job file instead and plan again")
-        return plan
+        return STAMP.opened(text, file, _complete, lambda plan: plan.hash)
 
     def to_dict(self) -> dict[str, Any]:
         """The content as plain values, for JSON; ``from_dict`` reads them back."""
@@ -262,6 +246,16 @@ class Plan:
         )
 
 
+def _complete(values: dict[str, Any]) -> Plan:
+    """``Plan.from_dict``, for values that anybody may have written."""
+    try:
+        return Plan.from_dict(values)
+    except JobError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError, PlaitError) as error:
+        raise JobError(f"is not a complete plan: {error}") from None
+
+
 def _pack(reshards: Reshards) -> dict[str, Any]:
     """Boundaries between equal meshes share their plans, so each plan is written once: by number."""
     numbers: dict[str, int] = {}
@@ -283,7 +277,3 @@ def _unpack(packed: Mapping[str, Any]) -> dict[Edge, dict[str, ReshardPlan]]:
         a, _, b = key.partition(">")
         found[int(a), int(b)] = {name: plans[number] for name, number in named.items()}
     return found
-
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,9 +1,11 @@
-"""What ``/proc`` says of processes: whether one still is the one that we know, and whether it is stopped."""
+"""What the system says of processes: whether one still is the one that we know, whether it is stopped, and
+how many cores ours may use."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,11 @@ def where_pids_mean_the_same() -> str:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _exists(pid: int) -> bool:

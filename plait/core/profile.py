@@ -12,11 +12,10 @@ several samples, of which the slowest rank's counts.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -24,8 +23,10 @@ from plait.core.errors import JobError
 from plait.core.explain import explain
 from plait.core.files import replacing
 from plait.core.settings import Count, Natural, NotNegative, Positive, Precision, Section
+from plait.core.stamped import Stamp, digest
 
-VERSION = 1
+AGAIN = "Measure again with plait profile"
+STAMP = Stamp(noun="profile", version=1, broken="is no profile, or only a part of one", fix=AGAIN, edited=AGAIN)
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 ModuleSite = Literal["embed", "norm", "attn", "mlp", "block", "head"]
 ModulePhase = Literal["forward", "input gradient", "weight gradient"]
@@ -234,7 +235,7 @@ class Profile(Section):
     @property
     def hash(self) -> str:
         """sha256 over the content, 64 hex digits."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        return digest(self.to_dict())
 
     @property
     def source(self) -> str:
@@ -267,38 +268,17 @@ class Profile(Section):
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps({"version": VERSION, "hash": self.hash, **self.to_dict()}, indent=1) + "\n"
+        return json.dumps({**STAMP.on(self.hash), **self.to_dict()}, indent=1) + "\n"
 
     @staticmethod
     def read(path: Path) -> Profile:
         """Raises JobError for a file that is no profile, of another version, or edited by hand."""
-        try:
-            text = path.read_text()
-        except (OSError, ValueError) as error:
-            raise JobError(f"cannot be read as a profile: {error}", file=str(path)) from None
-        return Profile.from_json(text, str(path))
+        return Profile.from_json(STAMP.text(path), str(path))
 
     @staticmethod
     def from_json(text: str, file: str) -> Profile:
         """A profile from the text of ``file``, with the errors of ``read``."""
-        fix = "Measure again with plait profile"
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise JobError(f"is no profile, or only a part of one: {error}", file=file, fix=fix) from None
-        values = dict(cast("dict[str, Any]", parsed)) if isinstance(parsed, dict) else {}
-        version, stamped = values.pop("version", None), values.pop("hash", None)
-        if version != VERSION:
-            problem = f"{version!r} is not a profile version this Plait reads"
-            raise JobError(problem, file=file, key="version", fix=f"It reads version {VERSION}. {fix}")
-        try:
-            profile = Profile.from_dict(values)
-        except JobError as error:
-            raise error.in_file(file) from None
-        if stamped != profile.hash:
-            problem = "does not match the content: the profile was edited or damaged"
-            raise JobError(problem, file=file, key="hash", fix=fix)
-        return profile
+        return STAMP.opened(text, file, Profile.from_dict, lambda profile: profile.hash)
 
 
 def joined(profiles: Sequence[Profile]) -> Profile:
@@ -341,6 +321,6 @@ def _explained(error: ValidationError) -> JobError:
     for part in first["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     if first["type"] == "missing":
-        return JobError("is missing", key=path.lstrip("."), fix="Measure again with plait profile")
+        return JobError("is missing", key=path.lstrip("."), fix=AGAIN)
     found = explain(error, Profile)
     return JobError(found.problem, key=path.lstrip("."), fix=found.fix)

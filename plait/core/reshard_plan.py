@@ -18,8 +18,6 @@ running all scripts with rendezvous.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from plait.core.errors import ReshardError
 from plait.core.reshard import Box, TensorLayout, UnitTask
+from plait.core.stamped import digest
 from plait.core.strategy import slice_sizes
 
 Way = Literal["send_recv", "local_all_gather", "global_all_gather", "broadcast"]
@@ -105,7 +104,7 @@ class ReshardPlan:
     @cached_property
     def key(self) -> str:
         """A hash of everything: ranks that agree on it have the same plan."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        return digest(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; ``from_dict`` reads them back."""

@@ -27,7 +27,6 @@ from typing import Literal, NamedTuple, cast
 
 from plait.core.errors import ScheduleError
 
-ComputeKind = Literal["F", "B", "I", "W", "S"]
 OpKind = Literal["F", "B", "I", "W", "S", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 Edge = tuple[int, int]
 

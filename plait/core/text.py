@@ -15,15 +15,17 @@ _SHORTEST_BAR, _LONGEST_BAR = 8, 40
 _GAP = "  "
 
 
-def printable(text: str) -> str:
-    """``text`` with everything that could steer a terminal spelled out.
+def printable(text: str, kept: str = "\n") -> str:
+    """``text`` with everything that could steer a terminal spelled out, but for the characters ``kept``.
 
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
+    >>> printable("a\\tb\\r", kept="\\n\\t") == "a\\tb" + r"\\r"
+    True
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    return "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)
 
 
 def paragraph(text: str, width: int | None, indent: str = "") -> str:

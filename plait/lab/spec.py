@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from plait.core.errors import JobError
+
+if TYPE_CHECKING:
+    from plait.core.cluster import Hosts
 
 UNLIMITED = "unlimited"
 MAX_HOSTS = 1000  # a Linux bridge takes 1024 ports
@@ -124,6 +128,17 @@ class LabSpec:
     def rate(self) -> int | None:
         """Bits per second of a host's link in each direction; None when unlimited."""
         return parse_rate(self.nic)
+
+    @property
+    def as_hosts(self) -> Hosts:
+        """The hosts and their links, as plans see them.
+
+        >>> LabSpec.parse("2x4@10gbit").as_hosts
+        Hosts(ranks_per_host=4, rate=1250000000.0)
+        """
+        from plait.core.cluster import Hosts  # slow to load, and most of the lab needs none
+
+        return Hosts(ranks_per_host=self.ranks_per_host, rate=self.rate / 8 if self.rate else None)
 
     def host_of(self, rank: int) -> int:
         """The host a rank lives on: ranks fill one host after the other."""

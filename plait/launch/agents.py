@@ -96,7 +96,9 @@ class Agent:
                         pass
         except EOFError:
             for rank, process in self.ranks.items():
-                lost = f"{ERROR_MARK}{self.hello.host} was lost, and rank {rank} with it: its agent ended without a word"
+                lost = (
+                    f"{ERROR_MARK}{self.hello.host} was lost, and rank {rank} with it: its agent ended without a word"
+                )
                 process.ended(1, f"{lost} (the node failed, or the cluster manager has ended it)")
             raise
         return signal

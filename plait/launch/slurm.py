@@ -219,8 +219,8 @@ def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
     """Nodes so that those under one switch are neighbours, by what ``scontrol show topology`` prints; in
     their own order where it says nothing of them.
 
-    >>> text = "SwitchName=s1 Nodes=b,d" + chr(10) + "SwitchName=s0 Nodes=a,c" + chr(10) + "SwitchName=r Switches=s0,s1"
-    >>> in_topological_order(["a", "b", "c", "d"], text)
+    >>> lines = "SwitchName=s1 Nodes=b,d", "SwitchName=s0 Nodes=a,c", "SwitchName=r Switches=s0,s1"
+    >>> in_topological_order(["a", "b", "c", "d"], chr(10).join(lines))
     ['a', 'c', 'b', 'd']
     """
     found = [dict(_FIELD.findall(line)) for line in topology.splitlines()]

@@ -25,8 +25,7 @@ from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm
 from plait.launch.agents import Agents
-from plait.launch.local import watched
-from plait.launch.watch import say
+from plait.launch.watch import say, watched
 
 PLACED = "placed_ranks.json"
 """The rank table that the user has given, in the run's folder."""
@@ -34,7 +33,7 @@ WORKER = "plait.train.worker"
 TERMINATED = 128 + signal.SIGTERM
 
 
-def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock) -> int:
+def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None) -> int:
     """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``."""
     job, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)

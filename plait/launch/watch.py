@@ -275,3 +275,11 @@ def _culprit(quiet: Sequence[Rank]) -> Rank:
 
 def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def watched(
+    ranks: Sequence[Rank], logs: Path, *, timeout: float, lock: RunLock | None, sources: Sequence[Source] = ()
+) -> int:
+    """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does."""
+    with catching_signals() as signals:
+        return Watch(ranks, logs, signals, timeout=timeout, lock=lock, sources=sources).until_ended()

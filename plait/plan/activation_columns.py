@@ -1,4 +1,4 @@
-"""Bytes of activations of many strategies at once: the walk of ``plait.plan.memory`` over columns of sizes.
+"""Bytes of activations of many strategies: the walk of ``plait.plan.activations`` on columns of sizes.
 
 Which tensors are made, kept and let go of depends on few things (``Structure``); how large they are, on
 degrees and sequences. So every structure is walked once, with a column of degrees, for two sizes of the batch
@@ -22,8 +22,8 @@ from plait.core.segment_lists import sync_order
 from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp
 from plait.core.stages import Stage
 from plait.core.strategy import Recompute, Strategy
+from plait.plan.activations import Walk
 from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT
-from plait.plan.memory import Walk
 from plait.plan.segment_sizes import Core, Sizes
 
 Bytes = NDArray[np.float64]

@@ -8,7 +8,8 @@ memory is the exact walk's. Models with experts are predicted in closed form alo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from plait.plan import reasons
 from plait.plan.asking import asked_of, job_at, point_of
 from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
-from plait.plan.estimate import Work
+from plait.plan.estimate import PlannedStep
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import by_kind, in_words
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, memory_report, shortfall
+from plait.plan.memory_report import MemoryReport, fitting_change, memory_report
+from plait.plan.nearest import would_fit
 from plait.plan.points import Points
 from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
@@ -45,7 +47,8 @@ MORE = 8
 class Candidate:
     """One strategy. seconds: of a step, with the 10th and 90th percentile of what it may be. parts: where the
     step goes, in seconds: computation, and what of every axis is exposed. closed_form: seconds that level 1
-    said; None where the places of the pipeline differ, of which it knows nothing."""
+    said; None where the places of the pipeline differ, of which it knows nothing. simulated: None for a model
+    with experts, which is predicted in closed form alone."""
 
     job: Job
     point: Mapping[str, int]
@@ -58,6 +61,7 @@ class Candidate:
     tokens_per_second: float
     mfu: float
     mfu_causal: float
+    simulated: Simulated | None = field(repr=False, compare=False)
 
     @property
     def most_memory(self) -> int:
@@ -66,7 +70,7 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values = {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")}
+        values = {key: value for key, value in self.__dict__.items() if key not in ("job", "memory", "simulated")}
         return values | {
             "strategy": self.job.to_dict()["strategy"],
             "micro_batch_size": self.job.train.micro_batch_size,
@@ -113,12 +117,12 @@ class Planner:
     cluster: Cluster
     vocab: int
 
-    @property
+    @cached_property
     def model(self) -> ModelSpec:
         """Of the job."""
         return self.job.model_spec(self.vocab)
 
-    @property
+    @cached_property
     def asked(self) -> Asked:
         """The space of the job. On this machine, where the job does not say how many ranks there are to be,
         of as many cores as can share its batch."""
@@ -191,15 +195,16 @@ class Planner:
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
         fullest, usable = one.memory.fullest, one.memory.usable
         room = f"{in_words(fullest.total - usable)} more than the {in_words(usable)} of {self.cluster.device.name}"
-        lacks = shortfall(
+        change = fitting_change(
             self.model, one.point, self.cluster, sequence=self.job.data.sequence_length,
             precision=self.job.train.precision,
         )  # fmt: skip
+        nothing = "None of the usual changes is enough: use more ranks, a smaller model or shorter sequences"
         what = by_kind(fullest.place.memory)
         return InfeasiblePlan(
             f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
             f"{in_words(fullest.total)} ({what}, beside tensors {in_words(fullest.overhead)}), {room} that a plan may "
-            f"fill. {_advice(lacks.change if lacks else None)}"
+            f"fill. {would_fit(change) if change else nothing}."
         )
 
     def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
@@ -215,7 +220,7 @@ class Planner:
 
     def predict(self, job: Job, plan: Plan | None = None) -> Candidate:
         """A job that leaves nothing open. plan: the job's, if there is one already; else a draft of it."""
-        plan = plan or make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
+        plan = plan or self.draft(job)
         timed = {
             "p1": plan.strategy.p1,
             "p2": plan.strategy.p2,
@@ -224,7 +229,7 @@ class Planner:
         point = point_of(job) | timed
         sequence, precision = job.data.sequence_length, job.train.precision
         points = Points.of([point])
-        closed = None
+        closed, simulated = None, None
         if len(set(job.degrees)) == 1:
             closed = step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision)
         if self.model.experts:
@@ -235,7 +240,7 @@ class Planner:
         else:
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
-            memory = memory_report(self.work(plan), self.cluster)
+            memory = memory_report(self.step(plan), self.cluster)
         low, high = band(np.array([seconds]), points, self.cluster)
         tokens = job.train.global_batch_size * sequence / seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)
@@ -252,19 +257,24 @@ class Planner:
             tokens_per_second=tokens,
             mfu=full / peak,
             mfu_causal=causal / peak,
+            simulated=simulated,
         )
 
-    def work(self, plan: Plan) -> Work:
+    def step(self, plan: Plan) -> PlannedStep:
         """What ranks hold and do."""
-        return Work.of_plan(plan, gpu=self.cluster.device.kind == "cuda")
+        return PlannedStep.of_plan(plan, gpu=self.cluster.device.kind == "cuda")
 
     def plan(self, job: Job) -> Plan:
         """What ranks would obey."""
         return make_plan(job, self.cluster.hosts, vocab=self.vocab)
 
+    def draft(self, job: Job) -> Plan:
+        """As much of it as predictions read."""
+        return make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
+
     def simulated(self, job: Job) -> Simulated:
         """A step of a job that leaves nothing open."""
-        return simulate_plan(make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True), self.cluster)
+        return simulate_plan(self.draft(job), self.cluster)
 
     def why(self, found: Sequence[Candidate]) -> list[str]:
         """What limits the best, what the runner-up loses, what every overlap gains."""
@@ -294,9 +304,3 @@ def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:
     query = model.num_heads * model.head_size
     lengths = [sequence >> model.level(layer) for layer in range(model.num_layers)]
     return full, full - batch * sum(6 * length * length * query for length in lengths)
-
-
-def _advice(change: Mapping[str, Any] | None) -> str:
-    if change is None:
-        return "None of the usual changes is enough: use more ranks, a smaller model or shorter sequences."
-    return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}."

@@ -27,9 +27,9 @@ from plait.plan.live import (
     STREAM,
     TYPES,
 )  # fmt: skip
-from plait.plan.memory import MASTER
 from plait.plan.memory_options import MemoryOptions
 from plait.plan.points import RECOMPUTES, Points
+from plait.plan.segment_sizes import MASTER
 
 Ints = NDArray[np.int64]
 NONE, SELECTIVE, FULL = (RECOMPUTES.index(name) for name in ("none", "selective", "full"))

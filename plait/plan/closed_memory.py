@@ -28,11 +28,11 @@ from plait.plan.estimate import estimate
 from plait.plan.experts_memory import expert_states, resident
 from plait.plan.layer_time import Options
 from plait.plan.loose_model import model_of
-from plait.plan.memory import MASTER
 from plait.plan.memory_options import PLAIT, MemoryOptions
-from plait.plan.point_work import work_of
+from plait.plan.point_step import step_of
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.rates import AnyPrecision
+from plait.plan.segment_sizes import MASTER
 from plait.plan.shapes import Shapes
 
 Column = NDArray[np.float64]
@@ -160,8 +160,8 @@ def _walked(
     model: ModelSpec, points: Points, sequence: int, precision: Precision, gpu: bool, overhead: Overhead
 ) -> MemoryColumns:
     first, kind_of = distinct([getattr(points, field.name) for field in fields(Points)])
-    walks = [work_of(model, points.row(at), sequence=sequence, precision=precision, gpu=gpu) for at in first.tolist()]
-    fullest = [estimate(work).most for work in walks]
+    steps = [step_of(model, points.row(at), sequence=sequence, precision=precision, gpu=gpu) for at in first.tolist()]
+    fullest = [estimate(step).most for step in steps]
 
     def column(kind: str) -> Column:
         return np.array([getattr(place.memory, kind) for place in fullest], dtype=np.float64)[kind_of]

@@ -1,4 +1,4 @@
-"""Bytes that last from step to step, for many strategies at once: ``plait.plan.memory.states`` on columns.
+"""Bytes that last from step to step, for many strategies at once: ``plait.plan.states`` on columns.
 
 A place's units are found as for one strategy (``unit_sizes``), without padding; few differ in size, so
 factors of sharding are columns over these few.
@@ -18,9 +18,10 @@ from plait.core.model import ModelSpec
 from plait.core.sharding import WHOLE, Sharding
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
-from plait.plan.memory import MASTER, position_tables
 from plait.plan.memory_options import MemoryOptions
+from plait.plan.segment_sizes import MASTER
 from plait.plan.sharding import unit_sizes
+from plait.plan.states import position_tables
 from plait.plan.traffic import replicated_numbers
 
 Column = NDArray[np.float64]

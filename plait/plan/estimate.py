@@ -22,10 +22,12 @@ from plait.core.segments import Phase
 from plait.core.sharding import Sharding, Unit
 from plait.core.stages import Stage, crossings, split_layers
 from plait.core.strategy import Strategy
+from plait.plan.activations import Activations
 from plait.plan.make import job_schedule, job_workload
-from plait.plan.memory import MASTER, Activations, position_tables, reduction_buffers, states
+from plait.plan.pipeline_memory import Peak, PlaceWalk, stage_activations
+from plait.plan.segment_sizes import MASTER
 from plait.plan.sharding import step_bytes, unit_sizes
-from plait.plan.step_memory import Peak, PlaceWalk, stage_activations
+from plait.plan.states import position_tables, reduction_buffers, states
 from plait.plan.traffic import micro_batch_bytes, replicated_numbers
 
 
@@ -109,9 +111,9 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What an estimate needs of a job or its plan. schedule: computations alone or with transfers. gpu: norms
-    are fused, and reductions keep nothing."""
+class PlannedStep:
+    """A step as a job or its plan has it: what ranks hold and do. schedule: computations alone or with
+    transfers. gpu: norms are fused, and reductions keep nothing."""
 
     model: ModelSpec
     strategy: Strategy
@@ -123,11 +125,11 @@ class Work:
     gpu: bool = False
 
     @staticmethod
-    def of(job: Job, vocab: int, *, gpu: bool = False) -> Work:
+    def of(job: Job, vocab: int, *, gpu: bool = False) -> PlannedStep:
         """Of a job, whose tokenizer has so many tokens. gpu: whether ranks have one each."""
         model, layout = job.model_spec(vocab), job.layout
         schedule = job_schedule(job, layout)
-        return Work(
+        return PlannedStep(
             model=model,
             strategy=job.base_strategy,
             layout=layout,
@@ -139,9 +141,9 @@ class Work:
         )
 
     @staticmethod
-    def of_plan(plan: Plan, *, gpu: bool = False) -> Work:
+    def of_plan(plan: Plan, *, gpu: bool = False) -> PlannedStep:
         """Of a plan as it stands."""
-        return Work(
+        return PlannedStep(
             model=plan.model,
             strategy=plan.strategy,
             layout=plan.layout,
@@ -171,33 +173,33 @@ class Work:
         return schedule
 
 
-def estimate(work: Work) -> Estimate:
+def estimate(step: PlannedStep) -> Estimate:
     """Of every place. Raises JobError for a model with experts, which no list has."""
-    refuse_experts(work.model, "walked")
+    refuse_experts(step.model, "walked")
     return Estimate(
-        parameters=work.model.num_parameters,
-        schedule=work.schedule.name,
-        micro_batches=work.workload.num_micro_batches,
-        virtual_stages=len(work.stages) // len(work.layout.degrees),
-        places=tuple(_place(work, index) for index in range(len(work.layout.degrees))),
-        hidden=hidden_behind(work),
+        parameters=step.model.num_parameters,
+        schedule=step.schedule.name,
+        micro_batches=step.workload.num_micro_batches,
+        virtual_stages=len(step.stages) // len(step.layout.degrees),
+        places=tuple(_place(step, index) for index in range(len(step.layout.degrees))),
+        hidden=hidden_behind(step),
     )
 
 
-def place_walk(work: Work, index: int) -> PlaceWalk:
+def place_walk(step: PlannedStep, index: int) -> PlaceWalk:
     """A place's activations before a step, to be walked op by op."""
-    return _one(work, index).walk(index)
+    return _one(step, index).walk(index)
 
 
-def _one(work: Work, index: int) -> _OnePlace:
-    mesh = work.layout.meshes[index]
-    stages = [work.stages[at] for at in work.schedule.stages_of(index)]
-    strategy, share = replace(work.strategy, tp=mesh.tp), -(-work.workload.micro_batch // mesh.dp)
-    return _OnePlace(work, strategy, stages, work.shardings[index], mesh.replicas, share)
+def _one(step: PlannedStep, index: int) -> _OnePlace:
+    mesh = step.layout.meshes[index]
+    stages = [step.stages[at] for at in step.schedule.stages_of(index)]
+    strategy, share = replace(step.strategy, tp=mesh.tp), -(-step.workload.micro_batch // mesh.dp)
+    return _OnePlace(step, strategy, stages, step.shardings[index], mesh.replicas, share)
 
 
-def _place(work: Work, index: int) -> Place:
-    mesh, one = work.layout.meshes[index], _one(work, index)
+def _place(step: PlannedStep, index: int) -> Place:
+    mesh, one = step.layout.meshes[index], _one(step, index)
     return Place(
         index=index,
         ranks=(mesh.ranks[0], mesh.ranks[-1]),
@@ -215,7 +217,7 @@ def _place(work: Work, index: int) -> Place:
 class _OnePlace:
     """strategy: with this place's tp. replicas: ranks that hold the same weights."""
 
-    work: Work
+    step: PlannedStep
     strategy: Strategy
     stages: Sequence[Stage]
     sharding: Sharding
@@ -227,48 +229,48 @@ class _OnePlace:
         """Numbers in every unit."""
         found: dict[Unit, int] = {}
         for stage in self.stages:
-            found |= unit_sizes(self.work.model, self.strategy, stage, self.sharding)
+            found |= unit_sizes(self.step.model, self.strategy, stage, self.sharding)
         return found
 
     @cached_property
     def ties(self) -> int:
         """Ranks that sum the gradient of tied embeddings; 0 where this place has none to sum."""
-        work = self.work
-        apart = work.model.tied_embeddings and len(work.stages) > 1
+        step = self.step
+        apart = step.model.tied_embeddings and len(step.stages) > 1
         if not apart or not any(stage.embeds or stage.heads for stage in self.stages):
             return 0
-        ends = {work.schedule.rank_of[0], work.schedule.rank_of[len(work.stages) - 1]}
-        return sum(len(work.layout.meshes[place].ranks) for place in ends)
+        ends = {step.schedule.rank_of[0], step.schedule.rank_of[len(step.stages) - 1]}
+        return sum(len(step.layout.meshes[place].ranks) for place in ends)
 
     @cached_property
     def copies(self) -> int:
         """Bytes of gradients that several tensor-parallel ranks hold, side by side."""
-        numbers = sum(replicated_numbers(self.work.model, self.strategy, stage) for stage in self.stages)
-        return -(-numbers // self.sharding.optim) * self.work.master if self.strategy.tp > 1 else 0
+        numbers = sum(replicated_numbers(self.step.model, self.strategy, stage) for stage in self.stages)
+        return -(-numbers // self.sharding.optim) * self.step.master if self.strategy.tp > 1 else 0
 
     def tile(self, edge: Edge) -> int:
         """Bytes of what crosses an edge, of one micro-batch."""
-        work, cut, loads = self.work, self.strategy.cp, self.work.workload
+        step, cut, loads = self.step, self.strategy.cp, self.step.workload
         cut *= self.strategy.tp if self.strategy.sequence_parallel else 1
-        levels = [level for _, level in work.edges[edge]]
+        levels = [level for _, level in step.edges[edge]]
         return sum(
-            (loads.sequence >> level) // cut * self.share * work.model.hidden * loads.itemsize for level in levels
+            (loads.sequence >> level) // cut * self.share * step.model.hidden * loads.itemsize for level in levels
         )
 
     def sizes(self, phases: tuple[Phase, ...]) -> dict[int, Activations]:
         """Of a micro-batch, by stage."""
-        work = self.work
+        step = self.step
         return {
             stage.index: stage_activations(
-                work.model, self.strategy, _alike(work.model, stage), batch=self.share, sequence=work.workload.sequence,
-                itemsize=work.workload.itemsize, phases=phases, fused_norm=work.gpu,
+                step.model, self.strategy, _alike(step.model, stage), batch=self.share, sequence=step.workload.sequence,
+                itemsize=step.workload.itemsize, phases=phases, fused_norm=step.gpu,
             )
             for stage in self.stages
         }  # fmt: skip
 
     def walk(self, index: int) -> PlaceWalk:
         """Before a step."""
-        schedule, known = self.work.listed, {stage.index for stage in self.stages}
+        schedule, known = self.step.listed, {stage.index for stage in self.stages}
         kinds = {op.kind for op in schedule.ranks[index]}
         phases: tuple[Phase, ...] = ("step",) if "S" in kinds else ("F", "I", "W") if "I" in kinds else ("F", "B")
         tiles = {edge: self.tile(edge) for edge in schedule.edges if known.intersection(edge)}
@@ -276,20 +278,20 @@ class _OnePlace:
 
     def memory(self, index: int) -> Memory:
         """Of one rank."""
-        work, walk = self.work, self.walk(index)
-        peak, sizes = walk.run(work.listed.ranks[index]), walk.sizes
+        step, walk = self.step, self.walk(index)
+        peak, sizes = walk.run(step.listed.ranks[index]), walk.sizes
         ends = [(self.copies * 2, "sum of tensor-parallel copies")]
         if self.ties:
-            ends.append((work.model.vocab * work.model.hidden * work.master, "sum of tied embeddings"))
+            ends.append((step.model.vocab * step.model.hidden * step.master, "sum of tied embeddings"))
         for size, when in ends:
             if size > peak.bytes:
                 peak = Peak(size, when, 0)
-        lasting = states(self.units, self.sharding, itemsize=work.workload.itemsize)
+        lasting = states(self.units, self.sharding, itemsize=step.workload.itemsize)
         buffers = lasting.buffers + len(self.stages) * position_tables(
-            work.model, self.strategy, sequence=work.workload.sequence, itemsize=work.workload.itemsize
+            step.model, self.strategy, sequence=step.workload.sequence, itemsize=step.workload.itemsize
         )
-        if not work.gpu:
-            buffers += reduction_buffers(self.units, self.sharding, itemsize=work.workload.itemsize)
+        if not step.gpu:
+            buffers += reduction_buffers(self.units, self.sharding, itemsize=step.workload.itemsize)
             buffers += max(size.staging for size in sizes.values())
         return Memory(
             lasting.parameters, lasting.gradients, lasting.optimizer, buffers, peak.bytes, peak.when, peak.alive
@@ -297,13 +299,13 @@ class _OnePlace:
 
     def sent(self, index: int) -> dict[str, int]:
         """Bytes of a step, by axis; only what is sent at all."""
-        work, found = self.work, Counter[str]()
+        step, found = self.step, Counter[str]()
         for stage in self.stages:
             each = micro_batch_bytes(
-                work.model, self.strategy, stage, batch=self.share, sequence=work.workload.sequence,
-                itemsize=work.workload.itemsize, loss_itemsize=work.master,
+                step.model, self.strategy, stage, batch=self.share, sequence=step.workload.sequence,
+                itemsize=step.workload.itemsize, loss_itemsize=step.master,
             )  # fmt: skip
-            found.update({axis: count * work.workload.num_micro_batches for axis, count in each.items()})
+            found.update({axis: count * step.workload.num_micro_batches for axis, count in each.items()})
         if self.replicas > 1:
             one_stage = any(stage.embeds and stage.heads for stage in self.stages)
             found.update(
@@ -311,17 +313,17 @@ class _OnePlace:
                     self.units,
                     self.sharding,
                     self.replicas,
-                    micro_batches=work.workload.num_micro_batches,
-                    itemsize=work.workload.itemsize,
-                    gradient_itemsize=work.master,
-                    tied=bool(work.model.tied_embeddings) and one_stage,
+                    micro_batches=step.workload.num_micro_batches,
+                    itemsize=step.workload.itemsize,
+                    gradient_itemsize=step.master,
+                    tied=bool(step.model.tied_embeddings) and one_stage,
                 )
             )
-        sends = Counter((op.stage, op.peer) for op in work.listed.ranks[index] if op.sends)
+        sends = Counter((op.stage, op.peer) for op in step.listed.ranks[index] if op.sends)
         found["pp"] = sum(count * self.tile((min(edge), max(edge))) for edge, count in sends.items())
         tp, ties = self.strategy.tp, self.ties
         found["copies"] = 2 * self.copies * (tp - 1) // tp
-        found["tied"] = 2 * work.model.vocab * work.model.hidden * work.master * (ties - 1) // ties if ties else 0
+        found["tied"] = 2 * step.model.vocab * step.model.hidden * step.master * (ties - 1) // ties if ties else 0
         return {axis: count for axis, count in found.items() if count}
 
 
@@ -334,10 +336,10 @@ def _alike(model: ModelSpec, stage: Stage) -> Stage:
     return Stage(first, 3 - stage.embeds - stage.heads, first, stage.num_layers)
 
 
-def hidden_behind(work: Work) -> dict[str, str]:
+def hidden_behind(step: PlannedStep) -> dict[str, str]:
     """By axis, what its communication is hidden behind, as the strategy has it."""
-    strategy, found = work.strategy, dict[str, str]()
-    if any(mesh.tp > 1 for mesh in work.layout.meshes):
+    strategy, found = step.strategy, dict[str, str]()
+    if any(mesh.tp > 1 for mesh in step.layout.meshes):
         found["tp"] = {
             "domino": "other slices, weight gradients" if strategy.p1 > 1 else "backward: weight gradients",
             "async": "backward: weight gradients of the sublayer",
@@ -349,15 +351,15 @@ def hidden_behind(work: Work) -> dict[str, str]:
         found["ulysses"] = "nothing"
     if strategy.ring > 1:
         found["ring"] = "attention to the block before"
-    if any(mesh.replicas > 1 for mesh in work.layout.meshes):
+    if any(mesh.replicas > 1 for mesh in step.layout.meshes):
         found["dp"] = {
             "both": "forward and backward",
             "forward": "forward",
             "backward": "backward",
             "none": "nothing",
         }[strategy.shard_overlap]
-    if len(work.layout.degrees) > 1:
-        found["pp"] = _SLACK.get(work.schedule.name, "what the schedule leaves between send and use")
+    if len(step.layout.degrees) > 1:
+        found["pp"] = _SLACK.get(step.schedule.name, "what the schedule leaves between send and use")
     return found
 
 

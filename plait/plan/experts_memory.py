@@ -31,9 +31,9 @@ from plait.plan.live import (
     TYPES,
 )
 from plait.plan.loose_model import LooseModel
-from plait.plan.memory import MASTER
 from plait.plan.memory_options import MemoryOptions
 from plait.plan.points import RECOMPUTES, Points
+from plait.plan.segment_sizes import MASTER
 from plait.plan.shapes import Shapes
 
 FULL = RECOMPUTES.index("full")

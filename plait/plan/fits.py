@@ -17,9 +17,9 @@ from typing import Any
 from plait.core.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job import Job
 from plait.core.settings import ITEMSIZE
-from plait.plan.estimate import Estimate, Memory, Work, estimate
-from plait.plan.memory import MASTER
-from plait.plan.nearest import Asked, changes, more_ranks
+from plait.plan.estimate import Estimate, Memory, PlannedStep, estimate
+from plait.plan.nearest import Asked, changes, more_ranks, would_fit
+from plait.plan.segment_sizes import MASTER
 
 MOST_LAYERS = 10_000
 """More are no model that anybody trains; every list would be as long."""
@@ -190,8 +190,8 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
     for change in _changes(job, there):
         try:
             other = _changed(job, change)
-            if there.holds(estimate(Work.of(other, vocab, gpu=bool(there.each)))):
-                return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}."
+            if there.holds(estimate(PlannedStep.of(other, vocab, gpu=bool(there.each)))):
+                return f"{would_fit(change)}."
         except PlaitError:  # a rule forbids it
             continue
     smaller = "a smaller model, shorter sequences or smaller micro-batches"

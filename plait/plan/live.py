@@ -1,5 +1,5 @@
 """How many activations of each size are alive at one place of a pipeline, at every moment that can be the
-fullest: the walk of ``plait.plan.step_memory`` on unit vectors instead of bytes.
+fullest: the walk of ``plait.plan.pipeline_memory`` on unit vectors instead of bytes.
 
 A moment is then a row of counts, and the most bytes of a step are the largest product of a row with the
 sizes, whatever these are. Rows that others exceed in every count are left out; a handful remains.
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from plait.core.schedule import Op, Schedule
 from plait.core.schedules import Shape, rank_ops
-from plait.plan.memory import Activations
-from plait.plan.step_memory import PlaceWalk
+from plait.plan.activations import Activations
+from plait.plan.pipeline_memory import PlaceWalk
 
 Counts = NDArray[np.int64]
 

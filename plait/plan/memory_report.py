@@ -21,8 +21,8 @@ from plait.core.settings import Precision
 from plait.core.sharding import Sharding
 from plait.core.stages import split_layers
 from plait.core.strategy import Strategy
-from plait.plan.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
-from plait.plan.estimate import Place, Work, estimate
+from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
+from plait.plan.estimate import Place, PlannedStep, estimate
 from plait.plan.fits import KINDS, in_words
 from plait.plan.nearest import Asked, changes, trades
 from plait.plan.points import RECOMPUTES, Points
@@ -72,14 +72,14 @@ class MemoryReport:
             yield str(place.index), layers, *words, share, memory.when + alive
 
 
-def memory_report(work: Work, cluster: Cluster) -> MemoryReport:
+def memory_report(step: PlannedStep, cluster: Cluster) -> MemoryReport:
     """Of a strategy that was chosen. The rank with the largest share stands for a place."""
-    found, overhead = estimate(work), cluster.overhead
+    found, overhead = estimate(step), cluster.overhead
     moving = [place.memory.activations + place.memory.buffers for place in found.places]
-    strategy, pp = work.strategy, len(found.places)
+    strategy, pp = step.strategy, len(found.places)
     points = Points.of([
         {"pp": pp, "dp": place.dp, "cp": place.cp, "ring": strategy.ring, "tp": place.tp, **_factors(sharding)}
-        for place, sharding in zip(found.places, work.shardings, strict=True)
+        for place, sharding in zip(found.places, step.shardings, strict=True)
     ])  # fmt: skip
     extra = device_overhead(overhead, points, np.array(moving, dtype=np.float64))
     places = tuple(PlaceMemory(place, int(more)) for place, more in zip(found.places, extra, strict=True))
@@ -90,28 +90,13 @@ def _factors(sharding: Sharding) -> dict[str, int]:
     return {name: getattr(sharding, name) for name in ("params", "grads", "optim", "secondary")}
 
 
-@dataclass(frozen=True)
-class Shortfall:
-    """How far a strategy is from fitting. kind: what of it is the most; place: where. change: the nearest
-    with which it fits, as keys of a job file with values; None if none of those that were tried does."""
-
-    bytes: int
-    kind: str
-    place: int
-    change: Mapping[str, Any] | None
-
-    def __str__(self) -> str:
-        what = f"{self.kind} of place {self.place} exceed{'s' * (self.kind in _SINGULAR)} by {in_words(self.bytes)}"
-        if self.change is None:
-            return f"{what}; none of the usual changes is enough: more devices, or a smaller model or sequence"
-        return f"{what}; fits with {', '.join(f'{_short(key)} = {value}' for key, value in self.change.items())}"
-
-
-def shortfall(
+def fitting_change(
     model: ModelSpec, point: Mapping[str, int], cluster: Cluster, *, sequence: int, precision: Precision
-) -> Shortfall | None:
-    """Of a point of the strategy space; None where it fits. Changes keep the number of ranks and the batch; a
-    change that a rule forbids is left out."""
+) -> dict[str, Any] | None:
+    """The nearest change, as keys of a job file with values, with which a point of the strategy space fits.
+
+    Empty where it fits as it is, None where none of those that are tried is enough. They keep the number of
+    ranks and the batch; a change that a rule forbids is left out."""
     tried = [({}, dict(point)), *_allowed(model, point, sequence)]
     points = Points.of([row for _, row in tried])
     found = step_memory(
@@ -124,26 +109,11 @@ def shortfall(
     )
     limit = usable(cluster.device, cluster.overhead)
     fitting = np.flatnonzero(found.total <= limit)
-    if len(fitting) and fitting[0] == 0:
-        return None
-    return Shortfall(
-        bytes=int(found.total[0] - limit),
-        kind=_largest(found),
-        place=int(found.place[0]),
-        change=tried[int(fitting[0])][0] if len(fitting) else None,
-    )
-
-
-_SINGULAR = ("optimizer", "overhead")
+    return tried[int(fitting[0])][0] if len(fitting) else None
 
 
 def _short(key: str) -> str:
     return key.partition(".")[2]
-
-
-def _largest(found: MemoryColumns) -> str:
-    """What can change most easily is named before what is as large."""
-    return max(("activations", *KINDS, "overhead"), key=lambda kind: float(getattr(found, kind)[0]))
 
 
 def _allowed(

@@ -3,7 +3,7 @@ tried when something does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,15 @@ def more_ranks(asked: Asked) -> Iterator[dict[str, Any]]:
         for factor in (2, 4, 8, 16, 32, 64):
             yield last | {"strategy.pp": asked.pp * factor}
             yield last | {"strategy.tp": asked.tp * 8, "strategy.pp": asked.pp * factor}
+
+
+def would_fit(change: Mapping[str, Any]) -> str:
+    """What a user is told of a change.
+
+    >>> would_fit({"strategy.shard": "fsdp", "train.micro_batch_size": 1})
+    'It would fit with strategy.shard=fsdp train.micro_batch_size=1'
+    """
+    return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}"
 
 
 def _last(asked: Asked) -> dict[str, Any]:

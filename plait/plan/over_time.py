@@ -9,10 +9,10 @@ from itertools import groupby
 
 from plait.core.gantt import Bar, Curve
 from plait.core.timeline import Span, Timeline
-from plait.plan.estimate import Work, place_walk
+from plait.plan.estimate import PlannedStep, place_walk
 from plait.plan.memory_report import MemoryReport
+from plait.plan.pipeline_memory import Peak
 from plait.plan.simulate import Simulated
-from plait.plan.step_memory import Peak
 
 CELLS = 1_000
 """Moments that a picture tells apart: whatever takes most of one is what it shows."""
@@ -81,7 +81,7 @@ def _kind(span: Span) -> str:
             return "transfer"
 
 
-def memory_curves(simulated: Simulated, work: Work, report: MemoryReport) -> list[Curve]:
+def memory_curves(simulated: Simulated, step: PlannedStep, report: MemoryReport) -> list[Curve]:
     """Bytes of a rank of every shown place over a step, with what its device holds besides tensors: before,
     at the fullest moment of, and after every computation of the schedule."""
     run = simulated.simulation.run()
@@ -89,9 +89,9 @@ def memory_curves(simulated: Simulated, work: Work, report: MemoryReport) -> lis
     for place in shown_places(len(report.places)):
         memory = report.places[place].place.memory
         lasting = memory.total - memory.activations + report.places[place].overhead
-        walk, turns = place_walk(work, place), iter(run.courses[place].turns)
+        walk, turns = place_walk(step, place), iter(run.courses[place].turns)
         points = [(0.0, float(lasting))]
-        for op in work.listed.ranks[place]:
+        for op in step.listed.ranks[place]:
             before, walk.peak = walk.live, Peak(0, "", 0)
             walk.run([op])
             if op.computes:

@@ -24,6 +24,7 @@ from plait.plan.closed_form import step_seconds
 from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.points import Points
 
+METRICS = "metrics.jsonl"
 WARM = 3
 """First steps of a run that are left out."""
 FEWEST = 3
@@ -40,6 +41,17 @@ KEPT = ("jitter", "step")
 """Constants that single runs say nothing about."""
 
 
+def read_seconds(folder: Path) -> list[float]:
+    """Of every step that the run in ``folder`` has recorded. Raises JobError for a folder that is no run."""
+    file = folder / METRICS
+    try:
+        return [float(json.loads(line)["seconds"]) for line in file.read_text().splitlines()]
+    except OSError as error:
+        raise JobError(f"cannot be read: {error.strerror}", file=str(file), fix="Name a run's folder") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise JobError(f"is damaged: {error}", file=str(file)) from None
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A run's plan, and seconds of a step: the median of those after the first."""
@@ -51,20 +63,13 @@ class Recorded:
     @staticmethod
     def read(folder: Path) -> Recorded:
         """Raises JobError for a folder that is no run, or one too short to tell anything."""
-        plan, file = Plan.read(folder / "plan.json"), folder / "metrics.jsonl"
+        plan = Plan.read(folder / "plan.json")
         if plan.job is None or len(set(plan.job.degrees)) > 1:
             raise JobError("has places that differ, which the closed form does not describe", file=str(folder))
-        try:
-            rows = [json.loads(line) for line in file.read_text().splitlines()]
-            seconds = [float(row["seconds"]) for row in rows]
-        except OSError as error:
-            raise JobError(f"cannot be read: {error.strerror}", file=str(file), fix="Name a run's folder") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise JobError(f"is damaged: {error}", file=str(file)) from None
-        left = [each for each in seconds[WARM:] if 0 < each < float("inf")]
+        left = [each for each in read_seconds(folder)[WARM:] if 0 < each < float("inf")]
         if len(left) < FEWEST:
             problem = f"has {len(left)} steps after the first {WARM}, which tell too little"
-            raise JobError(problem, file=str(file), fix=f"Train at least {WARM + FEWEST} steps")
+            raise JobError(problem, file=str(folder / METRICS), fix=f"Train at least {WARM + FEWEST} steps")
         return Recorded(str(folder), plan, statistics.median(left))
 
     @property

@@ -20,7 +20,8 @@ from plait.core.settings import Precision
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.fits import in_words
-from plait.plan.memory_report import shortfall
+from plait.plan.memory_report import fitting_change
+from plait.plan.nearest import would_fit
 from plait.plan.points import RECOMPUTES, Points
 from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
 
@@ -137,10 +138,9 @@ class _Search:
         """The nearest change with which something fits."""
         asked = self.asked
         load = {"sequence": asked.sequence, "precision": self.precision}
-        lacks = shortfall(asked.model, row, self.cluster, **load) if bound == self.limit else None
-        if lacks and lacks.change:
-            changes = " ".join(f"{key}={value}" for key, value in lacks.change.items())
-            return f"It would fit with {changes}, which the job excludes"
+        change = fitting_change(asked.model, row, self.cluster, **load) if bound == self.limit else None
+        if change:
+            return f"{would_fit(change)}, which the job excludes"
         if factor := self._more_ranks(bound):
             more = f"{asked.ranks * factor:,} ranks would do, {factor} times as many"
             return f"{more}; or use a smaller model, shorter sequences"

@@ -1,4 +1,4 @@
-"""Bytes of the tensors that a segment of one slice makes: what ``plait.plan.memory`` walks with."""
+"""Bytes of the tensors that a segment of one slice makes: what ``plait.plan.activations`` walks with."""
 
 from __future__ import annotations
 

@@ -337,11 +337,11 @@ def _nothing(asked: Asked) -> JobError:
     """Which one condition, left out, would leave something."""
     for at, one in enumerate(asked.constraints):
         others = [*asked.constraints[:at], *asked.constraints[at + 1 :]]
-        if _first(_with(asked, asked.fixed, others)):
+        if _first(replace(asked, constraints=others)):
             return JobError(f"'{one.text}' leaves no strategy for {asked.ranks} ranks", key="plan.constraints")
     for name in asked.fixed:
         fixed = {other: values for other, values in asked.fixed.items() if other != name}
-        if row := _first(_with(asked, fixed, asked.constraints)):
+        if row := _first(replace(asked, fixed=fixed)):
             said, fits = (_word(name, value) for value in (asked.fixed[name][0], row[name]))
             problem = f"{said} fits no arrangement of {asked.ranks} ranks with the rest that the job says"
             return JobError(problem, key=KEYS.get(name, f"strategy.{name}"), fix=f"{fits} would do, or auto")
@@ -364,10 +364,6 @@ def _first(asked: Asked) -> dict[str, int] | None:
             first = {names: values[:1] for names, values in choices.items()}
             return points_of(asked, [cell], [first]).row(0)
     return None
-
-
-def _with(asked: Asked, fixed: Mapping[str, Sequence[int]], constraints: Sequence[Constraint]) -> Asked:
-    return replace(asked, fixed=fixed, constraints=constraints)
 
 
 @cache

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-STREAMS = ("tp", "dp")
 TP, DP = 0, 1
+"""The streams."""
 
 
 class Flight:

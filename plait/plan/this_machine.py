@@ -3,26 +3,20 @@ each as fast as the lab's description has a core. Good enough to choose by; a pr
 
 from __future__ import annotations
 
-import os
-import sys
-
 from plait.core.cluster import Cluster, Hosts
 from plait.core.errors import JobError
 from plait.core.job import Job
+from plait.core.process import usable_cores
 from plait.plan.fits import gpus, room
 
 LIKE = "lab"
 """The description that is used."""
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def ranks_here(device: str) -> int:
-    """How many ranks this machine has room for, on ``device`` as in ``run.device``."""
-    return (len(gpus()) if device != "cpu" else 0) or cores()
+def ranks_here(device: str, *, on_cpu: int | None = None) -> int:
+    """How many ranks this machine has room for, on ``device`` as in ``run.device``: one for each GPU, or else
+    ``on_cpu``, one for each core if not given."""
+    return (len(gpus()) if device != "cpu" else 0) or on_cpu or usable_cores()
 
 
 def this_machine(job: Job) -> Cluster:
@@ -34,7 +28,7 @@ def this_machine(job: Job) -> Cluster:
             "is a machine with GPUs that nobody has described", key="cluster.preset",
             fix="Name the cluster that they belong to (plait plan --clusters), or choose run.device = \"cpu\"",
         )  # fmt: skip
-    ranks = job.cluster.ranks or (cores() if job.leaves_ranks_open else job.world_size)
+    ranks = job.cluster.ranks or (usable_cores() if job.leaves_ranks_open else job.world_size)
     return _like_the_lab("here", Hosts(ranks_per_host=ranks), hosts=1, device=job.run.device)
 
 

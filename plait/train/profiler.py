@@ -9,23 +9,21 @@ stopped at any time.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher
-from plait.core.errors import ERROR_MARK, LaunchError, PlaitError, RankFailure
+from plait.core.errors import ERROR_MARK, PlaitError
+from plait.core.files import explained
 from plait.core.job import Job
+from plait.core.process import usable_cores
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
-
-if TYPE_CHECKING:
-    from plait.core.profile import Profile
 
 
 def main() -> int:
@@ -55,27 +53,12 @@ def _arguments() -> argparse.Namespace:
 
 def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: float) -> int:
     job = Job.read(asked.job) if asked.job else None
-    run = job.run if job else RunSection()
     control.doing("importing", patient=True)
-    import torch
-    import torch.distributed as dist
-
-    from plait.train.comm.world import join_world, open_store
-    from plait.train.machine.device import open_device
-    from plait.train.machine.threads import take_cores
+    from plait.train.comm.world import joined
     from plait.train.profile.measure import Order, measure_profile
     from plait.train.report import Screen
 
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 0
-    torch.set_num_threads(run.threads)
-    device = open_device(run.device, rank.local_rank)
-    if device.backend == "gloo":
-        take_cores(*rank.place_among_cores, threads=run.threads)
-    if rank.world_size > 1:
-        control.doing("meeting the other ranks", patient=True)
-        accelerated = f"cpu:gloo,{device.torch_device.type}:{device.backend}"
-        backend = "gloo" if device.backend == "gloo" else accelerated
-        join_world(rank, open_store(rank, run.timeout), backend, run.timeout)
+    cores = usable_cores()  # before this rank takes some for itself
     screen = Screen(sys.stdout)
 
     def say(what: str) -> None:
@@ -84,20 +67,13 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
             line = f"{time.monotonic() - started:4.0f} s of about {asked.seconds:.0f}  {what}"
             screen.live(line[: (screen.width or 80) - 1])
 
-    try:
+    with joined(rank, job.run if job else RunSection(), control) as device:
         order = Order(seconds=asked.seconds, nodes_per_minipod=asked.nodes_per_minipod, **(_of(job) if job else {}))
         profile = measure_profile(order, rank, device, deadline=started + asked.seconds, cores=cores, say=say)
         screen.live("")
         if rank.rank == 0:
-            _write(profile, asked.out)
-    except RuntimeError as error:
-        if "Timed out waiting" not in str(error):  # gloo's words
-            raise
-        problem = f"rank {rank.rank} has waited {run.timeout:g} s (run.timeout) in vain for another rank"
-        raise RankFailure(f"{problem} while {control.at}: {error}") from error
-    finally:
-        if dist.is_initialized() and sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+            with explained(f"{asked.out} cannot be written", fix="Choose another with --out"):
+                profile.write(asked.out)
     return 0
 
 
@@ -109,14 +85,6 @@ def _of(job: Job) -> dict[str, Any]:
     model = replace(job.model_spec(vocab), max_sequence=job.data.sequence_length)
     batch = max(1, job.micro_batch // max(dp for dp, _ in job.degrees))
     return {"model": model, "batch": batch, "precision": job.train.precision}
-
-
-def _write(profile: Profile, path: Path) -> None:
-    try:
-        profile.write(path)
-    except OSError as error:
-        problem = f"{path} cannot be written: {error.strerror or error}"
-        raise LaunchError(f"{problem}. Choose another file with --out.") from None
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class Session:
             self.control.doing(f"step {done + 1}", step=done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
             result = train_step(
-                part.work,
+                part.step,
                 self.optimizer,
                 part.own(self.feed.step(done)),
                 learning_rate=rate(done),

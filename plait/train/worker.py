@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher, this_host
-from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, RankFailure
+from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
@@ -158,37 +158,15 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     if (folder / NAME).is_file():
         RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
     control.doing("importing", patient=True)  # as long as the disk takes
-    import torch
-    import torch.distributed as dist
-
-    from plait.train.comm.world import join_world
-    from plait.train.machine.device import open_device
-    from plait.train.machine.threads import take_cores
+    from plait.train.comm.world import joined
     from plait.train.report import Reporter
     from plait.train.session import Session
 
-    run = plan.job.run
-    torch.set_num_threads(run.threads)
-    device = open_device(run.device, rank.local_rank)
-    if device.backend == "gloo":  # beside an accelerator, threads of the driver and of NCCL want the other cores
-        take_cores(*rank.place_among_cores, threads=run.threads)
-    if rank.world_size > 1:
-        control.doing("meeting the other ranks", patient=True)
-        backend = (
-            device.backend if device.backend == "gloo" else f"cpu:gloo,{device.torch_device.type}:{device.backend}"
-        )
-        join_world(rank, store or _meet(rank, run.timeout), backend, run.timeout)
-    try:
-        with Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report:
-            return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
-    except RuntimeError as error:
-        if "Timed out waiting" not in str(error):  # gloo's words
-            raise
-        problem = f"rank {rank.rank} has waited {run.timeout:g} s (run.timeout) in vain for another rank"
-        raise RankFailure(f"{problem} while {control.at}: {error}") from error
-    finally:
-        if dist.is_initialized() and sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+    with (
+        joined(rank, plan.job.run, control, store) as device,
+        Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report,
+    ):
+        return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
 
 
 def _meet(rank: RankEnv, timeout: float) -> Store:

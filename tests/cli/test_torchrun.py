@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.lock import NAME
+from plait.launch.local import free_port
 from tests.cli.runs import curve, metrics, train, wait_for_step, write_job
 
 pytestmark = pytest.mark.slow
@@ -20,10 +20,7 @@ pytestmark = pytest.mark.slow
 
 def torchrun(job: Path, *settings: str, options: tuple[str, ...] = ("--nproc-per-node=2",)) -> subprocess.Popen[str]:
     """Begin training by torchrun, in a session of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    where = () if any(option.startswith("--master") for option in options) else (f"--master-port={port}",)
+    where = () if any(option.startswith("--master") for option in options) else (f"--master-port={free_port()}",)
     argv = [sys.executable, "-m", "torch.distributed.run", *options, *where, "-m", "plait.train.worker", str(job)]
     return subprocess.Popen(
         [*argv, f"run.folder={job.parent / 'runs'}", *settings],
@@ -33,6 +30,13 @@ def torchrun(job: Path, *settings: str, options: tuple[str, ...] = ("--nproc-per
         start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def two_agents(job: Path, *settings: str) -> list[subprocess.Popen[str]]:
+    """Two machines of one rank each, both this one. settings: of each machine in turn, if there are any."""
+    where = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    own = [settings[number : number + 1] for number in range(2)]
+    return [torchrun(job, *own[number], options=(*where, f"--node-rank={number}")) for number in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +60,8 @@ def test_one_machine(launched: Path, tmp_path: Path) -> None:
 
 
 def test_two_machines(launched: Path, tmp_path: Path) -> None:
-    """Two agents of one rank each, both on this machine."""
     job = write_job(tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    agents = [
-        torchrun(
-            job,
-            options=(
-                "--nnodes=2",
-                f"--node-rank={number}",
-                "--nproc-per-node=1",
-                "--master-addr=127.0.0.1",
-                f"--master-port={port}",
-            ),
-        )
-        for number in range(2)
-    ]
+    agents = two_agents(job)
     ends = [agent.communicate(timeout=180) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], ends
     assert curve(job) == curve(launched)
@@ -81,14 +69,7 @@ def test_two_machines(launched: Path, tmp_path: Path) -> None:
 
 def test_machines_with_other_settings_are_refused_by_key(tmp_path: Path) -> None:
     job = write_job(tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    where = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}")
-    agents = [
-        torchrun(job, f"train.learning_rate=0.00{number + 1}", options=(*where, f"--node-rank={number}"))
-        for number in range(2)
-    ]
+    agents = two_agents(job, "train.learning_rate=0.001", "train.learning_rate=0.002")
     try:
         _, errors = agents[1].communicate(timeout=120)
         text = " ".join(errors.split())
@@ -181,9 +162,7 @@ def test_without_torchrun_one_rank_trains_alone(tmp_path: Path) -> None:
 def test_a_rank_that_waits_in_vain_says_so_where_no_launcher_does(tmp_path: Path) -> None:
     """Ranks as a scheduler starts them: the store is rank 0's, nobody watches."""
     job = write_job(tmp_path, steps=100000)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = [sys.executable, "-m", "plait.train.worker", str(job), f"run.folder={tmp_path / 'runs'}", "run.timeout=4"]
     ranks = [
         subprocess.Popen(

@@ -51,8 +51,8 @@ class _Rank:
 
     def train(self) -> None:
         """The step whose batches are there."""
-        work = replace(self.part.work, groups=self.groups, shards=self.shards)
-        train_step(work, self.optimizer, self.batches, learning_rate=1e-3, clip=1.0)
+        step = replace(self.part.step, groups=self.groups, shards=self.shards)
+        train_step(step, self.optimizer, self.batches, learning_rate=1e-3, clip=1.0)
 
 
 def measured(rank: int, values: dict[str, Any]) -> dict[str, dict[str, int]]:

@@ -26,7 +26,7 @@ from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
-from plait.train.engine.steps import Work, train_step
+from plait.train.engine.steps import RankStep, train_step
 from plait.train.machine.device import Device
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.transformer import Transformer
@@ -185,8 +185,8 @@ def worst_error(
                     piece.view(gradients.named[piece.parameter]), piece.cut(want["gradients"][piece.name])
                 )
             errors["norm"] = abs(gradients.norm(over).item() / want["norm"] - 1)
-        work = Work(partial(_whole, executor), alone(over), sequence_parallel=strategy.sequence_parallel)
-        train_step(work, optimizer, batches, learning_rate=RATE, clip=CLIP)
+        own = RankStep(partial(_whole, executor), alone(over), sequence_parallel=strategy.sequence_parallel)
+        train_step(own, optimizer, batches, learning_rate=RATE, clip=CLIP)
     for piece in model.pieces:
         errors[f"weight {piece.name}"] = relative_error(
             piece.view(model.named[piece.parameter]), piece.cut(want["weights"][piece.name])

@@ -44,7 +44,7 @@ def _step(part: Part, optimizer: Optimizer, step: int, **more: Any) -> StepResul
     tokens = torch.randint(0, MODEL["vocab"], (BATCH, SEQUENCE + 1), generator=generator)
     samples = torch.arange(BATCH) + step * BATCH
     batches = part.own(micro_batches(tokens[:, :-1], tokens[:, 1:], samples, 4, step))
-    return train_step(part.work, optimizer, batches, learning_rate=1e-2, clip=1.0, **more)
+    return train_step(part.step, optimizer, batches, learning_rate=1e-2, clip=1.0, **more)
 
 
 def _plant(part: Part, tensor: str, times: int) -> None:

@@ -31,8 +31,8 @@ from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from plait.core.timeline import OpSpan
 from plait.plan.make import Design, assemble_plan
-from plait.plan.memory import states
 from plait.plan.sharding import step_bytes
+from plait.plan.states import states
 from plait.plan.traffic import micro_batch_bytes
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.agreement import agree, statement
@@ -229,7 +229,7 @@ def _errors(part: Part, wires: dict[str, CountedWire], want: dict[str, Any], siz
                 part.shards.publish()
                 pool = part.shards.pool
             continue
-        train_step(part.work, optimizer, batches, learning_rate=RATE, clip=CLIP)
+        train_step(part.step, optimizer, batches, learning_rate=RATE, clip=CLIP)
     evaluated = _evaluated(part, want["evaluation"], sizes, errors) if part.evaluator else Counter[str]()
     if part.shards:
         part.shards.stop()

@@ -29,7 +29,7 @@ def spans(rank: int, values: dict[str, Any]) -> tuple[Plan, list[Span]]:
     try:
         for step in range(STEPS):
             part.pipeline.ahead()
-            train_step(part.work, optimizer, _batches(part, step), learning_rate=1e-3, clip=1.0)
+            train_step(part.step, optimizer, _batches(part, step), learning_rate=1e-3, clip=1.0)
             found += spans_of(step, rank, recorder.take())
             if step == STEPS - 2 and part.evaluator:
                 with recorder.paused():

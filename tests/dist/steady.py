@@ -32,7 +32,7 @@ def many_steps(
             batches = part.own(micro_batches(tokens, targets, samples, MICRO, step))
 
             def run(batches=batches) -> None:
-                train_step(part.work, optimizer, batches, learning_rate=1e-3, clip=1.0)
+                train_step(part.step, optimizer, batches, learning_rate=1e-3, clip=1.0)
                 if part.shards:
                     part.shards.settle()
 

@@ -19,7 +19,7 @@ from plait.plan.closed_memory import MemoryColumns, fits, step_memory
 from plait.plan.distinct import distinct, groups
 from plait.plan.estimate import Estimate, estimate
 from plait.plan.memory_options import MemoryOptions
-from plait.plan.point_work import work_of
+from plait.plan.point_step import step_of
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.plan.shapes import Shapes
 
@@ -52,8 +52,8 @@ CLOSE = 0.03
 
 def both(model: ModelSpec, row: dict[str, int], *, sequence: int, gpu: bool = True) -> tuple[MemoryColumns, Estimate]:
     points = Points.of([row])
-    work = work_of(model, points.row(0), sequence=sequence, precision="bf16-mixed", gpu=gpu)
-    return step_memory(model, points, sequence=sequence, options=MemoryOptions(gpu=gpu)), estimate(work)
+    step = step_of(model, points.row(0), sequence=sequence, precision="bf16-mixed", gpu=gpu)
+    return step_memory(model, points, sequence=sequence, options=MemoryOptions(gpu=gpu)), estimate(step)
 
 
 def powers(most: int) -> st.SearchStrategy[int]:
@@ -239,7 +239,7 @@ def test_a_million_points_take_seconds() -> None:
     assert np.isfinite(found.total).all()
     for at in range(0, 10**6, 300_007):
         row = {**points.row(at), "overlap": SYNC}
-        walked = estimate(work_of(model, row, sequence=8192, precision="bf16-mixed", gpu=True)).most.memory.total
+        walked = estimate(step_of(model, row, sequence=8192, precision="bf16-mixed", gpu=True)).most.memory.total
         assert found.allocated[at] == pytest.approx(walked, rel=CLOSE)
 
 

@@ -15,9 +15,9 @@ from plait.core.model import ModelSpec
 from plait.core.segments import Phase
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
-from plait.plan.estimate import Work, estimate
-from plait.plan.memory import activations
-from plait.plan.step_memory import stage_activations
+from plait.plan.activations import activations
+from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.pipeline_memory import stage_activations
 
 PRESETS = sorted(path.stem for path in Path("specs/models").glob("*.toml") if "[experts]" not in path.read_text())
 LIMIT = 20.0
@@ -27,8 +27,8 @@ LLAMA = ModelSpec(
 )
 
 
-def of(preset: str, strategy: dict[str, Any], *, batch: int = 64, micro: int = 1, sequence: int = 1024) -> Work:
-    return Work.of(
+def of(preset: str, strategy: dict[str, Any], *, batch: int = 64, micro: int = 1, sequence: int = 1024) -> PlannedStep:
+    return PlannedStep.of(
         Job.from_dict(
             {
                 "model": {"preset": preset},
@@ -105,9 +105,9 @@ def test_an_estimate_is_plain_json() -> None:
 
 
 def test_tied_embeddings_are_summed_over_both_ends() -> None:
-    work = of("gpt3-125m", {"pp": 3, "schedule": "1f1b"})
-    found = estimate(work)
+    step = of("gpt3-125m", {"pp": 3, "schedule": "1f1b"})
+    found = estimate(step)
     assert ["tied" in place.sent for place in found.places] == [True, False, True]
     assert found.places[0].sent["tied"] == 50000 * 768 * 4  # a ring of two sends half twice
-    untied = estimate(replace(work, model=replace(work.model, tied_embeddings=False)))
+    untied = estimate(replace(step, model=replace(step.model, tied_embeddings=False)))
     assert not any("tied" in place.sent for place in untied.places)

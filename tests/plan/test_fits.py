@@ -12,7 +12,7 @@ import pytest
 
 from plait.core.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job import Job
-from plait.plan.estimate import Work, estimate
+from plait.plan.estimate import PlannedStep, estimate
 from plait.plan.fits import Room, check_fits, check_size, least_bytes, room
 
 GIB = 1 << 30
@@ -36,7 +36,7 @@ def refused(asked: Job, there: Room | None) -> PlaitError:
 def check_all(asked: Job, there: Room | None) -> None:
     """As ``plait train`` does."""
     check_size(asked, 257, there)
-    found = estimate(Work.of(asked, 257, gpu=bool(there and there.each)))
+    found = estimate(PlannedStep.of(asked, 257, gpu=bool(there and there.each)))
     if there:
         check_fits(asked, found, 257, there)
 
@@ -101,7 +101,7 @@ def test_a_hugging_face_config_of_a_billion_layers(tmp_path: Path) -> None:
 def test_the_bound_is_below_the_estimate() -> None:
     for strategy in ({}, {"tp": 2}, {"pp": 2, "schedule": "1f1b"}, {"dp": 2, "shard": "fsdp"}):
         asked = job(SMALL, strategy=strategy | {"recompute": "full"})
-        assert least_bytes(asked, 257) < estimate(Work.of(asked, 257)).bytes
+        assert least_bytes(asked, 257) < estimate(PlannedStep.of(asked, 257)).bytes
 
 
 GPUS = Room(each=80 * GIB, what="each of 8 GPUs")
@@ -126,7 +126,7 @@ def test_it_says_what_would_fit(there: Room, sections: dict[str, Any], says: str
         for key, value in changes.items():
             section, name = key.split(".")
             again[section][name] = int(value) if value.isdigit() else value
-        assert there.holds(estimate(Work.of(Job.from_dict(again), 257, gpu=bool(there.each))))
+        assert there.holds(estimate(PlannedStep.of(Job.from_dict(again), 257, gpu=bool(there.each))))
 
 
 def test_what_fits_is_let_through() -> None:

@@ -24,7 +24,7 @@ from plait.core.segment_costs import makespan, segment_costs, simulate
 from plait.core.segments import SegmentGraph
 from plait.core.sharding import Sharding
 from plait.core.timeline import Span, Timeline, hidden
-from plait.plan.estimate import Work, estimate
+from plait.plan.estimate import PlannedStep, estimate
 from plait.plan.make import make_plan
 from plait.plan.places import Place
 from plait.plan.prices import ClusterPrices
@@ -291,7 +291,7 @@ def test_the_bytes_of_its_spans_are_those_of_the_estimate(seed: int) -> None:
     if plan is None:
         return
     spans = lanes(simulate_plan(plan).timeline((1,)))
-    for place in estimate(Work.of_plan(plan)).places:
+    for place in estimate(PlannedStep.of_plan(plan)).places:
         sent = Counter[str]()
         for span in spans[1, place.ranks[0]]:  # the largest share
             rows = span.site == "embed" and "." in span.name

@@ -14,8 +14,9 @@ from plait.core.overlap import Load
 from plait.core.sharding import Sharding
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
-from plait.plan.memory import activations, states
+from plait.plan.activations import activations
 from plait.plan.sharding import unit_sizes
+from plait.plan.states import states
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients

@@ -73,9 +73,7 @@ def addresses(nodes: Sequence[str]) -> dict[str, str]:
 
 def hosts_file(nodes: Sequence[str]) -> str:
     """The ``/etc/hosts`` that the nodes see."""
-    return "".join(
-        f"{address}\t{name}\n" for name, address in {"localhost": "127.0.0.1", **addresses(nodes)}.items()
-    )
+    return "".join(f"{address}\t{name}\n" for name, address in {"localhost": "127.0.0.1", **addresses(nodes)}.items())
 
 
 def slurm_conf(folder: Path, name: str, nodes: Sequence[str], *, controller: int, port: int) -> str:

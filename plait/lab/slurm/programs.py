@@ -50,9 +50,7 @@ def why_not() -> str | None:
 def ask(argv: list[str], environ: Mapping[str, str], seconds: float = 10.0) -> str | None:
     """What a program of Slurm prints; None if it fails or takes too long."""
     try:
-        done = subprocess.run(
-            argv, check=False, capture_output=True, text=True, env=dict(environ), timeout=seconds
-        )
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, env=dict(environ), timeout=seconds)
     except subprocess.TimeoutExpired:
         return None
     return done.stdout if done.returncode == 0 else None

@@ -21,11 +21,11 @@ from torch.futures import Future
 from plait.core.env import gloo_interface
 from plait.core.segments import Collective
 from plait.train.comm.world import new_group, patience
-from plait.train.machine.device import Work
+from plait.train.machine.device import AsyncWork
 from plait.train.machine.threads import running, serve_first
 
 
-class Handle(Work, Protocol):
+class Handle(AsyncWork, Protocol):
     """A collective in flight."""
 
 

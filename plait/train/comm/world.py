@@ -1,4 +1,5 @@
-"""Where all ranks meet, on which interface they listen, and how long one waits for another.
+"""How a rank joins the others: where all meet, on which interface they listen, and how long one waits for
+another.
 
 One timeout serves all: the world is opened with ``run.timeout``, and every group and wire takes the world's.
 """
@@ -7,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -16,11 +18,45 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from plait.core.env import RankEnv, stay_on_loopback
-from plait.core.errors import LaunchError
+from plait.core.errors import LaunchError, RankFailure
+from plait.core.settings import RunSection
+from plait.train.machine.control import Control
+from plait.train.machine.device import Device, open_device
+from plait.train.machine.threads import take_cores
 
 MARGIN = 3.0
 """Seconds that ranks wait beyond the timeout, so that the launcher, which sees them all, names the silent one
 before those that wait for it fail."""
+
+
+@contextmanager
+def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None = None) -> Generator[Device]:
+    """This rank's device, on cores of its own and one of the world, inside the block.
+
+    store: where the ranks meet, if they have met already. Raises RankFailure where this rank has waited in
+    vain for another.
+    """
+    torch.set_num_threads(run.threads)
+    device = open_device(run.device, rank.local_rank)
+    if device.backend == "gloo":  # beside an accelerator, threads of the driver and of NCCL want the other cores
+        take_cores(*rank.place_among_cores, threads=run.threads)
+    if rank.world_size > 1:
+        control.doing("meeting the other ranks", patient=True)
+        join_world(rank, store or open_store(rank, run.timeout), _backends(device), run.timeout)
+    try:
+        yield device
+    except RuntimeError as error:
+        if "Timed out waiting" not in str(error):  # gloo's words
+            raise
+        problem = f"rank {rank.rank} has waited {run.timeout:g} s (run.timeout) in vain for another rank"
+        raise RankFailure(f"{problem} while {control.at}: {error}") from error
+    if dist.is_initialized():  # after an error that would wait for ranks which never come
+        dist.destroy_process_group()
+
+
+def _backends(device: Device) -> str:
+    """For the host's tensors, and for the device's."""
+    return device.backend if device.backend == "gloo" else f"cpu:gloo,{device.torch_device.type}:{device.backend}"
 
 
 def open_store(rank: RankEnv, timeout: float) -> Store:

@@ -21,7 +21,7 @@ from plait.train.engine.groups import Groups, open_groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.pipeline import PHASES, Pipeline
 from plait.train.engine.shards import Shards
-from plait.train.engine.steps import Work
+from plait.train.engine.steps import RankStep
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.model.transformer import Stages, Transformer
 from plait.train.record.recorder import Recorder
@@ -54,9 +54,9 @@ class Part:
         return self._interpreter(self.plan.schedule)
 
     @property
-    def work(self) -> Work:
+    def step(self) -> RankStep:
         """What a training step runs."""
-        return Work(self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel)
+        return RankStep(self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel)
 
     @cached_property
     def evaluator(self) -> Pipeline | None:

@@ -44,10 +44,9 @@ are here."""
 
 
 @dataclass(frozen=True)
-class Work:
+class RankStep:
     """What a step runs, and who completes it together. sequence_parallel: whether replicated parameters have
-    seen
-    their own shard of the sequence only."""
+    seen their own shard of the sequence only."""
 
     run: Run
     groups: Groups
@@ -56,7 +55,7 @@ class Work:
 
 
 def train_step(
-    work: Work,
+    step: RankStep,
     optimizer: Optimizer,
     batches: Sequence[MicroBatch],
     *,
@@ -72,10 +71,10 @@ def train_step(
     ``on_nan`` is ``skip`` and not too many were left out one after the other.
     """
     start = time.perf_counter()
-    gradients, groups, shards = optimizer.gradients, work.groups, work.shards
+    gradients, groups, shards = optimizer.gradients, step.groups, step.shards
     gradients.zero()
-    loss = work.run(batches)
-    complete(gradients, groups, shards, sequence_parallel=work.sequence_parallel)
+    loss = step.run(batches)
+    complete(gradients, groups, shards, sequence_parallel=step.sequence_parallel)
     # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
     total, square, stops = totals(gradients, groups, loss, stop)
     norm = math.sqrt(square)
@@ -87,7 +86,7 @@ def train_step(
         optimizer.skip()
         number = batches[0].step + 1
         if on_nan == "stop" or optimizer.skipped_in_a_row >= MAX_SKIPPED:
-            raise explain(lambda: work.run(batches), optimizer, groups, shards, step=number, loss=total, norm=norm)
+            raise explain(lambda: step.run(batches), optimizer, groups, shards, step=number, loss=total, norm=norm)
         check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out
     return StepResult(total, norm, time.perf_counter() - start, stops, optimizer.skipped)
 

@@ -35,7 +35,7 @@ Fork = torch.cuda.Event | None
 """The end of a thread's work so far; on a CPU there is nothing to wait for."""
 
 
-class Work(Protocol):
+class AsyncWork(Protocol):
     """Something asynchronous, as torch.distributed has it."""
 
     def wait(self) -> object:
@@ -96,7 +96,7 @@ class Device:
         assert isinstance(mark, float)
         return mark
 
-    def mark_when_done(self, work: Work, callback: Callable[[Mark], object]) -> None:
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark], object]) -> None:
         """Call ``callback(mark)`` with the moment at which an asynchronous collective ended."""
         work.get_future().then(lambda _: callback(time.perf_counter()))
 
@@ -111,7 +111,7 @@ class Device:
     def join(self, after: Fork) -> None:
         """What the calling thread submits from now on runs after the work that ``fork`` marked."""
 
-    def settle(self, work: Work) -> None:
+    def settle(self, work: AsyncWork) -> None:
         """Wait, with the host, for a message."""
         work.wait()
 
@@ -173,7 +173,7 @@ class CudaDevice(Device):
         assert isinstance(mark, torch.cuda.Event)
         return self._base_seconds + self._base.elapsed_time(mark) / 1e3
 
-    def mark_when_done(self, work: Work, callback: Callable[[Mark], object]) -> None:
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark], object]) -> None:
         with torch.cuda.stream(self._side):
             work.wait()  # makes the side stream wait, not the host
             callback(self.mark())
@@ -199,7 +199,7 @@ class CudaDevice(Device):
         assert after is not None
         torch.cuda.current_stream(self.torch_device).wait_event(after)
 
-    def settle(self, work: Work) -> None:
+    def settle(self, work: AsyncWork) -> None:
         work.wait()  # makes the stream wait, not the host
         torch.cuda.current_stream(self.torch_device).synchronize()
 

@@ -20,7 +20,7 @@ from plait.core.reshard_plan import Chain, ReshardPlan, Step
 from plait.core.segments import Collective
 from plait.train.comm.lanes import Lane
 from plait.train.comm.wire import NullWire, Wire, open_wire
-from plait.train.machine.device import Device, Work
+from plait.train.machine.device import AsyncWork, Device
 from plait.train.profile.clock import FEWEST, Clock
 
 SMALLEST, GROWTH = 1 << 12, 4
@@ -108,7 +108,7 @@ class Operation:
 
     bytes: int
     run: Callable[[], object]
-    start: Callable[[], Work] | None = None
+    start: Callable[[], AsyncWork] | None = None
 
 
 def operation(kind: Collective, wire: Wire, nbytes: int, dtype: torch.dtype, device: Device) -> Operation:
@@ -123,7 +123,7 @@ def operation(kind: Collective, wire: Wire, nbytes: int, dtype: torch.dtype, dev
         "all_to_all": (torch.zeros_like(part), part),
     }[kind]
 
-    def start() -> Work:
+    def start() -> AsyncWork:
         return wire.start(kind, result, source)
 
     return Operation(whole.nbytes, lambda: start().wait(), start)

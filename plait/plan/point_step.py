@@ -1,4 +1,4 @@
-"""A point of the strategy space as something that can be walked."""
+"""A point of the strategy space as a step that can be walked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from plait.core.settings import Precision
 from plait.core.sharding import Sharding
 from plait.core.stages import split_layers
 from plait.core.strategy import Overlap, Recompute, ShardOverlap, Strategy
-from plait.plan.estimate import Work
+from plait.plan.estimate import PlannedStep
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 
 
-def work_of(model: ModelSpec, point: Mapping[str, int], *, sequence: int, precision: Precision, gpu: bool) -> Work:
+def step_of(
+    model: ModelSpec, point: Mapping[str, int], *, sequence: int, precision: Precision, gpu: bool
+) -> PlannedStep:
     """A point of the strategy space (``Points.row``), to be walked. Raises ScheduleError or JobError where it
     cannot be."""
     name, pp = SCHEDULES[point["schedule"]], point["pp"]
@@ -37,7 +39,7 @@ def work_of(model: ModelSpec, point: Mapping[str, int], *, sequence: int, precis
     )
     sharding.check(point["dp"] * point["cp"])
     schedule = generate(name, shape)
-    return Work(
+    return PlannedStep(
         model=model,
         strategy=strategy,
         layout=Layout.of(pp=pp, dp=point["dp"], cp=point["cp"], tp=point["tp"]),

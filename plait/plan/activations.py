@@ -1,43 +1,25 @@
-"""What one rank's memory holds, in closed form: the counterpart of what the runtime allocates.
-
-Two kinds. What lasts from the first step to the last (parameters, gradients, optimizer states, the buffers of
-sharded data parallelism) is a sum over units. What lives within a step is found by walking the very list of
-segment ops that the executor runs, with the tensors that each op makes, keeps and lets go of; so slices,
+"""What activations take of a rank's memory, of one micro-batch on one stage: the very list of segment ops
+that the executor runs, walked with the tensors that each op makes, keeps and lets go of. So slices,
 recomputation, sequence parallelism and the phases of a pipeline need no formulas of their own.
 
-Activation counts follow Korthikanti 2022 (arXiv 2205.05198) with fused attention kernels; unlike there, every
-tensor is counted at the moment at which it exists, and the working set of the op that is running with it.
+Counts follow Korthikanti 2022 (arXiv 2205.05198) with fused attention kernels; unlike there, every tensor is
+counted at the moment at which it exists, and the working set of the op that is running with it. Over the
+micro-batches of a pipeline: ``plait.plan.pipeline_memory``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plait.core.model import ModelSpec
 from plait.core.overlap import segment_order
 from plait.core.segment_costs import segment_costs
 from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
-from plait.core.sharding import WHOLE, Sharding, Unit
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
-from plait.plan.segment_sizes import MASTER, Core, Sizes
-
-
-@dataclass(frozen=True)
-class States:
-    """Bytes that last from step to step. buffers: of gathered parameters and open gradients."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    buffers: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.parameters + self.gradients + self.optimizer + self.buffers
+from plait.plan.segment_sizes import Core, Sizes
 
 
 @dataclass(frozen=True)
@@ -56,49 +38,6 @@ class Activations:
     def peak(self, alive: int = 1) -> int:
         """The most at any moment with so many micro-batches alive at once."""
         return (alive - 1) * self.kept + max(self.forward_peak, self.backward_peak, self.weight_peak)
-
-
-def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> States:
-    """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number
-    of the model's."""
-    master = max(MASTER, itemsize)
-    parameters = gradients = optimizer = 0
-    gathered, opened = Counter[int](), Counter[int]()
-    for unit, numel in units.items():
-        whole = unit[0] in WHOLE
-        params, grads = (1, 1) if whole else (sharding.params, sharding.grads)
-        parameters += numel // params * itemsize + (
-            numel // sharding.secondary * itemsize if sharding.secondary and not whole else 0
-        )
-        gradients += numel // grads * master
-        moments = 2 + (master != itemsize)  # and masters, where the model's own numbers are smaller
-        optimizer += moments * (numel // sharding.optim) * master
-        if params > 1:
-            gathered[numel * itemsize] += 1
-        if grads > 1:
-            opened[numel * master] += 1
-    buffers = sum(
-        size * min(2, count) for sizes in (gathered, opened) for size, count in sizes.items()
-    )  # two of a size
-    return States(parameters, gradients, optimizer, buffers)
-
-
-def reduction_buffers(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> int:
-    """What gloo's reduce-scatters of gradients keep: one buffer for every size that a level reduces."""
-    found = set[tuple[str, int]]()
-    for numel in units.values():
-        params, grads, optim = sharding.params, sharding.grads, sharding.optim
-        levels = [("params", numel, params), ("grads", numel // params, grads // params)]
-        levels.append(("optim", numel // grads, optim // grads))
-        found |= {(level, size) for level, size, ranks in levels if ranks > 1}
-    return sum(size for _, size in found) * max(MASTER, itemsize)
-
-
-def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:
-    """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are
-    scattered."""
-    positions = spec.max_sequence if strategy.cp > 1 else sequence
-    return 0 if spec.learned_positions else 2 * positions * spec.head_size * itemsize
 
 
 def activations(

@@ -1,5 +1,5 @@
 """When in a step a rank's activations take the most memory: its list of pipeline ops, walked with the sizes
-of each stage's phases (``plait.plan.memory``) and of what crosses between stages.
+of each stage's phases (``plait.plan.activations``) and of what crosses between stages.
 
 A send keeps its tensor until the rank sends again; a receive takes memory as soon as it is posted.
 """
@@ -15,7 +15,7 @@ from plait.core.schedule import Edge, Op, Schedule
 from plait.core.segments import Phase
 from plait.core.stages import Stage
 from plait.core.strategy import Overlap, Strategy
-from plait.plan.memory import Activations, activations
+from plait.plan.activations import Activations, activations
 
 WALKED = 10
 """Layers of a stage that are walked one by one; more of them are as the last one."""

@@ -1,0 +1,196 @@
+"""Running ranks where ``--on`` says, and the folder of a run: what ``train``, ``plan --measure`` and
+``profile`` share.
+
+To add a place, write a class like ``InLab`` and give it a line in ``PLACES``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from plait.core.cluster import Hosts
+    from plait.core.lock import RunLock
+    from plait.core.plan import Plan
+    from plait.lab import LabSpec
+    from plait.launch.local import Start
+
+WORKER = "plait.train.worker"
+LOCAL = "local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """What is to run: ``world`` processes of ``python -m module arguments``.
+
+    logs: the folder of what they print. timeout: seconds that one may be silent. lock: of their run, if it
+    has one. silent: what rank 0 prints goes to its log as well.
+    """
+
+    module: str
+    arguments: Sequence[str]
+    world: int
+    logs: Path
+    timeout: float
+    lock: RunLock | None = None
+    silent: bool = False
+
+    @property
+    def argv(self) -> list[str]:
+        """The command of each, on this machine."""
+        return [sys.executable, "-m", self.module, *self.arguments]
+
+
+class Place(Protocol):
+    """Where ranks run."""
+
+    @property
+    def world(self) -> int | None:
+        """How many ranks it has; None if as many as are asked for."""
+        ...
+
+    @property
+    def hosts(self) -> Hosts:
+        """Its machines, as plans see them."""
+        ...
+
+    @property
+    def lab(self) -> LabSpec | None:
+        """The emulated cluster that it is; None if it is none."""
+        ...
+
+    @property
+    def ours(self) -> bool:
+        """Whether its memory and devices are this machine's."""
+        ...
+
+    def run(self, ranks: Ranks) -> int:
+        """Start ranks and see them to their end; returns and raises what ``launch.local.run_ranks`` does."""
+        ...
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine."""
+
+    world: None = None
+    lab: None = None
+    ours: bool = True
+
+    @property
+    def hosts(self) -> Hosts:
+        """One."""
+        from plait.core.cluster import HERE
+
+        return HERE
+
+    def run(self, ranks: Ranks) -> int:
+        """As processes; they meet at MASTER_PORT, where that is set."""
+        from plait.core.env import chosen_port
+        from plait.launch.local import local_start
+
+        return _watched(local_start(ranks.argv, ranks.world, port=chosen_port()), ranks)
+
+
+@dataclass(frozen=True)
+class InLab:
+    """An emulated cluster, up as long as its ranks run."""
+
+    lab: LabSpec
+    ours: bool = True
+
+    @property
+    def world(self) -> int:
+        """Of all its hosts."""
+        return self.lab.world_size
+
+    @property
+    def hosts(self) -> Hosts:
+        """Its hosts and the rate of their links."""
+        return self.lab.as_hosts
+
+    def run(self, ranks: Ranks) -> int:
+        """As processes on the lab's hosts."""
+        from plait.lab import Lab
+
+        with Lab(self.lab, command=ranks.argv) as running:
+            return _watched(partial(running.popen, argv=ranks.argv), ranks)
+
+
+def _in_lab(where: str) -> Place:
+    from plait.lab import LabSpec
+
+    return InLab(LabSpec.parse(where))
+
+
+def _in_slurm(where: str) -> Place:
+    from plait.cli.on_slurm import InSlurm
+
+    return InSlurm(where)
+
+
+PLACES: Mapping[str, Callable[[str], Place]] = {"lab": _in_lab, "slurm": _in_slurm}
+"""By what stands before the colon, what reads the rest."""
+
+
+def place_of(on: str) -> Place:
+    """What ``--on`` names. Raises JobError if it is no place."""
+    from plait.core.errors import JobError
+
+    if on == LOCAL:
+        return Here()
+    kind, _, where = on.partition(":")
+    if kind not in PLACES:
+        fix = "Use local, slurm or slurm:PARTITION, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
+        raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
+    return PLACES[kind](where)
+
+
+def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) -> int:
+    """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status."""
+    from plait.core.lock import RunLock
+    from plait.core.rank_table import NAME
+
+    assert plan.job is not None
+    with RunLock(folder) as lock:
+        write_run(plan, folder)
+        (folder / NAME).unlink(missing_ok=True)  # of an earlier start, elsewhere
+        ranks = Ranks(
+            module=WORKER, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
+            timeout=plan.job.run.timeout, lock=lock, silent=silent,
+        )  # fmt: skip
+        return place.run(ranks)
+
+
+def write_run(plan: Plan, folder: Path) -> None:
+    """What ranks read, and what people read of it. The caller holds the run's lock."""
+    from plait.core.files import explained, replacing
+
+    assert plan.job is not None
+    with explained(f"the run folder {folder} cannot be written", fix="Choose another with run.folder=FOLDER"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / "job.toml") as path:
+            path.write_text(plan.job.to_toml())
+        plan.write(folder / "plan.json")
+
+
+def _watched(start: Start, ranks: Ranks) -> int:
+    from plait.launch.local import run_ranks
+
+    chosen = _silent(start) if ranks.silent else start
+    return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock)
+
+
+def _silent(start: Start) -> Start:
+    """What rank 0 prints goes to its log as well."""
+
+    def started(rank: int, *, stdout: IO[bytes] | None, stderr: IO[bytes], **more: Any) -> subprocess.Popen[Any]:
+        return start(rank, stdout=stdout or stderr, stderr=stderr, **more)
+
+    return started

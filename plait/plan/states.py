@@ -1,0 +1,73 @@
+"""Bytes of a rank that last from the first step to the last, in closed form: parameters, gradients, optimizer
+states, the buffers of sharded data parallelism. A sum over units; the counterpart of what the runtime
+allocates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from plait.core.model import ModelSpec
+from plait.core.sharding import WHOLE, Sharding, Unit
+from plait.core.strategy import Strategy
+from plait.plan.segment_sizes import MASTER
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes that last from step to step. buffers: of gathered parameters and open gradients."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameters + self.gradients + self.optimizer + self.buffers
+
+
+def states(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> States:
+    """Of one rank's share of the model. units: numbers in each, padding included. itemsize: bytes of a number
+    of the model's."""
+    master = max(MASTER, itemsize)
+    parameters = gradients = optimizer = 0
+    gathered, opened = Counter[int](), Counter[int]()
+    for unit, numel in units.items():
+        whole = unit[0] in WHOLE
+        params, grads = (1, 1) if whole else (sharding.params, sharding.grads)
+        parameters += numel // params * itemsize + (
+            numel // sharding.secondary * itemsize if sharding.secondary and not whole else 0
+        )
+        gradients += numel // grads * master
+        moments = 2 + (master != itemsize)  # and masters, where the model's own numbers are smaller
+        optimizer += moments * (numel // sharding.optim) * master
+        if params > 1:
+            gathered[numel * itemsize] += 1
+        if grads > 1:
+            opened[numel * master] += 1
+    buffers = sum(
+        size * min(2, count) for sizes in (gathered, opened) for size, count in sizes.items()
+    )  # two of a size
+    return States(parameters, gradients, optimizer, buffers)
+
+
+def reduction_buffers(units: Mapping[Unit, int], sharding: Sharding, *, itemsize: int) -> int:
+    """What gloo's reduce-scatters of gradients keep: one buffer for every size that a level reduces."""
+    found = set[tuple[str, int]]()
+    for numel in units.values():
+        params, grads, optim = sharding.params, sharding.grads, sharding.optim
+        levels = [("params", numel, params), ("grads", numel // params, grads // params)]
+        levels.append(("optim", numel // grads, optim // grads))
+        found |= {(level, size) for level, size, ranks in levels if ranks > 1}
+    return sum(size for _, size in found) * max(MASTER, itemsize)
+
+
+def position_tables(spec: ModelSpec, strategy: Strategy, *, sequence: int, itemsize: int) -> int:
+    """Cosines and sines of rotary positions, which all layers share: of every position where a rank's are
+    scattered."""
+    positions = spec.max_sequence if strategy.cp > 1 else sequence
+    return 0 if spec.learned_positions else 2 * positions * spec.head_size * itemsize
