@@ -39,7 +39,7 @@ def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, l
     table = _table(folder, expand(listed), world_size)
     hosts = folder / f"slurm-hosts-{job}.txt"
     hosts.write_text("".join(f"{host}\n" for host in table.hosts))
-    addresses = slurm.node_addresses(sorted({*table.hosts, this_host()}))
+    addresses = slurm.node_addresses(expand(listed))  # under salloc we are on none of them
     here = addresses.get(this_host(), this_host())
     logs = folder / "logs"
     try:
@@ -59,8 +59,8 @@ def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, l
 
 def _srun(nodes: int) -> list[str]:
     return [
-        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap", "--unbuffered",
-        "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--export=ALL",
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
+        "--kill-on-bad-exit=0", "--wait=0", "--export=ALL",
         sys.executable, "-m", "plait.launch.agent",
     ]  # fmt: skip
 

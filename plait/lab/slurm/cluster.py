@@ -91,20 +91,19 @@ def up(spec: SlurmSpec, name: str = "slurm") -> SlurmCluster:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "state").mkdir(parents=True)
     _write(folder, name, spec)
-    with open(folder / "keeper.out", "wb") as log:
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", "plait.lab.slurm.keeper", str(folder)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-            env=inherited() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )  # fmt: skip
-    cluster = SlurmCluster(name, folder, keeper.pid, start_time(keeper.pid) or 0, spec.nodes)
-    note = {"name": name, "keeper": keeper.pid, "started": cluster.started, "nodes": spec.nodes}
+    started = subprocess.run(
+        [sys.executable, "-m", "plait.lab.slurm.keeper", str(folder)],
+        check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd="/",
+        env=inherited() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+    keeper = int(started.stdout)
+    cluster = SlurmCluster(name, folder, keeper, start_time(keeper) or 0, spec.nodes)
+    note = {"name": name, "keeper": keeper, "started": cluster.started, "nodes": spec.nodes}
     (folder / "cluster.json").write_text(json.dumps(note))
     try:
-        _wait(cluster, keeper)
+        _wait(cluster)
     except BaseException:
         down(cluster)
-        keeper.wait()
         raise
     return cluster
 
@@ -156,16 +155,16 @@ def _write(folder: Path, name: str, spec: SlurmSpec) -> None:
     key = folder / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
-    ports = _free_ports(2)
-    (folder / "slurm.conf").write_text(slurm_conf(folder, name, spec.nodes, controller=ports[0], port=ports[1]))
+    controller, *ports = _free_ports(1 + len(spec.nodes))
+    (folder / "slurm.conf").write_text(slurm_conf(folder, name, spec.nodes, controller, ports))
     (folder / "topology.conf").write_text(spec.topology)
     (folder / "hosts").write_text(hosts_file(spec.nodes))
     (folder / "cluster.json").write_text(json.dumps({"name": name, "keeper": 0, "started": 0, "nodes": spec.nodes}))
 
 
-def _wait(cluster: SlurmCluster, keeper: subprocess.Popen[bytes]) -> None:
+def _wait(cluster: SlurmCluster) -> None:
     deadline = time.monotonic() + READY
-    while time.monotonic() < deadline and keeper.poll() is None:
+    while time.monotonic() < deadline and cluster.alive:
         states = cluster.states()
         if len(states) == len(cluster.nodes) and set(states.values()) == {"idle"}:
             return

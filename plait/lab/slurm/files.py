@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from plait.core.errors import JobError
 from plait.core.hostlist import expand
 
+LOOPBACK = "127.0.0.1"
 MOST_NODES = 250
 CPUS = 64
 """Processors that a node claims to have, so that never these but the machine's own are the limit."""
@@ -66,28 +68,25 @@ class SlurmSpec:
         return SlurmSpec(names, text)
 
 
-def addresses(nodes: Sequence[str]) -> dict[str, str]:
-    """Where each node listens: an address of the loopback network for each, as if it were a machine."""
-    return {node: f"127.77.0.{number}" for number, node in enumerate(nodes, 1)}
-
-
 def hosts_file(nodes: Sequence[str]) -> str:
-    """The ``/etc/hosts`` that the nodes see."""
-    return "".join(f"{address}\t{name}\n" for name, address in {"localhost": "127.0.0.1", **addresses(nodes)}.items())
+    """The ``/etc/hosts`` that the nodes see: everything is on the loopback interface. One address serves all,
+    since srun listens where its host's name leads, and is looked for where it calls from."""
+    return "".join(f"{LOOPBACK}\t{name}\n" for name in dict.fromkeys(("localhost", socket.gethostname(), *nodes)))
 
 
-def slurm_conf(folder: Path, name: str, nodes: Sequence[str], *, controller: int, port: int) -> str:
-    """The cluster's ``slurm.conf``. controller, port: where slurmctld and every slurmd listen.
+def slurm_conf(folder: Path, name: str, nodes: Sequence[str], controller: int, ports: Sequence[int]) -> str:
+    """The cluster's ``slurm.conf``. controller, ports: where slurmctld and the nodes' slurmd
+    listen.
 
     Processes are followed through /proc, not through cgroups, which a container may not change.
     """
     where = "\n".join(
-        f"NodeName={node} NodeAddr={address} CPUs={CPUS} State=UNKNOWN" for node, address in addresses(nodes).items()
+        f"NodeName={node} NodeAddr={LOOPBACK} Port={port} CPUs={CPUS} State=UNKNOWN"
+        for node, port in zip(nodes, ports, strict=True)
     )
     return f"""ClusterName={name}
-SlurmctldHost=localhost(127.0.0.1)
+SlurmctldHost=localhost({LOOPBACK})
 SlurmctldPort={controller}
-SlurmdPort={port}
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmUser=root
 SlurmdUser=root

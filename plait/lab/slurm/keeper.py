@@ -25,7 +25,7 @@ from typing import Any
 from plait.lab.slurm.programs import program
 
 PR_SET_PDEATHSIG = 1
-# Process 1 of a node: it collects orphans, and while it lives the node is on.
+# Process 1 of a node: while it lives the node is on. bash collects orphans, which dash would not.
 NODE = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && "$@" & wait'
 NAMESPACES = ("--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -63,7 +63,7 @@ class Keeper:
                 continue
             slurmd = [program("slurmd"), "-D", "-N", node, "-f", str(self.folder / "slurm.conf")]
             hosts = str(self.folder / "hosts")
-            self._start(node, [program("unshare"), *NAMESPACES, "sh", "-c", NODE, node, hosts, *slurmd])
+            self._start(node, [program("unshare"), *NAMESPACES, "bash", "-c", NODE, node, hosts, *slurmd])
         self.note()
 
     def note(self) -> None:
@@ -84,7 +84,8 @@ class Keeper:
         with open(self.folder / f"{name}.out", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=_environment(),
-                start_new_session=True, preexec_fn=_die_with_keeper,
+                start_new_session=True,
+                preexec_fn=_die_with_keeper,  # noqa: PLW1509  (there are no threads)
             )  # fmt: skip
 
 
@@ -94,8 +95,21 @@ def _environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """Start, serve signals until SIGTERM or the end of slurmctld, end."""
+    """Go on in the background, and print its process number; start, serve signals until SIGTERM or the end of
+    slurmctld, end."""
     folder = Path(sys.argv[1])
+    if child := os.fork():
+        print(child)
+        return 0
+    os.setsid()
+    with open(folder / "keeper.out", "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return serve(folder)
+
+
+def serve(folder: Path) -> int:
+    """Until SIGTERM, or the end of slurmctld."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD])
     keeper = Keeper(folder, json.loads((folder / "cluster.json").read_text())["nodes"])
     try:
