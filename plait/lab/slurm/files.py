@@ -110,7 +110,7 @@ SchedulerParameters=bf_interval=2,sched_interval=5,batch_sched_delay=0,sched_min
 TopologyPlugin=topology/tree
 SwitchType=switch/none
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 SlurmdTimeout=6
 SlurmdParameters=config_overrides
 {where}
