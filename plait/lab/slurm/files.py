@@ -111,7 +111,7 @@ TopologyPlugin=topology/tree
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=1
-SlurmdTimeout=6
+SlurmdTimeout=4
 SlurmdParameters=config_overrides
 {where}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
