@@ -77,7 +77,7 @@ def submit(cluster: SlurmCluster, job: Path, *options: str) -> str:
 
 
 def run_bare(cluster: SlurmCluster, folder: Path, *options: str, world: int) -> tuple[int, str]:
-    """Ranks without torch, in an allocation of their own, that say which task of Slurm's runs them, and where."""
+    """Ranks without torch, in an allocation of their own, that say where they are, and as which task."""
     code = (
         "import os, socket, sys; "
         "print(os.environ['RANK'], os.environ['SLURM_PROCID'], socket.gethostname(), file=open(sys.argv[1], 'a'))"
