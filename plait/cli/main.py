@@ -10,6 +10,7 @@ import typer
 from plait import __version__
 from plait.cli import (
     calibrate,
+    cluster,
     export,
     job,
     lab,
@@ -44,6 +45,7 @@ app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(topology.app, name="topology")
 app.add_typer(lab.app, name="lab")
+app.add_typer(cluster.app, name="cluster")
 
 
 @app.callback(invoke_without_command=True)

@@ -65,6 +65,11 @@ class Place(Protocol):
         """The emulated cluster that it is; None if it is none."""
         ...
 
+    @property
+    def ours(self) -> bool:
+        """Whether its memory and devices are this machine's."""
+        ...
+
     def run(self, ranks: Ranks) -> int:
         """Start ranks and see them to their end; returns and raises what ``launch.local.run_ranks`` does."""
         ...
@@ -76,6 +81,7 @@ class Here:
 
     world: None = None
     lab: None = None
+    ours: bool = True
 
     @property
     def hosts(self) -> Hosts:
@@ -97,6 +103,7 @@ class InLab:
     """An emulated cluster, up as long as its ranks run."""
 
     lab: LabSpec
+    ours: bool = True
 
     @property
     def world(self) -> int:
@@ -122,7 +129,13 @@ def _in_lab(where: str) -> Place:
     return InLab(LabSpec.parse(where))
 
 
-PLACES: Mapping[str, Callable[[str], Place]] = {"lab": _in_lab}
+def _in_slurm(where: str) -> Place:
+    from plait.cli.on_slurm import InSlurm
+
+    return InSlurm(where)
+
+
+PLACES: Mapping[str, Callable[[str], Place]] = {"lab": _in_lab, "slurm": _in_slurm}
 """By what stands before the colon, what reads the rest."""
 
 
@@ -134,7 +147,7 @@ def place_of(on: str) -> Place:
         return Here()
     kind, _, where = on.partition(":")
     if kind not in PLACES:
-        fix = "Use local, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
+        fix = "Use local, slurm or slurm:PARTITION, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
         raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
     return PLACES[kind](where)
 
@@ -142,10 +155,12 @@ def place_of(on: str) -> Place:
 def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) -> int:
     """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status."""
     from plait.core.lock import RunLock
+    from plait.core.rank_table import NAME
 
     assert plan.job is not None
     with RunLock(folder) as lock:
         write_run(plan, folder)
+        (folder / NAME).unlink(missing_ok=True)  # of an earlier start, elsewhere
         ranks = Ranks(
             module=WORKER, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
             timeout=plan.job.run.timeout, lock=lock, silent=silent,

@@ -22,8 +22,18 @@ def train(
         list[str] | None, typer.Argument(help="SECTION.KEY=VALUE, in place of the file's: train.steps=100.")
     ] = None,
     on: Annotated[
-        str, typer.Option(help="Where: local, or lab:HOSTSxRANKS@RATE for an emulated cluster, such as lab:2x1@1gbit.")
+        str,
+        typer.Option(
+            help="Where: local; slurm or slurm:PARTITION; lab:HOSTSxRANKS@RATE for an emulated cluster, such as "
+            "lab:2x1@1gbit."
+        ),
     ] = "local",
+    rank_table: Annotated[
+        Path | None, typer.Option(help="With --on slurm: which host runs which ranks (rank_table.json).")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option(help="With --on slurm: show what the job prints until it ends; Ctrl-C stops it.")
+    ] = True,
     plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
@@ -39,14 +49,14 @@ def train(
     """
     from plait.cli.running import place_of, run_plan, write_run
 
-    place = place_of(on)
+    place = _with_table(place_of(on), rank_table)
     if dry_run:
         _show(job, overrides or [], place, as_json)
         return
     if job.suffix == ".json":
         plan, folder = _written(job, overrides or [])
     else:  # torchrun's ranks may stand on other machines too
-        plan, folder = _planned(job, overrides or [], place, refuse=not plan_only)
+        plan, folder = _planned(job, overrides or [], place, refuse=place.ours and not plan_only)
     if place.world not in (None, plan.layout.world_size):
         from plait.core.errors import JobError
 
@@ -55,7 +65,24 @@ def train(
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return
+    from plait.cli.on_slurm import InSlurm
+
+    if isinstance(place, InSlurm) and not place.inside:
+        raise typer.Exit(place.submit(plan, folder, follow=follow))
     raise typer.Exit(run_plan(plan, folder, place))
+
+
+def _with_table(place: Place, rank_table: Path | None) -> Place:
+    from dataclasses import replace
+
+    from plait.cli.on_slurm import InSlurm
+    from plait.core.errors import JobError
+
+    if isinstance(place, InSlurm):
+        return replace(place, table=rank_table)
+    if rank_table:
+        raise JobError("orders the nodes of a cluster", key="--rank-table", fix="Use it with --on slurm")
+    return place
 
 
 def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
@@ -71,7 +98,8 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
 
     if file.suffix == ".json":
         plan, folder = _written(file, overrides)
-        there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size)
+        there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size) if place.ours else None
+        job = plan.job
         step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
     else:
         job = Job.read(file, overrides).named(file.stem)
@@ -80,7 +108,7 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
         job, chosen = planned(job, vocab, place.lab)
         if chosen and not as_json:
             terminal.text(chosen)
-        there = room(job.run.device, job.world_size)
+        there = room(job.run.device, job.world_size) if place.ours else None
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
             _of_job(job, vocab, place)
@@ -88,6 +116,11 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
             _check_files(job, folder)
         step = PlannedStep.of(job, vocab, gpu=bool(there and there.each))
     show(f"{file}, which would run in {folder}", estimate(step), there, as_json)
+    from plait.cli.on_slurm import InSlurm
+
+    if isinstance(place, InSlurm) and job and not as_json:
+        terminal.title("The batch script")
+        terminal.say(place.batch(job, folder, job.world_size).script())
 
 
 def _refuse(job: Job, vocab: int) -> None:
@@ -143,8 +176,8 @@ def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
     plan = Plan.read(file)
     refuse_experts(plan.model)
     for setting in overrides:
-        if not setting.startswith("run."):
-            fix = "Only run.name, run.folder and the like may be set; for all else change the job file and plan again"
+        if not setting.startswith(("run.", "slurm.")):
+            fix = "Only run.* and slurm.* may be set; for all else change the job file and plan again"
             raise JobError(f"'{setting}' would change the plan", file=str(file), fix=fix)
     if plan.job is None:
         raise JobError("was made without a job file and says nothing of data or steps", file=str(file))

@@ -1,4 +1,5 @@
-"""The line between the launcher and a rank: small messages over a socket that the rank inherits.
+"""The line between the launcher and a rank: small messages over a socket that the rank inherits. A pair of
+Unix sockets on one machine, a TCP connection where the launcher is on another.
 
 It goes both ways. The launcher says when to stop, which no signal mask, background job or import can swallow;
 a rank says what it is doing, and that it was asked to stop itself. Either side learns when the other is gone.
@@ -10,8 +11,10 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar, cast
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to save and end."""
@@ -40,19 +43,67 @@ class Beat:
 
 
 Message = Stop | Beat
+M = TypeVar("M")
 
 
-class Channel:
-    """One end of the line."""
+class Line(Generic[M]):
+    """One end of a line of messages: dataclasses of the given ``kinds``, as JSON, one to a line of text."""
+
+    def __init__(self, end: socket.socket, kinds: Sequence[type[M]]) -> None:
+        self._end = end
+        self._kinds = {kind.__name__: kind for kind in kinds}
+        self._read = self._unsent = b""
+        end.setblocking(False)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._end.fileno()
+
+    def send(self, message: M) -> None:
+        """Tell the other end, if it is there and listens."""
+        content = json.dumps([type(message).__name__, asdict(cast("Any", message))]).encode() + b"\n"
+        if len(self._unsent) < _LONGEST:  # else the other end has not listened for long
+            self._unsent += content
+        with suppress(OSError):
+            while self._unsent:
+                self._unsent = self._unsent[self._end.send(self._unsent) :]
+
+    def receive(self) -> M | None:
+        """The next message, None if none has come. Raises EOFError when the other end is gone."""
+        while b"\n" not in self._read:
+            try:
+                content = self._end.recv(_LONGEST)
+            except BlockingIOError:
+                return None
+            except OSError:
+                content = b""
+            if not content:
+                raise EOFError
+            self._read += content
+        text, _, self._read = self._read.partition(b"\n")
+        kind, values = json.loads(text)
+        return self._kinds[kind](**values)
+
+    def taken(self) -> socket.socket:
+        """The socket, for a line of other messages; nothing of it has been read ahead."""
+        assert not self._read
+        return self._end
+
+    def close(self) -> None:
+        """The other end gets EOFError."""
+        self._end.close()
+
+
+class Channel(Line[Message]):
+    """One end of the line between the launcher and a rank."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        end.setblocking(False)
+        super().__init__(end, (Stop, Beat))
 
     @staticmethod
     def pair() -> tuple[Channel, socket.socket]:
         """The launcher's end, and the socket for a rank to inherit."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return Channel(ours), theirs
 
     @staticmethod
@@ -61,29 +112,3 @@ class Channel:
         end = socket.socket(fileno=descriptor)
         end.set_inheritable(False)
         return Channel(end)
-
-    def fileno(self) -> int:
-        """The descriptor to wait on."""
-        return self._end.fileno()
-
-    def send(self, message: Message) -> None:
-        """Tell the other end, if it is there and listens."""
-        with suppress(OSError):
-            self._end.send(json.dumps([type(message).__name__, asdict(message)]).encode())
-
-    def receive(self) -> Message | None:
-        """The next message, None if none has come. Raises EOFError when the other end is gone."""
-        try:
-            content = self._end.recv(_LONGEST)
-        except BlockingIOError:
-            return None
-        except OSError:
-            content = b""
-        if not content:
-            raise EOFError
-        kind, values = json.loads(content)
-        return {"Stop": Stop, "Beat": Beat}[kind](**values)
-
-    def close(self) -> None:
-        """The other end gets EOFError."""
-        self._end.close()

@@ -13,6 +13,7 @@ them.
     GLOO_SOCKET_IFNAME  network interface for gloo                      the one this machine's name leads to
     PLAIT_SPECS         folder to read presets from                     the one that came with Plait
     PLAIT_LAUNCHER      descriptor of the line to the launcher          no launcher, as under torchrun
+    PLAIT_AGENT         where a node's agent finds the launcher         no agent
     PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
     OMP_NUM_THREADS     threads of one rank, passed on to it            1: ranks share the machine's cores
     COLUMNS             width of the terminal, in place of its own      the terminal's own
@@ -22,13 +23,16 @@ them.
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
 scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
-whether ranks meet at the agent's store, and how often they were started before.
+whether ranks meet at the agent's store, and how often they were started before. Of Slurm: SLURM_JOB_ID,
+SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which job), SLURM_JOB_NODELIST (its nodes),
+SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +157,40 @@ def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
     descriptor = _number(environ, "PLAIT_LAUNCHER", -1)
     environ.pop("PLAIT_LAUNCHER", None)
     return descriptor if descriptor >= 0 else None
+
+
+def agent_variable(where: str) -> dict[str, str]:
+    """The variable that tells a node's agent where the launcher is, and by what word it knows its agents."""
+    return {"PLAIT_AGENT": where}
+
+
+def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
+    """Where the launcher is, for this process only."""
+    if "PLAIT_AGENT" not in environ:
+        raise LaunchError("PLAIT_AGENT is not set: agents are started by a launcher, such as plait train --on slurm.")
+    return environ.pop("PLAIT_AGENT")
+
+
+def this_host(environ: Mapping[str, str] = os.environ) -> str:
+    """What this machine is called: by Slurm, where it runs us, else by itself."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """The cluster manager's job that we are in, and how often it was started before; empty outside of one."""
+    if not (job := environ.get("SLURM_JOB_ID")):
+        return "", 0
+    return f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}/{job}", _number(environ, "SLURM_RESTART_COUNT", 0)
+
+
+def slurm_job(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Slurm's number of the job that we are in, and its nodes; empty outside of one."""
+    return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
+
+
+def slurm_task(environ: Mapping[str, str] = os.environ) -> int:
+    """Slurm's number of this task of a step; -1 outside of one."""
+    return _number(environ, "SLURM_PROCID", -1)
 
 
 def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -33,6 +33,7 @@ from plait.core.settings import (
     RunSection,
     Section,
     Slices,
+    SlurmSection,
     StrategySection,
     TrainSection,
     refuse_old_names,
@@ -72,6 +73,7 @@ class Job(Section):
     cluster: ClusterSection = ClusterSection()
     plan: PlanSection = PlanSection()
     run: RunSection = RunSection()
+    slurm: SlurmSection = SlurmSection()
     open: Annotated[tuple[str, ...], Field(strict=False, exclude=True)] = ()
     """Settings that are left to the planner: they are ``auto`` in the file and have their defaults here."""
 

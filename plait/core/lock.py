@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from plait.core.env import cluster_job
 from plait.core.errors import LaunchError, RunLost
 from plait.core.files import explained
 from plait.core.process import process_state, where_pids_mean_the_same
@@ -43,7 +44,8 @@ CLAIM = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who holds a lock; ``place`` and ``started`` tell a process from another one with its number."""
+    """Who holds a lock; ``place`` and ``started`` tell a process from another one with its number. job,
+    attempt: of a cluster manager, which ends one start of a job before the next."""
 
     host: str
     pid: int
@@ -52,11 +54,13 @@ class Holder:
     user: str
     since: str
     token: str
+    job: str = ""
+    attempt: int = 0
 
     @staticmethod
     def me() -> Holder:
         """This process, with a token that nobody else has."""
-        state = process_state(os.getpid())
+        state, (job, attempt) = process_state(os.getpid()), cluster_job()
         return Holder(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -65,6 +69,8 @@ class Holder:
             user=_user(),
             since=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
             token=secrets.token_hex(8),
+            job=job,
+            attempt=attempt,
         )
 
     def __str__(self) -> str:
@@ -93,6 +99,9 @@ class _Found:
 
     @property
     def dead(self) -> bool:
+        job, attempt = cluster_job()
+        if self.holder and job and (self.holder.job, self.holder.attempt < attempt) == (job, True):
+            return True
         if self.holder is None or not self.here:
             return self.silent > EXPIRES
         state = process_state(self.holder.pid)

@@ -19,6 +19,8 @@ from plait.core.errors import PlacementError
 from plait.core.files import replacing
 
 VERSION = 1
+NAME = "rank_table.json"
+"""The file in a run's folder that its ranks compare with where they are."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,19 @@ class RankTable:
         first = self.node_rank(host) * self.ranks_per_node
         return range(first, first + self.ranks_per_node)
 
+    def check(self, rank: int, world_size: int, host: str) -> None:
+        """Raise PlacementError if a rank is not where the table has it, or the world has another size."""
+        if world_size != self.world_size:
+            raise PlacementError(
+                f"{world_size} ranks were started, and the rank table has {self.world_size} ({len(self.hosts)} hosts of "
+                f"{self.ranks_per_node})."
+            )
+        if not _same_host(host, self.host_of(rank)):
+            raise PlacementError(
+                f"Rank {rank} runs on {host}, and the rank table has it on {self.host_of(rank)}. Start ranks in the "
+                "table's order, or remove rank_table.json from the run's folder to have none."
+            )
+
     def with_host(self, node_rank: int, host: str) -> RankTable:
         """The same table with another host as one node."""
         hosts = list(self.hosts)
@@ -93,6 +108,11 @@ class RankTable:
             raise PlacementError(f"{path}: not a rank table ({error}).") from None
         except PlacementError as error:
             raise PlacementError(f"{path}: {error}") from None
+
+
+def _same_host(one: str, other: str) -> bool:
+    """Whether two names may be the same machine's: one may lack the domain."""
+    return one == other or (("." in one) != ("." in other) and one.split(".")[0] == other.split(".")[0])
 
 
 def _checked(value: Any) -> RankTable:

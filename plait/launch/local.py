@@ -19,7 +19,11 @@ from typing import IO, Any, Protocol
 from plait.core.channel import Channel
 from plait.core.env import launcher_variable, rank_base, rank_variables
 from plait.core.lock import RunLock
+from plait.core.process import process_state
 from plait.launch.watch import Rank, Watch, catching_signals
+
+STOPPED = "tT"
+"""States of a process that is stopped, by a signal or a debugger."""
 
 
 class Start(Protocol):
@@ -35,6 +39,46 @@ class Start(Protocol):
         stderr: IO[bytes],
         stdin: int,
     ) -> subprocess.Popen[Any]: ...
+
+
+class LocalProcess:
+    """A rank's process on this machine; its log is open as the file ``log``."""
+
+    def __init__(self, process: subprocess.Popen[Any], log: IO[bytes]) -> None:
+        self._process, self._log = process, log
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        """``returncode``, looked up anew."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """End its process group for certain."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):  # ended in between
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._process.wait()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped."""
+        state = process_state(self.pid)
+        return state is not None and state.letter in STOPPED
+
+    def said(self) -> str:
+        """What it has written to its log."""
+        # From the file that is open, which can be read when its folder was removed; the rank writes where its
+        # own place in it is, so that place must not move.
+        log = self._log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
 
 def free_port() -> int:
@@ -82,22 +126,28 @@ def run_ranks(start: Start, world: int, logs: Path, *, timeout: float, lock: Run
 def _start(start: Start, number: int, log: IO[bytes]) -> Rank:
     ours, theirs = Channel.pair()
     with theirs:
-        process = start(
-            number,
-            env=rank_base() | launcher_variable(theirs.fileno()),
-            pass_fds=(theirs.fileno(),),
-            stdout=None if number == 0 else log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-        )
-    return Rank(number, process, log.fileno(), ours, heard=time.monotonic())
+        process = start_process(start, number, log, theirs)
+    return Rank(number, process, ours, heard=time.monotonic())
+
+
+def start_process(start: Start, number: int, log: IO[bytes], line: socket.socket) -> LocalProcess:
+    """Start a rank that inherits ``line``, its line to the launcher, and writes to ``log``."""
+    process = start(
+        number,
+        env=rank_base() | launcher_variable(line.fileno()),
+        pass_fds=(line.fileno(),),
+        stdout=None if number == 0 else log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+    )
+    return LocalProcess(process, log)
 
 
 def _kill(ranks: list[Rank]) -> None:
-    """End every rank's process group for certain."""
+    """End every rank for certain."""
     for rank in ranks:
-        if rank.process.poll() is None:
-            with suppress(ProcessLookupError):  # ended in between
-                os.killpg(rank.process.pid, signal.SIGKILL)
-        rank.process.wait()
+        process = rank.process
+        assert isinstance(process, LocalProcess)
+        process.kill()
+        process.wait()
         rank.channel.close()

@@ -7,10 +7,8 @@ silent for the run's timeout ends the run.
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,44 +18,83 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Protocol
 
 from plait.core.channel import ENDINGS, Beat, Channel, Stop
 from plait.core.errors import ERROR_MARK, PlaitError, RankFailure
 from plait.core.lock import RunLock
-from plait.core.process import process_state
 
 LOOK = 0.05
 """Seconds between two looks at all ranks."""
 NAP = 1.0
 """A look that is later than this was held up (the launcher was stopped): that time is nobody's silence."""
-STOPPED = "tT"
-"""States of a process that is stopped, by a signal or a debugger."""
+
+
+class Process(Protocol):
+    """A rank's process, wherever it runs."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, -N if signal N killed it; None while it runs."""
+        ...
+
+    def poll(self) -> int | None:
+        """``returncode``, looked up anew."""
+        ...
+
+    def kill(self) -> None:
+        """End it and what it has started, if they still run."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped, by a signal or a debugger."""
+        ...
+
+    def said(self) -> str:
+        """The end of what it has written to its log."""
+        ...
+
+
+class Source(Protocol):
+    """Something besides ranks to listen to."""
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        ...
+
+    def take(self) -> int | None:
+        """Take what has come; a signal that somebody else has got. Raises EOFError when no more will come."""
+        ...
 
 
 @dataclass
 class Rank:
-    """A rank's process, and what it has said last. log: descriptor of its log. warned: that its silence has
-    been spoken of."""
+    """A rank's process, and what it has said last. where: which machine, if it is not this one. warned: that
+    its silence has been spoken of."""
 
     number: int
-    process: subprocess.Popen[Any]
-    log: int
+    process: Process
     channel: Channel
     heard: float
+    where: str = ""
     beat: Beat = field(default_factory=lambda: Beat("starting", patient=True))
     warned: bool = False
 
     @property
+    def name(self) -> str:
+        """What to call it in a sentence."""
+        return f"rank {self.number}" + (f" on {self.where}" if self.where else "")
+
+    @property
     def stopped(self) -> bool:
         """Whether its process is stopped."""
-        state = process_state(self.process.pid)
-        return state is not None and state.letter in STOPPED
+        return self.process.stopped
 
     def silent(self, now: float) -> str:
         """Its silence in words."""
         why = "; its process is stopped (SIGSTOP, or a debugger)" if self.stopped else ""
-        return f"rank {self.number} has not answered for {now - self.heard:.0f} s ({self.beat.doing}{why})"
+        return f"{self.name} has not answered for {now - self.heard:.0f} s ({self.beat.doing}{why})"
 
 
 @contextmanager
@@ -92,10 +129,17 @@ def say(text: str) -> None:
 
 
 class Watch:
-    """``signals``: those that have arrived, oldest first."""
+    """``signals``: those that have arrived, oldest first. sources: what else is listened to."""
 
     def __init__(
-        self, ranks: Sequence[Rank], logs: Path, signals: deque[int], *, timeout: float, lock: RunLock | None
+        self,
+        ranks: Sequence[Rank],
+        logs: Path,
+        signals: deque[int],
+        *,
+        timeout: float,
+        lock: RunLock | None,
+        sources: Sequence[Source] = (),
     ) -> None:
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, lock
         self.stop: Stop | None = None
@@ -104,6 +148,8 @@ class Watch:
         self._selector = selectors.DefaultSelector()
         for rank in ranks:
             self._selector.register(rank.channel, selectors.EVENT_READ, rank)
+        for source in sources:
+            self._selector.register(source, selectors.EVENT_READ, source)
 
     def until_ended(self) -> int:
         """The exit status of the run; raises what ended it otherwise."""
@@ -139,16 +185,21 @@ class Watch:
         for rank in self.ranks:
             rank.heard += held_up
         for key, _ in ready:
-            rank: Rank = key.data
             try:
-                while (message := rank.channel.receive()) is not None:
-                    rank.heard, rank.warned = now, False
-                    if isinstance(message, Beat):
-                        rank.beat = message
-                    else:
-                        self._ask(message, f"rank {rank.number} got ")
+                if isinstance(key.data, Rank):
+                    self._hear(key.data, now)
+                elif (number := key.data.take()) is not None:
+                    self.signals.append(number)
             except EOFError:  # it has ended, or soon will
-                self._selector.unregister(rank.channel)
+                self._selector.unregister(key.fileobj)
+
+    def _hear(self, rank: Rank, now: float) -> None:
+        while (message := rank.channel.receive()) is not None:
+            rank.heard, rank.warned = now, False
+            if isinstance(message, Beat):
+                rank.beat = message
+            else:
+                self._ask(message, f"{rank.name} got ")
 
     def _signalled(self, number: int) -> None:
         if self.stop is None:
@@ -157,8 +208,7 @@ class Watch:
             say("ending all ranks at once; what was not saved is lost")
             self.killed = True
             for rank in self.ranks:
-                with suppress(ProcessLookupError):
-                    os.killpg(rank.process.pid, signal.SIGKILL)
+                rank.process.kill()
 
     def _ask(self, stop: Stop, who: str) -> None:
         """Ask every rank to save and end."""
@@ -196,25 +246,22 @@ class Watch:
         time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
         ended = sorted((rank for rank in self.ranks if rank.process.poll()), key=lambda rank: not seen[rank.number])
         ended = [rank for rank in ended if rank.process.returncode != self._status]
-        killed = [rank for rank in ended if rank.process.returncode < 0]
+        killed = [rank for rank in ended if (rank.process.returncode or 0) < 0]
         stopped = [rank for rank in self.ranks if rank.process.poll() is None and rank.stopped]
         if stopped and not killed:
             return RankFailure(f"{stopped[0].silent(time.monotonic())}; the other ranks waited for it in vain and were "
                                f"ended. Its log: {self._log(stopped[0])}")  # fmt: skip
         first = (killed or [rank for rank in ended if self._message(rank)] or ended)[0]
-        code, message = first.process.returncode, self._message(first)
+        code, message = first.process.returncode or 0, self._message(first)
         if code > 0 and message:
             error = PlaitError(message)
             error.exit_status = code
             return error
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
-        return RankFailure(f"rank {first.number} {how}; the other ranks were ended. Its log: {self._log(first)}")
+        return RankFailure(f"{first.name} {how}; the other ranks were ended. Its log: {self._log(first)}")
 
     def _message(self, rank: Rank) -> str:
-        # From the file that is open, which can be read when its folder was removed; the rank writes where its
-        # own place in it is, so that place must not move.
-        text = os.pread(rank.log, os.fstat(rank.log).st_size, 0).decode(errors="replace")
-        _, mark, message = text.rpartition(ERROR_MARK)
+        _, mark, message = rank.process.said().rpartition(ERROR_MARK)
         return message.strip() if mark else ""
 
     def _log(self, rank: Rank) -> Path:
@@ -228,3 +275,11 @@ def _culprit(quiet: Sequence[Rank]) -> Rank:
 
 def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def watched(
+    ranks: Sequence[Rank], logs: Path, *, timeout: float, lock: RunLock | None, sources: Sequence[Source] = ()
+) -> int:
+    """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does."""
+    with catching_signals() as signals:
+        return Watch(ranks, logs, signals, timeout=timeout, lock=lock, sources=sources).until_ended()

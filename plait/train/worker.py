@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.channel import Channel
-from plait.core.env import RankEnv, take_launcher
+from plait.core.env import RankEnv, take_launcher, this_host
 from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
+from plait.core.rank_table import NAME, RankTable
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
@@ -154,6 +155,8 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     if plan.layout.world_size != rank.world_size:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
         raise JobError(problem, key="strategy")
+    if (folder / NAME).is_file():
+        RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
     control.doing("importing", patient=True)  # as long as the disk takes
     from plait.train.comm.world import joined
     from plait.train.report import Reporter

@@ -1,0 +1,134 @@
+"""``plait cluster``: a cluster manager of one's own to try things on, and reservations on a real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Try a cluster manager on this machine; hold nodes of a real one.")
+
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which cluster, when several run.")]
+
+
+@app.command()
+def up(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="slurm.")],
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="8, or the topology's")] = None,
+    topology: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A topology.conf of a tree.", show_default="leaves of two nodes")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What to call the cluster.")] = "slurm",
+) -> None:
+    """Start a real Slurm of some nodes on this machine, and say how to reach it.
+
+    Nodes are namespaces with a name and an address of the loopback network each. Needs root, and Slurm's
+    programs: apt-get install --no-install-recommends munge slurmctld slurmd slurm-client
+    """
+    from plait.cli import terminal
+    from plait.core.errors import JobError
+    from plait.lab import slurm
+
+    if kind != "slurm":
+        raise JobError(f"'{kind}' is no kind of cluster", key="KIND", fix="Write: plait cluster up slurm")
+    spec = slurm.SlurmSpec.read(topology, nodes) if topology else slurm.SlurmSpec.tree(8 if nodes is None else nodes)
+    cluster = slurm.up(spec, name)
+    terminal.text(f"{name}: {len(cluster.nodes)} nodes are idle. To use it, in this shell:")
+    _variables(cluster)
+
+
+@app.command()
+def down(name: Name = None) -> None:
+    """End a cluster and everything that runs on its nodes."""
+    from plait.lab import slurm
+
+    cluster = slurm.find(name)
+    slurm.down(cluster)
+    typer.echo(f"{cluster.name}: ended")
+
+
+@app.command("list")
+def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the clusters that run here, and the state of their nodes."""
+    from plait.cli import terminal
+    from plait.lab import slurm
+
+    clusters = slurm.running()
+    if as_json:
+        shown = [
+            {"name": one.name, "pid": one.keeper, "conf": str(one.conf), "nodes": one.states()} for one in clusters
+        ]
+        typer.echo(json.dumps(shown, indent=2))
+        return
+    if not clusters:
+        typer.echo("no emulated cluster is running")
+    for cluster in clusters:
+        terminal.say(f"{cluster.name}  {len(cluster.nodes)} nodes  pid {cluster.keeper}  SLURM_CONF={cluster.conf}")
+        for node, state in cluster.states().items():
+            terminal.say(f"  {node}  {state}")
+
+
+@app.command()
+def env(name: Name = None) -> None:
+    """Print what to set to use a cluster: eval "$(plait cluster env)"."""
+    from plait.lab import slurm
+
+    _variables(slurm.find(name))
+
+
+@app.command()
+def cut(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Such as n3.")],
+    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Which cluster, when several run.")] = None,
+) -> None:
+    """Switch a node off, with everything that runs on it."""
+    from plait.lab import slurm
+
+    slurm.find(cluster).cut(node)
+    typer.echo(f"{node} is off")
+
+
+@app.command()
+def heal(name: Name = None) -> None:
+    """Switch on every node that is off."""
+    from plait.lab import slurm
+
+    slurm.find(name).heal()
+    typer.echo("all nodes are on")
+
+
+@app.command()
+def reserve(
+    rank_table: Annotated[Path, typer.Argument(metavar="RANK_TABLE", help="Whose hosts (rank_table.json).")],
+    name: Annotated[str, typer.Option(help="Of the reservation.")],
+    duration: Annotated[str, typer.Option(metavar="TIME", help="As Slurm writes it: minutes, D-HH:MM:SS.")],
+    start: Annotated[
+        str, typer.Option(metavar="TIME", help="As Slurm writes it: now+4hours, 2030-01-31T22:00.")
+    ] = "now",
+    users: Annotated[list[str] | None, typer.Option("--user", help="Who may use it.", show_default="you")] = None,
+) -> None:
+    """Hold the hosts of a rank table for a planned job: a Slurm reservation whose nodes are never exchanged.
+
+    Jobs that run there now may go on; no job that would last into the reservation is started there. Needs an
+    operator of Slurm. The job then runs with: plait train ... --on slurm --rank-table FILE slurm.reservation=NAME
+    """
+    import getpass
+
+    from plait.core.rank_table import RankTable
+    from plait.launch.slurm import reserve as hold
+
+    table = RankTable.read(rank_table)
+    hold(table, name, start=start, duration=duration, users=users or [getpass.getuser()])
+    typer.echo(f"{name}: {len(table.hosts)} nodes are reserved")
+
+
+def _variables(cluster: object) -> None:
+    import shlex
+
+    from plait.lab.slurm import SlurmCluster
+
+    assert isinstance(cluster, SlurmCluster)
+    for key, value in cluster.variables.items():
+        typer.echo(f"export {key}={shlex.quote(value)}")

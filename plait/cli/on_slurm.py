@@ -1,0 +1,83 @@
+"""``--on slurm``: from outside of a job by submitting one, inside of it by starting ranks on its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plait.cli.running import Ranks
+    from plait.core.cluster import Hosts
+    from plait.core.job import Job
+    from plait.core.plan import Plan
+    from plait.launch.slurm import Batch
+
+
+@dataclass(frozen=True)
+class InSlurm:
+    """A partition of Slurm's; the default one if empty. table: the file of the ranks' order, if the user has
+    one."""
+
+    partition: str = ""
+    table: Path | None = None
+    world: None = None
+    lab: None = None
+    ours: bool = False
+
+    @property
+    def hosts(self) -> Hosts:
+        """Machines of which no more is known than of this one."""
+        from plait.core.cluster import HERE
+
+        return HERE
+
+    @property
+    def inside(self) -> bool:
+        """Whether we are in a job of Slurm's already."""
+        from plait.core.env import slurm_job
+
+        return bool(slurm_job()[0])
+
+    def run(self, ranks: Ranks) -> int:
+        """On the nodes of the job that we are in."""
+        from plait.core.errors import JobError
+        from plait.core.rank_table import RankTable
+        from plait.launch import slurm_job
+
+        if not self.inside:
+            fix = "Run it inside of one, such as: salloc --nodes=2 plait ..."
+            raise JobError("is not inside of a Slurm job", key="--on", fix=fix)
+        folder = ranks.logs.parent
+        if self.table:
+            RankTable.read(self.table).write(folder / slurm_job.PLACED)
+        else:
+            (folder / slurm_job.PLACED).unlink(missing_ok=True)
+        return slurm_job.run(folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock)
+
+    def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
+        """What would be submitted."""
+        from plait.core.rank_table import RankTable
+        from plait.launch.slurm import Batch, asked
+
+        table = RankTable.read(self.table) if self.table else None
+        settings = job.slurm.model_copy(update={"partition": self.partition or job.slurm.partition})
+        return Batch(
+            folder=folder, name=job.run.name, world_size=world_size, table=table,
+            settings=asked(settings, world_size, table),
+        )  # fmt: skip
+
+    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
+        """Have the plan run as a job; the job's exit status, or 0 if it is not followed."""
+        from plait.cli import terminal
+        from plait.cli.running import write_run
+        from plait.core.lock import RunLock
+        from plait.launch import slurm
+
+        assert plan.job is not None
+        batch = self.batch(plan.job, folder, plan.layout.world_size)
+        with RunLock(folder):  # nobody else starts there meanwhile; the job takes it in turn
+            write_run(plan, folder)
+            number = slurm.submit(batch)
+        terminal.text(f"submitted as Slurm job {number}; its output goes to {batch.log(number)}")
+        return slurm.follow(number, batch.log(number)) if follow else 0

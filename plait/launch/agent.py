@@ -1,0 +1,166 @@
+"""The agent of a node: starts the node's ranks for a launcher on another machine, and ends with them.
+
+    python -m plait.launch.agent          PLAIT_AGENT says where the launcher is
+
+It is what a cluster manager starts, once on every node. The ranks' lines lead to the launcher itself, which
+therefore watches all of them as it watches local ones. The agent says who has ended, how, and that it was
+sent a signal. When the launcher is gone, it kills its ranks.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from plait.core.channel import Line
+from plait.core.env import rank_variables, slurm_task, take_agent, this_host
+from plait.core.errors import LaunchError, PlaitError
+from plait.launch.local import LocalProcess, free_port, start_process
+from plait.launch.messages import (
+    KINDS,
+    AgentMessage,
+    Begin,
+    Ended,
+    Go,
+    Halted,
+    Hello,
+    Kill,
+    LineOf,
+    Refused,
+    Signalled,
+)
+from plait.launch.watch import LOOK, catching_signals
+
+PATIENCE = 120.0
+"""Seconds to wait for the launcher, and for the agents of other nodes."""
+M = TypeVar("M")
+SAID = 16_384
+"""Characters of a log's end that are sent to the launcher."""
+
+
+def main() -> int:
+    """Serve one run; returns 0 if all ranks were started and have ended, or the launcher wanted no more."""
+    address, word = take_agent().rsplit(" ", 1)
+    host, port = address.rsplit(":", 1)
+    with ExitStack() as held, catching_signals() as signals:
+        line = _connect(held, host, int(port))
+        line.send(Hello(word, this_host(), slurm_task(), free_port()))
+        begin = _await(line, Begin)
+        lines: dict[int, socket.socket] = {}
+        for rank in range(begin.first, begin.first + begin.ranks):
+            end = held.enter_context(_dial(host, int(port)))
+            Line[AgentMessage](end, KINDS).send(LineOf(word, rank))
+            lines[rank] = end
+        _await(line, Go)
+        agent = _Agent(line, begin)
+        held.callback(agent.kill)
+        agent.start(held, lines)
+        return agent.serve(signals)
+
+
+class _Agent:
+    """The ranks of this node."""
+
+    def __init__(self, line: Line[AgentMessage], begin: Begin) -> None:
+        self.line, self.begin = line, begin
+        self.running: dict[int, LocalProcess] = {}
+        self.halted: set[int] = set()
+
+    def start(self, held: ExitStack, lines: Mapping[int, socket.socket]) -> None:
+        """Start every rank with its line, which then is the rank's alone."""
+        logs = Path(self.begin.logs)
+        logs.mkdir(parents=True, exist_ok=True)
+        for rank, end in lines.items():
+            log = held.enter_context(open(logs / f"rank-{rank}.log", "w+b"))
+            self.running[rank] = start_process(self._popen, rank, log, end)
+            end.close()
+
+    def _popen(self, rank: int, *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
+        begin = self.begin
+        who = rank_variables(
+            rank=rank, world_size=begin.world_size, local_rank=rank - begin.first, local_world_size=begin.ranks,
+            master_addr=begin.master_addr, master_port=begin.master_port,
+        )  # fmt: skip
+        every = {**who, **env, **begin.env}
+        return subprocess.Popen(begin.argv, env=every, start_new_session=True, **options)
+
+    def serve(self, signals: Any) -> int:
+        """Until the launcher has heard of every rank's end and hangs up."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.line, selectors.EVENT_READ)
+            while True:
+                if selector.select(LOOK):
+                    try:
+                        while (message := self.line.receive()) is not None:
+                            if isinstance(message, Kill) and message.rank in self.running:
+                                self.running[message.rank].kill()
+                    except EOFError:
+                        return 0 if not self.running else 1
+                while signals:
+                    self.line.send(Signalled(signals.popleft()))
+                self._look()
+
+    def _look(self) -> None:
+        """Say what has become of the ranks."""
+        for rank, process in list(self.running.items()):
+            if (status := process.poll()) is not None:
+                del self.running[rank]
+                self.line.send(Ended(rank, status, process.said()[-SAID:] if status else ""))
+            elif process.stopped != (rank in self.halted):
+                self.halted ^= {rank}
+                self.line.send(Halted(rank, rank in self.halted))
+
+    def kill(self) -> None:
+        """End every rank for certain."""
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+def _dial(host: str, port: int) -> socket.socket:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            end = socket.create_connection((host, port), timeout=10)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{this_host()} cannot reach the launcher at {host}:{port}: {error}.") from None
+            time.sleep(0.2)
+            continue
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return end
+
+
+def _connect(held: ExitStack, host: str, port: int) -> Line[AgentMessage]:
+    return Line(held.enter_context(_dial(host, port)), KINDS)
+
+
+def _await(line: Line[AgentMessage], kind: type[M]) -> M:
+    with selectors.DefaultSelector() as selector:
+        selector.register(line, selectors.EVENT_READ)
+        selector.select(PATIENCE)
+        try:
+            message = line.receive()
+        except EOFError:
+            raise LaunchError(f"{this_host()}: the launcher has ended.") from None
+    if isinstance(message, Refused):
+        raise LaunchError(message.why)
+    if not isinstance(message, kind):
+        raise LaunchError(f"{this_host()}: the launcher said nothing for {PATIENCE:.0f} s.")
+    return message
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PlaitError as error:
+        print(f"plait: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)

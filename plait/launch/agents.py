@@ -1,0 +1,240 @@
+"""Ranks on other machines, through an agent on each: the launcher's side.
+
+Whoever starts the agents (Slurm's srun, a pod) only brings one process to every node; which ranks it starts
+follows from the rank table and the name of its host. All lines, the agents' and the ranks', are TCP
+connections to one port of the launcher, opened with a word that only this run's agents know.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from plait.core.channel import Channel, Line
+from plait.core.env import agent_variable
+from plait.core.errors import ERROR_MARK, LaunchError, PlacementError
+from plait.core.rank_table import RankTable
+from plait.launch.messages import (
+    KINDS,
+    AgentMessage,
+    Begin,
+    Ended,
+    Go,
+    Halted,
+    Hello,
+    Kill,
+    LineOf,
+    Refused,
+    Signalled,
+)
+from plait.launch.watch import Rank
+
+PATIENCE = 120.0
+"""Seconds until all agents must have come."""
+
+
+class RemoteProcess:
+    """A rank's process on another machine, as its agent tells of it."""
+
+    def __init__(self, rank: int, agent: Line[AgentMessage]) -> None:
+        self.rank, self._agent = rank, agent
+        self.returncode: int | None = None
+        self.stopped = False
+        self._said = ""
+
+    def poll(self) -> int | None:
+        """Its exit status, as far as is known."""
+        return self.returncode
+
+    def kill(self) -> None:
+        """Have it ended."""
+        self._agent.send(Kill(self.rank))
+
+    def said(self) -> str:
+        """The end of its log, once it has failed."""
+        return self._said
+
+    def ended(self, status: int, said: str) -> None:
+        """Its end is known."""
+        if self.returncode is None:
+            self.returncode, self._said = status, said
+
+
+class Agent:
+    """The line to an agent, and the ranks of its node: a source for ``Watch``."""
+
+    def __init__(self, line: Line[AgentMessage], hello: Hello) -> None:
+        self.line, self.hello = line, hello
+        self.ranks: dict[int, RemoteProcess] = {}
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self.line.fileno()
+
+    def take(self) -> int | None:
+        """Take what the agent has said; a signal that it has got. Raises EOFError when it is gone, and its ranks
+        with it."""
+        signal: int | None = None
+        try:
+            while (message := self.line.receive()) is not None:
+                match message:
+                    case Ended(rank, status, said):
+                        self.ranks[rank].ended(status, said)
+                    case Halted(rank, halted):
+                        self.ranks[rank].stopped = halted
+                    case Signalled(number):
+                        signal = number
+                    case _:
+                        pass
+        except EOFError:
+            for rank, process in self.ranks.items():
+                lost = (
+                    f"{ERROR_MARK}{self.hello.host} was lost, and rank {rank} with it: its agent ended without a word"
+                )
+                process.ended(1, f"{lost} (the node failed, or the cluster manager has ended it)")
+            raise
+        return signal
+
+
+class Agents:
+    """A port for the agents of ``table``'s hosts, open inside the ``with`` block.
+
+    host: an address of this machine that other nodes reach. argv: what every rank runs. addresses: of hosts
+    whose names do not resolve. numbered: whether the starter numbers agents, so that this must agree with the
+    table as well.
+    """
+
+    def __init__(
+        self,
+        table: RankTable,
+        argv: Sequence[str],
+        logs: Path,
+        *,
+        host: str,
+        addresses: Mapping[str, str] | None = None,
+        numbered: bool = False,
+    ) -> None:
+        self.table, self.argv, self.logs = table, list(argv), logs
+        self._addresses, self._numbered = addresses or {}, numbered
+        self._word = secrets.token_hex(16)
+        self._listener, self._host = _listen(host), host
+        self._held = ExitStack()
+        self.agents: dict[int, Agent] = {}
+
+    def __enter__(self) -> Self:
+        self._held.enter_context(self._listener)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up: agents end what still runs, and themselves."""
+        self._held.close()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What agents need in their environment."""
+        return agent_variable(f"{self._host}:{self._listener.getsockname()[1]} {self._word}")
+
+    def ranks(self, still: Callable[[], None]) -> list[Rank]:
+        """Start all ranks, once all agents are there. still: raises if agents cannot come any more.
+
+        Raises PlacementError for an agent that is not where the table has it, LaunchError for one that does
+        not come.
+        """
+        while len(self.agents) < len(self.table.hosts):
+            line, first = self._accept(still, self._missing)
+            if isinstance(first, Hello):
+                self._welcome(Agent(line, first))
+        first = self.agents[0].hello
+        where = self._addresses.get(self.table.hosts[0], self.table.hosts[0])
+        for node, agent in self.agents.items():
+            ranks = self.table.ranks_per_node
+            logs = str(self.logs.resolve())
+            agent.line.send(Begin(node * ranks, ranks, self.table.world_size, where, first.port, self.argv, logs))
+        channels: dict[int, Channel] = {}
+        while len(channels) < self.table.world_size:
+            line, first_message = self._accept(still, lambda: "the lines of some ranks")
+            if isinstance(first_message, LineOf):
+                channels[first_message.rank] = Channel(self._held.enter_context(line.taken()))
+        for agent in self.agents.values():
+            agent.line.send(Go())
+        return [self._rank(number, channels[number]) for number in range(self.table.world_size)]
+
+    def _rank(self, number: int, channel: Channel) -> Rank:
+        agent = self.agents[number // self.table.ranks_per_node]
+        process = agent.ranks[number] = RemoteProcess(number, agent.line)
+        return Rank(number, process, channel, heard=time.monotonic(), where=agent.hello.host)
+
+    def _welcome(self, agent: Agent) -> None:
+        host, task = agent.hello.host, agent.hello.task
+        try:
+            node = self.table.node_rank(host)
+            if node in self.agents:
+                raise PlacementError(f"Two agents came from {host}; a host runs one node's ranks.")
+            if self._numbered and task != node:
+                raise PlacementError(
+                    f"{host} was started as number {task}, and is number {node} of the rank table: the cluster manager "
+                    "did not keep the table's order."
+                )
+        except PlacementError as error:
+            agent.line.send(Refused(str(error)))
+            raise
+        self.agents[node] = agent
+
+    def _missing(self) -> str:
+        names = [host for node, host in enumerate(self.table.hosts) if node not in self.agents]
+        return f"the agents of {len(names)} hosts ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+
+    def _accept(self, still: Callable[[], None], missing: Callable[[], str]) -> tuple[Line[AgentMessage], AgentMessage]:
+        """The next connection that knows the word, and what it said first."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            still()
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{missing()} did not come within {PATIENCE:.0f} s.")
+            try:
+                end, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            line = Line[AgentMessage](end, KINDS)
+            first = _first(line)
+            if isinstance(first, (Hello, LineOf)) and secrets.compare_digest(first.word, self._word):
+                if isinstance(first, Hello):
+                    self._held.enter_context(end)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return line, first
+            end.close()
+
+
+def _first(line: Line[AgentMessage]) -> AgentMessage | None:
+    """What a stranger says first, if it comes soon and can be read."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(line, selectors.EVENT_READ)
+        selector.select(5.0)
+        try:
+            return line.receive()
+        except (EOFError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _listen(host: str) -> socket.socket:
+    """On ``host``'s address alone; on all where that is no interface of this machine."""
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    try:
+        listener = socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        listener = socket.create_server(("", 0), backlog=1024)
+    listener.settimeout(0.2)
+    return listener

@@ -1,0 +1,245 @@
+"""Slurm from outside of a job: the batch script, submitting it, following its log, reservations.
+
+Slurm is spoken to by its own commands (sbatch, scontrol, scancel, sinfo), which find the cluster by
+SLURM_CONF or as the machine is set up.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from plait.core.errors import JobError, LaunchError
+from plait.core.hostlist import expand, fold
+from plait.core.rank_table import RankTable
+from plait.core.settings import SlurmSection
+from plait.launch.watch import catching_signals, say
+
+DO_NOT_REQUEUE = 93
+"""Exit status of a job that would only end the same way again (a convention of NVIDIA's resiliency tools)."""
+LOOK = 1.0
+"""Seconds between two questions for a job's state."""
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+GOING = (*WAITING, "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+_FIELD = re.compile(r"(\S+?)=(\S*)")
+
+
+def command(*argv: str, data: str | None = None) -> str:
+    """What a command of Slurm prints. Raises LaunchError with its message."""
+    if shutil.which(argv[0]) is None:
+        raise LaunchError(
+            f"Slurm's command {argv[0]} is not installed here. Run on a machine that submits to Slurm, or try an "
+            "emulated one: plait cluster up slurm."
+        )
+    done = subprocess.run(argv, check=False, input=data, capture_output=True, text=True)
+    if done.returncode:
+        cause = " ".join(done.stderr.split()) or f"it ended with status {done.returncode}"
+        raise LaunchError(f"Slurm refused: {cause}.")
+    return done.stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A run as Slurm is to start it."""
+
+    folder: Path
+    name: str
+    world_size: int
+    settings: SlurmSection
+    table: RankTable | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes."""
+        return len(self.table.hosts) if self.table else self.settings.nodes
+
+    def script(self) -> str:
+        """The batch script. It starts ``plait.launch.slurm_job`` on the first node."""
+        one = self.settings
+        asked = {
+            "job-name": self.name,
+            "nodes": self.nodes,
+            "ntasks-per-node": 1,
+            "output": self.log("%j"),
+            "open-mode": "append",
+            "signal": f"TERM@{one.grace}",
+            "partition": one.partition,
+            "time": one.time,
+            "account": one.account,
+            "reservation": one.reservation,
+            "nodelist": fold(self.table.hosts) if self.table else "",
+        }
+        flags = ["--requeue" if one.requeue else "--no-requeue"] + ["--exclusive"] * one.exclusive
+        lines = [f"--{key}={shlex.quote(str(value))}" for key, value in asked.items() if value != ""]
+        run = [sys.executable, "-m", "plait.launch.slurm_job", str(self.folder.resolve())]
+        text = "\n".join(f"#SBATCH {line}" for line in [*lines, *flags, *one.options])
+        setup = "".join(f"{line}\n" for line in one.setup)
+        return f"#!/bin/bash\n{text}\n{setup}exec {shlex.join(run)}\n"
+
+    def log(self, job: str) -> Path:
+        """Where a job's output goes."""
+        return self.folder.resolve() / "logs" / f"slurm-{job}.log"
+
+
+def asked(settings: SlurmSection, world_size: int, table: RankTable | None) -> SlurmSection:
+    """The settings with a number of nodes. Raises JobError if ranks cannot be spread over them evenly."""
+    if table and table.world_size != world_size:
+        problem = f"the rank table has {table.world_size} ranks, and the job needs {world_size}"
+        raise JobError(problem, key="--rank-table", fix="Make it for this plan")
+    if table and settings.nodes not in (0, len(table.hosts)):
+        problem = f"is {settings.nodes}, and the rank table has {len(table.hosts)} hosts"
+        raise JobError(problem, key="slurm.nodes", fix="Leave it out")
+    each = 1 if settings.nodes or table else min(gpus_of_a_node(settings.partition) or 1, world_size)
+    nodes = len(table.hosts) if table else settings.nodes or -(-world_size // each)
+    if world_size % nodes:
+        fix = f"Choose a number that divides {world_size}"
+        raise JobError(f"{world_size} ranks do not spread evenly over {nodes} nodes", key="slurm.nodes", fix=fix)
+    return settings.model_copy(update={"nodes": nodes})
+
+
+def gpus_of_a_node(partition: str) -> int:
+    """The fewest GPUs that a node of the partition has."""
+    where = ["-p", partition] if partition else []
+    found = command("sinfo", "-h", "-o", "%G", *where).split()
+    counts = [sum(int(n) for n in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", line)) for line in found]
+    return min(counts, default=0)
+
+
+def submit(batch: Batch) -> str:
+    """Write the script into the run's folder and submit it; returns the job's number."""
+    (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
+    script = batch.folder / "slurm.sh"
+    script.write_text(batch.script())
+    if batch.table:
+        batch.table.write(batch.folder / "placed_ranks.json")
+    else:
+        (batch.folder / "placed_ranks.json").unlink(missing_ok=True)
+    return command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+
+
+@dataclass(frozen=True)
+class State:
+    """What Slurm says of a job. name: such as RUNNING. status: its exit status so far."""
+
+    name: str
+    status: int
+    nodes: tuple[str, ...]
+    reason: str
+
+    @property
+    def going(self) -> bool:
+        """Whether it is waiting, running, or about to be."""
+        return self.name in GOING
+
+
+def state(job: str) -> State:
+    """The state of a job. Raises LaunchError for a job that Slurm does not know."""
+    found = dict(_FIELD.findall(command("scontrol", "--oneliner", "show", "job", job)))
+    code, _, number = found.get("ExitCode", "0:0").partition(":")
+    status = int(code) or (128 + int(number) if int(number) else 0)
+    listed = found.get("NodeList", "")
+    nodes = tuple(expand(listed)) if listed not in ("", "(null)") else ()
+    return State(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
+
+
+def follow(job: str, log: Path) -> int:
+    """Copy a job's log to standard output until the job ends; returns its exit status.
+
+    The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that still waits is cancelled.
+    The second one cancels it at once.
+    """
+    shown = _Tail(log, sys.stdout.buffer)
+    said = ""
+    with catching_signals() as signals:
+        asked_to_stop = False
+        while (now := state(job)).going:
+            shown.copy()
+            if now.name != said and now.name in (*WAITING, "RUNNING"):
+                why = f" ({now.reason})" if now.reason not in ("", "None") else ""
+                on = f" on {fold(now.nodes)}" if now.nodes else ""
+                say(f"Slurm job {job} is {now.name.lower()}{why}{on}")
+                said = now.name
+            while signals:
+                signals.popleft()
+                if asked_to_stop or now.name in WAITING:
+                    command("scancel", job)
+                else:
+                    with suppress(LaunchError):
+                        command("scancel", f"--signal={signal.SIGINT.value}", job)
+                asked_to_stop = True
+            time.sleep(LOOK)
+    shown.copy()
+    if now.name not in ("COMPLETED", "FAILED", "CANCELLED"):
+        say(f"Slurm job {job} ended as {now.name.lower()}")
+    return now.status or (0 if now.name == "COMPLETED" else 1)
+
+
+class _Tail:
+    """A file that grows, and may not be there yet."""
+
+    def __init__(self, path: Path, sink: BinaryIO) -> None:
+        self.path, self.sink, self.read = path, sink, 0
+
+    def copy(self) -> None:
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            file.seek(self.read)
+            content = file.read()
+            self.read += len(content)
+            self.sink.write(content)
+            self.sink.flush()
+
+
+def reserve(table: RankTable, name: str, *, start: str, duration: str, users: Sequence[str]) -> None:
+    """Hold a rank table's hosts for a job that is planned: from ``start`` (``now``, or a time as Slurm writes
+    it) for ``duration``. Jobs that run there now may end; none that would last into it begins."""
+    command(
+        "scontrol", "create", "reservation", f"ReservationName={name}", f"StartTime={start}", f"Duration={duration}",
+        f"Nodes={fold(table.hosts)}", f"Users={','.join(users)}", "Flags=STATIC_ALLOC,IGNORE_JOBS",
+    )  # fmt: skip
+
+
+def node_addresses(nodes: Sequence[str]) -> dict[str, str]:
+    """Where nodes are reached, by name."""
+    lines = command("scontrol", "--oneliner", "show", "node", fold(nodes)).splitlines()
+    found = [dict(_FIELD.findall(line)) for line in lines]
+    return {one["NodeName"]: one.get("NodeAddr", one["NodeName"]) for one in found if "NodeName" in one}
+
+
+def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
+    """Nodes so that those under one switch are neighbours, by what ``scontrol show topology`` prints; in
+    their own order where it says nothing of them.
+
+    >>> lines = "SwitchName=s1 Nodes=b,d", "SwitchName=s0 Nodes=a,c", "SwitchName=r Switches=s0,s1"
+    >>> in_topological_order(["a", "b", "c", "d"], chr(10).join(lines))
+    ['a', 'c', 'b', 'd']
+    """
+    found = [dict(_FIELD.findall(line)) for line in topology.splitlines()]
+    inside = {one["SwitchName"]: expand(one["Switches"]) for one in found if one.get("Switches", "(null)") != "(null)"}
+    leaves = {
+        one.get("SwitchName") or one["BlockName"]: expand(one["Nodes"])
+        for one in found
+        if one.get("Nodes", "(null)") != "(null)" and one.get("SwitchName") not in inside
+    }
+    below = {switch for switches in inside.values() for switch in switches}
+    place: dict[str, int] = {}
+
+    def walk(switch: str) -> None:
+        for child in inside.get(switch, ()):
+            walk(child)
+        for node in leaves.get(switch, ()):
+            place.setdefault(node, len(place))
+
+    for switch in [*inside, *leaves]:
+        if switch not in below:
+            walk(switch)
+    return sorted(nodes, key=lambda node: place.get(node, len(place)))

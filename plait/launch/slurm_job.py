@@ -1,0 +1,160 @@
+"""A run inside of a Slurm job: the rank table, one agent on every node by srun, and what becomes of the job.
+
+    python -m plait.launch.slurm_job RUN_FOLDER          in the batch script, on the job's first node
+
+srun is given the nodes in the order of the rank table (SLURM_HOSTFILE, ``--distribution=arbitrary``), which
+Slurm's own numbering would sort by name; every agent is compared with the table, and every rank once more.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from plait.core.env import cluster_job, inherited, slurm_job, this_host
+from plait.core.errors import LaunchError, PlacementError, PlaitError
+from plait.core.files import replacing
+from plait.core.hostlist import expand
+from plait.core.lock import RunLock
+from plait.core.plan import Plan
+from plait.core.rank_table import NAME, RankTable
+from plait.launch import slurm
+from plait.launch.agents import Agents
+from plait.launch.watch import say, watched
+
+PLACED = "placed_ranks.json"
+"""The rank table that the user has given, in the run's folder."""
+WORKER = "plait.train.worker"
+TERMINATED = 128 + signal.SIGTERM
+
+
+def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None) -> int:
+    """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``."""
+    job, listed = slurm_job()
+    table = _table(folder, expand(listed), world_size)
+    hosts = folder / f"slurm-hosts-{job}.txt"
+    hosts.write_text("".join(f"{host}\n" for host in table.hosts))
+    addresses = slurm.node_addresses(expand(listed))  # under salloc we are on none of them
+    here = addresses.get(this_host(), this_host())
+    logs = folder / "logs"
+    try:
+        with Agents(table, argv, logs, host=here, addresses=addresses, numbered=True) as agents, ExitStack() as held:
+            step = subprocess.Popen(
+                _srun(len(table.hosts)),
+                env=inherited() | agents.variables | {"SLURM_HOSTFILE": str(hosts.resolve())},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            held.callback(_finish, step, agents)
+            ranks = agents.ranks(lambda: _still(step))
+            return watched(ranks, logs, timeout=timeout, lock=lock, sources=list(agents.agents.values()))
+    finally:
+        hosts.unlink(missing_ok=True)
+
+
+def _srun(nodes: int) -> list[str]:
+    return [
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
+        "--kill-on-bad-exit=0", "--wait=0", "--export=ALL",
+        sys.executable, "-m", "plait.launch.agent",
+    ]  # fmt: skip
+
+
+def _still(step: subprocess.Popen[bytes]) -> None:
+    if (status := step.poll()) is not None:
+        raise LaunchError(f"srun ended with status {status} before all nodes had answered; it says why above.")
+
+
+def _finish(step: subprocess.Popen[bytes], agents: Agents) -> None:
+    """Hang up, upon which the agents end; a step that stays is ended by force."""
+    agents.__exit__(None, None, None)
+    try:
+        step.wait(15)
+    except subprocess.TimeoutExpired:
+        step.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            step.wait(15)
+        step.kill()
+        step.wait()
+
+
+def _table(folder: Path, nodes: Sequence[str], world_size: int) -> RankTable:
+    """The user's rank table, if all its hosts are ours; else the job's nodes in the order of the switches."""
+    if (folder / PLACED).is_file():
+        table = RankTable.read(folder / PLACED)
+        if missing := [host for host in table.hosts if host not in nodes]:
+            raise PlacementError(f"The rank table has {', '.join(missing)}, which this Slurm job was not given.")
+    else:
+        if world_size % len(nodes):
+            raise PlacementError(f"{world_size} ranks do not spread evenly over the {len(nodes)} nodes of this job.")
+        topology = ""
+        with suppress(LaunchError):  # a cluster without one
+            topology = slurm.command("scontrol", "show", "topology")
+        table = RankTable(tuple(slurm.in_topological_order(nodes, topology)), world_size // len(nodes))
+    if table.world_size != world_size:
+        raise PlacementError(f"The rank table has {table.world_size} ranks, and the run needs {world_size}.")
+    table.write(folder / NAME)
+    return table
+
+
+def main() -> int:
+    """Run, and say by the exit status, or by a requeue, whether the job is to start again."""
+    folder = Path(sys.argv[1])
+    try:
+        plan = Plan.read(folder / "plan.json")
+        assert plan.job is not None
+        settings = plan.job.slurm
+        argv = [sys.executable, "-m", WORKER, str(folder)]
+        before = _progress(folder)
+        try:
+            with RunLock(folder) as lock:
+                status = run(folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock)
+        except PlaitError as error:
+            print(f"plait: {error}", file=sys.stderr, flush=True)
+            status = error.exit_status
+            if status != 1 or not settings.requeue:
+                return slurm.DO_NOT_REQUEUE
+        if status in (1, TERMINATED) and settings.requeue:
+            return _again(folder, status, before, settings.restarts)
+        return status
+    except PlaitError as error:
+        print(f"plait: {error}", file=sys.stderr, flush=True)
+        return slurm.DO_NOT_REQUEUE
+
+
+def _again(folder: Path, status: int, before: int, restarts: int) -> int:
+    """Have the job started again, unless it was cancelled, or makes no progress."""
+    job, _ = slurm_job()
+    if slurm.state(job).name != "RUNNING":
+        return status
+    file = folder / "starts.json"
+    vain = 0
+    with suppress(OSError, ValueError, KeyError):
+        noted = json.loads(file.read_text())
+        vain = int(noted["vain"]) if noted["job"] == job else 0
+    vain = 0 if _progress(folder) > before else vain + 1
+    with replacing(file) as draft:
+        draft.write_text(json.dumps({"job": job, "vain": vain}) + "\n")
+    if vain > restarts:
+        say(f"{vain} starts in a row ended without a new checkpoint; not started again (slurm.restarts)")
+        return slurm.DO_NOT_REQUEUE
+    say(f"Slurm job {job} is put back into the queue, after start {cluster_job()[1] + 1}")
+    slurm.command("scontrol", "requeue", job)
+    signal.pause()  # Slurm ends this start
+    return status
+
+
+def _progress(folder: Path) -> int:
+    """The newest checkpoint's step."""
+    steps = [int(path.name.rpartition("-")[2]) for path in (folder / "checkpoints").glob("step-*")
+             if path.name.rpartition("-")[2].isdigit()]  # fmt: skip
+    return max(steps, default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
