@@ -112,7 +112,9 @@ def reserve(
     """Hold the hosts of a rank table for a planned job: a Slurm reservation whose nodes are never exchanged.
 
     Jobs that run there now may go on; no job that would last into the reservation is started there. Needs an
-    operator of Slurm. The job then runs with: plait train ... --on slurm --rank-table FILE slurm.reservation=NAME
+    operator of Slurm.
+
+    Then: plait train ... --on slurm --rank-table FILE slurm.reservation=NAME
     """
     import getpass
 

@@ -72,8 +72,8 @@ class RankTable:
         """Raise PlacementError if a rank is not where the table has it, or the world has another size."""
         if world_size != self.world_size:
             raise PlacementError(
-                f"{world_size} ranks were started, and the rank table has {self.world_size} ({len(self.hosts)} hosts of "
-                f"{self.ranks_per_node})."
+                f"{world_size} ranks were started, and the rank table has {self.world_size} ({len(self.hosts)} hosts "
+                f"of {self.ranks_per_node})."
             )
         if not _same_host(host, self.host_of(rank)):
             raise PlacementError(

@@ -278,6 +278,9 @@ class RunSection(Section):
     """Steps whose timeline is kept. 0: none."""
     timeout: Positive = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
+    selfcheck: Literal["off", "warn", "stop"] = "warn"
+    """Before the first step of a run on several machines the links between neighbours, and across, are tried:
+    what to do about one that has less than a third of the median rate."""
 
     @property
     def path(self) -> Path:

@@ -80,7 +80,7 @@ class _Agent:
         logs = Path(self.begin.logs)
         logs.mkdir(parents=True, exist_ok=True)
         for rank, end in lines.items():
-            log = held.enter_context(open(logs / f"rank-{rank}.log", "w+b"))
+            log = held.enter_context((logs / f"rank-{rank}.log").open("w+b"))
             self.running[rank] = start_process(self._popen, rank, log, end)
             end.close()
 

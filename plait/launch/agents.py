@@ -81,8 +81,8 @@ class Agent:
         return self.line.fileno()
 
     def take(self) -> int | None:
-        """Take what the agent has said; a signal that it has got. Raises EOFError when it is gone, and its ranks
-        with it."""
+        """Take what the agent has said; a signal that it has got. Raises EOFError when it is gone, and
+        its ranks with it."""
         signal: int | None = None
         try:
             while (message := self.line.receive()) is not None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher, this_host
-from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError
+from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, RankFailure
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
@@ -158,14 +158,23 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     if (folder / NAME).is_file():
         RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
     control.doing("importing", patient=True)  # as long as the disk takes
+    from plait.train.comm.selfcheck import check_links
     from plait.train.comm.world import joined
     from plait.train.report import Reporter
     from plait.train.session import Session
 
+    run = plan.job.run
     with (
-        joined(rank, plan.job.run, control, store) as device,
+        joined(rank, run, control, store) as device,
         Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report,
     ):
+        if run.selfcheck != "off" and rank.world_size > rank.local_world_size:
+            control.doing("trying the links between machines")
+            if found := check_links(rank, device.torch_device):
+                if run.selfcheck == "stop":
+                    raise RankFailure(f"{found[0]} (run.selfcheck)")
+                for one in found if rank.rank == 0 else ():
+                    report.warn(f"warning: {one}")
         return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
 
 

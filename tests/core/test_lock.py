@@ -109,6 +109,20 @@ def test_a_holder_on_another_machine_is_believed_while_it_gives_signs_of_life(tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_earlier_start_of_the_same_cluster_job_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm ends one start of a job before the next, whatever became of the machine."""
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    write_lock(tmp_path, silent=0, place="elsewhere", job="c/7", attempt=0)
+    with RunLock(tmp_path):
+        pass
+    for job, attempt in (("c/8", 0), ("c/7", 1), ("", 0)):
+        write_lock(tmp_path, silent=0, place="elsewhere", job=job, attempt=attempt)
+        with pytest.raises(LaunchError, match="is in use by"), RunLock(tmp_path):
+            pass
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 1}', "null", '{"token": "../../x"}'])
 def test_an_unreadable_lock_is_respected_until_it_is_old(tmp_path: Path, content: str) -> None:
     path = tmp_path / NAME

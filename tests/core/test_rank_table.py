@@ -59,3 +59,22 @@ def test_a_file_that_is_not_json(tmp_path: Path) -> None:
         RankTable.read(path)
     with pytest.raises(PlacementError, match="No such file"):
         RankTable.read(tmp_path / "missing.json")
+
+
+PLACED = RankTable(("n1", "n2.cluster"), 2)
+
+
+@pytest.mark.parametrize(("rank", "host"), [(0, "n1"), (1, "n1.cluster"), (2, "n2"), (3, "n2.cluster")])
+def test_a_rank_in_its_place_passes_with_or_without_a_domain(rank: int, host: str) -> None:
+    PLACED.check(rank, 4, host)
+
+
+@pytest.mark.parametrize(("rank", "host"), [(0, "n2"), (2, "n1"), (2, "n2.elsewhere"), (3, "n")])
+def test_a_rank_elsewhere_is_named(rank: int, host: str) -> None:
+    with pytest.raises(PlacementError, match=rf"Rank {rank} runs on {host}, and the rank table has it on n"):
+        PLACED.check(rank, 4, host)
+
+
+def test_another_number_of_ranks_is_named() -> None:
+    with pytest.raises(PlacementError, match="3 ranks were started, and the rank table has 4"):
+        PLACED.check(0, 3, "n1")

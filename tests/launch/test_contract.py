@@ -91,8 +91,8 @@ sys.exit(status)
 
 @dataclass(frozen=True)
 class Row:
-    """A launcher. per_node: ranks of each node. stopped: its exit status after SIGTERM. names: whether it says
-    which rank failed."""
+    """A launcher. per_node: ranks of each node. stopped: its exit status after SIGTERM. names: whether
+    it says which rank failed."""
 
     command: Callable[[Sequence[str], Path], list[str]]
     per_node: int

@@ -110,8 +110,8 @@ SchedulerParameters=bf_interval=2,sched_interval=5,batch_sched_delay=0,sched_min
 TopologyPlugin=topology/tree
 SwitchType=switch/none
 MpiDefault=none
-ReturnToService=2
-SlurmdTimeout=6
+ReturnToService=1
+SlurmdTimeout=4
 SlurmdParameters=config_overrides
 {where}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP

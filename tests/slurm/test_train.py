@@ -1,0 +1,189 @@
+"""``plait train --on slurm`` on a real Slurm of eight nodes with a tree of switches: ranks stand where the
+rank table has them, and a run outlives its nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from plait.core.rank_table import NAME, RankTable
+from plait.lab.slurm import SlurmCluster
+from plait.launch import slurm_job
+from tests.lab.support import wait_until
+from tests.slurm.support import ask, environment
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+[model]
+family = "gpt"
+num_layers = 2
+hidden = 32
+num_heads = 2
+max_sequence = 32
+
+[data]
+text = "text.txt"
+sequence_length = 32
+
+[train]
+steps = {steps}
+global_batch_size = 8
+micro_batch_size = 2
+checkpoint_every = 10
+eval_every = 0
+log_every = 5
+
+[strategy]
+dp = 2
+pp = 2
+slices = {{ p1 = 1, p2 = 1 }}
+
+[run]
+timeout = 60
+"""
+# Seen by every Python process of the job: which task of Slurm's, on which host, runs which rank.
+WITNESS = """
+import os, socket
+if "RANK" in os.environ:
+    with open({file!r}, "a") as file:
+        file.write(" ".join([os.environ["RANK"], os.environ["SLURM_PROCID"], socket.gethostname()]) + "\\n")
+"""
+
+
+def write_job(folder: Path, steps: int) -> Path:
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
+    (folder / "job.toml").write_text(JOB.format(steps=steps))
+    return folder / "job.toml"
+
+
+def begin(cluster: SlurmCluster, job: Path, *options: str, variables: Mapping[str, str] | None = None) -> list[str]:
+    """Submit a job; its words, by which it was."""
+    argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), *options, "--on", "slurm"]
+    env = environment(cluster) | dict(variables or {})
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=job.parent, env=env, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split()
+
+
+def submit(cluster: SlurmCluster, job: Path, *options: str) -> str:
+    """Submit a job and do not wait; its number."""
+    words = begin(cluster, job, *options, "--no-follow")
+    return words[words.index("job") + 1].rstrip(";")
+
+
+def run_bare(cluster: SlurmCluster, folder: Path, *options: str, world: int) -> tuple[int, str]:
+    """Ranks without torch, in an allocation of their own, that say where they are, and as which task."""
+    code = (
+        "import os, socket, sys; "
+        "print(os.environ['RANK'], os.environ['SLURM_PROCID'], socket.gethostname(), file=open(sys.argv[1], 'a'))"
+    )
+    launch = (
+        "import sys; from pathlib import Path; from plait.core.errors import PlaitError; from plait.launch import "
+        "slurm_job\ntry: sys.exit(slurm_job.run(Path(sys.argv[1]), sys.argv[3:], int(sys.argv[2]), timeout=60, "
+        "lock=None))\nexcept PlaitError as error: print(error, file=sys.stderr); sys.exit(error.exit_status)"
+    )
+    rank = [sys.executable, "-I", "-S", "-c", code, str(folder / "seen")]
+    argv = ["salloc", "--quiet", *options, sys.executable, "-c", launch, str(folder), str(world), *rank]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment(cluster), timeout=90)
+    return done.returncode, done.stderr
+
+
+def fields(cluster: SlurmCluster, job: str) -> dict[str, str]:
+    said = ask(cluster, "scontrol", "--oneliner", "show", "job", job)
+    return dict(word.split("=", 1) for word in said.split() if "=" in word)
+
+
+def log(folder: Path, job: str) -> str:
+    file = folder / "runs" / "job" / "logs" / f"slurm-{job}.log"
+    return file.read_text() if file.is_file() else ""
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "runs" / "job" / "checkpoints").glob("step-????????"))
+
+
+def test_a_job_trains_on_the_nodes_of_its_table_and_avoids_one_that_is_down(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, 20)
+    (tmp_path / "witness").mkdir()
+    (tmp_path / "witness" / "sitecustomize.py").write_text(WITNESS.format(file=str(tmp_path / "seen")))
+    path = f"{tmp_path / 'witness'}:{environment(cluster)['PYTHONPATH']}"
+    ask(cluster, "scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    try:
+        printed = begin(cluster, job, variables={"PYTHONPATH": path})
+    finally:
+        ask(cluster, "scontrol", "update", "NodeName=n2", "State=RESUME")
+    assert "trained 20 steps" in " ".join(printed)
+    table = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json")
+    assert "n2" not in table.hosts
+    seen = {tuple(line.split()) for line in (tmp_path / "seen").read_text().splitlines()}
+    assert seen == {(str(rank), str(rank), table.host_of(rank)) for rank in range(4)}
+
+
+def test_a_rank_table_is_obeyed_in_its_own_order(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm itself would number these nodes by name."""
+    hosts = ("n7", "n2", "n5")
+    RankTable(hosts, ranks_per_node=2).write(tmp_path / slurm_job.PLACED)
+    status, errors = run_bare(cluster, tmp_path, f"--nodelist={','.join(hosts)}", world=6)
+    assert status == 0, errors
+    seen = sorted((tmp_path / "seen").read_text().split("\n")[:-1])
+    assert seen == [f"{rank} {rank // 2} {hosts[rank // 2]}" for rank in range(6)]
+
+
+def test_hosts_that_the_job_was_not_given_are_named(cluster: SlurmCluster, tmp_path: Path) -> None:
+    RankTable(("n1", "n8"), ranks_per_node=1).write(tmp_path / slurm_job.PLACED)
+    status, errors = run_bare(cluster, tmp_path, "--nodelist=n1,n3", world=2)
+    assert status == 2
+    assert "The rank table has n8, which this Slurm job was not given." in errors
+
+
+def test_without_a_table_nodes_of_one_switch_are_neighbours(cluster: SlurmCluster, tmp_path: Path) -> None:
+    status, errors = run_bare(cluster, tmp_path, "--nodes=4", world=4)
+    assert status == 0, errors
+    table = RankTable.read(tmp_path / NAME)
+    leaf = {node: (int(node[1:]) - 1) // 2 for node in cluster.nodes}
+    assert [leaf[host] for host in table.hosts] == sorted(leaf[host] for host in table.hosts)
+
+
+def test_nodes_are_reserved(cluster: SlurmCluster, tmp_path: Path) -> None:
+    RankTable(("n7", "n2"), ranks_per_node=2).write(tmp_path / "table.json")
+    argv = [sys.executable, "-m", "plait.cli.main", "cluster", "reserve", str(tmp_path / "table.json"),
+            "--name", "planned", "--duration", "10", "--start", "now+60minutes"]  # fmt: skip
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment(cluster), timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = ask(cluster, "scontrol", "--oneliner", "show", "reservation", "planned")
+    ask(cluster, "scontrol", "delete", "ReservationName=planned")
+    assert "Nodes=n[2,7] " in said
+    assert "STATIC" in said
+    assert "IGNORE_JOBS" in said
+
+
+def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = write_job(tmp_path, 100_000)
+    number = submit(cluster, job)
+    wait_until(lambda: steps(tmp_path), "no checkpoint was saved", seconds=90)
+    first = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
+    lost = first[2]
+    cluster.cut(lost)  # not the node of the batch script
+    try:
+        wait_until(lambda: "resuming after step" in log(tmp_path, number), "the run did not go on", seconds=120)
+        second = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
+        assert lost not in second
+        assert int(fields(cluster, number)["Restarts"]) >= 1
+        newest = steps(tmp_path)[-1]
+        wait_until(lambda: steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
+        ask(cluster, "scancel", number)
+        wait_until(
+            lambda: fields(cluster, number)["JobState"] in ("CANCELLED", "FAILED"), "the job goes on", seconds=60
+        )
+        assert steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
+        assert not (tmp_path / "runs" / "job" / "lock.json").exists()
+        assert fields(cluster, number)["JobState"] == "CANCELLED"
+    finally:
+        print(log(tmp_path, number))  # pytest shows it where the test fails
