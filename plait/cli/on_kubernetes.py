@@ -105,7 +105,7 @@ def _kind(job: Job, cluster: Cluster) -> str:
     return "JobSet" if job.kubernetes.workload == "jobset" else "Job"
 
 
-def _pod_file(file: str) -> dict[str, Any]:
+def _pod_file(file: str | None) -> dict[str, Any]:
     """The pod's spec in a YAML file, which may be that of a whole pod."""
     import yaml
 

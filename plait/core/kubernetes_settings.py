@@ -64,7 +64,7 @@ class KubernetesSection(Section):
     """With a rank table: nodes that take the place of lost ones, in this order; any that fits if empty."""
     priority: str = ""
     """The pods' priority class."""
-    pod: str = ""
+    pod: str | None = None
     """A YAML file with a pod's spec that is merged into ours: all that has no key here."""
     queue: str = ""
     """Kueue's queue."""

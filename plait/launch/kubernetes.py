@@ -26,7 +26,7 @@ from plait.launch.watch import catching_signals, say
 
 LOOK = 0.5
 """Seconds between two looks at a run."""
-HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError")
+HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError")
 """Why a container waits that will not start by waiting."""
 
 

@@ -39,20 +39,19 @@ AGAIN = (1, 128 + signal.SIGTERM)
 
 def main() -> int:
     """Be this pod."""
-    pod = PodEnv.read()
-    said = json.loads((pod.files / "run.json").read_text())
-    if task_number() != 0:
-        return agent.main(patience=said["wait"])
-    with catching_signals() as early:
-        return _launch(pod, said, early)
+    with catching_signals() as early:  # the first process of a container has no other answer to them
+        pod = PodEnv.read()
+        said = json.loads((pod.files / "run.json").read_text())
+        return agent.main(patience=said["wait"]) if task_number() else _launch(pod, said, early)
 
 
 def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int]) -> int:
     folder, packed = Path(said["folder"]), pod.files / "plan.json.gz"
-    plan = Plan.from_json(gzip.decompress(packed.read_bytes()).decode(), packed.name) if packed.is_file() else None
     before = newest_checkpoint(folder)
-    message = ""
+    plan, message = None, ""
     try:
+        if packed.is_file():
+            plan = Plan.from_json(gzip.decompress(packed.read_bytes()).decode(), packed.name)
         with ExitStack() as held:
             lock = None
             if plan:
@@ -130,4 +129,8 @@ def _table(pod: PodEnv, nodes: int, world_size: int) -> RankTable:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except PlaitError as error:
+        print(f"plait: {error}", file=sys.stderr)
+        sys.exit(1)  # another pod knows better what becomes of the run

@@ -146,6 +146,11 @@ class SmallCluster(Server):
 
     def _has_files(self, pod: Object) -> bool:
         """Whether what it mounts is there: a kubelet waits for it."""
+        secrets = [one["valueFrom"]["secretKeyRef"]["name"] for one in pod["spec"]["containers"][0]["env"]
+                   if "secretKeyRef" in one.get("valueFrom", {})]  # fmt: skip
+        if not all(("Secret", name) in self.store.objects for name in secrets):
+            self._waits(pod, "CreateContainerConfigError", "secret not found")
+            return False
         return all(("ConfigMap", one["configMap"]["name"]) in self.store.objects
                    for one in pod["spec"]["volumes"] if "configMap" in one)  # fmt: skip
 
