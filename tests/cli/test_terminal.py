@@ -170,7 +170,7 @@ def test_settings_can_be_looked_up() -> None:
     (key,) = json.loads(piped([*PLAIT, "job", "--reference", "train.steps", "--json"]))
     assert key["name"] == "train.steps"
     assert key["default"] == "300"
-    assert len(json.loads(piped([*PLAIT, "job", "--reference", "--json"]))) == 7
+    assert len(json.loads(piped([*PLAIT, "job", "--reference", "--json"]))) == 8
     unknown = subprocess.run([*PLAIT, "job", "--reference", "train.stpes"], capture_output=True, text=True, check=False)
     assert unknown.returncode == 2
     assert "did you mean 'train.steps'" in unknown.stderr
