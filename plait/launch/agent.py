@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,17 +47,18 @@ SAID = 16_384
 
 
 def main(patience: float = PATIENCE) -> int:
-    """Serve one run; returns the run's exit status if the launcher has said it, else 0 if all ranks were started
-    and have ended, or the launcher wanted no more. patience: seconds to wait for it, and for other agents."""
+    """Serve one run; returns the run's exit status if the launcher has said it, else 0 if all ranks were
+    started and have ended, or the launcher wanted no more. patience: seconds to wait for it, and for other
+    agents."""
     address, word = take_agent().rsplit(" ", 1)
     host, port = address.rsplit(":", 1)
     with ExitStack() as held, catching_signals() as signals:
-        line = _connect(held, host, int(port), patience)
+        line = _connect(held, host, int(port), patience, signals)
         line.send(Hello(word, this_host(), task_number(), free_port()))
         begin = _await(line, Begin, patience)
         lines: dict[int, socket.socket] = {}
         for rank in range(begin.first, begin.first + begin.ranks):
-            end = held.enter_context(_dial(host, int(port), patience))
+            end = held.enter_context(_dial(host, int(port), patience, signals))
             Line[AgentMessage](end, KINDS).send(LineOf(word, rank))
             lines[rank] = end
         _await(line, Go, patience)
@@ -129,7 +130,7 @@ class _Agent:
             process.wait()
 
 
-def _dial(host: str, port: int, patience: float) -> socket.socket:
+def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> socket.socket:
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -137,6 +138,8 @@ def _dial(host: str, port: int, patience: float) -> socket.socket:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise LaunchError(f"{this_host()} cannot reach the launcher at {host}:{port}: {error}.") from None
+            if signals:
+                raise LaunchError(f"{this_host()} was asked to end before the launcher was there.") from None
             time.sleep(0.2)
             continue
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,8 +147,8 @@ def _dial(host: str, port: int, patience: float) -> socket.socket:
         return end
 
 
-def _connect(held: ExitStack, host: str, port: int, patience: float) -> Line[AgentMessage]:
-    return Line(held.enter_context(_dial(host, port, patience)), KINDS)
+def _connect(held: ExitStack, host: str, port: int, patience: float, signals: Sequence[int]) -> Line[AgentMessage]:
+    return Line(held.enter_context(_dial(host, port, patience, signals)), KINDS)
 
 
 def _await(line: Line[AgentMessage], kind: type[M], patience: float) -> M:

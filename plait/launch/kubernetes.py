@@ -148,6 +148,8 @@ class _Following:
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
         reasons = [why for pod in pods if not over(pod) and (why := waiting(pod))]
         why = f"; {reasons[0]}" if reasons else ""
+        if running < self.run.nodes and not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
+            return  # some have ended already
         now = f"{self.run.name}: {running} of {self.run.nodes} pods run{why}"
         if now != self._said:
             say(now)

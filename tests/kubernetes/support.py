@@ -66,5 +66,5 @@ def pod_run(
     found = asked(settings(folder, **(more or {})), world, table)
     values: dict[str, Any] = {"kind": "Job", "timeout": 60.0, **fields}
     return PodRun(
-        name=name, argv=argv, world_size=world, folder=folder / "run", word="sesame", settings=found, table=table, **values
+        name=name, argv=argv, world_size=world, folder=folder, word="sesame", settings=found, table=table, **values
     )  # fmt: skip
