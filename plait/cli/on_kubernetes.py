@@ -134,6 +134,7 @@ def _check_mounted(run: PodRun) -> None:
     mounts = [one["mountPath"] for one in pod["template"]["spec"]["containers"][0]["volumeMounts"]]
     if not any(run.folder.is_relative_to(mount) for mount in mounts):
         raise JobError(
-            f"is {run.folder}, which no volume of the pods holds: checkpoints would be lost with them", key="run.folder",
+            f"is {run.folder}, which no volume of the pods holds: checkpoints would be lost with them",
+            key="run.folder",
             fix='Choose one below a volume, such as kubernetes.volumes=["CLAIM:/data"] and run.folder=/data/runs',
         )  # fmt: skip

@@ -24,8 +24,8 @@ def train(
     on: Annotated[
         str,
         typer.Option(
-            help="Where: local; slurm or slurm:PARTITION; kubernetes or kubernetes:NAMESPACE; lab:HOSTSxRANKS@RATE for an "
-            "emulated cluster, such as lab:2x1@1gbit."
+            help="Where: local; slurm or slurm:PARTITION; kubernetes or kubernetes:NAMESPACE; lab:HOSTSxRANKS@RATE "
+            "for an emulated cluster, such as lab:2x1@1gbit."
         ),
     ] = "local",
     rank_table: Annotated[

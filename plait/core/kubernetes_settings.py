@@ -37,9 +37,9 @@ class KubernetesSection(Section):
     context: str = ""
     """The context of the kubeconfig. The current one if empty."""
     workload: Literal["auto", "job", "jobset"] = "auto"
-    """``jobset``: a JobSet; ``job``: an Indexed Job with a headless Service; ``auto``: what the cluster has."""
+    """A JobSet, or an Indexed Job with a headless Service. ``auto``: a JobSet if the cluster knows them."""
     nodes: Natural = 0
-    """How many pods, each on a node of its own. 0: as many as the job's ranks need, ``gpus`` to each, or one."""
+    """How many pods, one to a node. 0: as many as the job's ranks need, with ``gpus`` ranks in each, or one."""
     gpus: Natural = 0
     """GPUs of each pod."""
     gpu_resource: str = "nvidia.com/gpu"

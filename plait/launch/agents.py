@@ -110,8 +110,8 @@ class Agents:
 
     host: an address of this machine that other nodes reach. argv: what every rank runs. addresses: of hosts
     whose names do not resolve. numbered: whether the starter numbers agents, so that this must agree with the
-    table as well. port, word: where to listen and what agents know, if they were told before. patience: seconds
-    until all must have come.
+    table as well. port, word: where to listen and what agents know, if they were told before. patience:
+    seconds until all must have come.
     """
 
     def __init__(

@@ -94,22 +94,22 @@ class _Following:
         if head := _newest(pods):
             self.log.follow(head)
         try:
-            ended = _ending(self.cluster.get(self.run.kind, self.run.name))
+            workload = self.cluster.get(self.run.kind, self.run.name)
         except NotThere:
             if not self.stopped:
                 raise LaunchError(f"The run {self.run.name} was deleted by somebody else.") from None
             if any(_lives(pod) for pod in pods):  # they have their grace
                 return None
             return self._last(pods, 128 + self.stopped)
-        if ended is not None:
-            return self._last(pods, 0 if ended else 1)
+        if (ended := _ending(workload)) is not None:
+            return self._last(self.cluster.list("Pod", f"{RUN}={self.run.name}")[0], 0 if ended else 1)
         if self.stopped:
             return None
         if self.binder:
             self.binder.look(pods)
             if until_bound and self.binder.bound:
                 return 0
-        self._tell(pods)
+        self._tell(pods, queued=bool(workload["spec"].get("suspend")))
         self._judge(pods)
         return None
 
@@ -126,9 +126,12 @@ class _Following:
         self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=not again)
 
     def _last(self, pods: Sequence[Object], status: int) -> int:
-        """The run's exit status, by what pod 0 has said last; raises its error if that was not seen in its log."""
-        said = _said(_newest([*pods, *self.pods.gone()]))
-        shown = self.log.finish()
+        """The run's exit status, by pod 0's last words; raises its error if that was not seen in its log."""
+        head = _newest([*pods, *self.pods.gone()])
+        said, shown = _said(head), self.log.finish()
+        if head:  # one that ended before it was followed
+            self.log.follow(head)
+            shown = self.log.finish()
         if self.stopped:
             return 128 + self.stopped if said.get("status") is None or said["status"] > 128 else said["status"]
         if not status:
@@ -143,12 +146,14 @@ class _Following:
         why = "; ".join(dict.fromkeys(map(_why, (pod for pod in pods if _failed(pod)))))
         raise LaunchError(f"The run {self.run.name} has failed{f': {why}' if why else ''}.")
 
-    def _tell(self, pods: Sequence[Object]) -> None:
+    def _tell(self, pods: Sequence[Object], *, queued: bool) -> None:
         """Say what has changed."""
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
         reasons = [why for pod in pods if not over(pod) and (why := waiting(pod))]
         why = f"; {reasons[0]}" if reasons else ""
-        if running < self.run.nodes and not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
+        if queued:
+            why = f"; it waits in the queue {self.run.settings.queue}"
+        elif running < self.run.nodes and not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
             return  # some have ended already
         now = f"{self.run.name}: {running} of {self.run.nodes} pods run{why}"
         if now != self._said:

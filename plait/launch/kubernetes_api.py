@@ -1,4 +1,4 @@
-"""Kubernetes' API through its official client: objects as plain dictionaries, patience, and errors in words."""
+"""Kubernetes' API through its official client: objects as plain dictionaries, patience, errors in words."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Cluster:
         return answer["items"], answer["metadata"].get("resourceVersion", "")
 
     def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
-        """As a JSON patch if ``changes`` is a sequence. Raises NotThere, and Conflict for a test that fails."""
+        """As a JSON patch if ``changes`` is a sequence. Raises NotThere, or Conflict if a test in it fails."""
         body = changes if isinstance(changes, Mapping) else [*changes]
         call = _Call("patch", kind, name)
         return self._asked(call, self._method("patch", kind), name, body=body)
@@ -124,7 +124,7 @@ class Cluster:
             self._asked(call, self._method("delete", kind), name, **options)
 
     def watch_pods(self, labels: str, version: str, seconds: int) -> Iterator[tuple[str, Object]]:
-        """(ADDED, MODIFIED or DELETED; the pod), until the server ends it; raises ``Dropped`` if it breaks."""
+        """(ADDED, MODIFIED or DELETED; the pod) until the server ends it; raises ``Dropped`` if it breaks."""
         options: dict[str, Any] = {
             "label_selector": labels, "resource_version": version, "watch": True, "timeout_seconds": seconds,
             "allow_watch_bookmarks": True, "_preload_content": False, "_request_timeout": (ANSWER[0], seconds + 10.0),
@@ -137,8 +137,8 @@ class Cluster:
                 yield event["type"], event["object"]
 
     def follow_log(self, pod: str, since: str = "") -> Iterator[bytes]:
-        """Lines of a container's log, each after its time, from the container's start or ``since`` seconds ago,
-        until it ends; raises ``Dropped`` if the connection breaks."""
+        """Lines of a container's log, each after its time, from its start or ``since`` seconds ago, until it
+        ends; raises ``Dropped`` if the connection breaks."""
         options: dict[str, Any] = {"follow": True, "timestamps": True, "_preload_content": False}
         if since:
             options["since_seconds"] = int(since)

@@ -44,6 +44,7 @@ class Binder:
         self.cluster, self.run, self.table, self.say = cluster, run, run.table, say
         self.bound: frozenset[str] = frozenset()
         """Which pods, by their uids, have a node by this binder and an open gate."""
+        self._ended: set[str] = set()
         self._undone = 0
         self._labels: dict[str, Mapping[str, str]] = {}
         self._since = 0.0
@@ -51,9 +52,11 @@ class Binder:
     def look(self, pods: Iterable[Object]) -> None:
         """Bind the pods if all are there and wait; check those that were bound. Raises PlacementError if it
         cannot be done, with nothing left bound."""
-        living = [pod for pod in pods if not over(pod)]
+        living = [pod for pod in pods if not over(pod) and uid(pod) not in self._ended]
         gang = {index_of(pod): pod for pod in living}
-        if len(living) == len(gang) == self.run.nodes and all(map(gated, living)):
+        # What is seen may lag behind what was done: pods that are bound may still look as if they waited.
+        new = all(gated(pod) and uid(pod) not in self.bound for pod in living)
+        if len(living) == len(gang) == self.run.nodes and new:
             try:
                 self._bind([gang[index] for index in range(self.run.nodes)])
             except (Undone, Conflict, NotThere) as error:
@@ -94,8 +97,8 @@ class Binder:
         ])  # fmt: skip
 
     def _confirm(self, pods: Sequence[Object], names: Sequence[str]) -> None:
-        """Raise Undone unless, as the server has it now, every pod is there, waits, and has a node of its own that
-        is still fit."""
+        """Raise Undone unless, by the server's word, every pod is there, waits, and has its node, which still
+        is fit."""
         found = {uid(pod): pod for pod in self.cluster.list("Pod", f"plait.dev/run={self.run.name}")[0]}
         for pod, name in zip(pods, names, strict=True):
             now = found.get(uid(pod))
@@ -132,7 +135,9 @@ class Binder:
 
     def _undo(self, pods: Iterable[Object]) -> None:
         """End pods, bound or not."""
+        pods = list(pods)
         names = [pod["metadata"]["name"] for pod in pods]
+        self._ended |= {uid(pod) for pod in pods}
         self._each(lambda place: self.cluster.delete("Pod", names[place], grace=0), len(names))
         self.bound = frozenset()
 

@@ -1,5 +1,5 @@
-"""A run as Kubernetes' objects: a JobSet or an Indexed Job, and the ConfigMap, Secret and Service that belong to
-it.
+"""A run as Kubernetes' objects: a JobSet or an Indexed Job, and the ConfigMap, Secret and Service that it
+owns.
 
 Every node is one pod, whose completion index is its node rank. Pod 0 is the launcher (``kubernetes_pod``) and
 an agent, the others are agents.
@@ -31,7 +31,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 MANAGED = {"app.kubernetes.io/managed-by": "plait"}
 KUEUE = "kueue.x-k8s.io"
 DO_NOT_RETRY = 93
-"""Exit status of a pod whose run would only end the same way again (a convention of NVIDIA's resiliency tools)."""
+"""Exit status of a pod whose run would only end the same way again (a convention of NVIDIA's NVRx)."""
 UNREACHABLE = 30
 """Seconds until pods of a node that is lost are started elsewhere; Kubernetes' own is 300."""
 FILES, ENDED = "/etc/plait", "/dev/termination-log"
@@ -199,7 +199,8 @@ def _pod(run: PodRun) -> Object:
     if run.table:
         spec["schedulingGates"] = [{"name": GATE}]
     if one.exclusive:
-        apart = {"labelSelector": {"matchLabels": dict(MANAGED)}, "topologyKey": HOSTNAME}
+        ours = {"labelSelector": {"matchLabels": dict(MANAGED)}, "namespaceSelector": {}}  # of all namespaces
+        apart = {**ours, "topologyKey": HOSTNAME}
         spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     for key, value in {
         "serviceAccountName": one.service_account,
@@ -325,8 +326,8 @@ def _service(run: PodRun) -> Object:
 def merged(ours: Object, theirs: Mapping[str, Any]) -> Object:
     """Both, theirs where they differ. Lists of things with names are merged by name, other lists joined.
 
-    >>> merged({"a": [{"name": "x", "v": 1}], "b": [1]}, {"a": [{"name": "x", "v": 2}, {"name": "y"}], "b": [2]})
-    {'a': [{'name': 'x', 'v': 2}, {'name': 'y'}], 'b': [1, 2]}
+    >>> merged({"a": [{"name": "x", "v": 1}], "b": [1]}, {"a": [{"name": "x", "v": 2}], "b": [2]})
+    {'a': [{'name': 'x', 'v': 2}], 'b': [1, 2]}
     """
     found = dict(ours)
     for key, value in theirs.items():

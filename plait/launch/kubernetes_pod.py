@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from plait.core.env import PodEnv, inherited, take_agent, task_number
-from plait.core.errors import LaunchError, PlaitError
+from plait.core.errors import LaunchError, PlaitError, RankFailure
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
@@ -28,7 +29,7 @@ from plait.launch import agent
 from plait.launch.agents import Agents
 from plait.launch.kubernetes_manifests import DO_NOT_RETRY
 from plait.launch.run_folder import newest_checkpoint, starts_in_vain, write_run
-from plait.launch.watch import catching_signals, watched
+from plait.launch.watch import Rank, catching_signals, watched
 
 AGENT = (sys.executable, "-m", "plait.launch.agent")
 VAIN = 3
@@ -97,11 +98,19 @@ def _run(pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | N
 
         held.callback(lambda: _finish(own, agents, status))
         try:
-            ranks = agents.ranks(still)
+            ranks = _started(agents, still)
             status = watched(ranks, logs, timeout=said["timeout"], lock=lock, sources=list(agents.agents.values()))
         except _Stopped as stopped:
             status = stopped.status
     return status
+
+
+def _started(agents: Agents, still: Callable[[], None]) -> list[Rank]:
+    """All ranks. A pod that does not come may come on another node: no mistake of the user's."""
+    try:
+        return agents.ranks(still)
+    except LaunchError as error:
+        raise RankFailure(str(error)) from None
 
 
 class _Stopped(Exception):

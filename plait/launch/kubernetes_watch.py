@@ -1,5 +1,5 @@
-"""What a cluster tells as it happens: a run's pods, and the log of the first of them. Both outlive connections
-that break."""
+"""What a cluster tells as it happens: a run's pods, and the log of the first of them. Both outlive
+connections that break."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pods:
         self._ending.set()
 
     def now(self) -> list[Object]:
-        """All of them. Raises LaunchError if they may not be seen, or the server has been away for too long."""
+        """All of them. Raises LaunchError if they may not be seen, or the server was away for too long."""
         with self._lock:
             if self._error:
                 raise self._error

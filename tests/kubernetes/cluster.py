@@ -1,5 +1,5 @@
-"""The rest of a small Kubernetes: nodes, the Job and JobSet controllers, a scheduler, and kubelets that run pods as
-processes of this machine."""
+"""The rest of a small Kubernetes: nodes, controllers, a scheduler, and kubelets that run pods as processes of
+this machine."""
 
 from __future__ import annotations
 

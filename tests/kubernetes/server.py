@@ -1,4 +1,4 @@
-"""A small Kubernetes on one machine: an API server over HTTP on loopback, whose answers can be made to fail."""
+"""The API server of a small Kubernetes: over HTTP on loopback, its answers can be made to fail."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from urllib.parse import parse_qs, urlsplit
 from tests.kubernetes.objects import KINDS, Object, Refusal, Store, check, stamp
 
 PATH = re.compile(
-    r"/apis?/[\w./]+?/(?:namespaces/(?P<namespace>[\w-]+)/)?(?P<plural>\w+)(?:/(?P<name>[\w.-]+))?(?P<log>/log)?"
+    r"/apis?/[\w./-]+?/(?:namespaces/(?P<namespace>[\w-]+)/)?(?P<plural>\w+)(?:/(?P<name>[\w.-]+))?(?P<log>/log)?"
 )
 
 
 @dataclass
 class Fault:
-    """Answers to a method on matching paths are ``status``, ``times`` times, each after ``delay`` seconds. status
-    0: the connection breaks; -1: only late. after: how many of them are answered before."""
+    """Answers to a method on matching paths are ``status``, ``times`` times, each after ``delay`` seconds.
+
+    status 0: the connection breaks; -1: only late. after: how many of them are answered before. Methods WATCH and
+    LOG are streams that break off.
+    """
 
     method: str
     path: str
@@ -123,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._answer()
 
     do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815
