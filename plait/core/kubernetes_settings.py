@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator
 
@@ -39,7 +39,7 @@ class KubernetesSection(Section):
     workload: Literal["auto", "job", "jobset"] = "auto"
     """A JobSet, or an Indexed Job with a headless Service. ``auto``: a JobSet if the cluster knows them."""
     nodes: Natural = 0
-    """How many pods, one to a node. 0: as many as the job's ranks need, with ``gpus`` ranks in each, or one."""
+    """How many pods, one to a node. 0: as many as the job's ranks need, ``gpus`` ranks in each, or one."""
     gpus: Natural = 0
     """GPUs of each pod."""
     gpu_resource: str = "nvidia.com/gpu"
@@ -88,10 +88,10 @@ class KubernetesSection(Section):
     @field_validator("*")
     @classmethod
     def _lines(cls, value: Any) -> Any:
-        texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
-        if any("\n" in str(one) or "\0" in str(one) for one in texts):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        texts: list[Any] = [*cast("tuple[Any, ...]", value)] if type(value) is tuple else [value]
+        if any("\n" in str(one) or "\0" in str(one) for one in texts):
             raise JobError("holds a line break", key="kubernetes", fix="Write one line to each")
-        return value
+        return value  # pyright: ignore[reportUnknownVariableType]
 
     @field_validator(*FORMS)
     @classmethod

@@ -109,7 +109,7 @@ class Cluster:
         return answer["items"], answer["metadata"].get("resourceVersion", "")
 
     def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
-        """As a JSON patch if ``changes`` is a sequence. Raises NotThere, or Conflict if a test in it fails."""
+        """A JSON patch if ``changes`` is a sequence. Raises NotThere, and Conflict if a test in it fails."""
         body = changes if isinstance(changes, Mapping) else [*changes]
         call = _Call("patch", kind, name)
         return self._asked(call, self._method("patch", kind), name, body=body)

@@ -25,8 +25,8 @@ PATH = re.compile(
 class Fault:
     """Answers to a method on matching paths are ``status``, ``times`` times, each after ``delay`` seconds.
 
-    status 0: the connection breaks; -1: only late. after: how many of them are answered before. Methods WATCH and
-    LOG are streams that break off.
+    status 0: the connection breaks; -1: only late. after: how many of them are answered before. Methods WATCH
+    and LOG are streams that break off.
     """
 
     method: str
@@ -60,6 +60,7 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
+        self.http.handle_error = lambda *_: None  # clients that hang up are no news
         self.thread = threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True)
         self.thread.start()
 

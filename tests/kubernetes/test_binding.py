@@ -20,7 +20,7 @@ from plait.core.hostlist import expand
 from plait.core.rank_table import RankTable
 from plait.launch import kubernetes
 from plait.launch.kubernetes_api import Cluster
-from plait.launch.kubernetes_binder import Binder
+from plait.launch.kubernetes_binder import Binder, uid
 from plait.launch.kubernetes_manifests import HOSTS, PodRun
 from tests.kubernetes.cluster import SmallCluster
 from tests.kubernetes.server import Fault
@@ -124,8 +124,8 @@ def test_pods_that_were_ended_are_not_bound_again(cluster: SmallCluster) -> None
     asked = len(cluster.asked)
     binder.look(pods)
     assert len(cluster.asked) == asked
-    wait_until(lambda: not {pod["metadata"]["uid"] for pod in cluster.pods()} & {pod["metadata"]["uid"] for pod in pods},
-               "pods that were given up are left")  # fmt: skip
+    ended = set(map(uid, pods))
+    wait_until(lambda: not ended & set(map(uid, cluster.pods())), "pods that were given up are left")
     wait_until(lambda: len(cluster.pods()) == 4, "pods were not made again")
     binder.look(copy.deepcopy(cluster.pods()))
     assert placed(cluster) == dict(enumerate(HOSTS_OF))
