@@ -26,6 +26,8 @@ from plait.launch.watch import catching_signals, say
 
 LOOK = 0.5
 """Seconds between two looks at a run."""
+SETTLING = 20.0
+"""Seconds that pod 0 may take to end once its Job has."""
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError")
 """Why a container waits that will not start by waiting."""
 
@@ -102,7 +104,7 @@ class _Following:
                 return None
             return self._last(pods, 128 + self.stopped)
         if (ended := _ending(workload)) is not None:
-            return self._last(self.cluster.list("Pod", f"{RUN}={self.run.name}")[0], 0 if ended else 1)
+            return self._last(self._settled(), 0 if ended else 1)
         if self.stopped:
             return None
         if self.binder:
@@ -112,6 +114,16 @@ class _Following:
         self._tell(pods, queued=bool(workload["spec"].get("suspend")))
         self._judge(pods)
         return None
+
+    def _settled(self) -> list[Object]:
+        """All pods, once pod 0 has had its last words: another pod may have ended the Job before."""
+        deadline = time.monotonic() + SETTLING
+        while True:
+            pods = self.cluster.list("Pod", f"{RUN}={self.run.name}")[0]
+            head = _newest(pods)
+            if head is None or not _lives(head) or not _container(head) or time.monotonic() > deadline:
+                return pods
+            time.sleep(LOOK)
 
     def stop(self, number: int) -> None:
         """End the run: with grace at first, then at once."""

@@ -62,10 +62,8 @@ def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int]) -> int:
     except PlaitError as error:
         message, status = str(error), error.exit_status
         print(f"plait: {message}", file=sys.stderr, flush=True)
-    ending = status
-    if status and status not in AGAIN:
-        ending = DO_NOT_RETRY
-    elif status and plan and starts_in_vain(folder, pod.run, before) >= VAIN:
+    ending = _for_pods(status)
+    if ending in AGAIN and plan and starts_in_vain(folder, pod.run, before) >= VAIN:
         print(f"plait: {VAIN} starts in a row ended without a new checkpoint; the run is given up", file=sys.stderr)
         ending = DO_NOT_RETRY
     with suppress(OSError):
@@ -102,7 +100,15 @@ def _run(pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | N
             status = watched(ranks, logs, timeout=said["timeout"], lock=lock, sources=list(agents.agents.values()))
         except _Stopped as stopped:
             status = stopped.status
+        except PlaitError as error:
+            status = error.exit_status
+            raise
     return status
+
+
+def _for_pods(status: int) -> int:
+    """The exit status of pods whose run has ended with ``status``."""
+    return status if status == 0 or status in AGAIN else DO_NOT_RETRY
 
 
 def _started(agents: Agents, still: Callable[[], None]) -> list[Rank]:
@@ -122,7 +128,7 @@ class _Stopped(Exception):
 
 
 def _finish(own: subprocess.Popen[bytes], agents: Agents, status: int) -> None:
-    agents.done(status)  # without it, agents end as failed: a pod that has succeeded is never started again
+    agents.done(_for_pods(status))  # without it, agents end as failed: a pod that has succeeded is never started again
     agents.__exit__(None, None, None)
     try:
         own.wait(15)
