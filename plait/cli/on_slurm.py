@@ -70,9 +70,9 @@ class InSlurm:
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
         """Have the plan run as a job; the job's exit status, or 0 if it is not followed."""
         from plait.cli import terminal
-        from plait.cli.running import write_run
         from plait.core.lock import RunLock
         from plait.launch import slurm
+        from plait.launch.run_folder import write_run
 
         assert plan.job is not None
         batch = self.batch(plan.job, folder, plan.layout.world_size)

@@ -135,7 +135,13 @@ def _in_slurm(where: str) -> Place:
     return InSlurm(where)
 
 
-PLACES: Mapping[str, Callable[[str], Place]] = {"lab": _in_lab, "slurm": _in_slurm}
+def _in_kubernetes(where: str) -> Place:
+    from plait.cli.on_kubernetes import InKubernetes
+
+    return InKubernetes(where)
+
+
+PLACES: Mapping[str, Callable[[str], Place]] = {"lab": _in_lab, "slurm": _in_slurm, "kubernetes": _in_kubernetes}
 """By what stands before the colon, what reads the rest."""
 
 
@@ -147,7 +153,10 @@ def place_of(on: str) -> Place:
         return Here()
     kind, _, where = on.partition(":")
     if kind not in PLACES:
-        fix = "Use local, slurm or slurm:PARTITION, or lab:HOSTSxRANKS@RATE such as lab:2x1@1gbit"
+        fix = (
+            "Use local, slurm or slurm:PARTITION, kubernetes or kubernetes:NAMESPACE, or lab:HOSTSxRANKS@RATE such as "
+            "lab:2x1@1gbit"
+        )
         raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
     return PLACES[kind](where)
 
@@ -156,6 +165,7 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) ->
     """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status."""
     from plait.core.lock import RunLock
     from plait.core.rank_table import NAME
+    from plait.launch.run_folder import write_run
 
     assert plan.job is not None
     with RunLock(folder) as lock:
@@ -166,18 +176,6 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) ->
             timeout=plan.job.run.timeout, lock=lock, silent=silent,
         )  # fmt: skip
         return place.run(ranks)
-
-
-def write_run(plan: Plan, folder: Path) -> None:
-    """What ranks read, and what people read of it. The caller holds the run's lock."""
-    from plait.core.files import explained, replacing
-
-    assert plan.job is not None
-    with explained(f"the run folder {folder} cannot be written", fix="Choose another with run.folder=FOLDER"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "job.toml") as path:
-            path.write_text(plan.job.to_toml())
-        plan.write(folder / "plan.json")
 
 
 def _watched(start: Start, ranks: Ranks) -> int:

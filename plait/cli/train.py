@@ -24,15 +24,16 @@ def train(
     on: Annotated[
         str,
         typer.Option(
-            help="Where: local; slurm or slurm:PARTITION; lab:HOSTSxRANKS@RATE for an emulated cluster, such as "
-            "lab:2x1@1gbit."
+            help="Where: local; slurm or slurm:PARTITION; kubernetes or kubernetes:NAMESPACE; lab:HOSTSxRANKS@RATE "
+            "for an emulated cluster, such as lab:2x1@1gbit."
         ),
     ] = "local",
     rank_table: Annotated[
-        Path | None, typer.Option(help="With --on slurm: which host runs which ranks (rank_table.json).")
+        Path | None, typer.Option(help="With --on slurm or kubernetes: which host runs which ranks (rank_table.json).")
     ] = None,
     follow: Annotated[
-        bool, typer.Option(help="With --on slurm: show what the job prints until it ends; Ctrl-C stops it.")
+        bool,
+        typer.Option(help="With --on slurm or kubernetes: show what the job prints until it ends; Ctrl-C stops it."),
     ] = True,
     plan_only: Annotated[bool, typer.Option("--plan-only", hidden=True, help="For torchrun's ranks.")] = False,
     dry_run: Annotated[
@@ -47,14 +48,15 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    from plait.cli.running import place_of, run_plan, write_run
+    from plait.cli.running import place_of, run_plan
+    from plait.launch.run_folder import write_run
 
     place = _with_table(place_of(on), rank_table)
     if dry_run:
         _show(job, overrides or [], place, as_json)
         return
     if job.suffix == ".json":
-        plan, folder = _written(job, overrides or [])
+        plan, folder = _written(job, overrides or [], place)
     else:  # torchrun's ranks may stand on other machines too
         plan, folder = _planned(job, overrides or [], place, refuse=place.ours and not plan_only)
     if place.world not in (None, plan.layout.world_size):
@@ -65,9 +67,10 @@ def train(
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return
+    from plait.cli.on_kubernetes import InKubernetes
     from plait.cli.on_slurm import InSlurm
 
-    if isinstance(place, InSlurm) and not place.inside:
+    if isinstance(place, InKubernetes) or (isinstance(place, InSlurm) and not place.inside):
         raise typer.Exit(place.submit(plan, folder, follow=follow))
     raise typer.Exit(run_plan(plan, folder, place))
 
@@ -75,13 +78,16 @@ def train(
 def _with_table(place: Place, rank_table: Path | None) -> Place:
     from dataclasses import replace
 
+    from plait.cli.on_kubernetes import InKubernetes
     from plait.cli.on_slurm import InSlurm
     from plait.core.errors import JobError
 
-    if isinstance(place, InSlurm):
+    if isinstance(place, InSlurm | InKubernetes):
         return replace(place, table=rank_table)
     if rank_table:
-        raise JobError("orders the nodes of a cluster", key="--rank-table", fix="Use it with --on slurm")
+        raise JobError(
+            "orders the nodes of a cluster", key="--rank-table", fix="Use it with --on slurm or --on kubernetes"
+        )
     return place
 
 
@@ -97,7 +103,7 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
     from plait.train.data.tokenizer import load_tokenizer
 
     if file.suffix == ".json":
-        plan, folder = _written(file, overrides)
+        plan, folder = _written(file, overrides, place)
         there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size) if place.ours else None
         job = plan.job
         step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
@@ -113,11 +119,15 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
         if job.world_size <= CHECKED:
             _of_job(job, vocab, place)
         else:
-            _check_files(job, folder)
+            _check_files(job, folder, place)
         step = PlannedStep.of(job, vocab, gpu=bool(there and there.each))
     show(f"{file}, which would run in {folder}", estimate(step), there, as_json)
+    from plait.cli.on_kubernetes import InKubernetes
     from plait.cli.on_slurm import InSlurm
 
+    if isinstance(place, InKubernetes) and job and not as_json:
+        terminal.title("The manifests")
+        terminal.say(place.manifests(job, folder, job.world_size))
     if isinstance(place, InSlurm) and job and not as_json:
         terminal.title("The batch script")
         terminal.say(place.batch(job, folder, job.world_size).script())
@@ -160,11 +170,11 @@ def _of_job(job: Job, vocab: int, place: Place) -> Plan:
     from plait.plan.make import make_plan
 
     fresh = make_plan(job, place.hosts, vocab=vocab)
-    _check_files(job, job.run.path)
+    _check_files(job, job.run.path, place)
     return fresh.continued(job.run.path / "plan.json")
 
 
-def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
+def _written(file: Path, overrides: list[str], place: Place) -> tuple[Plan, Path]:
     """A plan as it stands, and the folder that its job names; only where it runs may be set anew."""
     from dataclasses import replace
 
@@ -176,8 +186,8 @@ def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
     plan = Plan.read(file)
     refuse_experts(plan.model)
     for setting in overrides:
-        if not setting.startswith(("run.", "slurm.")):
-            fix = "Only run.* and slurm.* may be set; for all else change the job file and plan again"
+        if not setting.startswith(("run.", "slurm.", "kubernetes.")):
+            fix = "Only run.*, slurm.* and kubernetes.* may be set; for all else change the job file and plan again"
             raise JobError(f"'{setting}' would change the plan", file=str(file), fix=fix)
     if plan.job is None:
         raise JobError("was made without a job file and says nothing of data or steps", file=str(file))
@@ -186,12 +196,16 @@ def _written(file: Path, overrides: list[str]) -> tuple[Plan, Path]:
     plan = replace(plan, job=job)
     plan = refine(plan, Measurements()) if plan.choices.any else plan
     plan.of_the_same_job(folder / "plan.json")
-    _check_files(job, folder)
+    _check_files(job, folder, place)
     return plan, folder
 
 
-def _check_files(job: Job, folder: Path) -> None:
+def _check_files(job: Job, folder: Path, place: Place) -> None:
     """Refuse at once what the ranks would refuse, seconds later: data that are not there or not enough."""
+    from plait.cli.on_kubernetes import InKubernetes
+
+    if isinstance(place, InKubernetes):  # whose volumes may be mounted in pods alone
+        return
     from plait.train.data.check import check_data
 
     check_data(job.data, job.train, folder / "corpus")

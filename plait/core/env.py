@@ -14,6 +14,7 @@ them.
     PLAIT_SPECS         folder to read presets from                     the one that came with Plait
     PLAIT_LAUNCHER      descriptor of the line to the launcher          no launcher, as under torchrun
     PLAIT_AGENT         where a node's agent finds the launcher         no agent
+    PLAIT_RUN           name of the run that this pod belongs to        not in a pod
     PLAIT_LAB           name of the lab (emulated cluster) we run in    not in a lab
     OMP_NUM_THREADS     threads of one rank, passed on to it            1: ranks share the machine's cores
     COLUMNS             width of the terminal, in place of its own      the terminal's own
@@ -25,7 +26,9 @@ The first seven are what torchrun sets, so that ranks may be started by it, by `
 scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
 whether ranks meet at the agent's store, and how often they were started before. Of Slurm: SLURM_JOB_ID,
 SLURM_RESTART_COUNT, SLURM_CLUSTER_NAME (which start of which job), SLURM_JOB_NODELIST (its nodes),
-SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number).
+SLURMD_NODENAME (this node's name, the host's own elsewhere), SLURM_PROCID (a task's number). In a pod:
+JOB_COMPLETION_INDEX (its number), and PLAIT_HOSTS, PLAIT_NODE, PLAIT_POD_ADDRESS, PLAIT_FILES, PLAIT_ENDED
+and PLAIT_ATTEMPT, which the launcher and the pod set (``PodEnv``).
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,12 +176,17 @@ def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def this_host(environ: Mapping[str, str] = os.environ) -> str:
-    """What this machine is called: by Slurm, where it runs us, else by itself."""
+    """What this machine is called: by the cluster manager, where one runs us, else by itself."""
+    if environ.get("PLAIT_RUN"):
+        unbound = f"{environ['PLAIT_RUN']}-{task_number(environ)}"
+        return environ.get("PLAIT_NODE", unbound) if environ.get("PLAIT_HOSTS") else unbound
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def cluster_job(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """The cluster manager's job that we are in, and how often it was started before; empty outside of one."""
+    if run := environ.get("PLAIT_RUN"):
+        return f"kubernetes/{run}", _number(environ, "PLAIT_ATTEMPT", 0)
     if not (job := environ.get("SLURM_JOB_ID")):
         return "", 0
     return f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}/{job}", _number(environ, "SLURM_RESTART_COUNT", 0)
@@ -188,9 +197,34 @@ def slurm_job(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     return environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
 
 
-def slurm_task(environ: Mapping[str, str] = os.environ) -> int:
-    """Slurm's number of this task of a step; -1 outside of one."""
-    return _number(environ, "SLURM_PROCID", -1)
+def task_number(environ: Mapping[str, str] = os.environ) -> int:
+    """The cluster manager's number of this agent: Slurm's of a task, Kubernetes' of a pod; -1 outside of
+    both."""
+    return _number(environ, "SLURM_PROCID", _number(environ, "JOB_COMPLETION_INDEX", -1))
+
+
+@dataclass(frozen=True)
+class PodEnv:
+    """A pod of a run. run: its name. hosts: the run's nodes as a host list; empty where the cluster has
+    chosen them. address: this pod's. files: folder of what the launcher has sent. ended: where to say how the
+    run has ended."""
+
+    run: str
+    hosts: str
+    address: str
+    files: Path
+    ended: Path
+
+    @staticmethod
+    def read(environ: MutableMapping[str, str] = os.environ) -> PodEnv:
+        """From this process's environment, which from now on says which start of the run this is. Raises
+        LaunchError outside of a pod."""
+        names = ("PLAIT_RUN", "PLAIT_POD_ADDRESS", "PLAIT_FILES", "PLAIT_ENDED")
+        if missing := [name for name in names if not environ.get(name)]:
+            raise LaunchError(f"{', '.join(missing)} not set: pods are made by plait train --on kubernetes.")
+        environ["PLAIT_ATTEMPT"] = str(int(time.time()))  # a pod begins only after the one before it has ended
+        run, address, files, ended = (environ[name] for name in names)
+        return PodEnv(run, environ.get("PLAIT_HOSTS", ""), address, Path(files), Path(ended))
 
 
 def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -21,6 +21,7 @@ from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.experts import check_expert_parallel
 from plait.core.explain import explain
+from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.settings import (
@@ -56,6 +57,7 @@ _PATHS = (
     ("train", "init_from"),
     ("cluster", "file"),
     ("cluster", "profile"),
+    ("kubernetes", "pod"),
 )
 
 
@@ -74,6 +76,7 @@ class Job(Section):
     plan: PlanSection = PlanSection()
     run: RunSection = RunSection()
     slurm: SlurmSection = SlurmSection()
+    kubernetes: KubernetesSection = KubernetesSection()
     open: Annotated[tuple[str, ...], Field(strict=False, exclude=True)] = ()
     """Settings that are left to the planner: they are ``auto`` in the file and have their defaults here."""
 

@@ -14,19 +14,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.core.channel import Line
-from plait.core.env import rank_variables, slurm_task, take_agent, this_host
+from plait.core.env import rank_variables, take_agent, task_number, this_host
 from plait.core.errors import LaunchError, PlaitError
 from plait.launch.local import LocalProcess, free_port, start_process
 from plait.launch.messages import (
     KINDS,
     AgentMessage,
     Begin,
+    Done,
     Ended,
     Go,
     Halted,
@@ -45,20 +46,22 @@ SAID = 16_384
 """Characters of a log's end that are sent to the launcher."""
 
 
-def main() -> int:
-    """Serve one run; returns 0 if all ranks were started and have ended, or the launcher wanted no more."""
+def main(patience: float = PATIENCE) -> int:
+    """Serve one run; returns the run's exit status if the launcher has said it, else 0 if all ranks were
+    started and have ended, or the launcher wanted no more. patience: seconds to wait for it, and for other
+    agents."""
     address, word = take_agent().rsplit(" ", 1)
     host, port = address.rsplit(":", 1)
     with ExitStack() as held, catching_signals() as signals:
-        line = _connect(held, host, int(port))
-        line.send(Hello(word, this_host(), slurm_task(), free_port()))
-        begin = _await(line, Begin)
+        line = _connect(held, host, int(port), patience, signals)
+        line.send(Hello(word, this_host(), task_number(), free_port()))
+        begin = _await(line, Begin, patience)
         lines: dict[int, socket.socket] = {}
         for rank in range(begin.first, begin.first + begin.ranks):
-            end = held.enter_context(_dial(host, int(port)))
+            end = held.enter_context(_dial(host, int(port), patience, signals))
             Line[AgentMessage](end, KINDS).send(LineOf(word, rank))
             lines[rank] = end
-        _await(line, Go)
+        _await(line, Go, patience)
         agent = _Agent(line, begin)
         held.callback(agent.kill)
         agent.start(held, lines)
@@ -93,16 +96,19 @@ class _Agent:
 
     def serve(self, signals: Any) -> int:
         """Until the launcher has heard of every rank's end and hangs up."""
+        done: int | None = None
         with selectors.DefaultSelector() as selector:
             selector.register(self.line, selectors.EVENT_READ)
             while True:
                 if selector.select(LOOK):
                     try:
                         while (message := self.line.receive()) is not None:
-                            if isinstance(message, Kill) and message.rank in self.running:
+                            if isinstance(message, Done):
+                                done = message.status
+                            elif isinstance(message, Kill) and message.rank in self.running:
                                 self.running[message.rank].kill()
                     except EOFError:
-                        return 0 if not self.running else 1
+                        return (1 if self.running else 0) if done is None else done
                 while signals:
                     self.line.send(Signalled(signals.popleft()))
                 self._look()
@@ -124,14 +130,16 @@ class _Agent:
             process.wait()
 
 
-def _dial(host: str, port: int) -> socket.socket:
-    deadline = time.monotonic() + PATIENCE
+def _dial(host: str, port: int, patience: float, signals: Sequence[int]) -> socket.socket:
+    deadline = time.monotonic() + patience
     while True:
         try:
             end = socket.create_connection((host, port), timeout=10)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise LaunchError(f"{this_host()} cannot reach the launcher at {host}:{port}: {error}.") from None
+            if signals:
+                raise LaunchError(f"{this_host()} was asked to end before the launcher was there.") from None
             time.sleep(0.2)
             continue
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -139,14 +147,14 @@ def _dial(host: str, port: int) -> socket.socket:
         return end
 
 
-def _connect(held: ExitStack, host: str, port: int) -> Line[AgentMessage]:
-    return Line(held.enter_context(_dial(host, port)), KINDS)
+def _connect(held: ExitStack, host: str, port: int, patience: float, signals: Sequence[int]) -> Line[AgentMessage]:
+    return Line(held.enter_context(_dial(host, port, patience, signals)), KINDS)
 
 
-def _await(line: Line[AgentMessage], kind: type[M]) -> M:
+def _await(line: Line[AgentMessage], kind: type[M], patience: float) -> M:
     with selectors.DefaultSelector() as selector:
         selector.register(line, selectors.EVENT_READ)
-        selector.select(PATIENCE)
+        selector.select(patience)
         try:
             message = line.receive()
         except EOFError:
@@ -154,7 +162,7 @@ def _await(line: Line[AgentMessage], kind: type[M]) -> M:
     if isinstance(message, Refused):
         raise LaunchError(message.why)
     if not isinstance(message, kind):
-        raise LaunchError(f"{this_host()}: the launcher said nothing for {PATIENCE:.0f} s.")
+        raise LaunchError(f"{this_host()}: the launcher said nothing for {patience:.0f} s.")
     return message
 
 

@@ -26,6 +26,7 @@ from plait.launch.messages import (
     KINDS,
     AgentMessage,
     Begin,
+    Done,
     Ended,
     Go,
     Halted,
@@ -109,7 +110,8 @@ class Agents:
 
     host: an address of this machine that other nodes reach. argv: what every rank runs. addresses: of hosts
     whose names do not resolve. numbered: whether the starter numbers agents, so that this must agree with the
-    table as well.
+    table as well. port, word: where to listen and what agents know, if they were told before. patience:
+    seconds until all must have come.
     """
 
     def __init__(
@@ -121,11 +123,15 @@ class Agents:
         host: str,
         addresses: Mapping[str, str] | None = None,
         numbered: bool = False,
+        port: int = 0,
+        word: str = "",
+        patience: float = PATIENCE,
     ) -> None:
         self.table, self.argv, self.logs = table, list(argv), logs
         self._addresses, self._numbered = addresses or {}, numbered
-        self._word = secrets.token_hex(16)
-        self._listener, self._host = _listen(host), host
+        self._word = word or secrets.token_hex(16)
+        self._patience = patience
+        self._listener, self._host = _listen(host, port), host
         self._held = ExitStack()
         self.agents: dict[int, Agent] = {}
 
@@ -169,6 +175,11 @@ class Agents:
             agent.line.send(Go())
         return [self._rank(number, channels[number]) for number in range(self.table.world_size)]
 
+    def done(self, status: int) -> None:
+        """Tell agents how the run has ended, before hanging up."""
+        for agent in self.agents.values():
+            agent.line.send(Done(status))
+
     def _rank(self, number: int, channel: Channel) -> Rank:
         agent = self.agents[number // self.table.ranks_per_node]
         process = agent.ranks[number] = RemoteProcess(number, agent.line)
@@ -196,11 +207,11 @@ class Agents:
 
     def _accept(self, still: Callable[[], None], missing: Callable[[], str]) -> tuple[Line[AgentMessage], AgentMessage]:
         """The next connection that knows the word, and what it said first."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self._patience
         while True:
             still()
             if time.monotonic() > deadline:
-                raise LaunchError(f"{missing()} did not come within {PATIENCE:.0f} s.")
+                raise LaunchError(f"{missing()} did not come within {self._patience:.0f} s.")
             try:
                 end, _ = self._listener.accept()
             except TimeoutError:
@@ -227,14 +238,14 @@ def _first(line: Line[AgentMessage]) -> AgentMessage | None:
             return None
 
 
-def _listen(host: str) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """On ``host``'s address alone; on all where that is no interface of this machine."""
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     try:
         listener = socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        listener = socket.create_server(("", 0), backlog=1024)
+        listener = socket.create_server(("", port), backlog=1024)
     listener.settimeout(0.2)
     return listener

@@ -82,5 +82,12 @@ class Kill:
     rank: int
 
 
-AgentMessage = Hello | Begin | Refused | LineOf | Go | Halted | Ended | Signalled | Kill
-KINDS = (Hello, Begin, Refused, LineOf, Go, Halted, Ended, Signalled, Kill)
+@dataclass(frozen=True)
+class Done:
+    """To an agent: the run's exit status, which is to be the agent's own."""
+
+    status: int
+
+
+AgentMessage = Done | Hello | Begin | Refused | LineOf | Go | Halted | Ended | Signalled | Kill
+KINDS = (Done, Hello, Begin, Refused, LineOf, Go, Halted, Ended, Signalled, Kill)

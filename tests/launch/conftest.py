@@ -1,4 +1,4 @@
-"""A small Slurm for the launchers that need one."""
+"""A small Slurm and a small Kubernetes for the launchers that need one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from plait.lab.slurm import SlurmCluster
+from tests.kubernetes.cluster import SmallCluster
+from tests.kubernetes.support import small_cluster
 from tests.slurm.support import slurm_cluster
 
 
@@ -14,4 +16,11 @@ from tests.slurm.support import slurm_cluster
 def slurm() -> Iterator[SlurmCluster]:
     """Four nodes."""
     with slurm_cluster(4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
+    """Three nodes."""
+    with small_cluster(tmp_path_factory.mktemp("kubernetes"), 3) as cluster:
         yield cluster

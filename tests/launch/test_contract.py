@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from plait.launch.local import free_port
+from tests.kubernetes.support import environment as kubernetes_environment
 from tests.lab.support import wait_until, why_no_lab
 from tests.slurm.support import REPOSITORY, environment
 
@@ -69,8 +70,10 @@ from functools import partial
 from pathlib import Path
 from plait.core.errors import PlaitError
 from plait.lab import Lab, LabSpec
-from plait.launch import slurm_job
+from plait.launch import kubernetes, slurm_job
+from plait.launch.kubernetes_api import Cluster
 from plait.launch.local import local_start, run_ranks
+from tests.kubernetes.support import pod_run
 
 how, folder, world, timeout, *argv = sys.argv[1:]
 folder, world, timeout = Path(folder), int(world), float(timeout)
@@ -80,13 +83,21 @@ try:
     elif how == "lab":
         with Lab(LabSpec.parse(f"2x{world // 2}@1gbit")) as lab:
             status = run_ranks(partial(lab.popen, argv=argv), world, folder / "logs", timeout=timeout)
+    elif how == "kubernetes":
+        run = pod_run(
+            folder, tuple(argv), world, name=f"plait-{folder.name}".replace("_", "-").lower()[:40],
+            more={"nodes": 2, "restarts": 0, "env": (f"MARK={folder}",)},
+        )
+        cluster = Cluster()
+        kubernetes.submit(cluster, run)
+        status = kubernetes.follow(cluster, run)
     else:
         status = run_ranks(local_start(argv, world), world, folder / "logs", timeout=timeout)
 except PlaitError as error:
     print(f"plait: {error}", file=sys.stderr)
     status = error.exit_status
 sys.exit(status)
-"""
+""".replace("MARK", MARK)
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,7 @@ class Row:
     names: bool = True
     slurm: bool = False
     lab: bool = False
+    kubernetes: bool = False
 
 
 def ours(how: str, *before: str) -> Callable[[Sequence[str], Path], list[str]]:
@@ -120,6 +132,7 @@ ROWS = {
     "local": Row(ours("local"), per_node=WORLD),
     "lab": Row(ours("lab"), per_node=2, lab=True),
     "slurm": Row(ours("slurm", *SALLOC), per_node=2, slurm=True),
+    "kubernetes": Row(ours("kubernetes"), per_node=2, kubernetes=True),
     "torchrun": Row(torchrun, per_node=WORLD, stopped=1),
 }
 
@@ -143,6 +156,14 @@ class Launched:
             return self.process.pid
         return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
 
+    def watcher(self) -> int:
+        """The process that watches the ranks: in Kubernetes it is in a pod."""
+        if not self.row.kubernetes:
+            return self.launcher()
+        heads = [pid for pid in _processes(self.folder) if _variable(pid, "JOB_COMPLETION_INDEX") == "0"
+                 and b"plait.launch.kubernetes_pod" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
+        return heads[0]
+
     def ready(self) -> bool:
         return len(list(self.folder.glob("rank[0-9]*"))) == WORLD
 
@@ -153,6 +174,8 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], La
     env: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_RUNTIME_DIR": str(tmp_path)}
     if row.slurm:
         env = environment(request.getfixturevalue("slurm"))
+    if row.kubernetes:
+        env = kubernetes_environment(request.getfixturevalue("kubernetes"))
     if row.lab and (reason := why_no_lab()):
         pytest.skip(reason)
 
@@ -215,9 +238,9 @@ def test_ranks_start_with_the_right_environment_and_are_seen(launch: Callable[[s
 
 def test_one_that_fails_ends_all_and_is_named(launch: Callable[[str], Launched]) -> None:
     run = launch("fail")
-    status, _, errors = run.ended()
+    status, output, errors = run.ended()
     assert status != 0
-    assert "rank 1 wants no more" in errors
+    assert "rank 1 wants no more" in (output if run.row.kubernetes else errors)  # a pod's log has both
     assert run.row.stopped == 1 or status == 3
 
 
@@ -234,8 +257,9 @@ def test_a_rank_that_is_killed_is_named(launch: Callable[[str], Launched]) -> No
     run = launch("wait")
     wait_until(run.ready, "ranks did not start", seconds=60)
     os.kill(_rank(run.folder, 1), signal.SIGKILL)
-    status, _, errors = run.ended()
+    status, output, errors = run.ended()
     assert status == 1
+    errors += output if run.row.kubernetes else ""
     assert "SIGKILL" in errors or "Signal 9" in errors
     assert "rank 1" in errors or "local_rank: 1" in errors
 
@@ -243,7 +267,7 @@ def test_a_rank_that_is_killed_is_named(launch: Callable[[str], Launched]) -> No
 def test_nothing_outlives_a_launcher_that_is_killed(launch: Callable[[str], Launched]) -> None:
     run = launch("wait")
     wait_until(run.ready, "ranks did not start", seconds=60)
-    os.kill(run.launcher(), signal.SIGKILL)
+    os.kill(run.watcher(), signal.SIGKILL)
     # Ranks that train are not ended by a signal here: they see that the line is cut. torchrun's have no line.
     if run.row.stopped == 1:
         for pid in _processes(run.folder):
@@ -251,10 +275,15 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch: Callable[[str], Laun
     wait_until(lambda: not _processes(run.folder), "ranks are left", seconds=20)
 
 
+def _variable(pid: int, name: str) -> str | None:
+    """Of a process's environment."""
+    pairs = [one.partition(b"=") for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+    return next((value.decode() for key, _, value in pairs if key.decode() == name), None)
+
+
 def _rank(folder: Path, rank: int) -> int:
     """The number by which this machine knows a rank's process."""
     for pid in _processes(folder):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"RANK={rank}".encode() in variables:
+        if _variable(pid, "RANK") == str(rank):
             return pid
     raise AssertionError(f"no process of rank {rank}")

@@ -1,0 +1,242 @@
+"""Runs in pods, from outside: sending one to a cluster, binding its pods, showing what it prints, ending it.
+
+Who follows a run is also its controller: with a rank table, it binds pods to nodes. A run without one needs
+nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from plait.core.errors import LaunchError, PlaitError
+from plait.core.lock import RunLock
+from plait.launch.kubernetes_api import Cluster, NotThere
+from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable
+from plait.launch.kubernetes_manifests import CONTAINER, DO_NOT_RETRY, RUN, Object, PodRun
+from plait.launch.kubernetes_watch import Log, Pods
+from plait.launch.watch import catching_signals, say
+
+LOOK = 0.5
+"""Seconds between two looks at a run."""
+SETTLING = 20.0
+"""Seconds that pod 0 may take to end once its Job has."""
+HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError")
+"""Why a container waits that will not start by waiting."""
+
+
+def new_name(name: str) -> str:
+    """A name for a run's objects: what DNS allows of ``name``, and something that no other run has.
+
+    >>> re.fullmatch(r"plait-my-run-2-[a-z0-9]{6}", new_name("My run_2")) is not None
+    True
+    """
+    allowed = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:30].strip("-")
+    return "-".join(filter(None, ("plait", allowed, secrets.token_hex(3))))
+
+
+def submit(cluster: Cluster, run: PodRun) -> None:
+    """Make all objects of a run; if one is refused, none is left."""
+    owner = cluster.create(run.workload())
+    try:
+        for one in run.belongings(owner):
+            cluster.create(one)
+    except BaseException:
+        with suppress(LaunchError):
+            cluster.delete(run.kind, run.name)
+        raise
+
+
+def follow(cluster: Cluster, run: PodRun, *, lock: RunLock | None = None, until_bound: bool = False) -> int:
+    """Bind the run's pods, show what rank 0 prints, and return the run's exit status.
+
+    The first Ctrl-C (or SIGTERM, SIGHUP) lets ranks save and end, the second ends them at once; nothing stays
+    in the cluster then. until_bound: only see every pod bound.
+    """
+    with (
+        catching_signals() as signals,
+        Pods(cluster, f"{RUN}={run.name}") as pods,
+        Log(cluster, sys.stdout.buffer) as log,
+    ):
+        watching = _Following(cluster, run, pods, log, lock)
+        try:
+            while (status := watching.look(until_bound)) is None:
+                while signals:
+                    watching.stop(signals.popleft())
+                time.sleep(LOOK)
+        except BaseException:
+            with suppress(LaunchError):
+                cluster.delete(run.kind, run.name)
+            raise
+        return status
+
+
+class _Following:
+    """A run that is followed."""
+
+    def __init__(self, cluster: Cluster, run: PodRun, pods: Pods, log: Log, lock: RunLock | None) -> None:
+        self.cluster, self.run, self.pods, self.log, self.lock = cluster, run, pods, log, lock
+        self.binder = Binder(cluster, run, say) if run.table else None
+        self.stopped = 0
+        self._said = ""
+        self._waiting: dict[str, float] = {}
+
+    def look(self, until_bound: bool) -> int | None:
+        """One look; the exit status once it has one."""
+        if self.lock:
+            self.lock.check()
+        pods = self.pods.now()
+        if head := _newest(pods):
+            self.log.follow(head)
+        try:
+            workload = self.cluster.get(self.run.kind, self.run.name)
+        except NotThere:
+            if not self.stopped:
+                raise LaunchError(f"The run {self.run.name} was deleted by somebody else.") from None
+            if any(_lives(pod) for pod in pods):  # they have their grace
+                return None
+            return self._last(pods, 128 + self.stopped)
+        if (ended := _ending(workload)) is not None:
+            return self._last(self._settled(), 0 if ended else 1)
+        if self.stopped:
+            return None
+        if self.binder:
+            self.binder.look(pods)
+            if until_bound and self.binder.bound:
+                return 0
+        self._tell(pods, queued=bool(workload["spec"].get("suspend")))
+        self._judge(pods)
+        return None
+
+    def _settled(self) -> list[Object]:
+        """All pods, once pod 0 has had its last words: another pod may have ended the Job before."""
+        deadline = time.monotonic() + SETTLING
+        while True:
+            pods = self.cluster.list("Pod", f"{RUN}={self.run.name}")[0]
+            head = _newest(pods)
+            if head is None or not _lives(head) or not _container(head) or time.monotonic() > deadline:
+                return pods
+            time.sleep(LOOK)
+
+    def stop(self, number: int) -> None:
+        """End the run: with grace at first, then at once."""
+        again, self.stopped = bool(self.stopped), self.stopped or number
+        if again:
+            say("ending all ranks at once; what was not saved is lost")
+            for pod in self.pods.now():
+                self.cluster.delete("Pod", pod["metadata"]["name"], grace=0)
+        else:
+            name = signal.Signals(number).name
+            say(f"{name}: ranks have {self.run.settings.grace} s to save the run (Ctrl-C to end it at once)")
+        self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=not again)
+
+    def _last(self, pods: Sequence[Object], status: int) -> int:
+        """The run's exit status, by pod 0's last words; raises its error if that was not seen in its log."""
+        head = _newest([*pods, *self.pods.gone()])
+        said, shown = _said(head), self.log.finish()
+        if head:  # one that ended before it was followed
+            self.log.follow(head)
+            shown = self.log.finish()
+        if self.stopped:
+            return 128 + self.stopped if said.get("status") is None or said["status"] > 128 else said["status"]
+        if not status:
+            return 0
+        message = said.get("message", "")
+        if message and message not in shown:
+            error = PlaitError(message)
+            error.exit_status = said["status"]
+            raise error
+        if said.get("status"):
+            return said["status"]
+        why = "; ".join(dict.fromkeys(map(_why, (pod for pod in pods if _failed(pod)))))
+        raise LaunchError(f"The run {self.run.name} has failed{f': {why}' if why else ''}.")
+
+    def _tell(self, pods: Sequence[Object], *, queued: bool) -> None:
+        """Say what has changed."""
+        running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
+        reasons = [why for pod in pods if not over(pod) and (why := waiting(pod))]
+        why = f"; {reasons[0]}" if reasons else ""
+        if queued:
+            why = f"; it waits in the queue {self.run.settings.queue}"
+        elif running < self.run.nodes and not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
+            return  # some have ended already
+        now = f"{self.run.name}: {running} of {self.run.nodes} pods run{why}"
+        if now != self._said:
+            say(now)
+            self._said = now
+
+    def _judge(self, pods: Sequence[Object]) -> None:
+        """Raise LaunchError for a pod that does not start: a wrong image, or too long a wait."""
+        for pod in pods:
+            reason = _container(pod).get("state", {}).get("waiting", {})
+            if pod.get("status", {}).get("phase") != "Pending" or not pod["spec"].get("nodeName"):
+                continue  # a queue may take as long as it likes
+            name = pod["metadata"]["name"]
+            since = self._waiting.setdefault(pod["metadata"]["uid"], time.monotonic())
+            waited = time.monotonic() - since
+            if reason.get("reason") in HOPELESS or waited > self.run.settings.wait:
+                why = f"{reason.get('reason', 'no reason given')}. {reason.get('message', '')}".strip()
+                raise LaunchError(f"Pod {name} does not start, and the run was ended: {why}")
+
+
+def _ending(workload: Object) -> bool | None:
+    """Whether a Job or JobSet has ended well; None while it goes on."""
+    for one in workload.get("status", {}).get("conditions", []):
+        if one["status"] == "True" and one["type"] in ("Complete", "Completed", "Failed"):
+            return one["type"] != "Failed"
+    return None
+
+
+def _newest(pods: Iterable[Object]) -> Object | None:
+    """The pod 0 that was made last."""
+    heads = [pod for pod in pods if index_of(pod) == 0]
+    return max(heads, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), _begun(pod)), default=None)
+
+
+def _begun(pod: Object) -> str:
+    return pod.get("status", {}).get("startTime", "")
+
+
+def _container(pod: Object) -> Object:
+    found = pod.get("status", {}).get("containerStatuses") or []
+    return next((one for one in found if one.get("name") == CONTAINER), {})
+
+
+def _said(pod: Object | None) -> dict[str, Any]:
+    """What pod 0 has left as its last words."""
+    message = _container(pod or {}).get("state", {}).get("terminated", {}).get("message", "")
+    with suppress(ValueError):
+        said = json.loads(message or "{}")
+        return said if isinstance(said, dict) else {}
+    return {}
+
+
+def _lives(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _failed(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") == "Failed"
+
+
+def _why(pod: Object) -> str:
+    ended = _container(pod).get("state", {}).get("terminated", {})
+    code = ended.get("exitCode")
+    told = {DO_NOT_RETRY: " (not started again)"}.get(code, "")
+    reason = pod.get("status", {}).get("reason") or ended.get("reason") or ""
+    return f"pod {index_of(pod)} on {pod['spec'].get('nodeName', 'no node')}: status {code}{told} {reason}".rstrip()
+
+
+def waiting(pod: Object) -> str:
+    """Why a pod does not run yet, if it says so."""
+    reason = _container(pod).get("state", {}).get("waiting", {})
+    if reason.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+        return f"pod {index_of(pod)}: {reason['reason']} {reason.get('message', '')}".strip()
+    return f"pod {index_of(pod)}: {message}" if (message := unschedulable(pod)) else ""

@@ -1,0 +1,242 @@
+"""Kubernetes' API through its official client: objects as plain dictionaries, patience, errors in words."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import HTTPError
+
+from plait.core.errors import LaunchError
+from plait.launch.kubernetes_manifests import Object
+
+PATIENCE = 60.0
+"""Seconds for which a server that is away, or overloaded, is asked again."""
+ANSWER = (5.0, 30.0)
+"""Seconds to connect, and to wait for an answer."""
+PASSING = (0, 408, 429, 500, 502, 503, 504)
+"""HTTP statuses that may be gone in a moment; 0 is a connection that failed."""
+JOBSET = {"group": "jobset.x-k8s.io", "version": "v1alpha2", "plural": "jobsets"}
+POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+NOUNS = {
+    "Pod": "pod", "Service": "service", "ConfigMap": "config_map", "Secret": "secret", "Job": "job", "Node": "node",
+    "JobSet": "custom_object",
+}  # fmt: skip
+
+
+class NotThere(LaunchError):
+    """There is no such object."""
+
+
+class Conflict(LaunchError):
+    """The object was changed meanwhile, or is there already."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """verb and kind, for people. again: whether an answer that was lost may be asked for anew."""
+
+    verb: str
+    kind: str
+    name: str
+    again: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.kind} {self.name}".strip()
+
+
+class Cluster:
+    """A namespace of a cluster.
+
+    context, namespace: of the kubeconfig; what is current if empty, or the pod's own inside of one.
+    Methods raise LaunchError that says what was refused and why.
+    """
+
+    def __init__(self, context: str = "", namespace: str = "", *, patience: float = PATIENCE) -> None:
+        settings = client.Configuration()
+        try:
+            _load(settings, context)
+            self.namespace = namespace or _current_namespace(context)
+        except (ConfigException, OSError, KeyError, TypeError) as error:
+            raise LaunchError(
+                f"No cluster of Kubernetes is known here: {' '.join(str(error).split())}. Say which by a kubeconfig "
+                "(~/.kube/config or KUBECONFIG), and by kubernetes.context."
+            ) from None
+        settings.retries = False  # pyright: ignore[reportAttributeAccessIssue]  # we do that, and can say so
+        self.patience = patience
+        api = client.ApiClient(settings)
+        self._server = settings.host
+        self._apis: dict[str, Any] = {
+            "JobSet": client.CustomObjectsApi(api),
+            "Job": client.BatchV1Api(api),
+        }
+        self._core, self._groups = client.CoreV1Api(api), client.ApisApi(api)
+
+    def has_jobset(self) -> bool:
+        """Whether the cluster knows JobSets of the version that we write."""
+        groups = self._asked(_Call("list", "API groups", ""), self._groups.get_api_versions)["groups"]
+        served = {version["groupVersion"] for group in groups for version in group["versions"]}
+        return f"{JOBSET['group']}/{JOBSET['version']}" in served
+
+    def create(self, body: Object) -> Object:
+        """Raises Conflict if there is one of that name already that is not this one."""
+        kind, name = body["kind"], body["metadata"]["name"]
+        call = _Call("create", kind, name)
+        try:
+            return self._asked(call, self._method("create", kind), body=body)
+        except Conflict:
+            found = self.get(kind, name)  # the answer to an earlier try may have been lost
+            if found["metadata"].get("labels") != body["metadata"]["labels"]:
+                raise
+            return found
+
+    def get(self, kind: str, name: str) -> Object:
+        """Raises NotThere."""
+        return self._asked(_Call("get", kind, name), self._method("read", kind), name)
+
+    def list(self, kind: str, labels: str = "") -> tuple[list[Object], str]:
+        """All with these labels, and the version from which on to watch."""
+        verb = self._method("list", kind)
+        answer = self._asked(_Call("list", kind, labels), verb, label_selector=labels)
+        return answer["items"], answer["metadata"].get("resourceVersion", "")
+
+    def patch(self, kind: str, name: str, changes: Sequence[Object] | Mapping[str, Any]) -> Object:
+        """A JSON patch if ``changes`` is a sequence. Raises NotThere, and Conflict if a test in it fails."""
+        body = changes if isinstance(changes, Mapping) else [*changes]
+        call = _Call("patch", kind, name)
+        return self._asked(call, self._method("patch", kind), name, body=body)
+
+    def delete(self, kind: str, name: str, *, grace: int | None = None, wait_for_pods: bool = False) -> None:
+        """No error if it is gone already. wait_for_pods: it stays until they have ended."""
+        options: Object = {"propagation_policy": "Foreground" if wait_for_pods else "Background"}
+        if grace is not None:
+            options["grace_period_seconds"] = grace
+        call = _Call("delete", kind, name)
+        with suppress(NotThere):
+            self._asked(call, self._method("delete", kind), name, **options)
+
+    def watch_pods(self, labels: str, version: str, seconds: int) -> Iterator[tuple[str, Object]]:
+        """(ADDED, MODIFIED or DELETED; the pod) until the server ends it; raises ``Dropped`` if it breaks."""
+        options: dict[str, Any] = {
+            "label_selector": labels, "resource_version": version, "watch": True, "timeout_seconds": seconds,
+            "allow_watch_bookmarks": True, "_preload_content": False, "_request_timeout": (ANSWER[0], seconds + 10.0),
+        }  # fmt: skip
+        for line in self._lines(lambda: self._core.list_namespaced_pod(self.namespace, **options)):
+            event = json.loads(line)
+            if event["type"] == "ERROR":  # 410: the version is too old
+                raise Dropped(event["object"].get("message", ""))
+            if event["type"] != "BOOKMARK":
+                yield event["type"], event["object"]
+
+    def follow_log(self, pod: str, since: str = "") -> Iterator[bytes]:
+        """Lines of a container's log, each after its time, from its start or ``since`` seconds ago, until it
+        ends; raises ``Dropped`` if the connection breaks."""
+        options: dict[str, Any] = {"follow": True, "timestamps": True, "_preload_content": False}
+        if since:
+            options["since_seconds"] = int(since)
+        wait = (ANSWER[0], 3600.0)
+        return self._lines(
+            lambda: self._core.read_namespaced_pod_log(pod, self.namespace, _request_timeout=wait, **options)
+        )
+
+    def _lines(self, call: Callable[[], Any]) -> Iterator[bytes]:
+        try:
+            answer = call()
+            try:
+                rest = b""
+                for chunk in answer.stream(amt=None, decode_content=False):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    yield from lines
+                if rest:
+                    yield rest
+            finally:
+                answer.close()
+                answer.release_conn()
+        except (ApiException, HTTPError, OSError) as error:
+            raise Dropped(str(error), getattr(error, "status", None) or 0) from None
+
+    def _method(self, verb: str, kind: str) -> Callable[..., Any]:
+        api, noun = self._apis.get(kind, self._core), NOUNS[kind]
+        if kind == "JobSet" and verb == "read":
+            verb = "get"
+        return getattr(api, f"{verb}_{noun}" if kind == "Node" else f"{verb}_namespaced_{noun}")
+
+    def _asked(self, call: _Call, method: Callable[..., Any], *name: str, **options: Any) -> Any:
+        """The answer's JSON."""
+        if call.kind == "JobSet":
+            options |= {**JOBSET, "namespace": self.namespace} | ({"name": name[0]} if name else {})
+        elif call.kind in NOUNS and call.kind != "Node":
+            options |= {"namespace": self.namespace} | ({"name": name[0]} if name else {})
+        elif name:
+            options |= {"name": name[0]}
+        deadline, pause = time.monotonic() + self.patience, 0.2
+        while True:
+            try:
+                answer = method(**options, _preload_content=False, _request_timeout=ANSWER)
+                return json.loads(answer.data)
+            except ApiException as error:
+                status, cause = error.status or 0, _cause(error)
+                if status not in PASSING or time.monotonic() > deadline:
+                    raise self._refused(call, status, cause) from None
+            except HTTPError as error:
+                if time.monotonic() > deadline:
+                    raise self._refused(call, 0, str(error)) from None
+            time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
+            pause = min(pause * 2, 5.0)
+
+    def _refused(self, call: _Call, status: int, cause: str) -> LaunchError:
+        if status == 404:
+            return NotThere(f"Kubernetes has no {call.kind} {call.name} in namespace {self.namespace}: {cause}")
+        if status in (409, 422) and call.verb in ("create", "patch"):
+            return Conflict(f"Kubernetes refused to {call}: {cause}")
+        if status in (401, 403):
+            return LaunchError(
+                f"Kubernetes does not let you {call} in namespace {self.namespace}: {cause} docs/kubernetes.md lists "
+                "what is needed."
+            )
+        where = "" if status else f" at {self._server}, asked for {self.patience:.0f} s"
+        return LaunchError(f"Kubernetes{where} refused to {call}: {cause or f'HTTP status {status}'}")
+
+
+class Dropped(Exception):
+    """A stream of the server's broke off; it can be begun anew. status: of HTTP, if it was refused."""
+
+    def __init__(self, cause: str, status: int = 0) -> None:
+        super().__init__(cause)
+        self.status = status
+
+
+def _cause(error: ApiException) -> str:
+    """The server's message."""
+    body = getattr(error, "body", None)
+    with suppress(ValueError, TypeError, AttributeError):
+        return str(json.loads(body or "")["message"]).rstrip(".") + "."
+    return " ".join(str(error.reason or "").split())
+
+
+def _load(settings: client.Configuration, context: str) -> None:
+    """From a kubeconfig; else as a pod's service account."""
+    try:
+        config.load_kube_config(context=context or None, client_configuration=settings)
+    except ConfigException as error:
+        try:
+            config.load_incluster_config(client_configuration=settings)
+        except ConfigException:
+            raise error from None
+
+
+def _current_namespace(context: str) -> str:
+    with suppress(ConfigException, OSError):
+        found: Any = config.list_kube_config_contexts()
+        contexts, current = found
+        chosen = next((one for one in contexts if one["name"] == context), current)
+        return chosen["context"].get("namespace") or "default"
+    return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else "default"

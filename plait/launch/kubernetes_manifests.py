@@ -1,0 +1,355 @@
+"""A run as Kubernetes' objects: a JobSet or an Indexed Job, and the ConfigMap, Secret and Service that it
+owns.
+
+Every node is one pod, whose completion index is its node rank. Pod 0 is the launcher (``kubernetes_pod``) and
+an agent, the others are agents.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from plait.core.errors import JobError, LaunchError
+from plait.core.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection
+from plait.core.rank_table import NAME as RANK_TABLE
+from plait.core.rank_table import RankTable
+
+Object = dict[str, Any]
+GATE = "plait.dev/placement"
+HOSTS = "plait.dev/hosts"
+"""Annotation of a bound pod: all nodes of the run, by node rank, as a host list."""
+RUN = "plait.dev/run"
+RESERVED = "plait.dev/reserved"
+HOSTNAME = "kubernetes.io/hostname"
+INDEX = "batch.kubernetes.io/job-completion-index"
+MANAGED = {"app.kubernetes.io/managed-by": "plait"}
+KUEUE = "kueue.x-k8s.io"
+DO_NOT_RETRY = 93
+"""Exit status of a pod whose run would only end the same way again (a convention of NVIDIA's NVRx)."""
+UNREACHABLE = 30
+"""Seconds until pods of a node that is lost are started elsewhere; Kubernetes' own is 300."""
+FILES, ENDED = "/etc/plait", "/dev/termination-log"
+MOST_BYTES = 1_000_000
+"""Of a ConfigMap; etcd takes no more than a MiB."""
+REPLICATED = "ranks"
+CONTAINER = "ranks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodRun:
+    """What is to run in pods: ``argv`` as each of ``world_size`` ranks.
+
+    name: unique in the namespace. folder: of the run, as pods see it. plan: its plan's text, if it has one.
+    stages: pipeline stages, whose nodes are neighbours. timeout: seconds that a rank may be silent.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    world_size: int
+    folder: Path
+    word: str
+    settings: KubernetesSection
+    kind: Literal["Job", "JobSet"]
+    timeout: float
+    table: RankTable | None = None
+    plan: str = ""
+    stages: int = 1
+    extra: Mapping[str, Any] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many pods."""
+        return self.settings.nodes
+
+    @property
+    def head(self) -> str:
+        """What the cluster's name service calls pod 0."""
+        return f"{self.name}-{REPLICATED}-0-0.{self.name}" if self.kind == "JobSet" else f"{self.name}-0.{self.name}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of all that belongs to the run."""
+        return {**MANAGED, "app.kubernetes.io/name": "plait", RUN: self.name}
+
+    def workload(self) -> Object:
+        """The JobSet or Job."""
+        return _jobset(self) if self.kind == "JobSet" else _job_object(self)
+
+    def belongings(self, owner: Object | None = None) -> list[Object]:
+        """What goes with the workload ``owner``, and is removed with it."""
+        found = [_files(self), _secret(self), *([] if self.kind == "JobSet" else [_service(self)])]
+        if owner:
+            reference = {
+                "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": self.name,
+                "uid": owner["metadata"]["uid"], "controller": False, "blockOwnerDeletion": False,
+            }  # fmt: skip
+            for one in found:
+                one["metadata"]["ownerReferences"] = [reference]
+        return found
+
+
+def asked(settings: KubernetesSection, world_size: int, table: RankTable | None) -> KubernetesSection:
+    """The settings with a number of nodes. Raises JobError for what does not fit together."""
+    if not settings.image:
+        fix = 'Name one with Plait in it, such as kubernetes.image="registry/plait:1.0"'
+        raise JobError("is missing", key="kubernetes.image", fix=fix)
+    if table and table.world_size != world_size:
+        problem = f"the rank table has {table.world_size} ranks, and the job needs {world_size}"
+        raise JobError(problem, key="--rank-table", fix="Make it for this plan")
+    if table and settings.nodes not in (0, len(table.hosts)):
+        problem = f"is {settings.nodes}, and the rank table has {len(table.hosts)} hosts"
+        raise JobError(problem, key="kubernetes.nodes", fix="Leave it out")
+    if table and settings.topology:
+        fix = "Leave one of the two out"
+        raise JobError("has Kueue choose the nodes, and the rank table names them", key="kubernetes.topology", fix=fix)
+    if settings.stage_topology and not settings.topology:
+        raise JobError("needs kubernetes.topology", key="kubernetes.stage_topology", fix="Set both")
+    nodes = len(table.hosts) if table else settings.nodes or -(-world_size // max(settings.gpus, 1))
+    if world_size % nodes:
+        fix = f"Choose a number that divides {world_size}"
+        raise JobError(f"{world_size} ranks do not spread evenly over {nodes} pods", key="kubernetes.nodes", fix=fix)
+    if settings.gpus and settings.gpus < world_size // nodes:
+        problem = f"is {settings.gpus}, and each of {nodes} pods runs {world_size // nodes} ranks"
+        raise JobError(problem, key="kubernetes.gpus", fix="Give every rank a GPU")
+    return settings.model_copy(update={"nodes": nodes})
+
+
+def _jobset(run: PodRun) -> Object:
+    job = _job(run, backoff=0)
+    ttl = job.pop("ttlSecondsAfterFinished")
+    never = {"name": "neverAgain", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    replicated = {"name": REPLICATED, "replicas": 1, "template": {"spec": job}}
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": run.name, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": run.settings.restarts, "rules": [never]},
+        "replicatedJobs": [replicated],
+        "ttlSecondsAfterFinished": ttl,
+    }
+    if run.settings.queue:
+        spec["suspend"] = True
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(run), "spec": spec}
+
+
+def _job_object(run: PodRun) -> Object:
+    # A start that fails fails all its pods, and each of them counts.
+    spec = _job(run, backoff=run.settings.restarts * run.nodes)
+    if run.settings.queue:
+        spec["suspend"] = True
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(run), "spec": spec}
+
+
+def _job(run: PodRun, *, backoff: int) -> Object:
+    statuses = {"containerName": CONTAINER, "operator": "In", "values": [DO_NOT_RETRY]}
+    rules: list[Object] = [{"action": "FailJob", "onExitCodes": statuses}]
+    if run.kind == "Job":  # under a JobSet the whole gang is made anew, and only if its Job fails
+        disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+        rules.append({"action": "Ignore", "onPodConditions": disrupted})
+    return {
+        "completionMode": "Indexed",
+        "completions": run.nodes,
+        "parallelism": run.nodes,
+        "backoffLimit": backoff,
+        "podReplacementPolicy": "Failed",  # never two pods of one node rank at a time
+        "podFailurePolicy": {"rules": rules},
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+        "ttlSecondsAfterFinished": run.settings.keep,
+        "template": _pod(run),
+    }
+
+
+def _metadata(run: PodRun) -> Object:
+    queue = {f"{KUEUE}/queue-name": run.settings.queue} if run.settings.queue else {}
+    return {"name": run.name, "labels": {**run.labels, **queue}}
+
+
+def _pod(run: PodRun) -> Object:
+    """The pods' template; what the user's own file says is merged into it last."""
+    one = run.settings
+    volumes, mounts = _volumes(one.volumes)
+    limits = dict(_pairs(one.resources)) | ({one.gpu_resource: str(one.gpus)} if one.gpus else {})
+    container: Object = {
+        "name": CONTAINER,
+        "image": one.image,
+        "command": [one.python, "-m", "plait.launch.kubernetes_pod"],
+        "env": _env(run),
+        "ports": [{"name": "launcher", "containerPort": one.port}],
+        "volumeMounts": [*mounts, {"name": "files", "mountPath": FILES, "readOnly": True},
+                         {"name": "shm", "mountPath": "/dev/shm"}],
+        "terminationMessagePath": ENDED,
+    }  # fmt: skip
+    if limits:
+        container["resources"] = {"limits": limits, "requests": dict(limits)}
+    spec: Object = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": one.grace,
+        "enableServiceLinks": False,
+        "tolerations": _tolerations(one),
+        "containers": [container],
+        "volumes": [*volumes, {"name": "files", "configMap": {"name": run.name}},
+                    {"name": "shm", "emptyDir": {"medium": "Memory"}}],  # the default of 64 MiB is too small for NCCL
+    }  # fmt: skip
+    if run.kind == "Job":
+        spec["subdomain"] = run.name
+    if run.table:
+        spec["schedulingGates"] = [{"name": GATE}]
+    if one.exclusive:
+        ours = {"labelSelector": {"matchLabels": dict(MANAGED)}, "namespaceSelector": {}}  # of all namespaces
+        apart = {**ours, "topologyKey": HOSTNAME}
+        spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    for key, value in {
+        "serviceAccountName": one.service_account,
+        "priorityClassName": one.priority,
+        "nodeSelector": dict(_pairs(one.node_labels)),
+    }.items():
+        if value:
+            spec[key] = value
+    metadata: Object = {"labels": run.labels}
+    if annotations := _kueue(run):
+        metadata["annotations"] = annotations
+    return {"metadata": metadata, "spec": merged(spec, run.extra or {})}
+
+
+def _env(run: PodRun) -> list[Object]:
+    def of_the_pod(path: str) -> Object:
+        return {"fieldRef": {"fieldPath": path}}
+
+    ours: dict[str, Any] = {
+        "PLAIT_RUN": run.name,
+        "PLAIT_FILES": FILES,
+        "PLAIT_ENDED": ENDED,
+        "PLAIT_NODE": of_the_pod("spec.nodeName"),
+        "PLAIT_POD_ADDRESS": of_the_pod("status.podIP"),
+        "PLAIT_HOSTS": of_the_pod(f"metadata.annotations['{HOSTS}']"),
+        "PLAIT_AGENT": {"secretKeyRef": {"name": run.name, "key": "agent"}},
+    }
+    users = [{"name": name, "value": value} for name, value in _pairs(run.settings.env)]
+    return users + [
+        {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value}
+        for name, value in ours.items()
+    ]
+
+
+def _tolerations(one: KubernetesSection) -> list[Object]:
+    found: list[Object] = [
+        {"key": f"node.kubernetes.io/{kind}", "operator": "Exists", "effect": "NoExecute",
+         "tolerationSeconds": UNREACHABLE}
+        for kind in ("not-ready", "unreachable")
+    ]  # fmt: skip
+    reserved = [f"{RESERVED}={one.reservation}:NoSchedule"] if one.reservation else []
+    for text in (*reserved, *one.tolerations):
+        match = TAINT.fullmatch(text)
+        assert match
+        exists = {"operator": "Exists"} if match["value"] is None else {"operator": "Equal", "value": match["value"]}
+        keyed = {"key": match["key"]} if match["key"] else {}
+        effect = {"effect": match["effect"]} if match["effect"] else {}
+        found.append({**keyed, **exists, **effect})
+    return found
+
+
+def _volumes(texts: Sequence[str]) -> tuple[list[Object], list[Object]]:
+    """Volumes, and where they are mounted."""
+    volumes: list[Object] = []
+    mounts: list[Object] = []
+    for number, text in enumerate(texts):
+        match = VOLUME.fullmatch(text)
+        if not match or (match["claim"] is None) == (match["path"] is None):
+            fix = "Write CLAIM:/path in the pod, or /path on the node:/path in the pod"
+            raise JobError(f"has '{text}'", key="kubernetes.volumes", fix=fix)
+        name = f"volume-{number}"
+        claim = {"persistentVolumeClaim": {"claimName": match["claim"]}}
+        volumes.append({"name": name, **(claim if match["claim"] else {"hostPath": {"path": match["path"]}})})
+        mounts.append({"name": name, "mountPath": match["mount"]})
+    return volumes, mounts
+
+
+def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    matches = [PAIR.fullmatch(text) for text in texts]
+    return [(match["key"], match["value"]) for match in matches if match]
+
+
+def _kueue(run: PodRun) -> dict[str, str]:
+    one = run.settings
+    if not one.topology:
+        return {}
+    mode, _, level = one.topology.partition(":")
+    found = {f"{KUEUE}/podset-{mode}-topology": level or "true"}
+    if one.stage_topology:
+        if run.nodes % run.stages:
+            problem = f"{run.nodes} pods do not divide into {run.stages} pipeline stages"
+            raise JobError(problem, key="kubernetes.stage_topology", fix="Leave it out")
+        found[f"{KUEUE}/podset-slice-required-topology"] = one.stage_topology
+        found[f"{KUEUE}/podset-slice-size"] = str(run.nodes // run.stages)
+    return found
+
+
+def _files(run: PodRun) -> Object:
+    said = {
+        "argv": list(run.argv), "folder": str(run.folder), "world_size": run.world_size, "nodes": run.nodes,
+        "head": run.head, "port": run.settings.port, "wait": run.settings.wait, "timeout": run.timeout,
+    }  # fmt: skip
+    data = {"run.json": json.dumps(said, indent=1)} | ({RANK_TABLE: table_text(run.table)} if run.table else {})
+    found: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(run), "data": data}
+    if run.plan:
+        packed = base64.b64encode(gzip.compress(run.plan.encode(), mtime=0)).decode()
+        found["binaryData"] = {"plan.json.gz": packed}
+    if (size := len(json.dumps(found))) > MOST_BYTES:
+        raise LaunchError(f"The plan and the rank table take {size} bytes, and a ConfigMap holds {MOST_BYTES}.")
+    return found
+
+
+def table_text(table: RankTable) -> str:
+    """A rank table as a file in the ConfigMap: for people, and tools of theirs."""
+    return json.dumps([{"host": host, "node_rank": node} for node, host in enumerate(table.hosts)], indent=1)
+
+
+def _secret(run: PodRun) -> Object:
+    agent = {"agent": f"{run.head}:{run.settings.port} {run.word}"}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(run), "type": "Opaque", "stringData": agent}
+
+
+def _service(run: PodRun) -> Object:
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {RUN: run.name},
+        "ports": [{"name": "launcher", "port": run.settings.port}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(run), "spec": spec}
+
+
+def merged(ours: Object, theirs: Mapping[str, Any]) -> Object:
+    """Both, theirs where they differ. Lists of things with names are merged by name, other lists joined.
+
+    >>> merged({"a": [{"name": "x", "v": 1}], "b": [1]}, {"a": [{"name": "x", "v": 2}], "b": [2]})
+    {'a': [{'name': 'x', 'v': 2}], 'b': [1, 2]}
+    """
+    found = dict(ours)
+    for key, value in theirs.items():
+        old = found.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            found[key] = merged(cast("Object", old), cast("Object", value))
+        elif isinstance(old, list) and isinstance(value, list):
+            found[key] = _joined(cast("list[Any]", old), cast("list[Any]", value))
+        else:
+            found[key] = value
+    return found
+
+
+def _joined(ours: list[Any], theirs: list[Any]) -> list[Any]:
+    def name(one: Any) -> str | None:
+        return cast("Object", one).get("name") if isinstance(one, dict) else None
+
+    found = list(ours)
+    for one in theirs:
+        place = next((i for i, old in enumerate(found) if name(one) is not None and name(old) == name(one)), None)
+        if place is None:
+            found.append(one)
+        else:
+            found[place] = merged(found[place], one)
+    return found

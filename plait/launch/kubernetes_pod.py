@@ -1,0 +1,151 @@
+"""A run inside of its pods: pod 0 launches, every pod is an agent.
+
+    python -m plait.launch.kubernetes_pod          in a pod of ``plait train --on kubernetes``
+
+A pod's exit status says what becomes of the run: 0 that it has ended well, 93 that it would only end the same
+way again, anything else that it is to be started again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from plait.core.env import PodEnv, inherited, take_agent, task_number
+from plait.core.errors import LaunchError, PlaitError, RankFailure
+from plait.core.hostlist import expand
+from plait.core.lock import RunLock
+from plait.core.plan import Plan
+from plait.core.rank_table import NAME, RankTable
+from plait.launch import agent
+from plait.launch.agents import Agents
+from plait.launch.kubernetes_manifests import DO_NOT_RETRY
+from plait.launch.run_folder import newest_checkpoint, starts_in_vain, write_run
+from plait.launch.watch import Rank, catching_signals, watched
+
+AGENT = (sys.executable, "-m", "plait.launch.agent")
+VAIN = 3
+"""Starts in a row without a new checkpoint after which the run is given up."""
+AGAIN = (1, 128 + signal.SIGTERM)
+"""Exit statuses of a run that may end otherwise on other nodes."""
+
+
+def main() -> int:
+    """Be this pod."""
+    with catching_signals() as early:  # the first process of a container has no other answer to them
+        pod = PodEnv.read()
+        said = json.loads((pod.files / "run.json").read_text())
+        return agent.main(patience=said["wait"]) if task_number() else _launch(pod, said, early)
+
+
+def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int]) -> int:
+    folder, packed = Path(said["folder"]), pod.files / "plan.json.gz"
+    before = newest_checkpoint(folder)
+    plan, message = None, ""
+    try:
+        if packed.is_file():
+            plan = Plan.from_json(gzip.decompress(packed.read_bytes()).decode(), packed.name)
+        with ExitStack() as held:
+            lock = None
+            if plan:
+                lock = held.enter_context(RunLock(folder))
+                write_run(plan.continued(folder / "plan.json"), folder)
+            status = _run(pod, said, early, lock)
+    except PlaitError as error:
+        message, status = str(error), error.exit_status
+        print(f"plait: {message}", file=sys.stderr, flush=True)
+    ending = _for_pods(status)
+    if ending in AGAIN and plan and starts_in_vain(folder, pod.run, before) >= VAIN:
+        print(f"plait: {VAIN} starts in a row ended without a new checkpoint; the run is given up", file=sys.stderr)
+        ending = DO_NOT_RETRY
+    with suppress(OSError):
+        pod.ended.write_text(json.dumps({"status": status, "message": message[-2000:]}))  # 4096 bytes are kept
+    return ending
+
+
+def _run(pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | None) -> int:
+    """Start all ranks, and see them to their end."""
+    folder = Path(said["folder"])
+    table = _table(pod, said["nodes"], said["world_size"])
+    folder.mkdir(parents=True, exist_ok=True)
+    table.write(folder / NAME)
+    logs = folder / "logs"
+    listening = Agents(
+        table, said["argv"], logs, host=pod.address, addresses={table.hosts[0]: said["head"]}, numbered=True,
+        port=said["port"], word=take_agent().rpartition(" ")[2], patience=said["wait"],
+    )  # fmt: skip
+    status = 1
+    with listening as agents, ExitStack() as held:
+        own = subprocess.Popen(
+            AGENT, env=inherited() | agents.variables, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+        def still() -> None:
+            if early:
+                raise _Stopped(early[0])
+            if own.poll() is not None:
+                raise LaunchError("the first pod's own agent has ended.")
+
+        held.callback(lambda: _finish(own, agents, status))
+        try:
+            ranks = _started(agents, still)
+            status = watched(ranks, logs, timeout=said["timeout"], lock=lock, sources=list(agents.agents.values()))
+        except _Stopped as stopped:
+            status = stopped.status
+        except PlaitError as error:
+            status = error.exit_status
+            raise
+    return status
+
+
+def _for_pods(status: int) -> int:
+    """The exit status of pods whose run has ended with ``status``."""
+    return status if status == 0 or status in AGAIN else DO_NOT_RETRY
+
+
+def _started(agents: Agents, still: Callable[[], None]) -> list[Rank]:
+    """All ranks. A pod that does not come may come on another node: no mistake of the user's."""
+    try:
+        return agents.ranks(still)
+    except LaunchError as error:
+        raise RankFailure(str(error)) from None
+
+
+class _Stopped(Exception):
+    """Asked to end before ranks were started."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+
+
+def _finish(own: subprocess.Popen[bytes], agents: Agents, status: int) -> None:
+    agents.done(_for_pods(status))  # without it, agents end as failed: a pod that has succeeded is never started again
+    agents.__exit__(None, None, None)
+    try:
+        own.wait(15)
+    except subprocess.TimeoutExpired:
+        own.kill()
+        own.wait()
+
+
+def _table(pod: PodEnv, nodes: int, world_size: int) -> RankTable:
+    """The order that the launcher has bound pods in, else the pods by their numbers."""
+    hosts = expand(pod.hosts) if pod.hosts else [f"{pod.run}-{number}" for number in range(nodes)]
+    return RankTable(tuple(hosts), world_size // nodes)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PlaitError as error:
+        print(f"plait: {error}", file=sys.stderr)
+        sys.exit(1)  # another pod knows better what becomes of the run

@@ -1,0 +1,246 @@
+"""The rest of a small Kubernetes: nodes, controllers, a scheduler, and kubelets that run pods as processes of
+this machine."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.jobs import control, job_sets
+from tests.kubernetes.objects import Object, stamp
+from tests.kubernetes.server import Server, delete_pod
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ADDRESS = "127.0.0.1"
+UID = "KUBERNETES_POD_UID"
+"""A variable by which the processes of a container are known."""
+
+
+class SmallCluster(Server):
+    """Nodes n0, n1, ..., each with GPUs, in one namespace called ml."""
+
+    def __init__(self, folder: Path, nodes: int, *, jobset: bool = False, gpus: int = 0) -> None:
+        super().__init__(folder / "logs", jobset)
+        self.folder = folder
+        self.logs.mkdir(parents=True)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._files: dict[str, Path] = {}
+        for number in range(nodes):
+            self.add(f"n{number}", gpus)
+
+    def add(self, name: str, gpus: int = 0, labels: dict[str, str] | None = None) -> None:
+        """A node."""
+        self.store.create({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": f"host-{name}", **(labels or {})}},
+            "spec": {}, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)},
+                                   "conditions": [{"type": "Ready", "status": "True"}]},
+        })  # fmt: skip
+
+    def lose(self, name: str) -> None:
+        """The node's power fails; its pods are given up."""
+        with self.store.changed:
+            node = self.store.get("Node", name)
+            node["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+            self.store.update(node)
+            for pod in self.store.of("Pod"):
+                if pod["spec"].get("nodeName") == name and pod["status"]["phase"] in ("Pending", "Running"):
+                    if process := self._processes.pop(pod["metadata"]["uid"], None):
+                        _kill(pod["metadata"]["uid"], process)
+                    why = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+                    pod["status"] |= {"phase": "Failed", "reason": "NodeLost", "conditions": [why]}
+                    self.store.update(pod)
+
+    def running(self) -> set[str]:
+        """Pods, by their uids, that have a process."""
+        return set(self._processes)
+
+    def pods(self) -> list[Object]:
+        with self.store.changed:
+            return self.store.of("Pod")
+
+    @contextmanager
+    def up(self) -> Iterator[SmallCluster]:
+        self.start()
+        self._loop = threading.Thread(target=self._work, daemon=True)
+        self._loop.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+            self._loop.join()
+            for uid, process in self._processes.items():
+                _kill(uid, process)
+
+    def _work(self) -> None:
+        while self.going:
+            with self.store.changed:
+                job_sets(self.store)
+                control(self.store)
+                self._schedule()
+                self._kubelet()
+            time.sleep(0.03)
+
+    def _schedule(self) -> None:
+        for pod in self.store.of("Pod"):
+            if (
+                pod["spec"].get("nodeName")
+                or pod["spec"].get("schedulingGates")
+                or "deletionTimestamp" in pod["metadata"]
+            ):
+                continue
+            fitting = [node for node in self.store.of("Node") if self._fits(pod, node)]
+            if fitting:  # the last of them: the order of names is nobody's plan
+                pod["spec"]["nodeName"] = fitting[-1]["metadata"]["name"]
+                pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+                self.store.update(pod)
+            elif not pod["status"].get("conditions"):
+                why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                       "message": "0 nodes are available."}  # fmt: skip
+                pod["status"]["conditions"] = [why]
+                self.store.update(pod)
+
+    def _fits(self, pod: Object, node: Object) -> bool:
+        spec, labels, name = pod["spec"], node["metadata"]["labels"], node["metadata"]["name"]
+        ready = all(one["status"] == "True" for one in node["status"]["conditions"])
+        wanted = spec.get("nodeSelector", {}).items() <= labels.items()
+        there = [one for one in self.store.of("Pod") if one["spec"].get("nodeName") == name
+                 and one["status"]["phase"] in ("Pending", "Running")]  # fmt: skip
+        alone = not spec.get("affinity") or not there
+        tolerated = all(any(_tolerates(one, taint) for one in spec["tolerations"])
+                        for taint in node["spec"].get("taints", []))  # fmt: skip
+        used = sum(map(_gpus, there))
+        room = int(node["status"]["allocatable"]["nvidia.com/gpu"]) >= used + _gpus(pod)
+        return ready and not node["spec"].get("unschedulable") and wanted and alone and tolerated and room
+
+    def _kubelet(self) -> None:
+        for pod in self.store.of("Pod"):
+            uid, metadata, status = pod["metadata"]["uid"], pod["metadata"], pod["status"]
+            process = self._processes.get(uid)
+            if process is None and pod["spec"].get("nodeName") and status["phase"] == "Pending":
+                if "deletionTimestamp" in metadata:
+                    self.store.remove(pod)
+                elif pod["spec"]["containers"][0]["image"] == "missing":
+                    self._waits(pod, "ErrImagePull", "not found")
+                elif self._has_files(pod):
+                    self._start(pod)
+            elif process and (code := process.poll()) is not None:
+                self._ended(pod, code)
+            elif process and "deletionTimestamp" in metadata:
+                self._end(pod, process)
+
+    def _waits(self, pod: Object, reason: str, message: str) -> None:
+        state = {"name": "ranks", "state": {"waiting": {"reason": reason, "message": message}}}
+        if pod["status"].get("containerStatuses") != [state]:
+            pod["status"]["containerStatuses"] = [state]
+            self.store.update(pod)
+
+    def _has_files(self, pod: Object) -> bool:
+        """Whether what it mounts is there: a kubelet waits for it."""
+        secrets = [one["valueFrom"]["secretKeyRef"]["name"] for one in pod["spec"]["containers"][0]["env"]
+                   if "secretKeyRef" in one.get("valueFrom", {})]  # fmt: skip
+        if not all(("Secret", name) in self.store.objects for name in secrets):
+            self._waits(pod, "CreateContainerConfigError", "secret not found")
+            return False
+        return all(("ConfigMap", one["configMap"]["name"]) in self.store.objects
+                   for one in pod["spec"]["volumes"] if "configMap" in one)  # fmt: skip
+
+    def _start(self, pod: Object) -> None:
+        uid, container = pod["metadata"]["uid"], pod["spec"]["containers"][0]
+        place = self._files[uid] = self.folder / "pods" / uid
+        place.mkdir(parents=True)
+        paths = {container["terminationMessagePath"]: str(place / "ended")}
+        for volume in pod["spec"]["volumes"]:
+            if "configMap" in volume:
+                mount = next(one["mountPath"] for one in container["volumeMounts"] if one["name"] == volume["name"])
+                paths[mount] = str(place)
+                found = self.store.get("ConfigMap", volume["configMap"]["name"])
+                for name, text in found.get("data", {}).items():
+                    (place / name).write_text(self._resolved(text, pod, {}))
+                for name, text in found.get("binaryData", {}).items():
+                    (place / name).write_bytes(base64.b64decode(text))
+        env = {UID: uid, "PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "HOME": str(self.folder)}
+        index = pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
+        env |= {one["name"]: self._value(one, pod, paths) for one in container["env"]} | {"JOB_COMPLETION_INDEX": index}
+        with open(self.logs / uid, "wb") as log:
+            self._processes[uid] = subprocess.Popen(
+                container["command"], env=env, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        running = {"name": "ranks", "state": {"running": {"startedAt": stamp()}}}
+        pod["status"] |= {"phase": "Running", "startTime": stamp(), "containerStatuses": [running]}
+        self.store.update(pod)
+
+    def _value(self, one: Object, pod: Object, paths: dict[str, str]) -> str:
+        if "value" in one:
+            return self._resolved(one["value"], pod, paths)
+        source = one["valueFrom"]
+        if "secretKeyRef" in source:
+            secret = self.store.get("Secret", source["secretKeyRef"]["name"])
+            return self._resolved(secret["stringData"][source["secretKeyRef"]["key"]], pod, paths)
+        path = source["fieldRef"]["fieldPath"]
+        if path.startswith("metadata.annotations["):
+            return pod["metadata"].get("annotations", {}).get(path.split("'")[1], "")
+        return {"spec.nodeName": pod["spec"]["nodeName"], "status.podIP": ADDRESS}[path]
+
+    def _resolved(self, text: str, pod: Object, paths: dict[str, str]) -> str:
+        """As the pod would find it: mounted paths, and names that the cluster's name service knows."""
+        for path, there in paths.items():
+            text = text.replace(path, there)
+        for other in self.store.of("Pod"):
+            spec = other["spec"]
+            text = text.replace(f"{spec['hostname']}.{spec['subdomain']}", ADDRESS)
+        return text
+
+    def _end(self, pod: Object, process: subprocess.Popen[bytes]) -> None:
+        """SIGTERM, and after its grace SIGKILL."""
+        metadata = pod["metadata"]
+        if "asked" not in metadata:
+            metadata["asked"] = time.monotonic()
+            if metadata["deletionGracePeriodSeconds"]:
+                process.send_signal(signal.SIGTERM)
+        if time.monotonic() >= metadata["asked"] + metadata["deletionGracePeriodSeconds"]:
+            _kill(metadata["uid"], process)
+
+    def _ended(self, pod: Object, code: int) -> None:
+        uid, message = pod["metadata"]["uid"], ""
+        _kill(uid, self._processes.pop(uid))  # what is left in the container
+        with suppress(OSError):
+            message = (self._files[uid] / "ended").read_text()
+        status = code if code >= 0 else 128 - code
+        ended = {"exitCode": status, "message": message}
+        phase = "Failed" if status else "Succeeded"
+        pod["status"] |= {"phase": phase, "containerStatuses": [{"name": "ranks", "state": {"terminated": ended}}]}
+        self.store.update(pod)
+        shutil.rmtree(self._files[uid], ignore_errors=True)
+        if "deletionTimestamp" in pod["metadata"]:
+            delete_pod(self.store, pod, 0)
+
+
+def _kill(uid: str, process: subprocess.Popen[bytes]) -> None:
+    """Everything in the container, as when its first process ends."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and f"{UID}={uid}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+    process.wait()
+
+
+def _gpus(pod: Object) -> int:
+    limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return int(limits.get("nvidia.com/gpu", 0))
+
+
+def _tolerates(toleration: dict[str, Any], taint: Object) -> bool:
+    keyed = toleration.get("key") in (None, taint["key"])
+    valued = toleration["operator"] == "Exists" or toleration.get("value") == taint.get("value")
+    return keyed and valued and toleration.get("effect") in (None, taint["effect"])

@@ -1,0 +1,128 @@
+"""Controllers of a small Kubernetes: Indexed Jobs, JobSets, and what their deletion takes with it."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+
+from tests.kubernetes.objects import Object, Store, stamp
+from tests.kubernetes.server import delete_pod
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+OVER = ("Succeeded", "Failed")
+
+
+def control(store: Store) -> None:
+    """One round of the Job controller and the garbage collector."""
+    for job in store.of("Job"):
+        _control(store, job)
+    owners = {one["metadata"]["uid"] for kind in ("Job", "JobSet") for one in store.of(kind)}
+    for kind in ("Pod", "ConfigMap", "Secret", "Service", "Job"):
+        for one in store.of(kind):
+            references = one["metadata"].get("ownerReferences", [])
+            if references and not any(owner["uid"] in owners for owner in references):
+                if kind == "Pod":
+                    if "deletionTimestamp" not in one["metadata"]:
+                        delete_pod(store, one, None)
+                else:
+                    store.remove(one)
+
+
+def pods_of(store: Store, job: Object) -> list[Object]:
+    uid = job["metadata"]["uid"]
+    return [pod for pod in store.of("Pod") if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
+
+
+def _control(store: Store, job: Object) -> None:
+    pods, status, spec = pods_of(store, job), job.setdefault("status", {}), job["spec"]
+    if "deletionTimestamp" in job["metadata"]:
+        for pod in pods:
+            if "deletionTimestamp" not in pod["metadata"]:
+                delete_pod(store, pod, None)
+        if not pods:
+            store.remove(job)
+        return
+    if status.get("conditions") or spec.get("suspend"):
+        return
+    done = {pod["metadata"]["labels"][INDEX] for pod in pods if pod["status"]["phase"] == "Succeeded"}
+    failed = [pod for pod in pods if pod["status"]["phase"] == "Failed"]
+    never = [pod for pod in failed if _exit(pod) in spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]]
+    counted = [pod for pod in failed if not (_ignores(spec) and pod["status"].get("reason") == "NodeLost")]
+    if never:
+        _finish(store, job, pods, "Failed", "PodFailurePolicy")
+    elif "0" in done or len(done) == spec["completions"]:
+        _finish(store, job, pods, "Complete", "SuccessPolicy")
+    elif len(counted) + status.get("lost", 0) > spec["backoffLimit"]:
+        _finish(store, job, pods, "Failed", "BackoffLimitExceeded")
+    else:
+        there = done | {pod["metadata"]["labels"][INDEX] for pod in pods if pod["status"]["phase"] not in OVER}
+        for index in map(str, range(spec["completions"])):
+            if index not in there:
+                _create(store, job, index)
+
+
+def _ignores(spec: Object) -> bool:
+    return any(rule["action"] == "Ignore" for rule in spec["podFailurePolicy"]["rules"])
+
+
+def _exit(pod: Object) -> int | None:
+    found = pod["status"].get("containerStatuses", [{}])[0].get("state", {})
+    return found.get("terminated", {}).get("exitCode")
+
+
+def _finish(store: Store, job: Object, pods: list[Object], how: str, reason: str) -> None:
+    job["status"]["conditions"] = [{"type": how, "status": "True", "reason": reason}]
+    store.update(job)
+    for pod in pods:
+        if pod["status"]["phase"] not in OVER and "deletionTimestamp" not in pod["metadata"]:
+            delete_pod(store, pod, None)
+
+
+def _create(store: Store, job: Object, index: str) -> None:
+    name, template = job["metadata"]["name"], copy.deepcopy(job["spec"]["template"])
+    metadata = template["metadata"]
+    metadata["labels"] = {**metadata["labels"], INDEX: index, "batch.kubernetes.io/job-name": name}
+    metadata["name"] = f"{name}-{index}-{secrets.token_hex(3)}"
+    metadata["ownerReferences"] = [{"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}]
+    spec = {**template["spec"], "hostname": f"{name}-{index}"}
+    store.create(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+    )
+
+
+def job_sets(store: Store) -> None:
+    """One round of the JobSet controller."""
+    for one in store.of("JobSet"):
+        name, spec, status = one["metadata"]["name"], one["spec"], one.setdefault("status", {"restarts": 0})
+        jobs = [
+            job for job in store.of("Job") if job["metadata"]["ownerReferences"][0]["uid"] == one["metadata"]["uid"]
+        ]
+        if "deletionTimestamp" in one["metadata"]:
+            for job in jobs:
+                job["metadata"].setdefault("deletionTimestamp", stamp())
+            if not jobs:
+                store.remove(one)
+        elif status.get("conditions") or spec.get("suspend"):
+            continue
+        elif not jobs:
+            _create_child(store, one, name, spec)
+        elif "deletionTimestamp" not in jobs[0]["metadata"] and (ended := jobs[0].get("status", {}).get("conditions")):
+            again = (
+                ended[0]["reason"] != "PodFailurePolicy" and status["restarts"] < spec["failurePolicy"]["maxRestarts"]
+            )
+            if ended[0]["type"] == "Failed" and again:
+                status["restarts"] += 1
+                jobs[0]["metadata"]["deletionTimestamp"] = stamp()
+                store.update(jobs[0])
+            else:
+                how = "Completed" if ended[0]["type"] == "Complete" else "Failed"
+                status["conditions"] = [{"type": how, "status": "True", "reason": "Done"}]
+            store.update(one)
+
+
+def _create_child(store: Store, owner: Object, name: str, spec: Object) -> None:
+    template = copy.deepcopy(spec["replicatedJobs"][0]["template"]["spec"])
+    template["template"]["spec"]["subdomain"] = spec["network"]["subdomain"]
+    metadata = {"name": f"{name}-{spec['replicatedJobs'][0]['name']}-0",
+                "ownerReferences": [{"kind": "JobSet", "name": name, "uid": owner["metadata"]["uid"]}]}  # fmt: skip
+    store.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": template})

@@ -1,0 +1,174 @@
+"""What an API server keeps: objects with versions, patches, and the rules for changing pods."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+Object = dict[str, Any]
+SCHEMAS = Path(__file__).parents[1] / "launch" / "schemas" / "kubernetes.json"
+KINDS = {
+    "pods": "Pod", "services": "Service", "configmaps": "ConfigMap", "secrets": "Secret", "jobs": "Job",
+    "jobsets": "JobSet", "nodes": "Node",
+}  # fmt: skip
+
+
+class Refusal(Exception):
+    """An answer other than what was asked for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@cache
+def schema(kind: str) -> jsonschema.Draft202012Validator:
+    """Kubernetes' own schema of a kind; keys that it does not know are refused."""
+    whole = json.loads(SCHEMAS.read_text())
+    return jsonschema.Draft202012Validator({"$ref": f"#/definitions/{whole['roots'][kind]}", **whole})
+
+
+def check(body: Object) -> None:
+    """Raises Refusal for what no server takes."""
+    for error in schema(body["kind"]).iter_errors(body):
+        raise Refusal(422, f"{body['kind']} is invalid: {error.json_path}: {error.message[:300]}")
+
+
+def stamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class Store:
+    """Objects by kind and name, of one namespace, and all that has happened to them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.events: list[tuple[int, str, Object]] = []
+        self.version = 0
+
+    def of(self, kind: str, labels: str = "") -> list[Object]:
+        with self.changed:
+            return [one for (its, _), one in self.objects.items() if its == kind and matches(one, labels)]
+
+    def get(self, kind: str, name: str) -> Object:
+        if (kind, name) not in self.objects:
+            raise Refusal(404, f'{kind.lower()}s "{name}" not found')
+        return self.objects[kind, name]
+
+    def create(self, body: Object) -> Object:
+        with self.changed:
+            body = copy.deepcopy(body)
+            kind, name = body["kind"], body["metadata"]["name"]
+            if (kind, name) in self.objects:
+                raise Refusal(409, f'{kind.lower()}s "{name}" already exists')
+            body["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": stamp(), "namespace": "ml"}
+            self.objects[kind, name] = body
+            self._happened("ADDED", body)
+            return body
+
+    def update(self, body: Object) -> None:
+        """``body``, an object of ours, was changed in place."""
+        with self.changed:
+            key = body["kind"], body["metadata"]["name"]
+            if self.objects.get(key) is body:
+                self._happened("MODIFIED", body)
+
+    def patch(self, kind: str, name: str, changes: Any) -> Object:
+        with self.changed:
+            old = self.get(kind, name)
+            new = copy.deepcopy(old)
+            if isinstance(changes, list):
+                for one in changes:
+                    _apply(new, one)
+            else:
+                _merge(new, changes)
+            if kind == "Pod":
+                _check_pod(old["spec"], new["spec"])
+            self.objects[kind, name] = new
+            self._happened("MODIFIED", new)
+            return new
+
+    def remove(self, body: Object) -> None:
+        with self.changed:
+            if self.objects.pop((body["kind"], body["metadata"]["name"]), None):
+                self._happened("DELETED", body)
+
+    def _happened(self, what: str, body: Object) -> None:
+        self.version += 1
+        body["metadata"]["resourceVersion"] = str(self.version)
+        self.events.append((self.version, what, copy.deepcopy(body)))
+        self.changed.notify_all()
+
+    def watch(self, kind: str, labels: str, version: int, wait: float, going: Callable[[], bool]) -> Iterator[Object]:
+        """Events after ``version``."""
+        place = 0
+        while going():
+            with self.changed:
+                if place == len(self.events):
+                    self.changed.wait(wait)
+                new, place = self.events[place:], len(self.events)
+            for at, what, body in new:
+                if at > version and body["kind"] == kind and matches(body, labels):
+                    yield {"type": what, "object": body}
+
+
+def matches(body: Object, labels: str) -> bool:
+    its = body["metadata"].get("labels", {})
+    pairs = [one.split("=", 1) for one in labels.split(",") if one]
+    return all(its.get(key) == value for key, value in pairs)
+
+
+def _apply(body: Any, change: Object) -> None:
+    """One operation of a JSON patch (RFC 6902)."""
+    *above, last = [part.replace("~1", "/").replace("~0", "~") for part in change["path"].split("/")[1:]]
+    for part in above:
+        body = _below(body, part)
+    if change["op"] == "test":
+        if _below(body, last) != change["value"]:
+            raise Refusal(422, f"the server rejected our request: testing path {change['path']} failed")
+    elif change["op"] == "remove":
+        _below(body, last)
+        del body[int(last) if isinstance(body, list) else last]
+    elif isinstance(body, list):
+        body.insert(int(last), change["value"])
+    else:
+        body[last] = change["value"]
+
+
+def _below(body: Any, part: str) -> Any:
+    try:
+        return body[int(part)] if isinstance(body, list) else body[part]
+    except (KeyError, IndexError, ValueError):
+        raise Refusal(422, f"the server rejected our request: there is no {part}") from None
+
+
+def _merge(body: Object, changes: Object) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(body.get(key), dict):
+            _merge(body[key], value)
+        else:
+            body[key] = value
+
+
+def _check_pod(old: Object, new: Object) -> None:
+    """What may be changed of a pod's spec: gates may go; while there are any, nodeSelector may grow."""
+    before, after = old.get("nodeSelector", {}), new.get("nodeSelector", {})
+    if before != after and not (old.get("schedulingGates") and before.items() <= after.items()):
+        raise Refusal(422, "Pod is invalid: spec.nodeSelector: only additions are allowed, and only while gated")
+    gates = [gate["name"] for gate in new.get("schedulingGates", [])]
+    if not set(gates) <= {gate["name"] for gate in old.get("schedulingGates", [])}:
+        raise Refusal(422, "Pod is invalid: spec.schedulingGates: gates cannot be added")
+    fixed = [{key: value for key, value in one.items() if key not in ("nodeSelector", "schedulingGates")}
+             for one in (old, new)]  # fmt: skip
+    if fixed[0] != fixed[1]:
+        raise Refusal(422, "Pod is invalid: spec: pod updates may not change other fields")

@@ -1,0 +1,205 @@
+"""``plait train --on kubernetes`` on a small Kubernetes whose pods are processes of this machine: ranks stand
+where the rank table has them, and a run outlives its nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.rank_table import RankTable
+from tests.kubernetes.cluster import SmallCluster
+from tests.kubernetes.support import environment, options, small_cluster
+from tests.lab.support import wait_until
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+[model]
+family = "gpt"
+num_layers = 2
+hidden = 32
+num_heads = 2
+max_sequence = 32
+
+[data]
+text = "text.txt"
+sequence_length = 32
+
+[train]
+steps = {steps}
+global_batch_size = 8
+micro_batch_size = 2
+checkpoint_every = 10
+eval_every = 0
+log_every = 5
+
+[strategy]
+pp = 2
+slices = {{ p1 = 1, p2 = 1 }}
+
+[run]
+timeout = 60
+"""
+
+
+@pytest.fixture(params=[False, True], ids=["job", "jobset"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallCluster]:
+    """Three nodes."""
+    with small_cluster(tmp_path / "cluster", 3, jobset=request.param) as found:
+        yield found
+
+
+def begin(
+    cluster: SmallCluster, folder: Path, steps: int, *arguments: str, hosts: tuple[str, ...] = (), **more: Any
+) -> subprocess.Popen[str]:
+    """Send a job of two ranks on two nodes; what it prints goes to files."""
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
+    (folder / "job.toml").write_text(JOB.format(steps=steps))
+    argv = [sys.executable, "-m", "plait.cli.main", "train", str(folder / "job.toml"), *arguments]
+    if hosts:
+        RankTable(hosts, ranks_per_node=1).write(folder / "table.json")
+        argv += ["--rank-table", str(folder / "table.json")]
+    argv += [*options(folder, **more), "--on", "kubernetes"]
+    with open(folder / "output", "w") as output, open(folder / "errors", "w") as errors:
+        return subprocess.Popen(
+            argv, cwd=folder, env=environment(cluster), stdout=output, stderr=errors, text=True, start_new_session=True
+        )
+
+
+def said(folder: Path) -> str:
+    return (folder / "output").read_text() + (folder / "errors").read_text()
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "runs" / "job" / "checkpoints").glob("step-????????"))
+
+
+def ended(process: subprocess.Popen[str], folder: Path, seconds: float = 120.0) -> int:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise AssertionError(said(folder)) from None
+
+
+def kinds(cluster: SmallCluster) -> set[str]:
+    with cluster.store.changed:
+        return {kind for kind, _ in cluster.store.objects}
+
+
+def where(cluster: SmallCluster) -> Mapping[str, str]:
+    """Completion index to node, of the newest pods."""
+    pods = sorted(cluster.pods(), key=lambda pod: pod["metadata"]["creationTimestamp"])
+    return {pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: pod["spec"].get("nodeName", "")
+            for pod in pods}  # fmt: skip
+
+
+def test_a_job_trains_on_the_nodes_of_its_table(cluster: SmallCluster, tmp_path: Path) -> None:
+    process = begin(cluster, tmp_path, 20, hosts=("n2", "n0"))
+    assert ended(process, tmp_path) == 0, said(tmp_path)
+    assert "trained 20 steps" in said(tmp_path)
+    assert RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts == ("n2", "n0")
+    assert where(cluster) == {"0": "n2", "1": "n0"}
+    assert ("JobSet" in kinds(cluster)) == cluster.jobset
+
+
+def test_a_run_outlives_a_node_and_saves_at_ctrl_c(cluster: SmallCluster, tmp_path: Path) -> None:
+    process = begin(cluster, tmp_path, 100_000, hosts=("n2", "n0"))
+    wait_until(lambda: steps(tmp_path), "no checkpoint was saved", seconds=90)
+    cluster.lose("n0")  # rank 1, not the pod that launches
+    wait_until(lambda: "resuming after step" in said(tmp_path), "the run did not go on", seconds=120)
+    assert RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts == ("n2", "n1")
+    newest = steps(tmp_path)[-1]
+    wait_until(lambda: steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
+    process.send_signal(signal.SIGINT)
+    assert ended(process, tmp_path) == 130, said(tmp_path)
+    assert steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
+    assert not (tmp_path / "runs" / "job" / "lock.json").exists()
+    wait_until(lambda: kinds(cluster) == {"Node"}, f"left: {kinds(cluster)}")
+    assert not cluster.running()
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
+    with small_cluster(tmp_path / "cluster", 2) as cluster:
+        process = begin(cluster, tmp_path, 20, "data.text=gone.txt")
+        assert ended(process, tmp_path) == 2, said(tmp_path)
+        assert said(tmp_path).count("correct the path") == 1, said(tmp_path)  # in the log, and not once more
+        made = [body for _, what, body in cluster.store.events if what == "ADDED" and body["kind"] == "Pod"]
+        assert len(made) == 2
+        assert not cluster.running()
+
+
+def test_a_run_that_is_not_followed_goes_on_alone(tmp_path: Path) -> None:
+    with small_cluster(tmp_path / "cluster", 2) as cluster:
+        process = begin(cluster, tmp_path, 15, "--no-follow", hosts=("n1", "n0"))
+        assert ended(process, tmp_path) == 0, said(tmp_path)
+        assert where(cluster) == {"0": "n1", "1": "n0"}
+        wait_until(lambda: steps(tmp_path) == [10, 15], "it did not train", seconds=90)
+
+
+def test_the_log_is_whole_though_connections_break(tmp_path: Path) -> None:
+    from tests.kubernetes.server import Fault
+
+    with small_cluster(tmp_path / "cluster", 2) as cluster:
+        cluster.faults += [Fault("LOG", "", 0, times=1, after=1), Fault("LOG", "", 0, times=1, after=1),
+                           Fault("WATCH", "Pod", 0, times=3, after=5)]  # fmt: skip
+        process = begin(cluster, tmp_path, 20)
+        assert ended(process, tmp_path) == 0, said(tmp_path)
+        lines = [line.split()[1] for line in said(tmp_path).splitlines() if line.startswith("step ")]
+        assert lines == ["5/20", "10/20", "15/20", "20/20"]
+
+
+def test_a_dry_run_shows_what_would_be_sent(tmp_path: Path) -> None:
+    import yaml
+
+    with small_cluster(tmp_path / "cluster", 2, jobset=True) as cluster:
+        process = begin(cluster, tmp_path, 20, "--dry-run", hosts=("n1", "n0"), restarts=2)
+        assert ended(process, tmp_path) == 0, said(tmp_path)
+        text = (tmp_path / "output").read_text().partition("The manifests\n")[2]
+        found = [one for one in yaml.safe_load_all(text) if one]
+        assert [one["kind"] for one in found] == ["JobSet", "ConfigMap", "Secret"]
+        assert found[0]["spec"]["failurePolicy"]["maxRestarts"] == 2
+        assert kinds(cluster) == {"Node"}
+        assert not [path for method, path in cluster.asked if method != "GET"]
+
+
+@pytest.mark.parametrize("setting, problem", [
+    ("run.folder=/elsewhere/run", "no volume of the pods holds"),
+    ("kubernetes.image=", "kubernetes.image: is missing"),
+    ("kubernetes.namespace=theirs", "does not let you create Job"),
+    ("kubernetes.context=nowhere", "No cluster of Kubernetes is known here"),
+])  # fmt: skip
+def test_what_cannot_be_sent_is_refused_in_one_paragraph(setting: str, problem: str, tmp_path: Path) -> None:
+    with small_cluster(tmp_path / "cluster", 2) as cluster:
+        (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
+        (tmp_path / "job.toml").write_text(JOB.format(steps=5))
+        argv = [
+            sys.executable,
+            "-m",
+            "plait.cli.main",
+            "train",
+            str(tmp_path / "job.toml"),
+            *options(tmp_path),
+            setting,
+        ]
+        done = subprocess.run(
+            [*argv, "--on", "kubernetes"],
+            cwd=tmp_path,
+            env=environment(cluster),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in (1, 2), done.stdout
+        assert problem in " ".join(done.stderr.split()), done.stderr
+        assert "Traceback" not in done.stderr
+        assert kinds(cluster) == {"Node"}
+        assert os.listdir(cluster.logs) == []

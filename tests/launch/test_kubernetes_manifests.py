@@ -1,0 +1,239 @@
+"""Runs as Kubernetes' objects: as the official schemas have them, and as the user has asked."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from base64 import b64decode
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.errors import JobError, LaunchError
+from plait.core.job import Job
+from plait.core.kubernetes_settings import KubernetesSection
+from plait.core.rank_table import RankTable
+from plait.launch.kubernetes import new_name
+from plait.launch.kubernetes_manifests import DO_NOT_RETRY, GATE, PodRun, asked, merged
+from tests.kubernetes.objects import schema
+
+TABLE = RankTable(("n3", "n1"), ranks_per_node=2)
+FULL: dict[str, Any] = {
+    "gpus": 2,
+    "resources": ("cpu=32", "memory=200Gi", "rdma/hca=8"),
+    "volumes": ("data-claim:/data", "/mnt/shared:/shared"),
+    "env": ("NCCL_DEBUG=INFO", "EMPTY="),
+    "service_account": "trainer",
+    "tolerations": ("nvidia.com/gpu:NoSchedule", "team=ml:NoExecute", "spot"),
+    "node_labels": ("node.kubernetes.io/instance-type=p5.48xlarge",),
+    "reservation": "big-run",
+    "priority": "high",
+    "queue": "team-queue",
+}
+SECTION = """
+[model]
+family = "gpt"
+num_layers = 2
+hidden = 32
+num_heads = 2
+max_sequence = 32
+
+[kubernetes]
+"""
+
+
+def run(kind: Literal["Job", "JobSet"] = "Job", table: RankTable | None = None, **values: Any) -> PodRun:
+    fields = {name: values.pop(name) for name in ("extra", "plan", "stages") if name in values}
+    settings = asked(KubernetesSection(image="registry/plait:1", **values), 4, table)
+    return PodRun(
+        name="plait-x-123456", argv=("python", "-m", "plait.train.worker", "/data/runs/x"), world_size=4,
+        folder=Path("/data/runs/x"), word="sesame", settings=settings, kind=kind, timeout=600.0, table=table, **fields,
+    )  # fmt: skip
+
+
+def job_of(one: PodRun) -> dict[str, Any]:
+    spec = one.workload()["spec"]
+    return spec["replicatedJobs"][0]["template"]["spec"] if one.kind == "JobSet" else spec
+
+
+def pod_of(one: PodRun) -> dict[str, Any]:
+    return job_of(one)["template"]["spec"]
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet"])
+@pytest.mark.parametrize("table", [None, TABLE])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"exclusive": False, "nodes": 0, "keep": 0, "restarts": 0},
+        FULL,
+        {"extra": {"hostNetwork": True, "containers": [{"name": "ranks", "securityContext": {"privileged": True}}]}},
+    ],
+)
+def test_every_object_is_as_the_official_schemas_have_it(
+    kind: Literal["Job", "JobSet"], table: RankTable | None, values: dict[str, Any]
+) -> None:
+    one = run(kind, table, plan="{}", **values)
+    owner = one.workload()
+    owner["metadata"]["uid"] = "1234"
+    for body in [one.workload(), *one.belongings(owner), *one.belongings()]:
+        errors = [f"{error.json_path}: {error.message}" for error in schema(body["kind"]).iter_errors(body)]
+        assert not errors, body["kind"]
+
+
+def test_the_schemas_refuse_what_kubernetes_does_not_know() -> None:
+    body = run().workload()
+    body["spec"]["template"]["spec"]["containers"][0]["imagePullPolices"] = "Always"
+    assert list(schema("Job").iter_errors(body))
+    body = run("JobSet").workload()
+    body["spec"]["failurePolicy"]["rules"][0]["action"] = "Never"
+    assert list(schema("JobSet").iter_errors(body))
+
+
+def test_a_run_that_would_fail_again_is_not_started_again() -> None:
+    for kind in ("Job", "JobSet"):
+        one = run(kind, TABLE, restarts=4)
+        rule = job_of(one)["podFailurePolicy"]["rules"][0]
+        assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [DO_NOT_RETRY])
+        assert rule["onExitCodes"]["containerName"] == pod_of(one)["containers"][0]["name"]
+    assert job_of(run("Job", TABLE, restarts=4))["backoffLimit"] == 4 * 2  # each start fails both of its pods
+    failing = run("JobSet", TABLE, restarts=4).workload()["spec"]["failurePolicy"]
+    assert (failing["maxRestarts"], failing["rules"][0]["action"]) == (4, "FailJobSet")
+
+
+def test_pods_wait_behind_a_gate_only_for_a_table() -> None:
+    assert pod_of(run(table=TABLE))["schedulingGates"] == [{"name": GATE}]
+    assert "schedulingGates" not in pod_of(run())
+
+
+def test_what_users_ask_for_is_in_the_pod() -> None:
+    pod = pod_of(run(**FULL))
+    container = pod["containers"][0]
+    assert container["resources"]["limits"] == {
+        "cpu": "32", "memory": "200Gi", "rdma/hca": "8", "nvidia.com/gpu": "2",
+    }  # fmt: skip
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in container["env"]
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert mounts["volume-0"] == "/data"
+    assert volumes["volume-0"]["persistentVolumeClaim"] == {"claimName": "data-claim"}
+    assert volumes["volume-1"]["hostPath"] == {"path": "/mnt/shared"}
+    assert {"key": "plait.dev/reserved", "operator": "Equal", "value": "big-run", "effect": "NoSchedule"} in pod[
+        "tolerations"
+    ]
+    assert {"key": "team", "operator": "Equal", "value": "ml", "effect": "NoExecute"} in pod["tolerations"]
+    assert {"key": "spot", "operator": "Exists"} in pod["tolerations"]
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "high")
+
+
+def test_kueue_is_asked_for_what_the_layout_needs() -> None:
+    values = {"queue": "team", "topology": "required:cloud/block", "stage_topology": "cloud/rack", "nodes": 4}
+    one = run(stages=2, **values)
+    found = job_of(one)["template"]["metadata"]["annotations"]
+    assert found == {
+        "kueue.x-k8s.io/podset-required-topology": "cloud/block",
+        "kueue.x-k8s.io/podset-slice-required-topology": "cloud/rack",
+        "kueue.x-k8s.io/podset-slice-size": "2",
+    }
+    assert one.workload()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert one.workload()["spec"]["suspend"] is True
+    free = run(topology="unconstrained")
+    assert job_of(free)["template"]["metadata"]["annotations"] == {
+        "kueue.x-k8s.io/podset-unconstrained-topology": "true"
+    }
+
+
+def test_the_plan_the_table_and_where_to_meet_travel_along() -> None:
+    files, secret, *rest = run(table=TABLE, plan='{"plan": 1}').belongings()
+    assert gzip.decompress(b64decode(files["binaryData"]["plan.json.gz"])) == b'{"plan": 1}'
+    said = json.loads(files["data"]["run.json"])
+    assert (said["nodes"], said["world_size"], said["head"]) == (2, 4, "plait-x-123456-0.plait-x-123456")
+    assert [one["host"] for one in json.loads(files["data"]["rank_table.json"])] == ["n3", "n1"]
+    assert secret["stringData"]["agent"] == "plait-x-123456-0.plait-x-123456:29400 sesame"
+    assert "sesame" not in json.dumps([files, *rest, run(table=TABLE).workload()])
+    assert run("JobSet").head == "plait-x-123456-ranks-0-0.plait-x-123456"
+
+
+def test_a_plan_too_large_for_a_configmap_is_refused() -> None:
+    noise = "".join(map(str, itertools.islice(_noise(), 400_000)))
+    with pytest.raises(LaunchError, match="ConfigMap holds"):
+        run(plan=noise).belongings()
+
+
+def _noise() -> Any:
+    state = 1
+    while True:
+        state = state * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
+        yield f"{state >> 16:x}"
+
+
+@pytest.mark.parametrize(
+    "values, table, key",
+    [
+        ({"image": ""}, None, "kubernetes.image"),
+        ({"nodes": 3}, None, "kubernetes.nodes"),
+        ({"nodes": 4}, TABLE, "kubernetes.nodes"),
+        ({"gpus": 1}, TABLE, "kubernetes.gpus"),
+        ({"topology": "required:rack"}, TABLE, "kubernetes.topology"),
+        ({"stage_topology": "rack"}, None, "kubernetes.stage_topology"),
+        ({}, RankTable(("n0", "n1", "n2"), 1), "--rank-table"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(values: dict[str, Any], table: RankTable | None, key: str) -> None:
+    with pytest.raises(JobError) as caught:
+        asked(KubernetesSection.model_validate({"image": "i", **values}), 4, table)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'volumes = ["data"]', 'volumes = ["data:relative"]', 'env = ["NAME"]', 'resources = ["32"]',
+        'tolerations = ["a=b:Sometimes"]', 'topology = "rack"', 'node_labels = ["label"]', "port = 80",
+    ],
+)  # fmt: skip
+def test_a_job_file_with_a_mistake_names_the_key(line: str, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(f"{SECTION}{line}\n")
+    with pytest.raises(JobError) as caught:
+        Job.read(tmp_path / "job.toml")
+    assert caught.value.key == f"kubernetes.{line.split()[0]}"
+
+
+@pytest.mark.parametrize("gpus, nodes", [(0, 4), (1, 4), (2, 2), (4, 1)])
+def test_as_many_pods_as_the_gpus_of_each_leave(gpus: int, nodes: int) -> None:
+    assert run(gpus=gpus).nodes == nodes
+
+
+KEYS = st.sampled_from("abc")
+VALUES = st.recursive(
+    st.integers(0, 3),
+    lambda inner: st.dictionaries(KEYS, inner) | st.lists(st.fixed_dictionaries({"name": KEYS})),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, VALUES))
+def test_merging_keeps_the_users_word(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    found = merged(ours, theirs)
+    assert found.keys() == ours.keys() | theirs.keys()
+    for key, value in theirs.items():
+        if key not in ours or not isinstance(value, (dict, list)) or type(value) is not type(ours[key]):
+            assert found[key] == value
+        elif isinstance(value, list):
+            assert len(found[key]) <= len(ours[key]) + len(value)
+            assert all(one in found[key] for one in value)
+    assert merged(found, theirs) == found or any(isinstance(value, (dict, list)) for value in theirs.values())
+
+
+@given(st.text(max_size=80))
+def test_names_are_what_dns_allows(name: str) -> None:
+    found = new_name(name)
+    assert len(found) <= 45  # a pod's adds to it, and a label holds 63
+    assert all(one.isascii() and (one.isalnum() or one == "-") for one in found)
+    assert found == found.lower()
+    assert not found.endswith("-")
