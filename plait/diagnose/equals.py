@@ -1,0 +1,126 @@
+"""Comparing what should be equal: ranks of one stage at the same op, links of one axis with the same bytes.
+
+Never by how long a rank was in a collective: there those who wait are long, and who they wait for is short.
+Own work is compared (computation, and what the host does between ops), and transfers once all have come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from plait.diagnose.recording import OWN, Recording
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+BLOCK = 10
+"""Steps that are compared at once, so that memory does not grow with the run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """units: ranks, or names of groups. steps: columns. deviation: (units, steps), how much longer each took
+    than its equals, as a share of what they take; NaN where there is nobody to compare. excess: the same in
+    seconds. computing: the part of ``excess`` that is computation."""
+
+    units: list[int] | list[str]
+    steps: list[int]
+    deviation: Floats
+    excess: Floats
+    computing: Floats
+
+
+def usual(value: pl.Expr, cell: list[str]) -> pl.Expr:
+    """Of each value what its equals have: the median, of two the other one; null for who is alone."""
+    peers, both = pl.len().over(cell), value.sum().over(cell)
+    return pl.when(peers > 2).then(value.median().over(cell)).when(peers == 2).then(both - value)
+
+
+def own_work(recording: Recording) -> Compared:
+    """Of every rank what it does by itself, against the ranks of its stage."""
+    places = recording.grid.select("rank", "pp", "cp")
+    shares_sequences = recording.grid["cp"].n_unique() > 1
+    rollup = recording.rollup.filter(pl.col("kind").is_in(OWN))
+    if shares_sequences:  # attention exchanges keys and values within the op
+        rollup = rollup.filter(~pl.col("site").is_in(["attn", "block"]))
+    if not recording.complete:
+        rollup = rollup.filter(pl.col("kind") == "compute")
+    cell = ["step", "pp", "cp", "kind", "site", "direction"]
+    steps = recording.steps
+    parts = [
+        rollup.filter(pl.col("step").is_between(some[0], some[-1]))
+        .join(places, on="rank")
+        .with_columns(usual=usual(pl.col("seconds"), cell))
+        .filter(pl.col("usual").is_not_null())
+        .with_columns(excess=pl.col("seconds") - pl.col("usual"))
+        .group_by("step", "rank")
+        .agg(
+            usual=pl.col("usual").sum(),
+            excess=pl.col("excess").sum(),
+            computing=pl.col("excess").filter(pl.col("kind") == "compute").sum(),
+        )
+        for some in (steps[at : at + BLOCK] for at in range(0, len(steps), BLOCK))
+    ]
+    found = pl.concat(parts) if parts else pl.DataFrame(schema={"step": pl.Int64, "rank": pl.Int32})
+    return _matrices(found, "rank", steps)
+
+
+def transfers(recording: Recording) -> Compared:
+    """Of every group what its transfers take once all have come, against the groups that move as much."""
+    met = met_of(recording)
+    cell = ["step", "axis", "site", "direction", "bytes"]
+    found = (
+        met.group_by(*cell, "group")
+        .agg(seconds=pl.col("transfer").mean(), n=pl.len())
+        .with_columns(usual=usual(pl.col("seconds"), cell))
+        .filter(pl.col("usual").is_not_null())
+        .with_columns(excess=(pl.col("seconds") - pl.col("usual")) * pl.col("n"), usual=pl.col("usual") * pl.col("n"))
+        .with_columns(unit=pl.format("{} {}", "axis", "group"))
+        .group_by("step", "unit")
+        .agg(pl.col("usual").sum(), pl.col("excess").sum(), computing=pl.lit(0.0))
+    )
+    return _matrices(found, "unit", recording.steps)
+
+
+def met_of(recording: Recording) -> pl.DataFrame:
+    """A row for every meeting: when it could begin, how long the transfer took, who came last and how much
+    later than the first.
+
+    lateness: start minus first start of the group. transfer: end minus last start. Where clocks do not agree,
+    by the ends, which are the same moment for all: the last to come is in it for the shortest time.
+    """
+    length = pl.col("end") - pl.col("start")
+    came = pl.col("start") if recording.clocks_agree else -length
+    transfer = (pl.col("end").min() - pl.col("start").max()) if recording.clocks_agree else length.min()
+    return (
+        recording.meetings.group_by("step", "axis", "site", "direction", "group", "meeting")
+        .agg(
+            members=pl.len(),
+            lateness=came.max() - came.min(),
+            last=pl.col("rank").sort_by(came).last(),
+            transfer=transfer.clip(0),
+            waited=(came.max() - came).sum(),
+            bytes=pl.col("bytes").max(),
+        )
+        .filter((pl.col("members") > 1) | (pl.col("axis") == "pp"))
+    )
+
+
+def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> Compared:
+    units = found[unit].unique().sort().to_list() if found.height else []
+    empty = np.full((len(units), len(steps)), np.nan)
+    deviation, excess, computing = empty, empty.copy(), empty.copy()
+    if found.height:
+        row = np.searchsorted(np.array(units), found[unit].to_numpy())
+        column = np.searchsorted(np.array(steps), found["step"].to_numpy())
+        base = found["usual"].to_numpy()
+        excess[row, column] = found["excess"].to_numpy()
+        computing[row, column] = found["computing"].to_numpy()
+        deviation[row, column] = found["excess"].to_numpy() / np.where(base > 0, base, np.inf)
+    return Compared(units, steps, deviation, excess, computing)
