@@ -30,6 +30,8 @@ ONLY_IN = {
     "ortools": ("plait/plan/reshard_exact.py",),
     "matplotlib": ("plait/diagnose/plots.py",),
     "typer": ("plait/cli/",),
+    "polars": ("plait/diagnose/",),
+    "perfetto": ("plait/diagnose/perfetto.py",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(
         f"plait/core/{name}.py"
@@ -39,6 +41,8 @@ ONLY_IN = {
 STARTS_FAST = {
     "torch",
     "pyarrow",
+    "polars",
+    "perfetto",
     "numpy",
     "safetensors",
     "tokenizers",
@@ -104,7 +108,8 @@ def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
 @pytest.mark.parametrize("file", [f for f in FILES if "train" not in f.parts], ids=_name)
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    columns = {"numpy"} if file.parent.name == "plan" else set()  # columns of strategies are what these compute on
+    # What these compute on: columns of strategies, and of recordings.
+    columns = {"plan": {"numpy"}, "diagnose": {"numpy", "polars"}}.get(file.parent.name, set[str]())
     assert {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns) == set()
 
 

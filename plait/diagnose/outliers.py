@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,7 +70,7 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, few: float = 0.0) -
     windows = max(1, steps // WINDOW)
     edges = [round(i * steps / windows) for i in range(windows + 1)]
     effect, z, recurs = (np.full((units, windows), np.nan) for _ in range(3))
-    for number, (first, last) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for number, (first, last) in enumerate(pairwise(edges)):
         effect[:, number], z[:, number], recurs[:, number] = _window(deviation[:, first:last], minimum, few)
     out = (z >= Z) & (effect >= minimum) & (recurs >= RECURS)
     if windows > 2:

@@ -20,7 +20,16 @@ from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.timeline import SCHEMA_VERSION
 from plait.diagnose.recording import (
-    ROLLUP, SPANS, Recording, grid_of, meet, meetings_of, rollup_of, seconds_of, unknown_grid, with_axes,
+    ROLLUP,
+    SPANS,
+    Recording,
+    grid_of,
+    meet,
+    meetings_of,
+    rollup_of,
+    seconds_of,
+    unknown_grid,
+    with_axes,
 )  # fmt: skip
 
 SPAN_COLUMNS = ("step", "rank", "kind", "name", "seq", "site", "layer", "slice", "direction", "start", "end", "bytes")

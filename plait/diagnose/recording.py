@@ -1,8 +1,8 @@
 """What was recorded of a run, in columns, wherever it came from: what all of the diagnosis computes on.
 
-Three tables, so that each question reads only what it needs. The *roll-up* has seconds per rank, step and kind
-of op; *meetings* have a row for every rank that took part in a collective or a transfer; *spans* are the ops
-one by one, of some steps. Long runs of many ranks have the first two.
+Three tables, so that each question reads only what it needs. The *roll-up* has seconds per rank, step and
+kind of op; *meetings* have a row for every rank that took part in a collective or a transfer; *spans* are the
+ops one by one, of some steps. Long runs of many ranks have the first two.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ UNITS = r"^(gather|reduce|publish|need) "
 class Recording:
     """grid: where every rank stands, and on which host (null: not known). seconds: of steps, by step.
 
-    clocks_agree: whether times of different ranks can be compared. complete: whether all waiting was recorded,
-    so that what lies between ops is the host's own work. blocking: whether ranks communicate in the middle of
-    their program, so that everything is one lane. notes: what was left out, for people.
+    clocks_agree: whether times of different ranks can be compared. complete: whether all waiting was
+    recorded, so that what lies between ops is the host's own work. blocking: whether ranks communicate in the
+    middle of their program, so that everything is one lane. notes: what was left out, for people.
     """
 
     grid: pl.DataFrame
@@ -62,6 +62,10 @@ class Recording:
     def steps(self) -> list[int]:
         """That anything is known of."""
         return self.rollup["step"].unique().sort().to_list()
+
+    def chosen(self, ranks: Sequence[int], steps: Sequence[int]) -> pl.DataFrame:
+        """Spans of these ranks and steps."""
+        return self.spans.filter(pl.col("rank").is_in(list(ranks)), pl.col("step").is_in(list(steps)))
 
     @property
     def ranks(self) -> int:
@@ -189,9 +193,7 @@ def rollup_of(spans: pl.DataFrame, *, complete: bool = True) -> pl.DataFrame:
     if spans.is_empty():
         return pl.DataFrame(schema=ROLLUP)
     keys = ["step", "rank", "kind", "axis", "site", "direction"]
-    ops = spans.group_by(keys).agg(
-        n=pl.len().cast(pl.Int64), seconds=(pl.col("end") - pl.col("start")).clip(0).sum()
-    )
+    ops = spans.group_by(keys).agg(n=pl.len().cast(pl.Int64), seconds=(pl.col("end") - pl.col("start")).clip(0).sum())
     return pl.concat([ops, _between(spans)] if complete else [ops]).select(list(ROLLUP))
 
 

@@ -36,10 +36,10 @@ class Graph:
     event: of every op. seconds: of every event, as seen. lead: what passed before an op that is alone, after
     all it needs had ended: the host's own work, unless waiting was not recorded. step: of every event, an
     index into ``steps``. waves: events in an order in which all that they need comes before. sources, gaps,
-    bounds: of the edges of events in the order of ``waves``: event that is needed, seconds between its end and
-    the start of who needs it (of events of several ranks; of others they are in ``lead``), and where each
-    event's edges begin. first: when events may begin that need nothing. forced: events whose dependencies seemed
-    to go round in a circle, and which were begun in the order in which they were seen.
+    bounds: of the edges of events in the order of ``waves``: event that is needed, seconds between its end
+    and the start of who needs it (of events of several ranks; of others they are in ``lead``), and where each
+    event's edges begin. first: when events may begin that need nothing. forced: events whose dependencies
+    seemed to go round in a circle, and which were begun in the order in which they were seen.
     """
 
     steps: Ints
@@ -89,8 +89,7 @@ def graph_of(ops: pl.DataFrame, *, clocks_agree: bool = True, tolerance: float =
     event = _events(ops)
     seconds = _durations(ops, event)
     needs = [_last_ended(ops, part, start, end, lane, tolerance) for lane in ops["lane"].unique(maintain_order=True)]
-    sources = np.concatenate([found for found in needs], axis=1)
-    sources = np.concatenate([sources, _ended_by(ops, part, end, waits)], axis=1)
+    sources = np.concatenate([*needs, _ended_by(ops, part, end, waits)], axis=1)
     latest = np.where(sources >= 0, end[sources], -np.inf).max(axis=1)
     alone = ~np.isfinite(latest)
     # A wait's own time is what passed between the end of what it waited for and its own.

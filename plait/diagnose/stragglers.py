@@ -29,8 +29,8 @@ MINIMUM_OF_FEW = 0.05
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
     """ranks: whom it is about; of a link, those at its ends. hosts: as far as they are known. since, until:
-    steps. effect: share by which it takes longer than its equals. seconds: of a step, by which its own work or
-    its transfers are longer. z, recurs: how clear it is, and in which share of steps. computing: share of
+    steps. effect: share by which it takes longer than its equals. seconds: of a step, by which its own work
+    or its transfers are longer. z, recurs: how clear it is, and in which share of steps. computing: share of
     ``seconds`` that is computation. where: coordinates or groups, in words."""
 
     what: What

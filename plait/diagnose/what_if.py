@@ -167,7 +167,9 @@ class _Replays:
         others = ops.filter(~pl.col("rank").is_in(list(ranks))).group_by(keys)
         usual = others.agg(pl.col("own").mean().alias("usual_own"), pl.col("lead").mean().alias("usual_lead"))
         mine = ops.filter(pl.col("rank").is_in(list(ranks)) & pl.col("kind").is_in(["compute", "data", "host"]))
-        totals = mine.group_by("rank", *keys).agg(pl.col("own").mean().alias("mean_own"), pl.col("lead").mean().alias("mean_lead"))
+        totals = mine.group_by("rank", *keys).agg(
+            pl.col("own").mean().alias("mean_own"), pl.col("lead").mean().alias("mean_lead")
+        )
         mine = mine.join(usual, on=keys).join(totals, on=["rank", *keys])
         found = self.seen.copy()
         scaled = mine["own"] * (mine["usual_own"] / mine["mean_own"]).clip(upper_bound=1.0).fill_nan(1.0)
