@@ -2,11 +2,12 @@
 
     python benchmarks/diagnose_scale.py [--json] [--steps 100] [--replicas 192] [--slow 0.1] [--save FILE]
 
-The run is made up, with the shape of the largest one in MegaScale's table (tp 8, pp 8, dp 192; arXiv 2402.15627):
-for each host a roll-up of all its ranks' steps, and the spans of sharding's collectives, in blocks of 50 steps, as
-Parquet files in a run's folder. Work varies by 1 % from step to step and by 0.3 % from rank to rank; one rank is
-slower from step 40 on. Its pipeline's ranks arrive late at their collectives, as they would. The diagnosis is a
-process of its own, from its start to its end; its memory is the largest that the kernel saw.
+The run is made up, with the shape of the largest one in MegaScale's table (tp 8, pp 8, dp 192; arXiv
+2402.15627): for each host a roll-up of all its ranks' steps, and the spans of sharding's collectives, in
+blocks of 50 steps, as Parquet files in a run's folder. Work varies by 1 % from step to step and by 0.3 % from
+rank to rank; one rank is slower from step 40 on. Its pipeline's ranks arrive late at their collectives, as
+they would. The diagnosis is a process of its own, from its start to its end; its memory is the largest that
+the kernel saw.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def planned(replicas: int) -> Plan:
     workload = Workload(micro_batch=replicas, num_micro_batches=micro_batches, sequence=2048, precision="bf16-mixed")
     layout = Layout.of(pp=PP, dp=replicas, tp=TP)
     schedule = generate("1f1b", Shape(ranks=PP, micro_batches=micro_batches))
-    return assemble_plan(Design(model, workload, Strategy(tp=TP), layout), schedule, Hosts(ranks_per_host=HOST, rate=25e9))
+    return assemble_plan(
+        Design(model, workload, Strategy(tp=TP), layout), schedule, Hosts(ranks_per_host=HOST, rate=25e9)
+    )
 
 
 def write_run(folder: Path, replicas: int, steps: int, slow: float) -> tuple[int, int]:

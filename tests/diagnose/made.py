@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from plait.core.cluster import Hosts
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan, Workload
-from plait.core.cluster import Hosts
 from plait.core.schedules import Shape, generate
 from plait.core.strategy import Strategy
 from plait.plan.make import Design, assemble_plan
