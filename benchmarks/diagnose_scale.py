@@ -3,11 +3,11 @@
     python benchmarks/diagnose_scale.py [--json] [--steps 100] [--replicas 192] [--slow 0.1] [--save FILE]
 
 The run is made up, with the shape of the largest one in MegaScale's table (tp 8, pp 8, dp 192; arXiv
-2402.15627): for each host a roll-up of all its ranks' steps, and the spans of sharding's collectives, in
-blocks of 50 steps, as Parquet files in a run's folder. Work varies by 1 % from step to step and by 0.3 % from
-rank to rank; one rank is slower from step 40 on. Its pipeline's ranks arrive late at their collectives, as
-they would. The diagnosis is a process of its own, from its start to its end; its memory is the largest that
-the kernel saw.
+2402.15627): for each rank a roll-up of all its steps, and the spans of sharding's collectives, in parts of 50
+steps, as Parquet files in a run's folder (36,864 of them). Work varies by 1 % from step to step and by 0.3 %
+from rank to rank; one rank is slower from step 40 on. Its pipeline's ranks arrive late at their collectives,
+as they would. The diagnosis is a process of its own, from its start to its end; its memory is the largest
+that the kernel saw.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ FROM = 40
 """The step from which on a rank is slow."""
 OPS = (("attn", "forward", 0.55), ("mlp", "forward", 0.62), ("attn", "backward", 1.1), ("mlp", "backward", 1.25))
 """Seconds of a step that are computed, by op."""
-WAITS = (("wait", "tp", "attn", 0.4), ("idle", "pp", "transfer", 0.6), ("wait", "dp", "mlp", 0.3))
+WAITS = (("wait", "attn", 0.4), ("idle", "transfer", 0.6), ("wait", "mlp", 0.3))
+"""Seconds of a step in which a rank waits, by kind and site."""
 GATHER, REDUCE = 0.05, 0.08
 
 
@@ -65,67 +66,61 @@ def write_run(folder: Path, replicas: int, steps: int, slow: float) -> tuple[int
     world = plan.layout.world_size
     culprit = world // 3
     rng = np.random.default_rng(7)
-    ranks = np.arange(world)
-    healthy = 1 + 0.003 * rng.standard_normal(world)
-    metadata = {"plait.timeline.version": "1", "plait.plan": plan.hash}
-    replica = ranks % (replicas * TP) // TP
-    for first in range(0, steps, BLOCK):
-        numbers = np.arange(first, min(first + BLOCK, steps))
-        pace = healthy[:, None] * (1 + 0.01 * rng.standard_normal((world, len(numbers))))
-        pace[culprit, numbers >= FROM] *= 1 + slow
-        late = np.clip((pace[culprit] - 1) * sum(one[2] for one in OPS), 0, None)
-        arrival = np.where((replica == replica[culprit])[:, None], late[None, :], 0.0)
-        for host in range(world // HOST):
-            own = slice(host * HOST, (host + 1) * HOST)
-            where = folder / "timeline" / f"host-{host:05d}-step-{numbers[-1] + 1:08d}"
-            _rollup(ranks[own], numbers, pace[own]).write_parquet(f"{where}.rollup.parquet", metadata=metadata)
-            _collectives(ranks[own], numbers, pace[own], arrival[own], late).write_parquet(
-                f"{where}.parquet", metadata=metadata
+    numbers = np.arange(steps)
+    pace = (1 + 0.003 * rng.standard_normal((world, 1))) * (1 + 0.01 * rng.standard_normal((world, steps)))
+    pace[culprit, FROM:] *= 1 + slow
+    late = np.clip((pace[culprit] - 1) * sum(one[2] for one in OPS), 0, None)
+    timeline = folder / "timeline"
+    (timeline / "rollup" / "block=0").mkdir(parents=True)
+    stamp = {"plait.plan": plan.hash}
+    size = 0
+    for rank in range(world):
+        waits = rank % (replicas * TP) // TP == culprit % (replicas * TP) // TP
+        spans = _collectives(rank, numbers, pace[rank], late * waits, late)
+        files = {
+            timeline / "rollup" / "block=0" / f"rank-{rank:05d}-step-00000000.parquet": _rollup(
+                rank, numbers, pace[rank]
             )
-    return culprit, sum(file.stat().st_size for file in (folder / "timeline").iterdir())
+        }
+        for first in range(0, steps, BLOCK):
+            last = min(first + BLOCK, steps)
+            own = spans.filter(pl.col("step").is_between(first, last - 1))
+            files[timeline / f"rank-{rank:05d}-step-{last:08d}.parquet"] = own
+        for path, table in files.items():
+            kind, version = ("timeline", "2") if "start_ns" in table.columns else ("rollup", "1")
+            table.write_parquet(path, metadata=stamp | {f"plait.{kind}.version": version})
+            size += path.stat().st_size
+    return culprit, size
 
 
-def _rollup(ranks: np.ndarray, steps: np.ndarray, pace: np.ndarray) -> pl.DataFrame:
-    grid = {"step": np.tile(steps, len(ranks)), "rank": np.repeat(ranks, len(steps))}
-    parts = [
-        pl.DataFrame(grid).with_columns(
-            kind=pl.lit("compute"), site=pl.lit(site), direction=pl.lit(direction), n=pl.lit(192),
-            sum=pl.Series(seconds * pace.ravel()), axis=pl.lit(""),
-        )
-        for site, direction, seconds in OPS
-    ]  # fmt: skip
-    parts += [
-        pl.DataFrame(grid).with_columns(
-            kind=pl.lit(kind), site=pl.lit(site), direction=pl.lit("forward"), n=pl.lit(192),
-            sum=pl.Series(seconds * (2 - pace.ravel())), axis=pl.lit(axis),
-        )
-        for kind, axis, site, seconds in WAITS
-    ]  # fmt: skip
-    whole = pl.concat(parts).with_columns(min=pl.col("sum") / 250, max=pl.col("sum") / 150)
-    return whole.cast({"rank": pl.Int32, "n": pl.Int64})
+def _rollup(rank: int, steps: np.ndarray, pace: np.ndarray) -> pl.DataFrame:
+    """A rank's, of all its steps."""
+    rows = [("compute", site, way, seconds * pace) for site, way, seconds in OPS]
+    rows += [(kind, site, "forward", seconds * (2 - pace)) for kind, site, seconds in WAITS]
+    sums = np.concatenate([np.round(seconds * 1e9).astype(np.int64) for *_, seconds in rows])
+    texts = {name: [row[n] for row in rows for _ in steps] for n, name in enumerate(("kind", "site", "direction"))}
+    return pl.DataFrame({
+        "step": np.tile(steps, len(rows)), "rank": np.full(len(sums), rank), **texts,
+        "n": np.full(len(sums), 192), "sum_ns": sums, "min_ns": sums // 250, "max_ns": sums // 150,
+    })  # fmt: skip
 
 
-def _collectives(
-    ranks: np.ndarray, steps: np.ndarray, pace: np.ndarray, arrival: np.ndarray, late: np.ndarray
-) -> pl.DataFrame:
+def _collectives(rank: int, steps: np.ndarray, pace: np.ndarray, arrival: np.ndarray, late: np.ndarray) -> pl.DataFrame:
     """One gather and one reduction a step, whose members end together."""
-    begin = np.tile(steps * 6.34, (len(ranks), 1))
+    begin = steps * 6.34
     reach = begin + 5.0 + 0.02 * (pace - 1) + arrival
-    parts: list[pl.DataFrame] = []
-    for name, direction, start, end in (
-        ("gather mlp0", "forward", begin + 0.001 * (pace - 1), begin + GATHER),
-        ("reduce mlp0", "backward", reach, begin + 5.0 + late[None, :] + REDUCE),
-    ):
-        parts.append(
-            pl.DataFrame({"step": np.tile(steps, len(ranks)), "rank": np.repeat(ranks, len(steps)).astype(np.int32)})
-            .with_columns(
-                kind=pl.lit("comm"), name=pl.lit(name), seq=pl.lit(0, pl.Int64), site=pl.lit("mlp"),
-                layer=pl.lit(0, pl.Int64), slice=pl.lit(0, pl.Int64), direction=pl.lit(direction),
-                start=pl.Series(start.ravel()), end=pl.Series(np.maximum(end, start).ravel()),
-                bytes=pl.lit(1 << 28, pl.Int64),
-            )
-        )  # fmt: skip
-    return pl.concat(parts)
+    starts = begin + 0.001 * (pace - 1), reach
+    ends = begin + GATHER, begin + 5.0 + late + REDUCE
+    many = len(steps)
+    return pl.DataFrame({
+        "step": np.tile(steps, 2), "rank": np.full(2 * many, rank), "kind": ["comm"] * 2 * many,
+        "name": ["gather mlp0"] * many + ["reduce mlp0"] * many, "seq": np.zeros(2 * many, np.int64),
+        "site": ["mlp"] * 2 * many, "layer": np.zeros(2 * many, np.int64), "slice": np.zeros(2 * many, np.int64),
+        "direction": ["forward"] * many + ["backward"] * many,
+        "start_ns": np.round(np.concatenate(starts) * 1e9).astype(np.int64),
+        "end_ns": np.round(np.maximum(np.concatenate(starts), np.concatenate(ends)) * 1e9).astype(np.int64),
+        "bytes": np.full(2 * many, 1 << 28),
+    })  # fmt: skip
 
 
 def measured(folder: Path) -> dict[str, Any]:
@@ -160,7 +155,6 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "timeline").mkdir()
         start = time.perf_counter()
         culprit, size = write_run(folder, args.replicas, args.steps, args.slow)
         made = {"made_in": round(time.perf_counter() - start, 1), "mib": round(size / 2**20), "slow_rank": culprit}

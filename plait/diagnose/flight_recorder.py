@@ -43,9 +43,10 @@ def dump_spans(content: Mapping[str, Any], rank: int | None) -> tuple[pl.DataFra
         what = str(one.get("profiling_name") or "collective")
         crosses = bool(one.get("is_p2p"))
         sequence = _number(one, "p2p_seq_id" if crosses else "collective_seq_id")
+        group = groups.get(name) or label or name or "all"
         rows.append(
             (0, rank, "transfer" if crosses else "comm", what, -1 if sequence is None else int(sequence), what,
-             start / NS, end / NS, _bytes(one), "pp" if crosses else axis_of(label), groups.get(name) or label or name or "all")
+             start / NS, end / NS, _bytes(one), "pp" if crosses else axis_of(label), group)
         )  # fmt: skip
     if not rows:
         raise DataError(f"none of its {len(entries)} operations has ended")

@@ -109,7 +109,10 @@ def _finished(spans: pl.DataFrame) -> pl.DataFrame:
         direction=pl.when(backward).then(pl.lit("backward")).otherwise(pl.lit("forward")),
         start=pl.col("start") - pl.col("start").min(),
         end=pl.col("end") - pl.col("start").min(),
-    ).select(
+    ).with_columns(
+        start_ns=(pl.col("start") * NS).round().cast(pl.Int64), end_ns=(pl.col("end") * NS).round().cast(pl.Int64)
+    ).select(  # seconds, and the same in whole nanoseconds: whoever reads takes what it knows
+
         "step", "rank", "kind", "name", "seq", "site", "layer", "slice", "direction", "start", "end", "bytes", "axis",
-        "group",
+        "group", "start_ns", "end_ns",
     )  # fmt: skip

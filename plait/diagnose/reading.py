@@ -1,8 +1,9 @@
 """A run's folder as a recording: the only place that knows which files there are and what they hold.
 
-``timeline/*.parquet`` has spans, as ``plait.core.timeline`` describes them, of any number of ranks and steps;
-files with the columns n, sum, min and max instead of name, start and end are roll-ups, which have all steps
-where the spans of some are kept. What cannot be read is left out, and said.
+Parquet files in and below ``timeline`` have spans, as ``plait.core.timeline`` describes them, of any number
+of ranks and steps, or, where they have a sum instead of a start and an end, roll-ups, which are kept of all
+steps where spans are kept of some. Times are seconds (``start``, ``sum``) or whole nanoseconds (``start_ns``,
+``sum_ns``). What cannot be read is left out, and said.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import polars as pl
 from plait.core.errors import DataError, PlaitError
 from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
-from plait.core.timeline import SCHEMA_VERSION
 from plait.diagnose.recording import (
     ROLLUP,
     SPANS,
@@ -32,8 +32,13 @@ from plait.diagnose.recording import (
     with_axes,
 )  # fmt: skip
 
+VERSIONS = ("1", "2")
+"""Of timelines and roll-ups that can be read."""
 SPAN_COLUMNS = ("step", "rank", "kind", "name", "seq", "site", "layer", "slice", "direction", "start", "end", "bytes")
 ROLLUP_COLUMNS = ("step", "rank", "kind", "site", "direction", "n", "sum")
+NO_TIMELINE = "a Parquet file, but no timeline of Plait"
+BATCH = 1000
+"""Files that are read at once."""
 MANY = 12
 """Notes of one kind from which on only their number is said."""
 
@@ -57,7 +62,7 @@ def read_run(folder: Path) -> Run:
         raise DataError(f"{folder}: no such run folder")
     notes: list[str] = []
     plan = _plan(folder / "plan.json", notes)
-    spans, rollups = _tables(sorted((folder / "timeline").glob("*.parquet")), plan, notes)
+    spans, rollups = _tables((folder / "timeline").rglob("*.parquet"), plan, notes)
     if spans.is_empty() and rollups.is_empty():
         more = f" ({notes[0]})" if notes else ""
         raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
@@ -92,8 +97,7 @@ def recorded(
     complete = not told
     own = rollup_of(whole, complete=complete).cast(ROLLUP)  # type: ignore[arg-type]
     if rollups.height:
-        own = own.join(rollups.select("step").unique(), on="step", how="anti")
-        own = pl.concat([own, _with_axis(rollups)])
+        own = _together(own, _with_axis(rollups))
     lengths = seconds_of(whole) | {
         int(line["step"]) - 1: float(line["seconds"]) for line in metrics if _is_step(line)
     }  # fmt: skip
@@ -106,6 +110,15 @@ def recorded(
         clocks_agree=len(set(named) - {None}) < 2,
         complete=complete,
     )
+
+
+def _together(own: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """Of a rank's step whose spans are kept, their roll-up, which also knows axes and what passed between
+    ops; else what is told."""
+    keys = ["step", "rank"]
+    whole = own.filter(pl.col("kind") == "compute").select(keys).unique()
+    untold = own.join(whole, on=keys, how="anti").join(told.select(keys).unique(), on=keys, how="anti")
+    return pl.concat([own.join(whole, on=keys, how="semi"), untold, told.join(whole, on=keys, how="anti")])
 
 
 def _with_axis(rollups: pl.DataFrame) -> pl.DataFrame:
@@ -137,59 +150,85 @@ def _plan(path: Path, notes: list[str]) -> Plan | None:
         return None
 
 
-def _tables(files: list[Path], plan: Plan | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Spans and roll-ups; of a step that a rank did twice, the second time (files are named by their last
-    step; the later one of two is the one that was written last)."""
-    spans: list[pl.DataFrame] = []
-    rollups: list[pl.DataFrame] = []
-    other = 0
+def _tables(files: Iterable[Path], plan: Plan | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Spans and roll-ups; of a step that a rank did twice, the second time: what was written last."""
+    kinds: dict[tuple[str, str], list[tuple[int, Path]]] = {}
     skipped: list[str] = []
+    other = 0
     for number, path in enumerate(sorted(files, key=_written)):
         try:
             metadata = pl.read_parquet_metadata(path)
-            found = pl.read_parquet(path, use_pyarrow=False)
         except (OSError, pl.exceptions.PolarsError) as error:
             skipped.append(f"{path.name} is truncated or no Parquet file: {_first_line(error)}")
             continue
-        belongs = metadata.get("plait.plan", "")
-        if plan and belongs and belongs != plan.hash:
+        noun = "rollup" if "plait.rollup.version" in metadata else "timeline"
+        version, belongs = metadata.get(f"plait.{noun}.version", ""), metadata.get("plait.plan", "")
+        if version not in VERSIONS:
+            none = f"a timeline of version {version}; this Plait reads versions {', '.join(VERSIONS)}"
+            skipped.append(f"{path.name}: {none if version else NO_TIMELINE}")
+        elif plan and belongs and belongs != plan.hash:
             other += 1
-            continue
-        problem = _problem(found, metadata)
-        if problem:
-            skipped.append(f"{path.name}: {problem}")
-        elif "start" in found.columns:
-            extra = [name for name in ("axis", "group") if name in found.columns]
-            spans.append(found.select([*SPAN_COLUMNS, *extra]).with_columns(_file=pl.lit(number)))
         else:
-            extra = [name for name in ("axis",) if name in found.columns]
-            rollups.append(found.select([*ROLLUP_COLUMNS, *extra]).with_columns(_file=pl.lit(number)))
+            kinds.setdefault((noun, version), []).append((number, path))
+    found: dict[str, list[pl.DataFrame]] = {"timeline": [], "rollup": []}
+    for own in kinds.values():
+        for at in range(0, len(own), BATCH):
+            for table in _read(own[at : at + BATCH], skipped):
+                found["timeline" if "start" in table.columns else "rollup"].append(table)
     notes += skipped if len(skipped) < MANY else [f"{len(skipped)} files were left out, such as: {skipped[0]}"]
     if other:
         notes.append(f"{other} files belong to other plans of this run, and were left out")
     empty = pl.DataFrame(schema={name: SPANS[name] for name in SPAN_COLUMNS})
-    none = pl.DataFrame(schema={**{name: ROLLUP[name] for name in ROLLUP_COLUMNS if name != "sum"}, "sum": pl.Float64})
-    return _newest(spans) if spans else empty, _newest(rollups) if rollups else none
+    none = pl.DataFrame(schema={name: ROLLUP.get(name, pl.Float64) for name in ROLLUP_COLUMNS})
+    return tuple(
+        _newest(found[noun]) if found[noun] else table for noun, table in (("timeline", empty), ("rollup", none))
+    )  # type: ignore[return-value]
+
+
+def _read(files: list[tuple[int, Path]], skipped: list[str]) -> list[pl.DataFrame]:
+    """Files of one form at once; where that fails, in halves, until those are alone that cannot be read."""
+    paths = [path for _, path in files]
+    try:
+        table = pl.scan_parquet(
+            paths, include_file_paths="_path", extra_columns="ignore", missing_columns="raise", glob=False
+        ).collect()
+        problem = _problem(table := _in_seconds(table))
+    except (OSError, pl.exceptions.PolarsError) as error:
+        problem = f"it is truncated or no Parquet file: {_first_line(error)}"
+        table = pl.DataFrame()
+    if problem and len(files) == 1:
+        skipped.append(f"{paths[0].name}: {problem}")
+        return []
+    if problem:
+        half = len(files) // 2
+        return _read(files[:half], skipped) + _read(files[half:], skipped)
+    numbers = pl.DataFrame({"_path": [str(path) for path in paths], "_file": [number for number, _ in files]})
+    wanted, kinds = (SPAN_COLUMNS, SPANS) if "start" in table.columns else (ROLLUP_COLUMNS, ROLLUP)
+    kept = [*wanted, *(name for name in ("axis", "group") if name in table.columns)]
+    table = table.select([*(pl.col(name).cast(kinds.get(name, pl.Float64)) for name in kept), "_path"])
+    return [table.join(numbers, on="_path", maintain_order="left").drop("_path")]
 
 
 def _newest(parts: list[pl.DataFrame]) -> pl.DataFrame:
     """All of them; of a rank's step that is in several, the last."""
-    whole = pl.concat(parts, how="diagonal_relaxed").cast({"rank": pl.Int32})
+    whole = pl.concat(parts, how="diagonal_relaxed")
     twice = whole.select("step", "rank", "_file").unique().group_by("step", "rank").agg(pl.len(), pl.col("_file").max())
     if (twice["len"] > 1).any():
         whole = whole.join(twice.select("step", "rank", "_file"), on=["step", "rank", "_file"], how="semi")
     return whole.drop("_file")
 
 
-def _problem(table: pl.DataFrame, metadata: Mapping[str, str]) -> str:
+def _in_seconds(table: pl.DataFrame) -> pl.DataFrame:
+    """Times as seconds, whichever of the two forms a file has."""
+    whole = [name for name in ("start", "end", "sum") if f"{name}_ns" in table.columns]
+    return table.with_columns(**{name: pl.col(f"{name}_ns") / 1e9 for name in whole})
+
+
+def _problem(table: pl.DataFrame) -> str:
     """Why a table cannot be used; nothing if it can."""
-    version = metadata.get("plait.timeline.version")
     wanted = SPAN_COLUMNS if "start" in table.columns else ROLLUP_COLUMNS
-    missing = [name for name in wanted if name not in table.columns]
-    if version is None or missing:
-        return "a Parquet file, but no timeline of Plait"
-    if version != SCHEMA_VERSION:
-        return f"a timeline of version {version}; this Plait reads version {SCHEMA_VERSION}"
+    if any(name not in table.columns for name in wanted):
+        return NO_TIMELINE
     numbers = [name for name in ("step", "rank", "start", "end", "sum") if name in wanted]
     strange = [name for name in numbers if not table.schema[name].is_numeric()]
     return f"column {strange[0]} holds no numbers" if strange else ""

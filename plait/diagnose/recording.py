@@ -25,8 +25,8 @@ SPANS = {
     "bytes": pl.Int64, "axis": pl.String, "group": pl.String, "lane": pl.String, "meeting": pl.UInt64,
 }  # fmt: skip
 ROLLUP = {
-    "step": pl.Int64, "rank": pl.Int32, "kind": pl.String, "axis": pl.String, "site": pl.String,
-    "direction": pl.String, "n": pl.Int64, "seconds": pl.Float64,
+    "step": pl.Int64, "rank": pl.Int32, "kind": pl.Categorical, "axis": pl.Categorical, "site": pl.Categorical,
+    "direction": pl.Categorical, "n": pl.Int64, "seconds": pl.Float64,
 }  # fmt: skip
 MEETINGS = {
     "step": pl.Int64, "rank": pl.Int32, "axis": pl.String, "site": pl.String, "direction": pl.String,
@@ -34,7 +34,7 @@ MEETINGS = {
 }  # fmt: skip
 OWN = ("compute", "data", "host")
 """Kinds of what a rank does by itself, so that it can be slow at it. host: between ops."""
-PROCESSOR = ("compute", "wait", "idle", "data", "optimizer", "checkpoint", "host")
+PROCESSOR = ("compute", "wait", "idle", "data", "optimizer", "checkpoint", "evaluation", "host")
 UNITS = r"^(gather|reduce|publish|need) "
 """How the names of sharding's collectives and waits begin."""
 
@@ -198,9 +198,10 @@ def rollup_of(spans: pl.DataFrame, *, complete: bool = True) -> pl.DataFrame:
 
 
 def _between(spans: pl.DataFrame) -> pl.DataFrame:
-    """What passed between the ops of every rank and step, while it neither computed nor waited."""
+    """What passed between the ops of every rank and step, while it neither computed nor waited. What comes
+    after the last of them is beside: an optimizer waits for gradients, which is no span."""
     return (
-        spans.filter(pl.col("lane") == "processor")
+        spans.filter(pl.col("kind").is_in(["compute", "wait", "idle"]))
         .sort("step", "rank", "start")
         .with_columns(before=pl.col("end").cum_max().over("step", "rank"))
         .with_columns(before=pl.col("before").shift(1).over("step", "rank"))

@@ -16,8 +16,8 @@ NAMES = {
     "compute": "computing", "tp": "exposed tp communication", "cp": "exposed cp communication",
     "dp": "exposed dp communication", "pp": "exposed pp transfers", "other": "other collectives",
     "idle": "waiting for other ranks", "bubble": "idle: nothing to do yet (bubble)", "data": "waiting for data",
-    "optimizer": "optimizer", "checkpoint": "checkpoint", "host": "host, between ops",
-    "rest": "beside recorded ops",
+    "optimizer": "optimizer", "checkpoint": "checkpoint", "evaluation": "evaluation", "host": "host, between ops",
+    "exposed": "exposed communication", "rest": "beside recorded ops",
 }  # fmt: skip
 CHANGED = 0.03
 """Share by which steps must have become longer or shorter to be told."""
@@ -62,9 +62,11 @@ class Steps(NamedTuple):
 
 
 def steady(recording: Recording) -> list[int]:
-    """Steps without the run's first, which is like no other."""
+    """Steps without the run's first, which is like no other; those whose spans are kept, if there are any,
+    because roll-ups do not tell all axes apart."""
+    spans = recording.spans.filter(pl.col("kind") == "compute")["step"].unique().sort().to_list()
     steps = recording.steps
-    return [step for step in steps if step > 0] or steps
+    return [step for step in spans if step > 0] or [step for step in steps if step > 0] or steps
 
 
 def shares(recording: Recording) -> list[Share]:
@@ -172,14 +174,20 @@ def drift_of(recording: Recording) -> Drift | None:
     error = max(SIGMA * float(np.median(np.abs(part - np.median(part)))) * 1.2533 / quarter**0.5 for part in change)
     if abs(last - first) < max(CHANGED * first, Z * error):
         return None
-    ends = [_means(recording, some) for some in (steps[:quarter], steps[-quarter:])]
+    coarse = len(steady(recording)) < len(steps)
+    ends = [_means(recording, some, coarse) for some in (steps[:quarter], steps[-quarter:])]
     grown = {what: ends[1].get(what, 0.0) - ends[0].get(what, 0.0) for what in {*ends[0], *ends[1]}}
     direction = 1 if last > first else -1
     grew = max(grown, key=lambda what: direction * grown[what], default="rest")
     return Drift(first, last, grew, grown.get(grew, 0.0))
 
 
-def _means(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
+def _means(recording: Recording, steps: Sequence[int], coarse: bool) -> dict[str, float]:
+    """Seconds of the mean rank's step. coarse: where some steps have roll-ups only, which tell no axes."""
     lanes = max(1, recording.rollup.filter(pl.col("step").is_in(list(steps))).select("step", "rank").n_unique())
-    sums = _seconds(recording, steps).group_by("what").agg(pl.col("seconds").sum() / lanes)
+    rows = _seconds(recording, steps)
+    if coarse:
+        what = pl.col("what").replace({"tp": "exposed", "dp": "exposed", "cp": "exposed", "pp": "bubble"})
+        rows = rows.filter(pl.col("what") != "host").with_columns(what=what)
+    sums = rows.group_by("what").agg(pl.col("seconds").sum() / lanes)
     return dict(sums.iter_rows())
