@@ -43,16 +43,34 @@ def usual(value: pl.Expr, cell: list[str]) -> pl.Expr:
 
 
 def own_work(recording: Recording) -> Compared:
-    """Of every rank what it does by itself, against the ranks of its stage."""
+    """Of every rank all that it does by itself, against the ranks of its stage."""
+    own = recording.rollup.filter(pl.col("kind").is_in(OWN if recording.complete else ["compute"]))
+    return _work(recording, _without_exchanges(own, recording), ["kind", "site", "direction"])
+
+
+def typical_work(recording: Recording) -> Compared:
+    """The same by ops of median length: where a processor is taken away now and then, sums of a step differ
+    more from step to step than a slow rank does from others."""
+    kind = pl.col("name").str.extract(r"\.([A-Z])").fill_null("").alias("op")
+    spans = _without_exchanges(recording.spans.filter(pl.col("kind") == "compute"), recording)
+    keys = ["step", "rank", "kind", "site", "direction"]
+    length = pl.col("end") - pl.col("start")
+    ops = spans.group_by(*keys, kind).agg(seconds=length.median() * pl.len())
+    return _work(recording, ops, ["kind", "site", "direction", "op"])
+
+
+def _without_exchanges(ops: pl.DataFrame, recording: Recording) -> pl.DataFrame:
+    """Where ranks share sequences, attention exchanges keys and values within the op."""
+    if recording.grid["cp"].n_unique() == 1:
+        return ops
+    return ops.filter(~pl.col("site").cast(pl.String).is_in(["attn", "block"]))
+
+
+def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compared:
+    """Seconds of ranks' ops against those of their stage that are ``equal``."""
     places = recording.grid.select("rank", "pp", "cp")
-    shares_sequences = recording.grid["cp"].n_unique() > 1
-    rollup = recording.rollup.filter(pl.col("kind").is_in(OWN))
-    if shares_sequences:  # attention exchanges keys and values within the op
-        rollup = rollup.filter(~pl.col("site").is_in(["attn", "block"]))
-    if not recording.complete:
-        rollup = rollup.filter(pl.col("kind") == "compute")
-    cell = ["step", "pp", "cp", "kind", "site", "direction"]
-    steps = recording.steps
+    cell = ["step", "pp", "cp", *equal]
+    steps = rollup["step"].unique().sort().to_list()
     parts = [
         rollup.filter(pl.col("step").is_between(some[0], some[-1]))
         .join(places, on="rank")

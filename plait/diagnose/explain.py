@@ -53,7 +53,9 @@ class Report:
             "run": self.name,
             "ranks": self.ranks,
             "axes": dict(self.axes),
-            "steps": self.steps and self.steps._asdict() | _counted(first=self.steps.first, last=self.steps.last),
+            "steps": self.steps and self.steps._asdict() | _counted(
+                first=self.steps.first, last=self.steps.last, longest_at=self.steps.longest_at
+            ),
             "stragglers": [
                 _straggler(one, cost) for one, cost in zip(self.stragglers, self.costs, strict=True)
             ],

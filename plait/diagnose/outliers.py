@@ -127,7 +127,8 @@ def _since(deviation: Floats, begin: int, earliest: int, effect: float) -> int:
 
 def _spread(effect: Floats, z: Floats, out: NDArray[np.bool_]) -> Spread:
     """Of the others, in whichever window it is largest."""
-    left = np.where(out.any(axis=1)[:, None] | ~np.isfinite(z), -np.inf, z)
+    named = np.asarray(out.any(axis=1))
+    left = np.where(named[:, None] | ~np.isfinite(z), -np.inf, z)
     unit, window = np.unravel_index(int(np.argmax(left)), left.shape)
     if not np.isfinite(left[unit, window]):
         return Spread(effect=0.0, z=0.0, unit=-1)

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from plait.diagnose.equals import Compared, met_of, own_work, transfers
+from plait.diagnose.equals import Compared, met_of, own_work, transfers, typical_work
 from plait.diagnose.outliers import MINIMUM, Outlier, Spread, outliers
 from plait.diagnose.recording import Recording
 
@@ -74,15 +74,23 @@ class Verdicts:
 def verdicts(recording: Recording) -> Verdicts:
     """All that can be said of a recording."""
     work = own_work(recording)
-    enough = len(work.units) >= FEW
-    found, spread = outliers(work.deviation, minimum=MINIMUM if enough else MINIMUM_OF_FEW)
-    slow = _of_hosts([_rank(recording, work, one) for one in found], recording.grid)
+    minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
+    found, spread = outliers(work.deviation, minimum=minimum)
+    typical = typical_work(recording)
+    more, other = outliers(typical.deviation, minimum=minimum)
+    ranks = {one.ranks: one for one in [_rank(recording, typical, one) for one in more]}
+    ranks |= {one.ranks: one for one in [_rank(recording, work, one) for one in found]}
+    slow = _of_hosts(list(ranks.values()), recording.grid)
     links = _links(recording, {rank for one in slow for rank in one.ranks})
-    if spread.unit >= 0:
-        spread = Spread(effect=spread.effect, z=spread.z, unit=int(work.units[spread.unit]))
+    named = {rank for one in slow for rank in one.ranks}
+    rest = [
+        Spread(effect=one.effect, z=one.z, unit=int(of.units[one.unit]))
+        for one, of in ((spread, work), (other, typical))
+        if one.unit >= 0 and of.units[one.unit] not in named
+    ]
     return Verdicts(
         stragglers=(*slow, *links),
-        spread=spread,
+        spread=max(rest, key=lambda one: one.z, default=Spread(effect=0.0, z=0.0, unit=-1)),
         comparable=int(np.isfinite(work.deviation).any(axis=1).sum()),
         arrivals=_arrivals(recording, work),
     )
