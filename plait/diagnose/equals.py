@@ -91,7 +91,7 @@ def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compa
 
 def transfers(recording: Recording) -> Compared:
     """Of every group what its transfers take once all have come, against the groups that move as much."""
-    met = met_of(recording)
+    met = recording.met
     cell = ["step", "axis", "site", "direction", "bytes"]
     found = (
         met.group_by(*cell, "group")
@@ -104,30 +104,6 @@ def transfers(recording: Recording) -> Compared:
         .agg(pl.col("usual").sum(), pl.col("excess").sum(), computing=pl.lit(0.0))
     )
     return _matrices(found, "unit", recording.steps)
-
-
-def met_of(recording: Recording) -> pl.DataFrame:
-    """A row for every meeting: when it could begin, how long the transfer took, who came last and how much
-    later than the first.
-
-    lateness: start minus first start of the group. transfer: end minus last start. Where clocks do not agree,
-    by the ends, which are the same moment for all: the last to come is in it for the shortest time.
-    """
-    length = pl.col("end") - pl.col("start")
-    came = pl.col("start") if recording.clocks_agree else -length
-    transfer = (pl.col("end").min() - pl.col("start").max()) if recording.clocks_agree else length.min()
-    return (
-        recording.meetings.group_by("step", "axis", "site", "direction", "group", "meeting")
-        .agg(
-            members=pl.len(),
-            lateness=came.max() - came.min(),
-            last=pl.col("rank").sort_by(came).last(),
-            transfer=transfer.clip(0),
-            waited=(came.max() - came).sum(),
-            bytes=pl.col("bytes").max(),
-        )
-        .filter((pl.col("members") > 1) | (pl.col("axis") == "pp"))
-    )
 
 
 def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> Compared:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +63,30 @@ class Recording:
     def steps(self) -> list[int]:
         """That anything is known of."""
         return self.rollup["step"].unique().sort().to_list()
+
+    @cached_property
+    def met(self) -> pl.DataFrame:
+        """A row for every meeting: when it could begin, how long the transfer took, who came last and how
+        much later than the first.
+
+        lateness: start minus first start of the group. transfer: end minus last start. Where clocks do not
+        agree, by the ends, which are the same moment for all: the last to come is in it for the shortest
+        time. waited: seconds of all who came before the last.
+        """
+        length = pl.col("end") - pl.col("start")
+        came = pl.col("start") if self.clocks_agree else -length
+        transfer = (pl.col("end").min() - pl.col("start").max()) if self.clocks_agree else length.min()
+        equal = [pl.col(name).first() for name in ("step", "axis", "site", "direction", "group")]
+        found = self.meetings.group_by("meeting").agg(
+            *equal,
+            members=pl.len(),
+            lateness=came.max() - came.min(),
+            last=pl.col("rank").get(came.arg_max()),
+            transfer=transfer.clip(0),
+            waited=(came.max() - came).sum(),
+            bytes=pl.col("bytes").max(),
+        )
+        return found.filter((pl.col("members") > 1) | (pl.col("axis") == "pp"))
 
     def chosen(self, ranks: Sequence[int], steps: Sequence[int]) -> pl.DataFrame:
         """Spans of these ranks and steps."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.diagnose.equals import met_of
 from plait.diagnose.outliers import SIGMA, Z
 from plait.diagnose.recording import Recording
 
@@ -104,7 +103,7 @@ def _seconds(recording: Recording, steps: Sequence[int]) -> pl.DataFrame:
 
 def _blocking(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
     """Of ranks that communicate in the middle of their program: the transfers, and the waiting for others."""
-    met = met_of(recording).select("meeting", "transfer")
+    met = recording.met.select("meeting", "transfer")
     length = pl.col("end") - pl.col("start")
     rows = recording.meetings.filter(pl.col("step").is_in(list(steps))).join(met, on="meeting")
     rows = rows.with_columns(moving=pl.min_horizontal(length, "transfer"), length=length)
@@ -140,7 +139,7 @@ def _late(recording: Recording, steps: Sequence[int], lanes: int) -> dict[str, f
     """Of every axis' collectives, seconds of a rank and step in which it waited for the last to come."""
     if recording.blocking:
         return {}
-    met = met_of(recording).filter(pl.col("step").is_in(list(steps)), pl.col("axis") != "pp")
+    met = recording.met.filter(pl.col("step").is_in(list(steps)), pl.col("axis") != "pp")
     per = met.group_by("axis").agg(pl.col("waited").sum())
     return {axis: seconds / lanes for axis, seconds in per.iter_rows()}
 

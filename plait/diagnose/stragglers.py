@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from plait.diagnose.equals import Compared, met_of, own_work, transfers, typical_work
+from plait.diagnose.equals import Compared, own_work, transfers, typical_work
 from plait.diagnose.outliers import MINIMUM, Outlier, Spread, outliers
 from plait.diagnose.recording import Recording
 
@@ -210,7 +210,7 @@ def _shared(
 
 def _arrivals(recording: Recording, work: Compared) -> tuple[Arrival, ...]:
     """Of each axis' collectives, who comes last, and whom it waited for itself."""
-    met = met_of(recording).filter(pl.col("members") > 1, pl.col("axis") != "pp")
+    met = recording.met.filter(pl.col("members") > 1, pl.col("axis") != "pp")
     if met.is_empty():
         return ()
     excess = {int(rank): float(np.nanmedian(own)) for rank, own in zip(work.units, work.excess, strict=True)}

@@ -92,3 +92,17 @@ def test_too_little_says_nothing() -> None:
     alone = np.full((4, 50), np.nan)
     alone[0] = 1.0
     assert outliers(alone)[1].unit in (-1, 0)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([2, 4, 8, 64]))
+@settings(max_examples=20, deadline=None)
+def test_nobody_stands_out_of_10000_steps_on_a_busy_machine(seed: int, units: int) -> None:
+    """Ops that now and then take many times as long, spells in which a rank is disturbed, uneven hosts."""
+    rng = np.random.default_rng(seed)
+    work = (1 + 0.004 * rng.standard_normal((units, 1))) * rng.lognormal(0, 0.15, (units, 10_000))
+    work *= np.where(rng.random(work.shape) < 0.02, rng.pareto(2, work.shape) + 1, 1)
+    for _ in range(50):
+        unit, begin = rng.integers(units), rng.integers(10_000)
+        work[unit, begin : begin + rng.integers(1, WINDOW)] *= 1.5
+    usual = np.median(work, axis=0) if units > 2 else work[::-1]
+    assert outliers(work / usual - 1)[0] == []
