@@ -90,13 +90,22 @@ def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compa
 
 
 def transfers(recording: Recording) -> Compared:
-    """Of every group what its transfers take once all have come, against the groups that move as much."""
-    met = recording.met
+    """Of every group what its transfers take once all have come, against the groups that move as much.
+
+    Where hosts are known, between as many hosts, and against the faster of them: the links of one host may be
+    half of all.
+    """
+    met = recording.met.with_columns(unit=pl.format("{} {}", "axis", "group"))
     cell = ["step", "axis", "site", "direction", "bytes"]
+    if hosts_known(recording):
+        cell.append("hosts")
+        met = met.join(_hosts_of_groups(recording), on="unit", how="left")
+    groups = met.group_by(*cell, "group").agg(seconds=pl.col("transfer").mean(), n=pl.len())
+    common = usual(pl.col("seconds"), cell)
+    if hosts_known(recording):
+        common = pl.when(pl.len().over(cell) > 1).then(pl.col("seconds").quantile(0.25, "lower").over(cell))
     found = (
-        met.group_by(*cell, "group")
-        .agg(seconds=pl.col("transfer").mean(), n=pl.len())
-        .with_columns(usual=usual(pl.col("seconds"), cell))
+        groups.with_columns(usual=common)
         .filter(pl.col("usual").is_not_null())
         .with_columns(excess=(pl.col("seconds") - pl.col("usual")) * pl.col("n"), usual=pl.col("usual") * pl.col("n"))
         .with_columns(unit=pl.format("{} {}", "axis", "group"))
@@ -104,6 +113,26 @@ def transfers(recording: Recording) -> Compared:
         .agg(pl.col("usual").sum(), pl.col("excess").sum(), computing=pl.lit(0.0))
     )
     return _matrices(found, "unit", recording.steps)
+
+
+def hosts_known(recording: Recording) -> bool:
+    """Whether every rank's host is, and there are several."""
+    return recording.grid["host"].null_count() == 0 and recording.grid["host"].n_unique() > 1
+
+
+def members_of(recording: Recording) -> pl.DataFrame:
+    """(unit, rank): ranks of every group; of a transfer that one side recorded, both ends, which its name
+    tells."""
+    named = recording.meetings.select("rank", unit=pl.format("{} {}", "axis", "group")).unique()
+    ends = named.filter(pl.col("unit").str.contains(r"^pp \d+>\d+$"))
+    other = ends.select(rank=pl.col("unit").str.extract(r">(\d+)$").cast(named.schema["rank"]), unit="unit")
+    return pl.concat([named, other]).unique()
+
+
+def _hosts_of_groups(recording: Recording) -> pl.DataFrame:
+    """(unit, hosts): how many hosts a group is on."""
+    both = members_of(recording).join(recording.grid.select("rank", "host"), on="rank")
+    return both.group_by("unit").agg(hosts=pl.col("host").n_unique())
 
 
 def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> Compared:

@@ -58,11 +58,12 @@ class Spread:
     unit: int
 
 
-def outliers(deviation: Floats, *, minimum: float = MINIMUM, few: float = 0.0) -> tuple[list[Outlier], Spread]:
+def outliers(deviation: Floats, *, minimum: float = MINIMUM, lower: bool = False) -> tuple[list[Outlier], Spread]:
     """Of (units, steps), how much longer than its equals each took, as a share; NaN: not known.
 
-    minimum: of effects. few: the least spread that is assumed, as when there are few to compare. One window
-    suffices where it is the last, or of few; earlier ones must be two that follow each other.
+    minimum: of effects. lower: the faster half is what is healthy, because up to half of the units may be
+    slow together, as the links of one host are. One window suffices where it is the last, or of few; earlier
+    ones must be two that follow each other.
     """
     units, steps = deviation.shape
     if units < 2 or steps < FEWEST:
@@ -71,7 +72,7 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, few: float = 0.0) -
     edges = [round(i * steps / windows) for i in range(windows + 1)]
     effect, z, recurs = (np.full((units, windows), np.nan) for _ in range(3))
     for number, (first, last) in enumerate(pairwise(edges)):
-        effect[:, number], z[:, number], recurs[:, number] = _window(deviation[:, first:last], minimum, few)
+        effect[:, number], z[:, number], recurs[:, number] = _window(deviation[:, first:last], minimum, lower)
     out = (z >= Z) & (effect >= minimum) & (recurs >= RECURS)
     if windows > 2:
         follows = np.zeros_like(out)
@@ -96,7 +97,7 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, few: float = 0.0) -
     return sorted(found, key=lambda one: -one.effect), _spread(effect, z, out)
 
 
-def _window(deviation: Floats, minimum: float, few: float) -> tuple[Floats, Floats, Floats]:
+def _window(deviation: Floats, minimum: float, lower: bool) -> tuple[Floats, Floats, Floats]:
     """Effect, z and recurrence of every unit in a window."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of units that recorded nothing here
@@ -105,10 +106,13 @@ def _window(deviation: Floats, minimum: float, few: float) -> tuple[Floats, Floa
     known = np.isfinite(deviation)
     count = known.sum(axis=1)
     error = MEDIAN_ERROR * changes / np.sqrt(np.maximum(count, 1))
-    judged = effect[count >= FEWEST]
-    between = SIGMA * float(np.median(np.abs(judged - np.median(judged)))) if judged.size >= 4 else 0.0
-    centre = float(np.median(judged)) if judged.size >= 4 else 0.0
-    noise = np.maximum(np.maximum(between, minimum / Z), np.maximum(error, few))
+    judged = np.sort(effect[count >= FEWEST])
+    if lower:
+        judged = judged[: (len(judged) + 1) // 2]
+    enough = 2 if lower else 4
+    between = SIGMA * float(np.median(np.abs(judged - np.median(judged)))) if judged.size >= enough else 0.0
+    centre = float(np.median(judged)) if judged.size >= enough else 0.0
+    noise = np.maximum(max(between, minimum / Z), error)
     with np.errstate(invalid="ignore"):
         recurs = ((deviation >= max(minimum, 1e-12)) & known).sum(axis=1) / np.maximum(count, 1)
     return effect, np.where(count >= FEWEST, (effect - centre) / noise, np.nan), recurs

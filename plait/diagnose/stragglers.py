@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from plait.diagnose.equals import Compared, own_work, transfers, typical_work
+from plait.diagnose.equals import Compared, hosts_known, members_of, own_work, transfers, typical_work
 from plait.diagnose.outliers import MINIMUM, Outlier, Spread, outliers
 from plait.diagnose.recording import Recording
 
@@ -149,60 +149,49 @@ def _of_hosts(found: list[Straggler], grid: pl.DataFrame) -> list[Straggler]:
 
 
 def _links(recording: Recording, slow: set[int]) -> list[Straggler]:
-    """Groups whose transfers take long, put together to what they share."""
+    """Groups whose transfers take long, put together to what they share; nobody where they cost little."""
     moved = transfers(recording)
-    found, _ = outliers(moved.deviation, minimum=LINK)
+    found, _ = outliers(moved.deviation, minimum=LINK, lower=hosts_known(recording))
     step = float(np.median(list(recording.seconds.values()))) if recording.seconds else 0.0
-    members = _members(recording.meetings)
-    kept: list[tuple[Outlier, float, frozenset[int]]] = []
-    for one in found:
-        ranks = members[str(moved.units[one.unit])]
-        seconds = float(np.nanmedian(moved.excess[one.unit, one.first : one.last + 1]))
-        if seconds >= MINIMUM * step and not ranks & slow:  # a slow processor moves its bytes slowly, too
-            kept.append((one, seconds, ranks))
-    if not kept:
+    members = {unit: frozenset(ranks) for unit, ranks in members_of(recording).group_by("unit").agg("rank").iter_rows()}
+    kept = [
+        (one, float(np.nanmedian(moved.excess[one.unit, one.first : one.last + 1])), str(moved.units[one.unit]))
+        for one in found
+        if not members[str(moved.units[one.unit])] & slow  # a slow processor moves its bytes slowly, too
+    ]
+    if not kept or max(seconds for _, seconds, _ in kept) < MINIMUM * step:
         return []
     clearest, seconds, _ = max(kept, key=lambda each: each[1])
-    ranks, place, hosts = _shared([ranks for _, _, ranks in kept], members, recording.grid)
+    ranks, place, hosts = _shared([unit for _, _, unit in kept], members, recording.grid)
     return [
         Straggler(
             what="slow link", ranks=ranks, hosts=hosts, since=min(moved.steps[one.first] for one, _, _ in kept),
             until=max(moved.steps[one.last] for one, _, _ in kept), effect=clearest.effect, seconds=seconds,
             z=clearest.z, recurs=clearest.recurs, computing=0.0,
-            where=place or " and ".join(str(moved.units[one.unit]) for one, _, _ in kept[:3]),
+            where=place or " and ".join(unit for _, _, unit in kept[:3]),
         )
     ]  # fmt: skip
 
 
-def _members(meetings: pl.DataFrame) -> dict[str, frozenset[int]]:
-    """Ranks of every group; of a transfer that one side recorded, both ends, which its name tells."""
-    named = meetings.select("rank", unit=pl.format("{} {}", "axis", "group")).unique()
-    ends = named.filter(pl.col("unit").str.contains(r"^pp \d+>\d+$"))
-    other = ends.select(rank=pl.col("unit").str.extract(r">(\d+)$").cast(pl.Int32), unit="unit")
-    both = pl.concat([named, other.cast({"rank": named.schema["rank"]})]).group_by("unit").agg("rank")
-    return {unit: frozenset(ranks) for unit, ranks in both.iter_rows()}
-
-
 def _shared(
-    slow: Sequence[frozenset[int]], members: dict[str, frozenset[int]], grid: pl.DataFrame
+    slow: Sequence[str], members: dict[str, frozenset[int]], grid: pl.DataFrame
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-    """Whom slow groups have in common: a host whose every link is slow, or the path between two; else all
-    their ranks."""
+    """Whom slow groups have in common: a host, the path between two; else all their ranks."""
+    ranks = [members[unit] for unit in slow]
     of = {rank: host for rank, host in grid.select("rank", "host").iter_rows() if host}
-    if of and all(rank in of for ranks in slow for rank in ranks):
-        leaving = [{of[rank] for rank in ranks if rank in of} for ranks in members.values()]
+    if of and all(rank in of for some in ranks for rank in some):
+        axes = {unit.split()[0] for unit in slow}
+        leaving = [{of[one] for one in some if one in of} for unit, some in members.items() if unit.split()[0] in axes]
         leaving = [hosts for hosts in leaving if len(hosts) > 1]
-        touched = [{of[rank] for rank in ranks} for ranks in slow]
-        common = set.intersection(*touched)
-        alone = [host for host in sorted(common) if sum(host in hosts for hosts in leaving) == len(slow) > 1]
-        if len(alone) == 1:
-            ranks = tuple(sorted(rank for rank, host in of.items() if host == alone[0]))
-            return ranks, f"every link of {alone[0]}", (alone[0],)
-        if 0 < len(common) <= 2:
-            ranks = tuple(sorted(rank for rank, host in of.items() if host in common))
-            return ranks, f"between {' and '.join(sorted(common))}", tuple(sorted(common))
-    ranks = frozenset.intersection(*slow) or frozenset.union(*slow)
-    return tuple(sorted(ranks)), "", tuple(sorted({of[rank] for rank in ranks if rank in of}))
+        common = sorted(set.intersection(*({of[rank] for rank in some} for some in ranks)))
+        whole = [host for host in common if sum(host in hosts for hosts in leaving) == len(slow) > 1]
+        named = whole if len(whole) == 1 else common
+        if 0 < len(named) <= 2:
+            place = f"every link of {named[0]}" if whole == named else f"{len(slow)} links of {named[0]}"
+            place = place if len(named) == 1 else f"between {' and '.join(named)}"
+            return tuple(sorted(rank for rank, host in of.items() if host in named)), place, tuple(named)
+    both = frozenset.intersection(*ranks) or frozenset.union(*ranks)
+    return tuple(sorted(both)), "", tuple(sorted({of[rank] for rank in both if rank in of}))
 
 
 # ---- arrivals ----

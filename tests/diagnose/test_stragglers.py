@@ -77,17 +77,28 @@ def test_a_slow_link_is_told_from_a_slow_rank(clocks: bool) -> None:
 
 
 def test_a_hosts_links() -> None:
-    """Whatever crosses to or from one host is slow."""
+    """Whatever goes from or to one host is slow: half of all transfers between hosts."""
+    hosts = {rank: f"h{rank // 2}" for rank in range(12)}
+    slow = Job(dp=4, pp=3, transfer=lambda at: TRANSFER * (40 if touches(at, "h2", hosts) else 1))
+    found = verdicts(recording(slow, hosts)).stragglers
+    assert [(one.what, one.hosts, one.where) for one in found] == [("slow link", ("h2",), "every link of h2")]
 
-    def transfer(at: At) -> float:
-        return TRANSFER * (40 if at.dp in (2, 3) else 1)
 
-    hosts = {rank: f"h{rank // 2}" for rank in range(16)}
-    found = verdicts(recording(Job(dp=8, pp=2, transfer=transfer), hosts))
-    one = found.stragglers[0]
-    assert one.what == "slow link"
-    assert set(one.hosts) <= {"h1", "h5"}
-    assert one.hosts
+def test_the_path_between_two_hosts() -> None:
+    hosts = {rank: f"h{rank // 2}" for rank in range(12)}
+
+    def both(at: At) -> bool:
+        return touches(at, "h2", hosts) and touches(at, "h4", hosts)
+
+    slow = Job(dp=4, pp=3, transfer=lambda at: TRANSFER * (40 if both(at) else 1))
+    found = verdicts(recording(slow, hosts)).stragglers
+    assert [(one.what, one.hosts, one.where) for one in found] == [("slow link", ("h2", "h4"), "between h2 and h4")]
+
+
+def touches(at: At, host: str, hosts: dict[int, str]) -> bool:
+    """Whether what is sent goes from or to a host."""
+    target = at.stage + (1 if at.way == "forward" else -1)
+    return host in (hosts[at.stage * 4 + at.dp], hosts.get(target * 4 + at.dp))
 
 
 def test_clocks_of_hosts_that_do_not_agree() -> None:
