@@ -184,7 +184,9 @@ def _shared(
         leaving = [{of[one] for one in some if one in of} for unit, some in members.items() if unit.split()[0] in axes]
         leaving = [hosts for hosts in leaving if len(hosts) > 1]
         common = sorted(set.intersection(*({of[rank] for rank in some} for some in ranks)))
-        whole = [host for host in common if sum(host in hosts for hosts in leaving) == len(slow) > 1]
+        own = {host: [hosts for hosts in leaving if host in hosts] for host in common}
+        # With one partner only, it may as well be the partner's.
+        whole = [host for host in common if len(own[host]) == len(slow) and len(set.union(*own[host])) > 2]
         named = whole if len(whole) == 1 else common
         if 0 < len(named) <= 2:
             place = f"every link of {named[0]}" if whole == named else f"{len(slow)} links of {named[0]}"
