@@ -32,6 +32,8 @@ ONLY_IN = {
     "lightgbm": ("plait/place/jct.py", "plait/place/model_files.py"),
     "pandas": ("plait/place/traces/",),
     "typer": ("plait/cli/",),
+    "polars": ("plait/diagnose/",),
+    "perfetto": ("plait/diagnose/perfetto.py",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(
         f"plait/core/{name}.py"
@@ -50,6 +52,8 @@ ONLY_IN = {
 STARTS_FAST = {
     "torch",
     "pyarrow",
+    "polars",
+    "perfetto",
     "numpy",
     "pandas",
     "lightgbm",
@@ -117,8 +121,9 @@ def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
 @pytest.mark.parametrize("file", [f for f in FILES if "train" not in f.parts], ids=_name)
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    computing = {"plan", "place", "traces"}  # columns of strategies, nodes or jobs are what these compute on
-    columns = {"numpy"} if file.parent.name in computing else set()
+    # What these compute on: columns of strategies, of nodes and jobs, of recordings.
+    numbers = dict.fromkeys(("plan", "place", "traces"), {"numpy"}) | {"diagnose": {"numpy", "polars"}}
+    columns = numbers.get(file.parent.name, set[str]())
     assert {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns) == set()
 
 

@@ -11,6 +11,7 @@ from plait import __version__
 from plait.cli import (
     calibrate,
     cluster,
+    diagnose,
     export,
     job,
     lab,
@@ -24,6 +25,7 @@ from plait.cli import (
     terminal,
     timeline,
     topology,
+    trace,
     train,
 )
 from plait.core.errors import PlaitError
@@ -44,12 +46,14 @@ app.command("profile")(profile.profile)
 app.command("export")(export.export)
 app.command("sample")(sample.sample)
 app.command("timeline")(timeline.timeline)
+app.command("diagnose")(diagnose.diagnose)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(topology.app, name="topology")
 app.add_typer(lab.app, name="lab")
 app.add_typer(queue.app, name="queue")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(trace.app, name="trace")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,84 @@
+"""``plait diagnose``: where the step went, who is slow and what that costs, from what a run recorded."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plait.cli import diagnose_page
+
+if TYPE_CHECKING:
+    from plait.core.plan import Plan
+    from plait.diagnose.explain import Report
+    from plait.diagnose.predicted import Prediction
+    from plait.diagnose.recording import Recording
+
+STRAGGLER = 3
+"""Exit status where a straggler was named; 0 where none was, 2 where nothing could be read."""
+COMPARED = 64
+"""Ranks that are compared with the plan."""
+
+
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="A run folder, or an operation trace (.parquet) with --meta.")],
+    meta: Annotated[Path | None, typer.Option(help="Degrees of parallelism of an operation trace (YAML).")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+) -> None:
+    """Explain a run: where its steps go, which rank, host or link is slow, and what that costs.
+
+    Exit status: 0 nothing is slow, 3 a straggler was named, 2 there is nothing that can be read.
+    """
+    report = _of_trace(run, meta) if meta or run.suffix == ".parquet" else _of_run(run)
+    if json:
+        typer.echo(json_format.dumps(report.to_dict()))
+    else:
+        diagnose_page.show(report)
+    if report.stragglers:
+        raise typer.Exit(STRAGGLER)
+
+
+def _of_trace(trace: Path, meta: Path | None) -> Report:
+    from plait.core.errors import JobError
+    from plait.diagnose.explain import explain
+    from plait.diagnose.operations import read_meta, read_operations
+
+    if meta is None:
+        raise JobError(
+            "a trace does not tell its degrees of parallelism", file=str(trace), fix="Name its meta file with --meta"
+        )
+    return explain(read_operations(trace, read_meta(meta)), str(trace))
+
+
+def _of_run(folder: Path) -> Report:
+    from plait.diagnose.explain import explain
+    from plait.diagnose.reading import read_run
+
+    run = read_run(folder)
+    prediction, notes = _prediction(run.plan, run.recording) if run.plan else (None, [])
+    return explain(run.recording, str(folder), run=run, prediction=prediction, notes=[*run.notes, *notes])
+
+
+def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, list[str]]:
+    """What the plan that the run obeyed predicts; and what has to be said of it."""
+    from plait.core.errors import PlaitError
+    from plait.core.segment_costs import BANDWIDTH, FLOPS
+    from plait.diagnose.predicted import against, table_of
+    from plait.diagnose.recording import grid_of, with_axes
+    from plait.plan.simulate import simulate_plan
+
+    world = plan.layout.world_size
+    ranks = None if world <= COMPARED else [rank for mesh in plan.layout.meshes for rank in mesh.ranks[:1]]
+    try:
+        timeline = simulate_plan(plan).timeline((1,), ranks)
+    except PlaitError as error:
+        return None, [f"The plan cannot be simulated: {error}"]
+    places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
+    axes = with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, places)
+    note = (
+        f"The plan holds no measured costs: what it predicts is for {FLOPS / 1e9:.0f} GFLOP/s a rank and "
+        f"{BANDWIDTH * 8 / 1e9:.0f} Gbit/s a link, and only its proportions mean something."
+    )
+    return against(recording, timeline, axes), [] if plan.costs else [note]

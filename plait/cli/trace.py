@@ -1,0 +1,99 @@
+"""``plait trace``: timelines to and from other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plait.cli import terminal
+
+if TYPE_CHECKING:
+    from plait.diagnose.recording import Recording
+
+app = typer.Typer(
+    no_args_is_help=True, help="Timelines to and from other tools.", rich_markup_mode=None, add_completion=False
+)
+STEPS = 3
+"""That are exported unless others are asked for, the last ones."""
+
+
+@app.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="PyTorch profiler traces, flight recorder dumps (JSON).")],
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+) -> None:
+    """Make a run folder of other tools' recordings, one file a rank; `plait diagnose` explains it."""
+    from plait.diagnose.foreign import import_traces
+
+    ranks, spans = import_traces(files, out, lambda line: typer.echo(terminal.fitted(line), err=True))
+    terminal.say(f"{out}: {spans} spans of {ranks} ranks")
+
+
+@app.command("export")
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="NAME.pftrace for ui.perfetto.dev, or NAME.json.")],
+    ranks: Annotated[str | None, typer.Option(help="Such as 0-3,8; all, if not told.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Such as 10-12; the last three, if not told.")] = None,
+) -> None:
+    """Write chosen ranks and steps of a run as a trace for ui.perfetto.dev."""
+    from plait.core.errors import JobError
+    from plait.diagnose.reading import read_run
+
+    if out.suffix not in (".pftrace", ".json"):
+        raise JobError(f"'{out.suffix}' is no format for traces", key="--out", fix="Name it .pftrace or .json")
+    recording = read_run(run).recording
+    chosen = _chosen(recording, ranks, steps)
+    if out.suffix == ".json":
+        _json(recording, chosen, out)
+        count = chosen[2]
+    else:
+        from plait.diagnose.perfetto import write_perfetto
+
+        count = write_perfetto(recording.chosen(*chosen[:2]), out)
+    terminal.say(
+        f"{out}: {count} spans of {len(chosen[0])} ranks and {len(chosen[1])} steps; open it at ui.perfetto.dev"
+    )
+
+
+def _chosen(recording: Recording, ranks: str | None, steps: str | None) -> tuple[list[int], list[int], int]:
+    """Ranks and steps that are there and wanted, and how many spans they have. Steps are counted from 1."""
+    from plait.core.errors import DataError
+
+    known = recording.spans["step"].unique().sort().to_list(), recording.spans["rank"].unique().sort().to_list()
+    wanted = [step - 1 for step in _numbers(steps, "--steps")] if steps else known[0][-STEPS:]
+    of = _numbers(ranks, "--ranks") if ranks else known[1]
+    both = sorted(set(of) & set(known[1])), sorted(set(wanted) & set(known[0]))
+    count = recording.chosen(*both).height
+    if not count:
+        first, last = known[0][0] + 1 if known[0] else 0, known[0][-1] + 1 if known[0] else 0
+        raise DataError(
+            f"there are no spans of these ranks and steps: spans are kept of steps {first} to {last}, "
+            f"ranks {known[1][0] if known[1] else 0} to {known[1][-1] if known[1] else 0}"
+        )
+    return *both, count
+
+
+def _numbers(text: str, key: str) -> list[int]:
+    """``0-3,8`` as numbers. Raises JobError for anything else."""
+    from plait.core.errors import JobError
+
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise JobError(f"'{part}' is no number and no range", key=key, fix="Write it like 0-3,8")
+        if dash and int(last) - int(first) > 1_000_000:
+            raise JobError(f"'{part}' is more than anybody could look at", key=key)
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _json(recording: Recording, chosen: tuple[list[int], list[int], int], out: Path) -> None:
+    from plait.core.timeline import Span, Timeline
+
+    columns = list(Span.__dataclass_fields__)
+    rows = recording.chosen(*chosen[:2]).select(columns).iter_rows()
+    Timeline(tuple(Span(*row) for row in rows)).write_perfetto(out)

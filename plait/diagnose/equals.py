@@ -1,0 +1,149 @@
+"""Comparing what should be equal: ranks of one stage at the same op, links of one axis with the same bytes.
+
+Never by how long a rank was in a collective: there those who wait are long, and who they wait for is short.
+Own work is compared (computation, and what the host does between ops), and transfers once all have come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from plait.diagnose.recording import OWN, Recording
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+BLOCK = 10
+"""Steps that are compared at once, so that memory does not grow with the run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """units: ranks, or names of groups. steps: columns. deviation: (units, steps), how much longer each took
+    than its equals, as a share of what they take; NaN where there is nobody to compare. excess: the same in
+    seconds. computing: the part of ``excess`` that is computation."""
+
+    units: list[int] | list[str]
+    steps: list[int]
+    deviation: Floats
+    excess: Floats
+    computing: Floats
+
+
+def usual(value: pl.Expr, cell: list[str]) -> pl.Expr:
+    """Of each value what its equals have: the median, of two the other one; null for who is alone."""
+    peers, both = pl.len().over(cell), value.sum().over(cell)
+    return pl.when(peers > 2).then(value.median().over(cell)).when(peers == 2).then(both - value)
+
+
+def own_work(recording: Recording) -> Compared:
+    """Of every rank all that it does by itself, against the ranks of its stage."""
+    own = recording.rollup.filter(pl.col("kind").is_in(OWN if recording.complete else ["compute"]))
+    return _work(recording, _without_exchanges(own, recording), ["kind", "site", "direction"])
+
+
+def typical_work(recording: Recording) -> Compared:
+    """The same by ops of median length: where a processor is taken away now and then, sums of a step differ
+    more from step to step than a slow rank does from others."""
+    kind = pl.col("name").str.extract(r"\.([A-Z])").fill_null("").alias("op")
+    spans = _without_exchanges(recording.spans.filter(pl.col("kind") == "compute"), recording)
+    keys = ["step", "rank", "kind", "site", "direction"]
+    length = pl.col("end") - pl.col("start")
+    ops = spans.group_by(*keys, kind).agg(seconds=length.median() * pl.len())
+    return _work(recording, ops, ["kind", "site", "direction", "op"])
+
+
+def _without_exchanges(ops: pl.DataFrame, recording: Recording) -> pl.DataFrame:
+    """Where ranks share sequences, attention exchanges keys and values within the op."""
+    if recording.grid["cp"].n_unique() == 1:
+        return ops
+    return ops.filter(~pl.col("site").cast(pl.String).is_in(["attn", "block"]))
+
+
+def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compared:
+    """Seconds of ranks' ops against those of their stage that are ``equal``."""
+    places = recording.grid.select("rank", "pp", "cp")
+    cell = ["step", "pp", "cp", *equal]
+    steps = rollup["step"].unique().sort().to_list()
+    parts = [
+        rollup.filter(pl.col("step").is_between(some[0], some[-1]))
+        .join(places, on="rank")
+        .with_columns(usual=usual(pl.col("seconds"), cell))
+        .filter(pl.col("usual").is_not_null())
+        .with_columns(excess=pl.col("seconds") - pl.col("usual"))
+        .group_by("step", "rank")
+        .agg(
+            usual=pl.col("usual").sum(),
+            excess=pl.col("excess").sum(),
+            computing=pl.col("excess").filter(pl.col("kind") == "compute").sum(),
+        )
+        for some in (steps[at : at + BLOCK] for at in range(0, len(steps), BLOCK))
+    ]
+    found = pl.concat(parts) if parts else pl.DataFrame(schema={"step": pl.Int64, "rank": pl.Int32})
+    return _matrices(found, "rank", steps)
+
+
+def transfers(recording: Recording) -> Compared:
+    """Of every group what its transfers take once all have come, against the groups that move as much.
+
+    Where hosts are known, between as many hosts, and against the faster of them: the links of one host may be
+    half of all.
+    """
+    met = recording.met.with_columns(unit=pl.format("{} {}", "axis", "group"))
+    cell = ["step", "axis", "site", "direction", "bytes"]
+    if hosts_known(recording):
+        cell.append("hosts")
+        met = met.join(_hosts_of_groups(recording), on="unit", how="left")
+    groups = met.group_by(*cell, "group").agg(seconds=pl.col("transfer").mean(), n=pl.len())
+    common = usual(pl.col("seconds"), cell)
+    if hosts_known(recording):
+        common = pl.when(pl.len().over(cell) > 1).then(pl.col("seconds").quantile(0.25, "lower").over(cell))
+    found = (
+        groups.with_columns(usual=common)
+        .filter(pl.col("usual").is_not_null())
+        .with_columns(excess=(pl.col("seconds") - pl.col("usual")) * pl.col("n"), usual=pl.col("usual") * pl.col("n"))
+        .with_columns(unit=pl.format("{} {}", "axis", "group"))
+        .group_by("step", "unit")
+        .agg(pl.col("usual").sum(), pl.col("excess").sum(), computing=pl.lit(0.0))
+    )
+    return _matrices(found, "unit", recording.steps)
+
+
+def hosts_known(recording: Recording) -> bool:
+    """Whether every rank's host is, and there are several."""
+    return recording.grid["host"].null_count() == 0 and recording.grid["host"].n_unique() > 1
+
+
+def members_of(recording: Recording) -> pl.DataFrame:
+    """(unit, rank): ranks of every group; of a transfer that one side recorded, both ends, which its name
+    tells."""
+    named = recording.meetings.select("rank", unit=pl.format("{} {}", "axis", "group")).unique()
+    ends = named.filter(pl.col("unit").str.contains(r"^pp \d+>\d+$"))
+    other = ends.select(rank=pl.col("unit").str.extract(r">(\d+)$").cast(named.schema["rank"]), unit="unit")
+    return pl.concat([named, other]).unique()
+
+
+def _hosts_of_groups(recording: Recording) -> pl.DataFrame:
+    """(unit, hosts): how many hosts a group is on."""
+    both = members_of(recording).join(recording.grid.select("rank", "host"), on="rank")
+    return both.group_by("unit").agg(hosts=pl.col("host").n_unique())
+
+
+def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> Compared:
+    units = found[unit].unique().sort().to_list() if found.height else []
+    empty = np.full((len(units), len(steps)), np.nan)
+    deviation, excess, computing = empty, empty.copy(), empty.copy()
+    if found.height:
+        row = np.searchsorted(np.array(units), found[unit].to_numpy())
+        column = np.searchsorted(np.array(steps), found["step"].to_numpy())
+        base = found["usual"].to_numpy()
+        excess[row, column] = found["excess"].to_numpy()
+        computing[row, column] = found["computing"].to_numpy()
+        deviation[row, column] = found["excess"].to_numpy() / np.where(base > 0, base, np.inf)
+    return Compared(units, steps, deviation, excess, computing)

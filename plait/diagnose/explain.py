@@ -1,0 +1,135 @@
+"""Everything that is said of a run, as plain values: what the command line prints and programs read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
+from plait.diagnose.predicted import Prediction
+from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of
+from plait.diagnose.reading import Run
+from plait.diagnose.recording import Recording
+from plait.diagnose.shares import Drift, Share, Steps, drift_of, shares, steps_of
+from plait.diagnose.stragglers import Straggler, Verdicts, verdicts
+from plait.diagnose.what_if import WhatIf, what_if
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """name: of the run or trace. axes: degrees, as far as ranks differ on them. costs: seconds by which a
+    step would be shorter without each straggler, None where no spans were kept to replay."""
+
+    name: str
+    ranks: int
+    axes: Mapping[str, int]
+    steps: Steps | None
+    shares: tuple[Share, ...]
+    verdicts: Verdicts
+    costs: tuple[float | None, ...]
+    what_if: WhatIf | None
+    stages: Stages | None
+    batches: Batches | None
+    drift: Drift | None
+    prediction: Prediction | None = None
+    loss: Loss | None = None
+    checkpoints: Checkpoints | None = None
+    goodput: Goodput | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Those that are named."""
+        return self.verdicts.stragglers
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. Steps are counted from 1, as in metrics.jsonl."""
+        spread = self.verdicts.spread
+        return {
+            "version": VERSION,
+            "run": self.name,
+            "ranks": self.ranks,
+            "axes": dict(self.axes),
+            "steps": self.steps and self.steps._asdict() | _counted(
+                first=self.steps.first, last=self.steps.last, longest_at=self.steps.longest_at
+            ),
+            "stragglers": [
+                _straggler(one, cost) for one, cost in zip(self.stragglers, self.costs, strict=True)
+            ],
+            "healthiest": {"rank": spread.unit, "effect": spread.effect, "z": spread.z},
+            "comparable_ranks": self.verdicts.comparable,
+            "arrivals": [vars(one) for one in self.verdicts.arrivals],
+            "shares": [one._asdict() for one in self.shares],
+            "what_if": self.what_if and _what_if(self.what_if),
+            "stages": self.stages and self.stages._asdict(),
+            "micro_batches": self.batches and self.batches._asdict(),
+            "drift": self.drift and {**self.drift._asdict(), "share": self.drift.share},
+            "predicted": self.prediction and _prediction(self.prediction),
+            "loss": self.loss and self.loss._asdict(),
+            "checkpoints": self.checkpoints and self.checkpoints._asdict(),
+            "goodput": self.goodput and {**self.goodput._asdict(), "share": self.goodput.share},
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def explain(
+    recording: Recording,
+    name: str,
+    *,
+    run: Run | None = None,
+    prediction: Prediction | None = None,
+    notes: Sequence[str] = (),
+) -> Report:
+    """run: whose folder the recording came from, for its metrics, checkpoints and attempts."""
+    found = verdicts(recording)
+    named = [one.ranks for one in found.stragglers if one.what != "slow link"]
+    since = max((one.since for one in found.stragglers), default=None)
+    replayed = what_if(recording, named, since)
+    costs = iter(replayed.costs if replayed else ())
+    metrics = run.metrics if run else ()
+    return Report(
+        name=name,
+        ranks=recording.ranks,
+        axes={axis: n for axis in ("pp", "dp", "cp", "tp") if (n := recording.grid[axis].n_unique()) > 1},
+        steps=steps_of(recording, metrics),
+        shares=tuple(shares(recording)),
+        verdicts=found,
+        costs=tuple(None if one.what == "slow link" else next(costs, None) for one in found.stragglers),
+        what_if=replayed,
+        stages=stages_of(recording),
+        batches=batches_of(recording),
+        drift=drift_of(recording),
+        prediction=prediction,
+        loss=loss_of(metrics),
+        checkpoints=checkpoints_of(recording, run.folder) if run else None,
+        goodput=goodput_of(recording, run.attempts, metrics) if run else None,
+        notes=(*notes, *recording.notes),
+    )
+
+
+def _counted(**steps: int) -> dict[str, int]:
+    return {key: step + 1 for key, step in steps.items()}
+
+
+def _straggler(one: Straggler, cost: float | None) -> dict[str, Any]:
+    return {
+        **vars(one), "ranks": list(one.ranks), "hosts": list(one.hosts),
+        **_counted(since=one.since, until=one.until), "cost_seconds_per_step": cost,
+    }  # fmt: skip
+
+
+def _what_if(found: WhatIf) -> dict[str, Any]:
+    worst = [worker._asdict() for worker in found.worst[:5]]
+    return {**vars(found), "worst": worst, "costs": list(found.costs), "slowdown": found.slowdown}
+
+
+def _prediction(found: Prediction) -> dict[str, Any]:
+    return {
+        "rows": [{**row._asdict(), "ratio": row.ratio} for row in found.rows],
+        "overlap": [{**one._asdict(), "missed": one.missed} for one in found.overlap],
+        "step_seconds": {"predicted": found.seconds[0], "measured": found.seconds[1]},
+        "matched": found.matched,
+    }

@@ -1,0 +1,192 @@
+"""Where the step went, and how that changed: seconds of the mean rank in the mean step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from plait.diagnose.outliers import SIGMA, Z
+from plait.diagnose.recording import Recording
+
+NAMES = {
+    "compute": "computing", "tp": "exposed tp communication", "cp": "exposed cp communication",
+    "dp": "exposed dp communication", "pp": "exposed pp transfers", "other": "other collectives",
+    "idle": "waiting for other ranks", "bubble": "idle: nothing to do yet (bubble)", "data": "waiting for data",
+    "optimizer": "optimizer", "checkpoint": "checkpoint", "evaluation": "evaluation", "host": "host, between ops",
+    "exposed": "exposed communication", "rest": "beside recorded ops",
+}  # fmt: skip
+CHANGED = 0.03
+"""Share by which steps must have become longer or shorter to be told."""
+
+
+class Share(NamedTuple):
+    """what: a key of ``NAMES``. seconds: of a step. late: of ``seconds``, what was waiting for the last of a
+    group to arrive, where that is known."""
+
+    what: str
+    seconds: float
+    late: float | None = None
+
+
+class Drift(NamedTuple):
+    """Median seconds of a step in the first and in the last quarter. grew: what became longer most, and by
+    how many seconds."""
+
+    first: float
+    last: float
+    grew: str
+    by: float
+
+    @property
+    def share(self) -> float:
+        """By which steps are longer at the end."""
+        return self.last / self.first - 1 if self.first > 0 else 0.0
+
+
+class Steps(NamedTuple):
+    """Of all steps but a run's first: seconds, and how many tokens a second."""
+
+    count: int
+    first: int
+    last: int
+    median: float
+    p10: float
+    p90: float
+    longest: float
+    longest_at: int
+    tokens_per_second: float | None
+
+
+def steady(recording: Recording) -> list[int]:
+    """Steps without the run's first, which is like no other; those whose spans are kept, if there are any,
+    because roll-ups do not tell all axes apart."""
+    spans = recording.spans.filter(pl.col("kind") == "compute")["step"].unique().sort().to_list()
+    steps = recording.steps
+    return [step for step in spans if step > 0] or [step for step in steps if step > 0] or steps
+
+
+def shares(recording: Recording) -> list[Share]:
+    """The largest first. They add up to the mean step."""
+    steps = steady(recording)
+    found = dict(_seconds(recording, steps).group_by("what").agg(pl.col("seconds").sum()).iter_rows())
+    lanes = max(1, recording.rollup.filter(pl.col("step").is_in(steps)).select("step", "rank").n_unique())
+    found = {what: seconds / lanes for what, seconds in found.items()}
+    length = float(np.mean([recording.seconds[step] for step in steps if step in recording.seconds] or [0.0]))
+    if length > sum(found.values()):
+        found["rest"] = length - sum(found.values())
+    late = _late(recording, steps, lanes)
+    return sorted(
+        (Share(what, seconds, late.get(what)) for what, seconds in found.items() if seconds > 0),
+        key=lambda one: -one.seconds,
+    )
+
+
+def _seconds(recording: Recording, steps: Sequence[int]) -> pl.DataFrame:
+    """Rows (step, what, seconds) that add up to the time on the processors of all ranks."""
+    rollup = recording.rollup.filter(pl.col("step").is_in(list(steps)))
+    kind, axis = pl.col("kind").cast(pl.String), pl.col("axis").cast(pl.String)
+    if recording.blocking:
+        own = rollup.filter(~kind.is_in(["comm", "transfer"])).with_columns(what=kind)
+        other = rollup.filter((kind == "comm") & (axis == "other")).with_columns(what=pl.lit("other"))
+        parts = [own, other, *_blocking(recording, steps)]
+    else:
+        own = rollup.filter(kind.is_in([*NAMES, "wait"]))
+        exposed = own.with_columns(
+            what=pl.when(kind == "wait").then(axis).when(kind == "idle").then(pl.lit("bubble")).otherwise(kind)
+        )
+        parts = [exposed, *_crossing(recording, steps)]
+    return pl.concat([part.select("step", pl.col("what").cast(pl.String), "seconds") for part in parts])
+
+
+def _blocking(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
+    """Of ranks that communicate in the middle of their program: the transfers, and the waiting for others."""
+    met = recording.met.select("meeting", "transfer")
+    length = pl.col("end") - pl.col("start")
+    rows = recording.meetings.filter(pl.col("step").is_in(list(steps))).join(met, on="meeting")
+    rows = rows.with_columns(moving=pl.min_horizontal(length, "transfer"), length=length)
+    # Sends and receives of one batch begin and end together: their time passed once.
+    rows = rows.unique(["step", "rank", "start"], keep="first")
+    return [
+        rows.select("step", what=pl.col("axis"), seconds="moving"),
+        rows.select("step", what=pl.lit("idle"), seconds=pl.col("length") - pl.col("moving")),
+    ]
+
+
+def _crossing(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
+    """Of the time in which a stage waited for another, what a transfer took: from the bubble to pp."""
+    spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
+    moves = spans.filter(pl.col("kind") == "transfer").group_by("meeting").agg(
+        begun=pl.col("start").max(), over=pl.col("end").max()
+    )  # fmt: skip
+    waits = spans.filter(pl.col("kind") == "idle").join(moves, on="meeting")
+    if waits.is_empty():
+        return []
+    if recording.clocks_agree:
+        under = pl.min_horizontal("end", "over") - pl.max_horizontal("start", "begun")
+    else:
+        under = pl.min_horizontal(pl.col("over") - pl.col("begun"), pl.col("end") - pl.col("start"))
+    moving = waits.select("step", seconds=under.clip(0))
+    return [
+        moving.with_columns(what=pl.lit("pp")),
+        moving.with_columns(what=pl.lit("bubble"), seconds=-pl.col("seconds")),
+    ]
+
+
+def _late(recording: Recording, steps: Sequence[int], lanes: int) -> dict[str, float]:
+    """Of every axis' collectives, seconds of a rank and step in which it waited for the last to come."""
+    if recording.blocking:
+        return {}
+    met = recording.met.filter(pl.col("step").is_in(list(steps)), pl.col("axis") != "pp")
+    per = met.group_by("axis").agg(pl.col("waited").sum())
+    return {axis: seconds / lanes for axis, seconds in per.iter_rows()}
+
+
+def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Steps | None:
+    """None where no step's length is known."""
+    chosen = {step: seconds for step, seconds in recording.seconds.items() if step > 0} or dict(recording.seconds)
+    if not chosen:
+        return None
+    seconds = np.array(list(chosen.values()))
+    speeds = [
+        float(one["tokens_per_second"]) for one in metrics if isinstance(one.get("tokens_per_second"), int | float)
+    ]
+    at = max(chosen, key=lambda step: chosen[step])
+    p10, median, p90 = (float(value) for value in np.quantile(seconds, (0.1, 0.5, 0.9)))
+    return Steps(
+        len(chosen), min(chosen), max(chosen), median, p10, p90, chosen[at], at,
+        float(np.median(speeds)) if speeds else None,
+    )  # fmt: skip
+
+
+def drift_of(recording: Recording) -> Drift | None:
+    """None where steps stayed as long as they were, or are too few or too uneven to tell."""
+    steps = [step for step in sorted(recording.seconds) if step > 0]
+    quarter = len(steps) // 4
+    if quarter < 5:
+        return None
+    seconds = np.array([recording.seconds[step] for step in steps])
+    first, last = float(np.median(seconds[:quarter])), float(np.median(seconds[-quarter:]))
+    change = seconds[-quarter:], seconds[:quarter]
+    error = max(SIGMA * float(np.median(np.abs(part - np.median(part)))) * 1.2533 / quarter**0.5 for part in change)
+    if abs(last - first) < max(CHANGED * first, Z * error):
+        return None
+    coarse = len(steady(recording)) < len(steps)
+    ends = [_means(recording, some, coarse) for some in (steps[:quarter], steps[-quarter:])]
+    grown = {what: ends[1].get(what, 0.0) - ends[0].get(what, 0.0) for what in {*ends[0], *ends[1]}}
+    direction = 1 if last > first else -1
+    grew = max(grown, key=lambda what: direction * grown[what], default="rest")
+    return Drift(first, last, grew, grown.get(grew, 0.0))
+
+
+def _means(recording: Recording, steps: Sequence[int], coarse: bool) -> dict[str, float]:
+    """Seconds of the mean rank's step. coarse: where some steps have roll-ups only, which tell no axes."""
+    lanes = max(1, recording.rollup.filter(pl.col("step").is_in(list(steps))).select("step", "rank").n_unique())
+    rows = _seconds(recording, steps)
+    if coarse:
+        what = pl.col("what").replace({"tp": "exposed", "dp": "exposed", "cp": "exposed", "pp": "bubble"})
+        rows = rows.filter(pl.col("what") != "host").with_columns(what=what)
+    sums = rows.group_by("what").agg(pl.col("seconds").sum() / lanes)
+    return dict(sums.iter_rows())

@@ -1,0 +1,107 @@
+"""``plait diagnose`` and ``plait trace`` as users call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from plait.cli.main import app
+from plait.core.errors import DataError, JobError
+from tests.cli.runs import on_terminal
+from tests.diagnose.made import At, Job, write_run, write_trace
+
+
+def slow(at: At) -> float:
+    return (0.1 if at.way == "forward" else 0.2) * (1.5 if (at.dp, at.stage) == (1, 0) else 1.0)
+
+
+CLEAN, SLOW = Job(dp=4, pp=2), Job(dp=4, pp=2, compute=slow)
+
+
+def run_cli(*words: object) -> Result:
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    if found.exception and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+def read(*words: object) -> tuple[int, dict[str, Any]]:
+    found = run_cli("diagnose", *words, "--json")
+    return found.exit_code, json.loads(found.stdout)
+
+
+def test_a_slow_rank_is_exit_status_3(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SLOW, hosts=8)
+    found = run_cli("diagnose", run)
+    assert found.exit_code == 3
+    for words in (
+        "8 ranks (pp 2, dp 4)", "SLOW PROCESSOR: rank 1 on h1 (stage 0, dp 1), since step 1",
+        "If it were as the others",
+        "where a mean rank's step goes", "against the plan", "goodput", "only its proportions mean something",
+    ):  # fmt: skip
+        assert words in found.stdout
+    status, report = read(run)
+    assert status == 3
+    one = report["stragglers"][0]
+    assert (one["what"], one["ranks"], one["hosts"], one["since"]) == ("slow processor", [1], ["h1"], 1)
+    assert 0 < one["cost_seconds_per_step"] < report["steps"]["median"]
+    assert sum(share["seconds"] for share in report["shares"]) == pytest.approx(report["steps"]["median"], rel=0.1)
+
+
+def test_a_clean_run_is_exit_status_0(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", CLEAN)
+    found = run_cli("diagnose", run)
+    assert found.exit_code == 0
+    assert "No straggler. The slowest of 8 comparable ranks is rank" in found.stdout
+    status, report = read(run)
+    assert (status, report["stragglers"], report["version"]) == (0, [], 1)
+    assert report["predicted"]["matched"] > 0
+
+
+def test_the_page_fits_80_columns(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SLOW)
+    import sys
+
+    status, screen = on_terminal([sys.executable, "-m", "plait.cli.main", "diagnose", str(run)], columns=80)
+    assert status == 3
+    long = [line for line in screen.splitlines() if len(line.replace("\x1b[1m", "").replace("\x1b[0m", "")) > 80]
+    assert [line for line in long if str(tmp_path) not in line] == []
+    assert "SLOW PROCESSOR" in screen
+
+
+def test_operation_traces(tmp_path: Path) -> None:
+    trace, meta = write_trace(tmp_path, SLOW)
+    status, report = read(trace, "--meta", meta)
+    assert (status, report["stragglers"][0]["where"]) == (3, "stage 0, dp 1")
+    assert report["what_if"]["m_w"] == pytest.approx(1.0, abs=0.1)
+    assert report["what_if"]["m_s"] == pytest.approx(0.0, abs=0.05)
+    with pytest.raises(JobError, match="Name its meta file with --meta"):
+        read(trace)
+    with pytest.raises(DataError, match="no such run folder"):
+        read(tmp_path / "nothing")
+
+
+def test_traces_go_out_and_come_in(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", CLEAN)
+    out = tmp_path / "t.pftrace"
+    found = run_cli("trace", "export", run, "--ranks", "0-1,4", "--steps", "3-4", "-o", out)
+    assert "of 3 ranks and 2 steps" in found.stdout
+    assert out.stat().st_size > 1000
+    as_json = tmp_path / "t.json"
+    run_cli("trace", "export", run, "-o", as_json)
+    events = json.loads(as_json.read_text())["traceEvents"]
+    assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {17, 18, 19}
+    for words, said in (
+        (("--ranks", "99"), "there are no spans"), (("--ranks", "x"), "no number and no range"),
+        (("--steps", "4-2"), "no number and no range"), (("--ranks", "0-99999999"), "more than anybody"),
+    ):  # fmt: skip
+        with pytest.raises((DataError, JobError), match=said):
+            run_cli("trace", "export", run, *words, "-o", out)
+    with pytest.raises(JobError, match="is no format for traces"):
+        run_cli("trace", "export", run, "-o", tmp_path / "t.txt")
+    with pytest.raises(DataError, match="none of 1 files could be used"):
+        run_cli("trace", "import", as_json, "--out", tmp_path / "again")

@@ -1,0 +1,108 @@
+"""Who stands out: those who are slow again and again, and nobody else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.diagnose.outliers import FEWEST, MINIMUM, WINDOW, Z, outliers
+
+
+def noise(seed: int, units: int, steps: int, jitter: float, bias: float = 0.0) -> np.ndarray:
+    """Deviations of equals from their median."""
+    rng = np.random.default_rng(seed)
+    work = (1 + bias * rng.standard_normal(units)[:, None]) * (1 + jitter * rng.standard_normal((units, steps)))
+    return work / np.median(work, axis=0) - 1
+
+
+@given(st.integers(0, 2**32), st.integers(2, 200), st.integers(1, 150), st.floats(0, 0.2), st.floats(0, 0.006))
+@settings(max_examples=150)
+def test_nobody_stands_out_of_jitter(seed: int, units: int, steps: int, jitter: float, bias: float) -> None:
+    assert outliers(noise(seed, units, steps, jitter, bias))[0] == []
+
+
+@given(st.integers(0, 2**32), st.floats(0.001, 0.1))
+@settings(max_examples=5, deadline=None)
+def test_nobody_stands_out_of_12288_healthy_ranks(seed: int, jitter: float) -> None:
+    found, spread = outliers(noise(seed, 12_288, 3 * WINDOW, jitter, 0.003))
+    assert found == []
+    assert 0 < spread.z < Z
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    units=st.integers(8, 100),
+    slow=st.floats(0.1, 2.0),
+    jitter=st.floats(0.0, 0.02),
+    begin=st.integers(0, 60),
+)
+@settings(max_examples=100)
+def test_who_is_slow_is_named_and_since_when(seed: int, units: int, slow: float, jitter: float, begin: int) -> None:
+    deviation = noise(seed, units, 100, jitter)
+    deviation[units // 2, begin:] += slow
+    found, spread = outliers(deviation)
+    assert [one.unit for one in found] == [units // 2]
+    assert found[0].effect == pytest.approx(slow, rel=0.2)
+    assert abs(found[0].first - begin) <= 2
+    assert found[0].last == 99
+    assert spread.z < Z
+
+
+def test_two_at_once() -> None:
+    deviation = noise(1, 32, 40, 0.01)
+    deviation[3] += 0.1
+    deviation[20] += 0.4
+    assert [one.unit for one in outliers(deviation)[0]] == [20, 3]
+
+
+def test_a_slow_spell_is_none_unless_it_comes_back_or_is_the_last() -> None:
+    deviation = noise(2, 32, 5 * WINDOW, 0.01)
+    deviation[3, WINDOW : 2 * WINDOW] += 0.2
+    assert outliers(deviation)[0] == []
+    deviation[3, 2 * WINDOW : 3 * WINDOW] += 0.2
+    assert [one.unit for one in outliers(deviation)[0]] == [3]
+    deviation = noise(2, 32, 5 * WINDOW, 0.01)
+    deviation[3, 4 * WINDOW :] += 0.2
+    assert [(one.unit, one.first) for one in outliers(deviation)[0]] == [(3, 4 * WINDOW)]
+
+
+def test_what_does_not_recur_or_is_too_small_is_not_named() -> None:
+    deviation = noise(3, 32, WINDOW, 0.001)
+    deviation[3] += MINIMUM * 0.9
+    assert outliers(deviation)[0] == []
+    deviation = noise(3, 32, WINDOW, 0.001)
+    deviation[3, ::2] += 0.5  # every other step: the median is the mean of both
+    assert outliers(deviation)[0] == []
+
+
+def test_two_ranks_are_told_apart_by_how_steady_the_difference_is() -> None:
+    rng = np.random.default_rng(4)
+    difference = 0.2 + 0.02 * rng.standard_normal(WINDOW)
+    assert [one.unit for one in outliers(np.stack([difference, -difference]))[0]] == [0]
+    unsteady = 0.2 + 0.8 * rng.standard_normal(WINDOW)
+    assert outliers(np.stack([unsteady, -unsteady]))[0] == []
+
+
+def test_too_little_says_nothing() -> None:
+    assert outliers(np.full((4, FEWEST - 1), 1.0))[0] == []
+    assert outliers(np.full((1, 50), 1.0))[0] == []
+    assert outliers(np.full((4, 50), np.nan))[0] == []
+    alone = np.full((4, 50), np.nan)
+    alone[0] = 1.0
+    assert outliers(alone)[1].unit in (-1, 0)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([2, 4, 8, 64]))
+@settings(max_examples=20, deadline=None)
+def test_nobody_stands_out_of_10000_steps_on_a_busy_machine(seed: int, units: int) -> None:
+    """Ops that now and then take many times as long, spells in which a rank is disturbed, uneven hosts."""
+    rng = np.random.default_rng(seed)
+    work = (1 + 0.004 * rng.standard_normal((units, 1))) * rng.lognormal(0, 0.15, (units, 10_000))
+    work *= np.where(rng.random(work.shape) < 0.02, rng.pareto(2, work.shape) + 1, 1)
+    for _ in range(50):
+        unit, begin = rng.integers(units), rng.integers(10_000)
+        work[unit, begin : begin + rng.integers(1, WINDOW)] *= 1.5
+    usual = np.median(work, axis=0) if units > 2 else work[::-1]
+    assert outliers(work / usual - 1)[0] == []

@@ -1,0 +1,174 @@
+"""Run folders as they are found: broken files are said and skipped, what was done twice counts once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from plait.core.errors import DataError
+from plait.diagnose.explain import explain
+from plait.diagnose.reading import read_run
+from tests.diagnose.made import Job, spans_of_job, write_run
+
+JOB = Job(dp=2, pp=2, steps=10, micro_batches=4)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", JOB)
+
+
+def parts(run: Path) -> list[Path]:
+    return sorted((run / "timeline").glob("*.parquet"))
+
+
+def test_a_whole_run(run: Path) -> None:
+    found = read_run(run)
+    assert (found.notes, found.recording.ranks, found.recording.steps) == ((), 4, list(range(10)))
+    assert found.recording.grid.select("rank", "pp", "dp").rows() == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
+    met = found.recording.meetings.group_by("meeting").len().join(found.recording.meetings, on="meeting")
+    assert set(met.filter(pl.col("axis") == "dp")["len"]) == {2}
+    waits = found.recording.spans.filter(pl.col("kind") == "idle")
+    moves = found.recording.spans.filter(pl.col("kind") == "transfer")
+    assert set(waits["meeting"]) == set(moves["meeting"]), "every wait finds its transfer"
+
+
+def test_what_cannot_be_read_is_said_and_skipped(run: Path) -> None:
+    whole = read_run(run).recording.spans.height
+    first, second, third, _ = parts(run)
+    first.write_bytes(first.read_bytes()[:-40])
+    second.write_bytes(b"nothing")
+    (run / "timeline" / "other.parquet").write_bytes(third.read_bytes())
+    pl.DataFrame({"a": [1]}).write_parquet(run / "timeline" / "foreign.parquet")
+    old = pl.read_parquet(third)
+    old.write_parquet(run / "timeline" / "old.parquet", metadata={"plait.timeline.version": "0"})
+    words = old.with_columns(start=pl.lit("soon"))
+    words.write_parquet(run / "timeline" / "words.parquet", metadata={"plait.timeline.version": "1"})
+    (run / "timeline" / "folder.parquet").mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0}\nnonsense\n[1]\n{"step": 2')
+    found = read_run(run)
+    said = " ".join(found.notes)
+    for word in (
+        first.name, second.name, "foreign.parquet: a Parquet file, but no timeline",
+        "old.parquet: a timeline of version 0",
+        "words.parquet: column start holds no numbers", "folder.parquet", "metrics.jsonl: 3 lines",
+    ):  # fmt: skip
+        assert word in said
+    assert found.recording.ranks == 2
+    assert found.recording.spans.height == pytest.approx(whole / 2, rel=0.2)
+    assert explain(found.recording, "run", run=found).stragglers == ()
+
+
+def test_of_a_step_that_was_done_twice_the_second_time_counts(run: Path) -> None:
+    """A run that was killed after step 10 and went on from its checkpoint of step 5."""
+    first = parts(run)[0]
+    spans = pl.read_parquet(first)
+    again = spans.filter(pl.col("step") >= 5).with_columns(start=pl.col("start") + 100, end=pl.col("end") + 100)
+    target = run / "timeline" / first.name.replace("00000010", "00000012")
+    again.write_parquet(target, metadata=pl.read_parquet_metadata(first) | {})
+    later = first.stat().st_mtime + 10
+    os.utime(target, (later, later))
+    found = read_run(run).recording.spans.filter(pl.col("rank") == 0)
+    assert found.height == spans.height
+    assert set(found.filter(pl.col("step") >= 5)["start"] >= 100) == {True}
+    assert set(found.filter(pl.col("step") < 5)["start"] < 100) == {True}
+
+
+def test_files_of_another_plan_are_left_out(run: Path) -> None:
+    spans = pl.read_parquet(parts(run)[0])
+    spans.write_parquet(
+        run / "timeline" / "rank-00009-step-00000010.parquet",
+        metadata={"plait.timeline.version": "1", "plait.plan": "another"},
+    )
+    found = read_run(run)
+    assert found.notes == ("1 files belong to other plans of this run, and were left out",)
+
+
+def test_without_a_plan_all_count_as_equals(run: Path) -> None:
+    (run / "plan.json").unlink()
+    found = read_run(run)
+    assert "plan.json is missing" in found.notes[0]
+    assert found.recording.grid["pp"].n_unique() == 1
+    (run / "plan.json").write_text("{")
+    assert "cannot be read as a plan" in read_run(run).notes[0]
+
+
+def test_hosts_of_a_rank_table(tmp_path: Path) -> None:
+    found = read_run(write_run(tmp_path / "run", JOB, hosts=2)).recording
+    assert found.grid["host"].to_list() == ["h0", "h0", "h1", "h1"]
+    assert not found.clocks_agree
+
+
+def test_roll_ups_have_all_steps_and_spans_some(run: Path) -> None:
+    spans = read_run(run).recording
+    length = (pl.col("end") - pl.col("start")).sum()
+    rollup = (
+        spans_of_job(JOB)
+        .group_by("step", "rank", "kind", "site", "direction")
+        .agg(n=pl.len(), sum=length, min=pl.lit(0.0), max=pl.lit(0.0))
+    )
+    plan = pl.read_parquet_metadata(parts(run)[0])
+    rollup.write_parquet(run / "timeline" / "rollup-00000010.parquet", metadata=dict(plan))
+    for part in parts(run):
+        if part.name.startswith("rank"):
+            own = pl.read_parquet(part)
+            own.filter(pl.col("step") >= 8).write_parquet(part, metadata=dict(plan))
+    found = read_run(run).recording
+    assert found.steps == list(range(10))
+    assert found.spans["step"].unique().sort().to_list() == [8, 9]
+    both = [
+        table.filter(pl.col("kind") == "compute").sort("step", "rank", "site", "direction")["seconds"].to_list()
+        for table in (found.rollup, spans.rollup)
+    ]
+    assert both[0] == pytest.approx(both[1])
+
+
+def test_folders_that_are_none(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(DataError, match="no such run folder"):
+        read_run(tmp_path / "nothing")
+    for part in parts(run):
+        part.write_bytes(b"")
+    with pytest.raises(DataError, match="holds no timeline that can be read"):
+        read_run(run)
+
+
+def test_metrics_and_attempts(run: Path) -> None:
+    lines = [{"step": n + 1, "seconds": 2.0, "loss": 3.0 - n / 10, "tokens_per_second": 64.0} for n in range(10)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    attempts = [
+        {"attempt": 0, "started": 100.0, "ended": 120.0, "steps": 8},
+        {"attempt": 1, "started": 130.0, "ended": 140.0, "steps": 4},
+    ]  # fmt: skip
+    (run / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
+    (run / "checkpoints" / "step-00000005").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000010").mkdir()
+    found = read_run(run)
+    report = explain(found.recording, "run", run=found)
+    assert report.steps is not None
+    assert (report.steps.median, report.steps.tokens_per_second) == (2.0, 64.0)
+    assert report.loss is not None
+    assert (report.loss.first, report.loss.last) == (3.0, pytest.approx(2.1))
+    assert report.goodput is not None
+    assert (report.goodput.productive, report.goodput.total) == (20.0, 40.0)
+    assert (report.goodput.attempts, report.goodput.redone) == (2, 2)
+    assert report.checkpoints is not None
+    assert (report.checkpoints.count, report.checkpoints.every) == (2, 5.0)
+    json.dumps(report.to_dict())
+
+
+def test_what_a_checkpoint_costs(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", JOB)
+    (run / "checkpoints" / "step-00000005").mkdir(parents=True)
+    for part in parts(run):
+        own = pl.read_parquet(part)
+        later = pl.when(pl.col("step") >= 5).then(0.7).otherwise(0.0)
+        own = own.with_columns(start=pl.col("start") + later, end=pl.col("end") + later)
+        own.write_parquet(part, metadata=dict(pl.read_parquet_metadata(part)) | {})
+    found = read_run(run)
+    report = explain(found.recording, "run", run=found)
+    assert report.checkpoints is not None
+    assert report.checkpoints.seconds == pytest.approx(0.7, abs=0.05)

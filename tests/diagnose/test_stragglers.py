@@ -1,0 +1,127 @@
+"""A run's own recording: slow processors, hosts and links are told apart; nobody is named in a clean run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.diagnose.explain import explain
+from plait.diagnose.reading import read_run, recorded
+from plait.diagnose.recording import Recording
+from plait.diagnose.stragglers import verdicts
+from tests.diagnose.made import TRANSFER, At, Job, plan_of, spans_of_job, write_run
+
+
+def recording(job: Job, hosts: dict[int, str] | None = None) -> Recording:
+    spans = spans_of_job(job)
+    return recorded(spans, spans.clear().select("step", "rank"), plan_of(job), hosts=hosts)
+
+
+@given(seed=st.integers(0, 2**32), jitter=st.floats(0, 0.1), dp=st.integers(1, 4), pp=st.integers(1, 3))
+@settings(max_examples=12, deadline=None)
+def test_nobody_in_clean_runs(seed: int, jitter: float, dp: int, pp: int) -> None:
+    found = verdicts(recording(Job(dp=dp, pp=pp, seed=seed, jitter=jitter, micro_batches=4, steps=20)))
+    assert found.stragglers == ()
+    assert found.comparable == (dp * pp if dp > 1 else 0)
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.3, 1.0])
+def test_a_slow_processor(slow: float) -> None:
+    def compute(at: At) -> float:
+        return (0.1 if at.way == "forward" else 0.2) * (1 + slow * ((at.dp, at.stage, at.step >= 20) == (1, 1, True)))
+
+    found = explain(recording(Job(dp=4, pp=2, compute=compute, steps=40)), "run")
+    assert [(one.what, one.ranks) for one in found.stragglers] == [("slow processor", (5,))]
+    one = found.stragglers[0]
+    assert (one.since, one.until) == (20, 39)
+    assert one.effect == pytest.approx(slow, abs=0.03)
+    assert one.computing == 1.0
+    cost = found.costs[0]
+    assert cost is not None
+    assert found.what_if is not None
+    assert 0.4 * one.seconds < cost <= 1.2 * one.seconds
+
+
+def test_a_host_that_launches_late() -> None:
+    late = Job(dp=4, pp=2, launch=lambda at: 0.03 if (at.dp, at.stage) == (2, 0) else 0.001)
+    found = explain(recording(late), "run")
+    assert [(one.what, one.ranks) for one in found.stragglers] == [("slow host", (2,))]
+    assert found.stragglers[0].computing < 0.2
+    assert found.costs[0] is not None
+    assert found.costs[0] > 0.1
+
+
+def test_all_ranks_of_a_host() -> None:
+    slow = Job(dp=8, pp=1, compute=lambda at: 0.1 * (1.3 if at.dp in (4, 5) else 1.0))
+    found = verdicts(recording(slow, {rank: f"h{rank // 2}" for rank in range(8)}))
+    assert [(one.what, one.ranks, one.hosts) for one in found.stragglers] == [("slow host", (4, 5), ("h2",))]
+    alone = Job(dp=8, pp=1, compute=lambda at: 0.1 * (1.3 if at.dp == 4 else 1.0))
+    found = verdicts(recording(alone, {rank: f"h{rank // 2}" for rank in range(8)}))
+    assert [(one.what, one.ranks, one.hosts) for one in found.stragglers] == [("slow processor", (4,), ("h2",))]
+
+
+@pytest.mark.parametrize("clocks", [True, False])
+def test_a_slow_link_is_told_from_a_slow_rank(clocks: bool) -> None:
+    def transfer(at: At) -> float:
+        return TRANSFER * (40 if (at.dp, at.stage, at.way) == (1, 0, "forward") else 1)
+
+    job = recording(Job(dp=4, pp=2, transfer=transfer))
+    found = verdicts(replace(job, clocks_agree=clocks))
+    assert [(one.what, one.ranks) for one in found.stragglers] == [("slow link", (1, 5))]
+    assert found.stragglers[0].effect == pytest.approx(39, rel=0.1)
+    assert found.stragglers[0].where == "pp 1>5"
+
+
+def test_a_hosts_links() -> None:
+    """Whatever goes from or to one host is slow: half of all transfers between hosts."""
+    hosts = {rank: f"h{rank // 2}" for rank in range(12)}
+    slow = Job(dp=4, pp=3, transfer=lambda at: TRANSFER * (40 if touches(at, "h2", hosts) else 1))
+    found = verdicts(recording(slow, hosts)).stragglers
+    assert [(one.what, one.hosts, one.where) for one in found] == [("slow link", ("h2",), "every link of h2")]
+
+
+def test_the_path_between_two_hosts() -> None:
+    hosts = {rank: f"h{rank // 2}" for rank in range(12)}
+
+    def both(at: At) -> bool:
+        return touches(at, "h2", hosts) and touches(at, "h4", hosts)
+
+    slow = Job(dp=4, pp=3, transfer=lambda at: TRANSFER * (40 if both(at) else 1))
+    found = verdicts(recording(slow, hosts)).stragglers
+    assert [(one.what, one.hosts, one.where) for one in found] == [("slow link", ("h2", "h4"), "between h2 and h4")]
+
+
+def touches(at: At, host: str, hosts: dict[int, str]) -> bool:
+    """Whether what is sent goes from or to a host."""
+    target = at.stage + (1 if at.way == "forward" else -1)
+    return host in (hosts[at.stage * 4 + at.dp], hosts.get(target * 4 + at.dp))
+
+
+def test_clocks_of_hosts_that_do_not_agree() -> None:
+    """Lateness is found from the ends, which are one moment, whatever each host's clock says."""
+
+    def compute(at: At) -> float:
+        return (0.1 if at.way == "forward" else 0.2) * (1.5 if (at.dp, at.stage) == (1, 1) else 1.0)
+
+    spans = spans_of_job(Job(dp=4, pp=2, compute=compute))
+    shift = spans["rank"].cast(float) * 1000
+    skewed = spans.with_columns(start=spans["start"] + shift, end=spans["end"] + shift)
+    hosts = {rank: f"h{rank}" for rank in range(8)}
+    job = recorded(skewed, spans.clear().select("step", "rank"), plan_of(Job(dp=4, pp=2)), hosts=hosts)
+    found = explain(job, "run")
+    assert [(one.what, one.ranks) for one in found.stragglers] == [("slow processor", (5,))]
+    assert found.costs[0] is not None
+    assert found.costs[0] > 0.3
+    last = found.verdicts.arrivals[0]
+    assert last.behind == 5
+    assert last.lateness < 10
+
+
+def test_nobody_to_be_compared_with(tmp_path: Path) -> None:
+    found = explain(read_run(write_run(tmp_path / "run", Job(dp=1, pp=2))).recording, "run")
+    assert found.stragglers == ()
+    assert found.verdicts.comparable == 0
