@@ -1,0 +1,124 @@
+"""A thread of each rank that notices when the rank has waited for others for too long, and says what it knows
+(``plait.core.parts``).
+
+It looks at the rank's ring, not at the thread that trains, which waits, or may be anywhere. When one rank
+suspects something all are asked, since the cause is with one that waits for nobody. Then each tries to reach
+the others over the network: who reaches whom places a cut link.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from plait.core.errors import DataError
+from plait.core.parts import Part, ask, asked, read_parts, write_part
+from plait.core.ring import Ring, read_ring
+from plait.core.ring_calls import calls_of, ring_path, waited_since
+from plait.train.machine.control import Control
+from plait.train.machine.stacks import main_stack
+
+SHORTEST, LONGEST = 0.5, 15.0
+"""Seconds between two looks."""
+ANSWER = 1.0
+"""Seconds that others have to answer, and a connection to come."""
+MOST = 64
+"""Ranks that one tries to reach."""
+
+
+class Watchdog:
+    """Watches while the ``with`` block runs. ring: of this rank. deadline: seconds that a call may take.
+    address: of this host, as others see it."""
+
+    def __init__(self, folder: Path, rank: int, control: Control, *, deadline: float, address: str) -> None:
+        self.folder, self.rank, self.control, self.deadline, self.address = folder, rank, control, deadline, address
+        self._end = threading.Event()
+        self._answered = False
+        self._listener: socket.socket | None = None
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    def _watch(self) -> None:
+        pause = min(max(self.deadline / 16, SHORTEST), LONGEST)
+        while not self._end.wait(pause):
+            with suppress(OSError, DataError):  # a full disk, a folder that is gone: others may still tell
+                self._look()
+
+    def _look(self) -> None:
+        if asked(self.folder):
+            if not self._answered:
+                self._answer()
+            return
+        self._answered = False
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+        ring = self._ring()
+        since = waited_since(calls_of(ring))
+        if since and time.monotonic_ns() - since > self.deadline * 1e9:
+            ask(self.folder)
+            self._answer()
+
+    def _ring(self) -> Ring:
+        return read_ring(ring_path(self.folder, self.rank))
+
+    def _answer(self) -> None:
+        """Say what is known at once, and once more when the others have been tried."""
+        thread, stack = main_stack()
+        control = self.control
+        part = Part(rank=self.rank, token=self._ring().header.token, wall=time.time_ns(), thread=thread, stack=stack,
+                    doing=control.at, step=control.step, patient=control.patient, address=self._listen())  # fmt: skip
+        write_part(self.folder, part)
+        time.sleep(ANSWER)
+        reached, missed = self._try(read_parts(self.folder))
+        write_part(self.folder, replace(part, wall=time.time_ns(), reached=reached, missed=missed, complete=True))
+        self._answered = True
+
+    def _listen(self) -> tuple[str, int] | None:
+        with suppress(OSError):
+            if self._listener is None:
+                self._listener = socket.create_server((self.address, 0), backlog=MOST)
+            return self.address, self._listener.getsockname()[1]
+        return None
+
+    def _try(self, parts: dict[int, Part]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Whom a connection reaches, and whom not; the kernel answers it, whatever the process does."""
+        others = [part for part in parts.values() if part.address and part.rank != self.rank]
+        others = sorted(others, key=lambda part: (part.rank - self.rank) % (1 << 30))[:MOST]
+        found: dict[int, bool] = {}
+
+        def reach(part: Part) -> None:
+            assert part.address is not None
+            try:
+                socket.create_connection(part.address, timeout=ANSWER).close()
+                found[part.rank] = True
+            except OSError as error:
+                found[part.rank] = isinstance(error, ConnectionRefusedError)  # by its kernel
+
+        threads = [threading.Thread(target=reach, args=(part,), daemon=True) for part in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * ANSWER)
+        return tuple(sorted(r for r, ok in found.items() if ok)), tuple(sorted(r for r, ok in found.items() if not ok))
+
+
+def address_towards(host: str, port: int) -> str:
+    """This host's address on the way to another; nothing is sent."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return probe.getsockname()[0]
+    except OSError:
+        return "127.0.0.1"
