@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from plait import __version__
-from plait.cli import calibrate, export, job, lab, plan, profile, reshard, sample, schedule, terminal, timeline, train
+from plait.cli import (
+    calibrate,
+    diagnose,
+    export,
+    job,
+    lab,
+    plan,
+    profile,
+    reshard,
+    sample,
+    schedule,
+    terminal,
+    timeline,
+    train,
+)
 from plait.core.errors import PlaitError
 
 app = typer.Typer(
@@ -26,6 +40,7 @@ app.command("profile")(profile.profile)
 app.command("export")(export.export)
 app.command("sample")(sample.sample)
 app.command("timeline")(timeline.timeline)
+app.command("diagnose")(diagnose.diagnose)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(lab.app, name="lab")

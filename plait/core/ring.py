@@ -22,6 +22,7 @@ import json
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -40,8 +41,8 @@ FIELDS = (
     "opened", "kind", "call", "group", "enqueued", "started", "ended", "bytes", "step", "sequence", "name", "peer",
     "signature", "closed",
 )  # fmt: skip
-STARTED, ENDED = 16, 24
-"""Where in a record the times are that are filled in later."""
+STARTED, ENDED, BYTES = 16, 24, 32
+"""Where in a record the fields are that are filled in later."""
 CAPACITY = 1 << 16
 """Records of a ring unless it is told otherwise: 4 MiB."""
 NOBODY = -1
@@ -301,13 +302,31 @@ def read_rings(folder: Path) -> tuple[list[Ring], list[str]]:
     return sorted(rings, key=lambda ring: ring.rank), problems
 
 
+@cache
+def row_type() -> np.dtype[np.void]:
+    """A record's, for NumPy."""
+    import numpy as np
+
+    kinds = {"I": "<u4", "B": "u1", "H": "<u2", "q": "<i8", "i": "<i4"}
+    return np.dtype([(name, kinds[code]) for name, code in zip(FIELDS, RECORD.format[1:], strict=True)])
+
+
+def numbered(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Records with their numbers, the form of ``Ring.table``."""
+    import numpy as np
+
+    table = np.empty(len(rows), [*row_type().descr, ("number", "<i8")])
+    for name in FIELDS:
+        table[name] = rows[name]
+    table["number"] = numbers
+    return table
+
+
 def _table(data: bytes, capacity: int) -> tuple[np.ndarray, int]:
     """The records that are whole, numbered, and how many are torn."""
     import numpy as np
 
-    kinds = {"I": "<u4", "B": "u1", "H": "<u2", "q": "<i8", "i": "<i4"}
-    row = np.dtype([(name, kinds[code]) for name, code in zip(FIELDS, RECORD.format[1:], strict=True)])
-    found = np.frombuffer(data, row, capacity, HEADER)
+    found = np.frombuffer(data, row_type(), capacity, HEADER)
     opened, slots = found["opened"].astype(np.int64), np.arange(capacity)
     whole = (opened == found["closed"]) & (found["kind"] > 0) & (found["kind"] <= max(Kind))
     whole &= (found["call"] & 15 < len(VERBS)) & (found["call"] >> 4 < len(DTYPES))
@@ -317,11 +336,7 @@ def _table(data: bytes, capacity: int) -> tuple[np.ndarray, int]:
     if len(numbers):  # words of 32 bits: those of a long run go round, so they are compared with one of them
         numbers = numbers[0] + (numbers - numbers[0] + (1 << 31)) % (1 << 32) - (1 << 31)
     order = np.argsort(numbers)
-    table = np.empty(len(order), np.dtype([*row.descr, ("number", "<i8")]))
-    for name in FIELDS:
-        table[name] = kept[name][order]
-    table["number"] = numbers[order]
-    return table, torn
+    return numbered(kept[order], numbers[order]), torn
 
 
 def _names(path: Path, token: int) -> tuple[dict[int, Name], dict[int, RingGroup], tuple[str, ...]]:

@@ -25,20 +25,17 @@ def calls_of(ring: Ring) -> tuple[Call, ...]:
 
     table = ring.table
     rows = np.flatnonzero(np.isin(table["kind"], CALLS))
+    if not len(rows):
+        return ()
     calls = table[rows]
-    fields = (calls["group"].astype(np.int64), calls["kind"].astype(np.int64), calls["peer"].astype(np.int64))
+    fields = [calls[name].astype(np.int64) for name in ("peer", "kind", "group")]
     order = np.lexsort(fields)  # stable: within a channel as they began
-    same = np.ones(len(order), bool)
-    if len(order):
-        same[1:] = np.all([field[order][1:] == field[order][:-1] for field in fields], axis=0)
-        same[0] = False
-    starts = np.flatnonzero(~same)
+    new = np.any([np.diff(field[order], prepend=field[order[0]] - 1) != 0 for field in fields], axis=0)
+    starts = np.flatnonzero(new)
     ends = np.append(starts[1:], len(order))
-    left = np.repeat(ends, ends - starts) - np.arange(len(order))  # how many of the channel come after, and itself
     over = calls["ended"][order] > 0
-    before = np.cumsum(over[::-1])[::-1]  # calls that are over from here on
-    after_channel = np.repeat(np.append(before[ends[:-1]], 0) if len(ends) else before[:0], ends - starts)
-    kept = ~over | (before - after_channel <= KEPT) | (left <= 1)
+    after = np.append(np.cumsum(over[::-1])[::-1], 0)  # calls that are over from here on
+    kept = ~over | (after[:-1] - np.repeat(after[ends], ends - starts) <= KEPT)
     found = ring.records(np.sort(rows[order[kept]]))
     return tuple(call for record in found if (call := Call.of(record, ring.rank)))
 

@@ -20,14 +20,32 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.core.files import replacing
 from plait.core.process import boot_id, process_state
-from plait.core.ring import CAPACITY, ENDED, HEADER, LIVE, NOBODY, RECORD, STARTED, Header, Kind, Place
+from plait.core.ring import (
+    BYTES,
+    CAPACITY,
+    ENDED,
+    HEADER,
+    LIVE,
+    NOBODY,
+    RECORD,
+    STARTED,
+    Header,
+    Kind,
+    Name,
+    Place,
+    RingGroup,
+    numbered,
+    row_type,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _I64, _STEP = struct.Struct("<q"), struct.Struct("<qq")
-_WORD = struct.Struct("<I")
 _MASK = (1 << 32) - 1
 
 
@@ -55,6 +73,8 @@ class RingWriter:
     def __init__(self, path: Path | None, header: Header) -> None:
         assert header.capacity & (header.capacity - 1) == 0, "a power of two, so that numbers may go round"
         self.header = header
+        self.names: dict[int, Name] = {}
+        self.groups: dict[int, RingGroup] = {}
         self._numbers, self._mask = count(1), header.capacity - 1
         self._names: dict[tuple[str, Place | None], int] = {}
         self._opened: Counter[tuple[int, ...]] = Counter()
@@ -66,6 +86,8 @@ class RingWriter:
         else:
             self._told = _new_names(path.with_suffix(".names"), header)
             self._map = _new_file(path, header)
+        whole = memoryview(self._map)
+        self._longs, self._words = whole.cast("q"), whole.cast("I")
 
     # ---- what numbers stand for ----
 
@@ -78,6 +100,7 @@ class RingWriter:
                     return number
                 number = len(self._names) + 1
                 self._tell({"name": number, "text": text} | ({"place": place} if place else {}))
+                self.names[number] = Name(text, place)
                 self._names[text, place] = number
         return number
 
@@ -87,6 +110,7 @@ class RingWriter:
         with self._lock:
             ordinal, number = self._opened[members], self._opened.total() + 1
             self._tell({"group": number, "ranks": members, "ordinal": ordinal, "label": label})
+            self.groups[number] = RingGroup(members, ordinal, label)
             self._opened[members] += 1
         return number
 
@@ -113,6 +137,10 @@ class RingWriter:
         """It has ended."""
         self._fill(number, ENDED, -at if failed else at)
 
+    def size(self, number: int, size: int) -> None:
+        """It has moved so many bytes."""
+        self._fill(number, BYTES, size)
+
     def step(self, number: int, at: int) -> None:
         """A step begins."""
         _STEP.pack_into(self._map, LIVE, number, at)
@@ -124,11 +152,21 @@ class RingWriter:
             os.close(self._told)
             self._told = -1
 
-    def _fill(self, number: int, at: int, value: int) -> None:
-        """Unless the ring has gone round since."""
-        place = HEADER + ((number - 1) & self._mask) * 64
-        if _WORD.unpack_from(self._map, place)[0] == number & _MASK:
-            _I64.pack_into(self._map, place + at, value)
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """The records of these numbers as they are now, as in ``Ring.table``; without those that were
+        overwritten."""
+        import numpy as np
+
+        every = np.frombuffer(self._map, row_type(), self._mask + 1, HEADER)
+        found = every[(numbers - 1) & self._mask]
+        whole = (found["opened"] == (numbers & _MASK)) & (found["closed"] == found["opened"])
+        return numbered(found[whole], numbers[whole])
+
+    def _fill(self, number: int, field: int, value: int) -> None:
+        """One store, which others see whole. None if the ring has gone round since."""
+        place = HEADER + ((number - 1) & self._mask) * RECORD.size
+        if self._words[place >> 2] == number & _MASK:
+            self._longs[(place + field) >> 3] = value
 
     def _tell(self, line: dict[str, Any]) -> None:
         """Before the first record that needs it. A full disk costs the name, not the run."""

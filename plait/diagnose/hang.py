@@ -179,8 +179,9 @@ def _deadlock(waits: Waits, circle: Sequence[tuple[int, At]]) -> Verdict:
         links.append(Wait(ranks=(rank,), call=str(waits.heads[rank][at]), on=(after,)))
     told = "; ".join(f"rank {link.ranks[0]} waits for {spoken_ranks(link.on)} in {link.call}" for link in links[:SHOWN])
     more = f"; and so on, {len(links)} ranks in all" if len(links) > SHOWN else ""
-    guess = f" Most ranks that take part in both are at the other call: {spoken_ranks(odd)} took another order." if odd \
-        else ""  # fmt: skip
+    guess = ""
+    if odd:
+        guess = f" Most ranks that take part in both are at the other call: {spoken_ranks(odd)} took another order."
     why = f"deadlock: {told}{more}. They began calls of different groups in different orders.{guess}"
     named = odd or ranks
     return Verdict(cause="deadlock", why=_sentence(why), ranks=tuple(named), hosts=_hosts(waits, named),

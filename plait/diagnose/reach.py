@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from plait.core.evidence import Evidence
@@ -40,14 +40,11 @@ def _explain(missed: Mapping[str, set[str]], reached: Mapping[str, set[str]]) ->
     named: list[str] = []
     while left:
 
-        def weight(host: str) -> tuple[int, bool, int]:
-            broken = sum(host in pair for pair in left)
-            return broken, not (reached.get(host, set()) - missed[host]), -len(reached.get(host, ()))
-
-        ranked = sorted({host for pair in left for host in pair}, key=lambda host: (weight(host), host), reverse=True)
-        best = [host for host in ranked if weight(host)[:2] == weight(ranked[0])[:2]]
-        if len(left) == 1 and (len(best) == 2 or not weight(ranked[0])[1]):
-            return sorted([*named, *next(iter(left))]), not named
+        broken = Counter(host for pair in left for host in pair)
+        alone = {host: not reached.get(host, set()) - missed[host] for host in broken}
+        ranked = sorted(broken, key=lambda host: (-broken[host], not alone[host], host))
+        if len(left) == 1 and alone[ranked[0]] == alone[ranked[1]]:
+            return sorted([*named, *ranked]), not named
         named.append(ranked[0])
         left = {pair for pair in left if ranked[0] not in pair}
     return sorted(named), False

@@ -2,7 +2,8 @@
 
 The first rank that fails ends the rest and is named. SIGINT, SIGTERM and SIGHUP become a request to every
 rank over its line, so that it saves and ends whatever it is doing; a second Ctrl-C kills. A rank that is
-silent for the run's timeout ends the run.
+silent for the run's timeout ends the run; so does a call that does not end, once it is known why
+(``plait.launch.hang``).
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from plait.core.channel import ENDINGS, Beat, Channel, Stop
 from plait.core.errors import ERROR_MARK, PlaitError, RankFailure
+from plait.core.evidence import Verdict
 from plait.core.lock import RunLock
 from plait.core.process import process_state
+from plait.launch.gather import Seen
+from plait.launch.hang import Process, Suspicion
 
 LOOK = 0.05
 """Seconds between two looks at all ranks."""
@@ -95,9 +100,12 @@ class Watch:
     """``signals``: those that have arrived, oldest first."""
 
     def __init__(
-        self, ranks: Sequence[Rank], logs: Path, signals: deque[int], *, timeout: float, lock: RunLock | None
-    ) -> None:
+        self, ranks: Sequence[Rank], logs: Path, signals: deque[int], *, timeout: float, lock: RunLock | None,
+        suspicion: Suspicion | None = None,
+    ) -> None:  # fmt: skip
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, lock
+        self.suspicion = suspicion
+        self._ended: dict[int, float] = {}
         self.stop: Stop | None = None
         self.killed = False
         self._looked = time.monotonic()
@@ -110,10 +118,14 @@ class Watch:
         with self._selector:
             while None in (codes := [rank.process.poll() for rank in self.ranks]):
                 self._listen()
+                for rank, code in zip(self.ranks, codes, strict=True):
+                    if code is not None:
+                        self._ended.setdefault(rank.number, time.monotonic())
                 while self.signals:
                     self._signalled(self.signals.popleft())
                 if any(code not in (None, 0, self._status) for code in codes) and self._matters:
                     raise self._failure()
+                self._judge_hang()
                 self._judge_silence()
                 if self.lock:
                     self.lock.check()
@@ -174,6 +186,37 @@ class Watch:
         )
         say(f"{who}{signal.Signals(stop.signal).name}: {then} (Ctrl-C to end it at once)")
 
+    def _judge_hang(self) -> None:
+        """End the run if ranks wait for others for too long, and it is known for whom."""
+        if self.suspicion is None or (self.stop and self.killed):
+            return
+        limit, now = self.suspicion.deadline, time.monotonic()
+        silent = any(
+            now - rank.heard > limit and (not rank.beat.patient or rank.stopped) and rank.process.poll() is None
+            for rank in self.ranks
+        )
+        if verdict := self.suspicion.look(self._seen, self._processes(), silent=silent):
+            raise self._hangs(verdict)
+
+    def _hangs(self, verdict: Verdict) -> RankFailure:
+        log = f" Its log: {self._log(self.ranks[verdict.ranks[0]])}" if verdict.ranks else ""
+        return RankFailure(f"{verdict.why} All ranks were ended.{log}")
+
+    def _seen(self) -> dict[int, Seen]:
+        """What is known of all ranks from here."""
+        return {rank.number: self._seen_of(rank) for rank in self.ranks}
+
+    def _seen_of(self, rank: Rank) -> Seen:
+        code, beat = rank.process.poll(), rank.beat
+        told: dict[str, Any] = {"pid": rank.process.pid, "doing": beat.doing, "step": beat.step, "patient": beat.patient}
+        if code is None:
+            return Seen(state="stopped" if rank.stopped else "runs", **told)
+        at = self._ended.setdefault(rank.number, time.monotonic())
+        return Seen(state="ended", status=code, ended_at=at, said=self._message(rank) if code else "", **told)
+
+    def _processes(self) -> dict[int, Process]:
+        return {rank.number: Process(rank.process.pid, partial(self._said, rank)) for rank in self.ranks}
+
     def _judge_silence(self) -> None:
         """End the run if a rank that should speak has been silent for too long."""
         now = time.monotonic()
@@ -198,6 +241,10 @@ class Watch:
         ended = [rank for rank in ended if rank.process.returncode != self._status]
         killed = [rank for rank in ended if rank.process.returncode < 0]
         stopped = [rank for rank in self.ranks if rank.process.poll() is None and rank.stopped]
+        if self.suspicion and not self.stop:  # the one that failed may be a victim
+            verdict = self.suspicion.explain(self._seen(), {})
+            if verdict.certain and verdict.cause != "crashed":
+                return self._hangs(verdict)
         if stopped and not killed:
             return RankFailure(f"{stopped[0].silent(time.monotonic())}; the other ranks waited for it in vain and were "
                                f"ended. Its log: {self._log(stopped[0])}")  # fmt: skip
@@ -211,11 +258,14 @@ class Watch:
         return RankFailure(f"rank {first.number} {how}; the other ranks were ended. Its log: {self._log(first)}")
 
     def _message(self, rank: Rank) -> str:
+        _, mark, message = self._said(rank).rpartition(ERROR_MARK)
+        return message.strip() if mark else ""
+
+    @staticmethod
+    def _said(rank: Rank) -> str:
         # From the file that is open, which can be read when its folder was removed; the rank writes where its
         # own place in it is, so that place must not move.
-        text = os.pread(rank.log, os.fstat(rank.log).st_size, 0).decode(errors="replace")
-        _, mark, message = text.rpartition(ERROR_MARK)
-        return message.strip() if mark else ""
+        return os.pread(rank.log, os.fstat(rank.log).st_size, 0).decode(errors="replace")
 
     def _log(self, rank: Rank) -> Path:
         return self.logs / f"rank-{rank.number}.log"

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from plait.core.env import RankEnv
 from plait.core.errors import CheckpointError, NotFinite
 from plait.core.job import Job
 from plait.core.plan import Plan
 from plait.core.refine import refine
+from plait.core.ring_calls import ring_path
+from plait.core.ring_writer import RingWriter, this_process
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import load as load_huggingface
 from plait.train.comm.world import new_group
@@ -39,14 +42,17 @@ class Session:
     """Everything one rank needs; ``train`` is the whole run. Made by all ranks at the same point."""
 
     def __init__(
-        self, plan: Plan, job: Job, folder: Path, rank: int, device: Device, report: Reporter, control: Control
+        self, plan: Plan, job: Job, folder: Path, rank: RankEnv, device: Device, report: Reporter, control: Control
     ) -> None:
-        self.job, self.folder, self.rank, self.report, self.control = job, folder, rank, report, control
+        self.job, self.folder, self.rank, self.report, self.control = job, folder, rank.rank, report, control
         control.doing("preparing the corpus", patient=True)
         self.feed = Feed(job, self._prepared())
         control.doing("building the model")
-        self.recorder = Recorder(device)
-        part = assemble(plan, rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
+        header = this_process(
+            rank=rank.rank, world=rank.world_size, local_rank=rank.local_rank, attempt=rank.attempt, plan=plan.hash
+        )  # fmt: skip
+        self.recorder = Recorder(device, RingWriter(ring_path(folder, rank.rank), header))
+        part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
         agree(part)
         if job.train.init_from:
             load_huggingface(part.models, Path(job.train.init_from))

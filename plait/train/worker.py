@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ from plait.core.plan import Plan
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
+from plait.train.machine.stacks import stacks_on_signal
+from plait.train.machine.watchdog import Watchdog, address_towards
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -48,6 +50,7 @@ def main() -> int:
     """Train; returns the exit status."""
     die_with_parent()
     print_to_nobody()
+    stacks_on_signal()
     descriptor = take_launcher()
     launcher = Channel.inherited(descriptor) if descriptor is not None else None
     with Control(launcher) as control:
@@ -163,7 +166,12 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         joined(rank, plan.job.run, control, store) as device,
         Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report,
     ):
-        return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
+        watchdog = Watchdog(
+            folder, rank.rank, control, deadline=plan.job.run.call_deadline,
+            address=address_towards(rank.master_addr, rank.master_port),
+        )  # fmt: skip
+        with watchdog if rank.world_size > 1 else nullcontext():
+            return Session(plan, plan.job, folder, rank, device, report, control).train()
 
 
 def _meet(rank: RankEnv, timeout: float) -> Store:

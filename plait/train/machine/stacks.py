@@ -14,7 +14,7 @@ from types import FrameType
 from plait.core.evidence import STACKS, Thread
 
 PACKAGE = str(Path(__file__).parents[2])
-_WAITS = re.compile(r"\.(wait|settle|synchronize)\(|barrier\(|broadcast\(|\bgather\(|sum_over\(")
+_WAITS = re.compile(r"\.(wait|settle|synchronize|barrier|broadcast|all_gather\w*|all_reduce)\(")
 """How Plait's own lines look in which a thread waits for other ranks."""
 DEEPEST = 40
 

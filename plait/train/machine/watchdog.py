@@ -8,6 +8,7 @@ the others over the network: who reaches whom places a cut link.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -22,8 +23,8 @@ from plait.core.ring_calls import calls_of, ring_path, waited_since
 from plait.train.machine.control import Control
 from plait.train.machine.stacks import main_stack
 
-SHORTEST, LONGEST = 0.5, 15.0
-"""Seconds between two looks."""
+PAUSE = 0.5
+"""Seconds between two looks at whether somebody asks. The ring is read only when a call in it can be overdue."""
 ANSWER = 1.0
 """Seconds that others have to answer, and a connection to come."""
 MOST = 64
@@ -37,7 +38,7 @@ class Watchdog:
     def __init__(self, folder: Path, rank: int, control: Control, *, deadline: float, address: str) -> None:
         self.folder, self.rank, self.control, self.deadline, self.address = folder, rank, control, deadline, address
         self._end = threading.Event()
-        self._answered = False
+        self._answered, self._due = False, 0
         self._listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -49,8 +50,7 @@ class Watchdog:
         self._end.set()
 
     def _watch(self) -> None:
-        pause = min(max(self.deadline / 16, SHORTEST), LONGEST)
-        while not self._end.wait(pause):
+        while not self._end.wait(PAUSE):
             with suppress(OSError, DataError):  # a full disk, a folder that is gone: others may still tell
                 self._look()
 
@@ -63,14 +63,21 @@ class Watchdog:
         if self._listener:
             self._listener.close()
             self._listener = None
-        ring = self._ring()
-        since = waited_since(calls_of(ring))
-        if since and time.monotonic_ns() - since > self.deadline * 1e9:
+        now, deadline = time.monotonic_ns(), int(self.deadline * 1e9)
+        if now < self._due:
+            return
+        since = waited_since(calls_of(self._ring()))
+        if since and now - since > deadline:
             ask(self.folder)
             self._answer()
+        else:  # neither what is open now nor what begins later can be overdue before
+            self._due = (since or now) + deadline
 
     def _ring(self) -> Ring:
-        return read_ring(ring_path(self.folder, self.rank))
+        ring = read_ring(ring_path(self.folder, self.rank))
+        if ring.header.pid != os.getpid():
+            raise DataError("the ring of an earlier start")
+        return ring
 
     def _answer(self) -> None:
         """Say what is known at once, and once more when the others have been tried."""
