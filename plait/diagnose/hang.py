@@ -19,14 +19,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from plait.core.evidence import Cause, Evidence, Verdict, Wait, listed, spoken_ranks
+from plait.diagnose.deadlock import deadlock
 from plait.diagnose.mismatch import find_mismatch
 from plait.diagnose.reach import cut_off
 from plait.diagnose.waits import At, Waits
 
 STUCK = 0.5
 """Share of the deadline after which a call that all have begun counts as one that nobody ends."""
-SHOWN = 4
-"""Links of a chain that are told in words."""
 
 
 def localise(evidence: Sequence[Evidence], *, world: int, deadline: float) -> Verdict:
@@ -53,13 +52,13 @@ def localise(evidence: Sequence[Evidence], *, world: int, deadline: float) -> Ve
         return cut
     if busy:
         return _busy(waits, busy)
+    waiting = {rank for ranks in waits.at.values() for rank in ranks}
+    if circle := waits.circle(waiting):
+        return deadlock(waits, circle)
     if lost := [rank for rank in sinks if waits.status[rank] == "unknown"]:
         return _lost(waits, lost)
     if stuck:
         return _unexplained(waits, stuck)
-    waiting = {rank for ranks in waits.at.values() for rank in ranks}
-    if circle := waits.circle(waiting):
-        return _deadlock(waits, circle)
     if victims := [rank for rank in failed if waits.status[rank] == "victim"]:
         return _crashed(waits, victims)
     return Verdict(cause="unknown", why=f"A rank has waited for {longest:.0f} s, and nothing says for whom.")
@@ -160,32 +159,6 @@ def _lost(waits: Waits, lost: Sequence[int]) -> Verdict:
         return _verdict(waits, "unknown", recorded, what + (f" (at {doing})" if doing else ""))
     its = "its ring" if len(lost) == 1 else "their rings"
     return _verdict(waits, "unknown", lost, f"left no evidence ({its} could not be read)")
-
-
-def _deadlock(waits: Waits, circle: Sequence[tuple[int, At]]) -> Verdict:
-    """Ranks in a circle. Of two calls whose members must both take part in both, the majority is at the right
-    one."""
-    calls = list(dict.fromkeys(at for _, at in circle))
-    ranks = sorted(rank for rank, _ in circle)
-    odd: list[int] = []
-    if len(calls) == 2:
-        both = set(waits.members(calls[0].channel)) & set(waits.members(calls[1].channel))
-        sides = sorted(([rank for rank in waits.at[at] if rank in both] for at in calls), key=len)
-        if len(sides[0]) < len(sides[1]):
-            odd = sides[0]
-    links = []
-    for place, (rank, at) in enumerate(circle):
-        after = circle[(place + 1) % len(circle)][0]
-        links.append(Wait(ranks=(rank,), call=str(waits.heads[rank][at]), on=(after,)))
-    told = "; ".join(f"rank {link.ranks[0]} waits for {spoken_ranks(link.on)} in {link.call}" for link in links[:SHOWN])
-    more = f"; and so on, {len(links)} ranks in all" if len(links) > SHOWN else ""
-    guess = ""
-    if odd:
-        guess = f" Most ranks that take part in both are at the other call: {spoken_ranks(odd)} took another order."
-    why = f"deadlock: {told}{more}. They began calls of different groups in different orders.{guess}"
-    named = odd or ranks
-    return Verdict(cause="deadlock", why=_sentence(why), ranks=tuple(named), hosts=_hosts(waits, named),
-                   chain=tuple(links))  # fmt: skip
 
 
 # ---- words ----
