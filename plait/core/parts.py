@@ -12,7 +12,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plait.core.evidence import Thread
+from plait.core.evidence import FILE, Thread
 from plait.core.files import replacing
 
 FOLDER = "hang"
@@ -72,3 +72,9 @@ def read_parts(folder: Path) -> dict[int, Part]:
 def forget_parts(folder: Path) -> None:
     """Take the question back: of an earlier start, or because the run has gone on."""
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def forget_hang(folder: Path) -> None:
+    """Remove what an earlier start of the run has left."""
+    forget_parts(folder)
+    (folder / FILE).unlink(missing_ok=True)

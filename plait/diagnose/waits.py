@@ -100,6 +100,8 @@ class Waits:
             return "stopped"
         if not one.recorded:
             return "unknown"
+        if one.state == "unknown" and one.thread == "silent":
+            return "unknown"
         if one.thread in ("works", "silent"):
             return "host"
         if self.heads[one.rank]:
@@ -108,12 +110,13 @@ class Waits:
 
     def _missing(self, at: At) -> list[int]:
         entered = self._entered[at.channel]
-        gone = ("stopped", "ended")
         return [
-            rank
-            for rank in self.members(at.channel)
-            if entered.get(rank, 0) <= at.sequence or self.status[rank] in gone
+            rank for rank in self.members(at.channel) if entered.get(rank, 0) <= at.sequence or self._gone(rank)
         ]
+
+    def _gone(self, rank: int) -> bool:
+        """Whether what a rank has begun may never be over for its sake."""
+        return self.status[rank] in ("stopped", "ended") or (self.status[rank] == "unknown" and self.mute(rank))
 
     # ---- questions ----
 
@@ -121,6 +124,10 @@ class Waits:
         """The ranks that take part in a channel's calls and are of this run."""
         group, source, target = self.channels[channel]
         return [rank for rank in (group.ranks if source < 0 else (source, target)) if rank in self.evidence]
+
+    def mute(self, rank: int) -> bool:
+        """Whether a rank has said nothing though others have, and nobody sees its process."""
+        return (self.evidence[rank].state, self.evidence[rank].thread) == ("unknown", "silent")
 
     def has_begun(self, rank: int, at: At) -> bool:
         """Whether a rank is known to have begun a call."""

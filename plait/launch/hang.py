@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plait.core.evidence import FILE, Evidence, Verdict, write_hang
-from plait.core.parts import ask, asked, forget_parts, read_parts
+from plait.core.evidence import Evidence, Verdict, write_hang
+from plait.core.parts import ask, asked, forget_hang, forget_parts, read_parts
 from plait.launch.gather import Seen, gather, kernel_says, print_stacks, printed_stack
 
 ANSWERS = 3.5
@@ -40,8 +40,7 @@ class Suspicion:
         self.folder, self.world, self.deadline, self.localise = folder, world, deadline, localise
         self._since: float | None = None
         self._next = 0.0
-        forget_parts(folder)
-        (folder / FILE).unlink(missing_ok=True)
+        forget_hang(folder)
 
     def look(self, seen: Callable[[], Mapping[int, Seen]], processes: Mapping[int, Process], *,
              silent: bool) -> Verdict | None:  # fmt: skip

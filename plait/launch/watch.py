@@ -212,7 +212,7 @@ class Watch:
         if code is None:
             return Seen(state="stopped" if rank.stopped else "runs", **told)
         at = self._ended.setdefault(rank.number, time.monotonic())
-        return Seen(state="ended", status=code, ended_at=at, said=self._message(rank) if code else "", **told)
+        return Seen(state="ended", status=code, ended_at=at, said=self._last_words(rank) if code else "", **told)
 
     def _processes(self) -> dict[int, Process]:
         return {rank.number: Process(rank.process.pid, partial(self._said, rank)) for rank in self.ranks}
@@ -227,7 +227,11 @@ class Watch:
             return
         first = _culprit(quiet)  # which may be a patient one, for which the others wait
         if any(now - rank.heard > self.timeout for rank in wrong):
-            raise RankFailure(f"{first.silent(now)}; the other ranks were ended. Its log: {self._log(first)}")
+            verdict = self.suspicion.explain(self._seen(), self._processes()) if self.suspicion else None
+            if verdict and verdict.certain:
+                raise self._hangs(verdict)
+            more = f" {verdict.why}" if verdict and verdict.cause == "unknown" else ""
+            raise RankFailure(f"{first.silent(now)}; the other ranks were ended.{more} Its log: {self._log(first)}")
         if not first.warned:
             first.warned = True
             say(f"{first.silent(now)}; after {self.timeout:g} s the run is ended (run.timeout)")
@@ -260,6 +264,11 @@ class Watch:
     def _message(self, rank: Rank) -> str:
         _, mark, message = self._said(rank).rpartition(ERROR_MARK)
         return message.strip() if mark else ""
+
+    def _last_words(self, rank: Rank) -> str:
+        """Its message for the user, or else the last line that it wrote."""
+        lines = self._said(rank).strip().splitlines()
+        return self._message(rank) or (lines[-1] if lines else "")
 
     @staticmethod
     def _said(rank: Rank) -> str:

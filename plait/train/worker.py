@@ -27,6 +27,7 @@ from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
+from plait.core.parts import forget_hang
 from plait.core.plan import Plan
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
@@ -170,6 +171,8 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
             folder, rank.rank, control, deadline=plan.job.run.call_deadline,
             address=address_towards(rank.master_addr, rank.master_port),
         )  # fmt: skip
+        if rank.rank == 0 and not control.launched:  # of an earlier start; a launcher has done that
+            forget_hang(folder)
         with watchdog if rank.world_size > 1 else nullcontext():
             return Session(plan, plan.job, folder, rank, device, report, control).train()
 

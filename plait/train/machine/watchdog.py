@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.core.errors import DataError
-from plait.core.parts import Part, ask, asked, read_parts, write_part
+from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
 from plait.core.ring import Ring, read_ring
 from plait.core.ring_calls import calls_of, ring_path, waited_since
 from plait.train.machine.control import Control
@@ -25,6 +25,8 @@ from plait.train.machine.stacks import main_stack
 
 PAUSE = 0.5
 """Seconds between two looks at whether somebody asks. The ring is read only when a call in it can be overdue."""
+RENEW = 30.0
+"""Seconds after which an answer is given anew."""
 ANSWER = 1.0
 """Seconds that others have to answer, and a connection to come."""
 MOST = 64
@@ -38,7 +40,7 @@ class Watchdog:
     def __init__(self, folder: Path, rank: int, control: Control, *, deadline: float, address: str) -> None:
         self.folder, self.rank, self.control, self.deadline, self.address = folder, rank, control, deadline, address
         self._end = threading.Event()
-        self._answered, self._due = False, 0
+        self._asked, self._answered, self._due = False, -RENEW, 0
         self._listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -56,22 +58,28 @@ class Watchdog:
 
     def _look(self) -> None:
         if asked(self.folder):
-            if not self._answered:
+            if self._asked and not self._overdue():  # it has gone on
+                forget_parts(self.folder)
+                self._asked = False
+            elif time.monotonic() > self._answered + RENEW:
                 self._answer()
             return
-        self._answered = False
+        self._asked, self._answered = False, -RENEW
         if self._listener:
             self._listener.close()
             self._listener = None
-        now, deadline = time.monotonic_ns(), int(self.deadline * 1e9)
-        if now < self._due:
-            return
-        since = waited_since(calls_of(self._ring()))
-        if since and now - since > deadline:
+        if time.monotonic_ns() >= self._due and self._overdue():
+            self._asked = True
             ask(self.folder)
             self._answer()
-        else:  # neither what is open now nor what begins later can be overdue before
-            self._due = (since or now) + deadline
+
+    def _overdue(self) -> bool:
+        """Whether a call takes for longer than the deadline; else neither what is open now nor what begins later
+        can before ``_due``."""
+        now, deadline = time.monotonic_ns(), int(self.deadline * 1e9)
+        since = waited_since(calls_of(self._ring()))
+        self._due = (since or now) + deadline
+        return self._due < now
 
     def _ring(self) -> Ring:
         ring = read_ring(ring_path(self.folder, self.rank))
@@ -89,7 +97,7 @@ class Watchdog:
         time.sleep(ANSWER)
         reached, missed = self._try(read_parts(self.folder))
         write_part(self.folder, replace(part, wall=time.time_ns(), reached=reached, missed=missed, complete=True))
-        self._answered = True
+        self._answered = time.monotonic()
 
     def _listen(self) -> tuple[str, int] | None:
         with suppress(OSError):
