@@ -163,7 +163,7 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         joined(rank, plan.job.run, control, store) as device,
         Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report,
     ):
-        return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
+        return Session(plan, plan.job, folder, rank, device, report, control).train()
 
 
 def _meet(rank: RankEnv, timeout: float) -> Store:
