@@ -3,7 +3,7 @@ numbers in a dictionary, all of it compressed by zstd. DuckDB, Polars and pandas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,30 @@ from plait.core.files import replacing
 def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: Mapping[str, str]) -> None:
     """columns: by name, Arrow's type (``int64``, ``float64``, ``string``) and the values. The file appears
     whole or not at all. Raises OSError."""
-    arrow, parquet = _arrow()
+    arrow, _ = _arrow()
     schema = arrow.schema([(name, getattr(arrow, kind)()) for name, (kind, _) in columns.items()], metadata=metadata)
-    table = arrow.table({name: values for name, (_, values) in columns.items()}, schema=schema)
-    texts = [name for name, (kind, _) in columns.items() if kind == "string"]
-    whole = {name: "DELTA_BINARY_PACKED" for name, (kind, _) in columns.items() if kind == "int64"}
+    _write(path, arrow.table({name: values for name, (_, values) in columns.items()}, schema=schema))
+
+
+def _write(path: Path, table: Any) -> None:
+    _, parquet = _arrow()
+    texts = [field.name for field in table.schema if str(field.type) == "string"]
+    whole = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if str(field.type) == "int64"}
     with replacing(path) as partial:
-        parquet.write_table(table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole or None)
+        parquet.write_table(table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole)
+
+
+def copy_rows(source: Path, target: Path, column: str, values: Collection[int]) -> None:
+    """The rows of a file in which ``column`` has one of ``values``, into a file of their own; no file without
+    rows, or where ``source`` is none. Raises OSError."""
+    arrow, parquet = _arrow()
+    try:
+        table = parquet.ParquetFile(arrow.BufferReader(source.read_bytes())).read(use_threads=False)
+    except arrow.ArrowException:  # damaged: there is nothing to keep
+        return
+    table = table.filter(import_module("pyarrow.compute").is_in(table.column(column), arrow.array(values, "int64")))
+    if len(table):
+        _write(target, table)
 
 
 def read_columns(path: Path, version: str) -> tuple[dict[str, list[Any]], dict[str, str]]:

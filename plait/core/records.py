@@ -28,8 +28,8 @@ AROUND: Mapping[Kind, SpanKind] = {
 
 
 def sent_bytes(verb: str, whole: int, size: int) -> int:
-    """Bytes each of ``size`` ranks sends for a bandwidth-optimal (ring) collective; whole: bytes of its larger
-    tensor."""
+    """Bytes each of ``size`` ranks sends for a bandwidth-optimal (ring) collective; whole: bytes of its
+    larger tensor."""
     if verb == "rotate":
         return whole
     return whole * (size - 1) // size * (2 if verb == "all_reduce" else 1)
@@ -63,12 +63,13 @@ class Records:
         def each(values: Iterable[Any], kind: Any) -> np.ndarray:
             return np.array(list(values), dtype=kind)[which] if len(names) else np.array([], dtype=kind)
 
+        texts = each((name.text for name in names), str)
         return {
             "step": table["step"].astype(np.int64),
             "rank": np.full(len(table), rank, dtype=np.int64),
             "kind": kinds,
-            "name": each((name.text for name in names), str),
-            "seq": _occurrence(table["step"], kinds, which),
+            "name": texts,
+            "seq": _occurrence(table["step"], kinds, texts),
             "site": each((place.site if place else name.text for place, name in zip(places, names, strict=True)), str),
             "layer": each((place.layer if place else -1 for place in places), np.int64),
             "slice": each((place.slice if place else -1 for place in places), np.int64),
@@ -101,25 +102,25 @@ class Records:
         import numpy as np
 
         table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0) & (self.table["started"] > 0)]
-        keys = np.stack([table["step"], table["kind"], table["name"], table["group"]]).astype(np.int64)
-        found, which = np.unique(keys, axis=1, return_inverse=True)
-        labels = [self._label(*map(int, column[1:])) for column in found.T]
+        codes = (table["name"].astype(np.int64) << 20) | (table["kind"].astype(np.int64) << 16) | table["group"]
+        found, which = np.unique(codes, return_inverse=True)
+        labels = [self._label(code >> 16 & 15, code >> 20, code & 0xFFFF) for code in found.tolist()]
         texts = sorted(set(labels))
         label = np.array([texts.index(one) for one in labels], dtype=np.int64)
-        rows = np.stack([found[0], label]) if len(labels) else np.zeros((2, 0), np.int64)
-        rows, again = np.unique(rows, axis=1, return_inverse=True)
-        of = again.reshape(-1)[which.reshape(-1)]
-        taken, many = table["ended"] - table["started"], rows.shape[1]
+        first = int(table["step"].min()) if len(table) else 0
+        of_row = (table["step"].astype(np.int64) - first) * len(texts) + label[which]
+        rows, of = np.unique(of_row, return_inverse=True)
+        taken, many = table["ended"] - table["started"], len(rows)
         least, most = np.full(many, np.iinfo(np.int64).max), np.zeros(many, np.int64)
         total = np.zeros(many, np.int64)
         np.add.at(total, of, taken)
         np.minimum.at(least, of, taken)
         np.maximum.at(most, of, taken)
-        kind, site, direction = (np.array([texts[at][i] for at in rows[1]], dtype=str) for i in range(3))
+        kind, site, direction = (np.array([texts[at % len(texts)][i] for at in rows], dtype=str) for i in range(3))
         return {
-            "step": rows[0], "rank": np.full(many, rank, np.int64), "kind": kind, "site": site,
-            "direction": direction, "n": np.bincount(of, minlength=many), "sum_ns": total, "min_ns": least,
-            "max_ns": most,
+            "step": first + rows // max(1, len(texts)), "rank": np.full(many, rank, np.int64),
+            "kind": kind, "site": site, "direction": direction, "n": np.bincount(of, minlength=many),
+            "sum_ns": total, "min_ns": least, "max_ns": most,
         }  # fmt: skip
 
     def _of_a_timeline(self) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +128,7 @@ class Records:
         import numpy as np
 
         table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0)]
-        placed = np.array([number for number, name in self.names.items() if name.place], dtype=np.int64)
+        placed = np.array([number for number, name in list(self.names.items()) if name.place], dtype=np.int64)
         words = np.array(["", *(SPANS.get(kind) or AROUND.get(kind) or "" for kind in Kind)])
         kinds, has_place = words[table["kind"]], np.isin(table["name"], placed)
         wanted = (kinds != "") & (has_place | np.isin(table["kind"], list(AROUND)))
@@ -167,9 +168,10 @@ def _occurrence(steps: np.ndarray, kinds: np.ndarray, names: np.ndarray) -> np.n
     """How often each row's step, kind and name came before."""
     import numpy as np
 
-    _, key = np.unique(kinds, return_inverse=True)
-    order = np.lexsort((np.arange(len(steps)), names, key, steps))
-    ordered = np.stack([steps[order], key[order], names[order]])
+    _, kind = np.unique(kinds, return_inverse=True)
+    _, name = np.unique(names, return_inverse=True)
+    order = np.lexsort((np.arange(len(steps)), name, kind, steps))
+    ordered = np.stack([steps[order], kind[order], name[order]])
     first = np.ones(len(order), dtype=bool)
     first[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
     at = np.arange(len(order))

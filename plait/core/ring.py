@@ -51,6 +51,9 @@ _HEADER = struct.Struct("<8sIIIIqiiiiqqqqqqqqq64s64s64s")
 LIVE = 80
 """Where in the header the words are that change: step, when it began, whether the writer has ended."""
 
+PLAN = _HEADER.size - 64
+"""Where the plan's hash is."""
+
 
 class Kind(IntEnum):
     """What a record is about.

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from plait.core.ring import (
     HEADER,
     LIVE,
     NOBODY,
+    PLAN,
     RECORD,
     STARTED,
     Header,
@@ -144,6 +146,11 @@ class RingWriter:
     def step(self, number: int, at: int) -> None:
         """A step begins."""
         _STEP.pack_into(self._map, LIVE, number, at)
+
+    def obeys(self, plan: str) -> None:
+        """Another plan is this rank's from now on."""
+        self.header = replace(self.header, plan=plan)
+        self._map[PLAN : PLAN + 64] = plan.encode()[:64].ljust(64, b"\0")
 
     def close(self) -> None:
         """The writer ends in good order. What threads still write goes nowhere that matters."""

@@ -275,7 +275,10 @@ class RunSection(Section):
     peak_flops: Positive | None = None
     """A device's peak, for MFU; if not given, the matrix rate measured at the start."""
     timeline_steps: Natural = 200
-    """Steps whose timeline is kept. 0: none."""
+    """Last steps whose timeline is kept. 0: none."""
+    timeline_sample: Natural = 100
+    """Of the steps before these, one in so many keeps its timeline, and so do those around a step that took
+    unusually long. 0: none. Sums of every step are kept in any case, unless ``timeline_steps`` is 0."""
     timeout: Positive = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
     hang_deadline: NotNegative = 0.0

@@ -26,6 +26,8 @@ SpanKind = Literal[
     "compute", "wait", "comm", "idle", "transfer", "data", "optimizer", "checkpoint", "evaluation"
 ]  # fmt: skip
 Direction = Literal["forward", "backward", ""]
+PLANNED: frozenset[SpanKind] = frozenset(("compute", "wait", "comm", "idle", "transfer"))
+"""Kinds of which a plan predicts spans."""
 LANES = ("processor", "network")
 
 
@@ -46,8 +48,8 @@ class Span:
     kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where
     layer is the stage and slice the micro-batch: ``transfer`` a tensor on its way to another stage, ``idle``
     a stage waiting for one (the bubble is part of it). ``data``, ``optimizer``, ``checkpoint`` and
-    ``evaluation`` are what a rank does beside the ops of its plan; they have no direction, and layer and slice
-    are -1.
+    ``evaluation`` are what a rank does beside the ops of its plan; they have no direction, and layer and
+    slice are -1.
     """
 
     step: int

@@ -45,9 +45,7 @@ class Lane:
     it leaves in the ring.
     """
 
-    def __init__(
-        self, device: Device, ranks: Sequence[int] | None = None, messages: Messages | None = None
-    ) -> None:
+    def __init__(self, device: Device, ranks: Sequence[int] | None = None, messages: Messages | None = None) -> None:
         self.device, self.rank, self.messages = device, dist.get_rank(), messages
         self.ranks = sorted(ranks if ranks is not None else range(dist.get_world_size()))
         self._up: Any = new_group(self.ranks, device.backend)

@@ -1,7 +1,8 @@
 """What a rank does, and above all whom it waits for, as it goes into its ring (``plait.core.ring``).
 
-On a CPU a record is whole at once: the host's clock times everything. On a GPU it says when the host handed the
-work over; when that ran is marked by events, and filled in when the step is over, without stopping the device.
+On a CPU a record is whole at once: the host's clock times everything. On a GPU it says when the host handed
+the work over; when that ran is marked by events, and filled in when the step is over, without stopping the
+device.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ class Log:
         self._marked.append(_Marked(number, start, end, line))
 
     def resolve(self) -> None:
-        """Fill in the times that a GPU's events know: all that was submitted before the last anchor has run, so
-        that there is nothing to wait for."""
+        """Fill in the times that a GPU's events know: all that was submitted before the last anchor has run,
+        so that there is nothing to wait for."""
         free: dict[int, int] = {}
         for _ in range(len(self._marked)):  # threads may add to it meanwhile
             one = self._marked.popleft()

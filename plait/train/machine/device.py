@@ -187,8 +187,8 @@ class CudaDevice(Device):
     def nanoseconds(self, mark: Mark) -> int:
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
-        # Of the last two anchors the older: it lies before all marks of the step that is read, and elapsed times are
-        # float32 milliseconds, which are coarse after hours.
+        # Of the last two anchors the older: it lies before all marks of the step that is read. Elapsed
+        # times are float32 milliseconds, which are coarse after hours.
         base, at = self._bases[0]
         taken = at + round(base.elapsed_time(mark) * 1e6)
         self._read.append(mark)

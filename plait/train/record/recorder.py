@@ -6,17 +6,37 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.core.env import RankEnv
 from plait.core.records import SPANS, Records
 from plait.core.ring import NOBODY, Kind
 from plait.core.ring_writer import RingWriter, this_process
 from plait.core.timeline import OpSpan
 from plait.train.comm.log import Log
 from plait.train.machine.device import Device
+from plait.train.record.missing import Missing
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+RINGS = "rings"
+"""The folder of a run's rings."""
+
+
+def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: Device, missing: Missing) -> Recorder:
+    """The recorder of a rank of the run in ``folder``. A disk that is full costs the ring, not the run: it is
+    then this process's alone."""
+    header = this_process(
+        rank=rank.rank, world=rank.world_size, local_rank=rank.local_rank, attempt=rank.attempt, plan=plan_hash
+    )  # fmt: skip
+    try:
+        return Recorder(device, RingWriter(folder / RINGS / f"rank-{rank.rank:05d}.ring", header))
+    except OSError as error:
+        missing.failed(error, 0)
+        return Recorder(device, RingWriter(None, header))
 
 
 class Recorder(Log):
@@ -77,7 +97,10 @@ class Recorder(Log):
 
     def take(self) -> list[OpSpan]:
         """The spans of ops in ``records``, in order of their start."""
-        records = self.records()
+        return self.spans(self.records())
+
+    def spans(self, records: Records) -> list[OpSpan]:
+        """The spans of ops, in order of their start."""
         table = records.table[records.table["ended"] > 0]
         sent = records.sent(table)
         spans = [
