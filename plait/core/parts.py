@@ -11,6 +11,7 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from plait.core.evidence import FILE, Thread
 from plait.core.files import replacing
@@ -60,7 +61,7 @@ def read_parts(folder: Path) -> dict[int, Part]:
     for path in (folder / FOLDER).glob("rank-*.json"):
         try:
             values = json.loads(path.read_text())
-            lists = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
+            lists: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
             where = values["address"]
             part = Part(**values | lists | {"address": tuple(where) if where else None})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -282,8 +282,8 @@ class RunSection(Section):
     timeout: Positive = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
     hang_deadline: NotNegative = 0.0
-    """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that the
-    others wait for, name it and end the run. 0: half of ``run.timeout``."""
+    """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that
+    the others wait for, name it and end the run. 0: half of ``run.timeout``."""
 
     @property
     def call_deadline(self) -> float:

@@ -32,7 +32,8 @@ def deadlock(waits: Waits, circle: Circle) -> Verdict:
     where = f" ({listed(hosts)})" if hosts else ""
     subject = spoken_ranks(named).capitalize() + where
     are = "is" if len(named) == 1 else "are"
-    why = f"{subject} {are} in a deadlock: {told}{more}. They began calls of different groups in different orders. {guess}"
+    order = "They began calls of different groups in different orders."
+    why = f"{subject} {are} in a deadlock: {told}{more}. {order} {guess}"
     return Verdict(cause="deadlock", why=why, ranks=tuple(named), hosts=hosts, chain=tuple(links))
 
 

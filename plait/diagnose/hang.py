@@ -154,9 +154,9 @@ def _unexplained(waits: Waits, stuck: Sequence[At]) -> Verdict:
 
 def _lost(waits: Waits, lost: Sequence[int]) -> Verdict:
     if mute := [rank for rank in lost if waits.mute(rank)]:
-        it = "it has" if len(mute) == 1 else "they have"
-        what = f"{'has' if len(mute) == 1 else 'have'} not answered though others have: {it} ended, or {_is(mute)} stopped"
-        return _verdict(waits, "unknown", mute, f"{what}, or kept from running")
+        have = "has" if len(mute) == 1 else "have"
+        what = f"{have} not answered though others have: ended, stopped, or kept from running"
+        return _verdict(waits, "unknown", mute, what)
     if recorded := [rank for rank in lost if waits.evidence[rank].recorded]:
         doing = waits.evidence[recorded[0]].doing
         what = f"{'waits' if len(recorded) == 1 else 'wait'} for something that no ring records"

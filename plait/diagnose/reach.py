@@ -39,7 +39,6 @@ def _explain(missed: Mapping[str, set[str]], reached: Mapping[str, set[str]]) ->
     left = {(a, b) for a, others in missed.items() for b in others if a < b}
     named: list[str] = []
     while left:
-
         broken = Counter(host for pair in left for host in pair)
         alone = {host: not reached.get(host, set()) - missed[host] for host in broken}
         ranked = sorted(broken, key=lambda host: (-broken[host], not alone[host], host))

@@ -110,9 +110,7 @@ class Waits:
 
     def _missing(self, at: At) -> list[int]:
         entered = self._entered[at.channel]
-        return [
-            rank for rank in self.members(at.channel) if entered.get(rank, 0) <= at.sequence or self._gone(rank)
-        ]
+        return [rank for rank in self.members(at.channel) if entered.get(rank, 0) <= at.sequence or self._gone(rank)]
 
     def _gone(self, rank: int) -> bool:
         """Whether what a rank has begun may never be over for its sake."""

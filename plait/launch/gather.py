@@ -1,5 +1,5 @@
-"""Collecting what is known of every rank of a run, from outside: rings, what ranks say of themselves, and what
-this machine's kernel says of their processes. No rank has to answer."""
+"""Collecting what is known of every rank of a run, from outside: rings, what ranks say of themselves, and
+what this machine's kernel says of their processes. No rank has to answer."""
 
 from __future__ import annotations
 

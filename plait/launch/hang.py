@@ -14,8 +14,8 @@ from plait.launch.gather import Seen, gather, kernel_says, print_stacks, printed
 
 ANSWERS = 3.5
 """Seconds in which ranks answer: longer than a rank's watchdog needs to notice, and to try the others."""
-PRINTED = 0.3
-"""Seconds in which a stack is printed."""
+PRINTED = 1.0
+"""Seconds in which a stack is printed, at most."""
 AGAIN = 2.0
 """Seconds until another look where the first has named nobody."""
 
@@ -88,15 +88,19 @@ class Suspicion:
             list[Evidence]:  # fmt: skip
         """Stacks of those that run on this machine and have not answered."""
         mute = {one.rank for one in evidence if (one.state, one.thread) == ("runs", "silent")} & processes.keys()
-        before = {rank: len(processes[rank].log()) for rank in mute if print_stacks(processes[rank].pid)}
-        if before:
-            time.sleep(PRINTED)
-        found: list[Evidence] = []
-        for one in evidence:
-            if one.rank in mute:
-                process = processes[one.rank]
-                stack = printed_stack(process.log()[before[one.rank] :]) if one.rank in before else ()
-                says = kernel_says(process.pid)
-                one = replace(one, stack=stack or ((says,) if says else ()))
-            found.append(one)
-        return found
+        before: dict[int, int] = {}
+        for rank in mute:
+            size = len(processes[rank].log())
+            if print_stacks(processes[rank].pid):
+                before[rank] = size
+        stacks: dict[int, tuple[str, ...]] = {}
+        end = time.monotonic() + PRINTED
+        while before.keys() - stacks.keys() and time.monotonic() < end:
+            time.sleep(0.05)
+            for rank in before.keys() - stacks.keys():
+                if stack := printed_stack(processes[rank].log()[before[rank] :]):
+                    stacks[rank] = stack
+        for rank in mute - stacks.keys():
+            if says := kernel_says(processes[rank].pid):
+                stacks[rank] = (says,)
+        return [replace(one, stack=stacks.get(one.rank, one.stack)) for one in evidence]

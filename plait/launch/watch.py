@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -208,7 +208,7 @@ class Watch:
 
     def _seen_of(self, rank: Rank) -> Seen:
         code, beat = rank.process.poll(), rank.beat
-        told: dict[str, Any] = {"pid": rank.process.pid, "doing": beat.doing, "step": beat.step, "patient": beat.patient}
+        told: dict[str, Any] = {"pid": rank.process.pid, **asdict(beat)}
         if code is None:
             return Seen(state="stopped" if rank.stopped else "runs", **told)
         at = self._ended.setdefault(rank.number, time.monotonic())

@@ -44,7 +44,7 @@ def _calls(program: list[Op], label: str = "") -> list[int]:
             and op.channel.group.label == (label or op.channel.group.label)]  # fmt: skip
 
 
-def _hit(kind: str, cause: str, *, statuses: Sequence[int] = (0,)) -> Planter:
+def _hit(kind: str, cause: str, *, statuses: Sequence[int] = (0,)) -> Callable[[random.Random, Job], Case]:
     def plant(draw: random.Random, job: Job) -> Case:
         rank = draw.randrange(job.world)
         op = Op(kind, status=draw.choice(statuses))

@@ -195,8 +195,10 @@ class Standstill:
         rank, sequence = self.ranks[number], self._next[number, op.channel]
         self._next[number, op.channel] += 1
         key = (op.channel, sequence)
-        call = {"channel": op.channel, "sequence": sequence, "verb": op.verb, "dtype": op.dtype, "bytes": 4 * op.elements,
-                "signature": signature_of(op.verb, op.dtype, op.elements), "enqueued": self.now, "ended": 0.0}  # fmt: skip
+        call: dict[str, Any] = {
+            "channel": op.channel, "sequence": sequence, "verb": op.verb, "dtype": op.dtype, "bytes": 4 * op.elements,
+            "signature": signature_of(op.verb, op.dtype, op.elements), "enqueued": self.now, "ended": 0.0,
+        }  # fmt: skip
         rank.calls.append(call)
         rank.begun[rank.at - 1] = key
         self._begun[key][number] = call
@@ -240,7 +242,7 @@ class Standstill:
             if call["ended"]:
                 seen[call["channel"]] += 1
             if not call["ended"] or seen[call["channel"]] <= KEPT:
-                times = {name: int((call[name] + zero) * SECOND) if call[name] or name == "enqueued" else 0
+                times: dict[str, Any] = {name: int((call[name] + zero) * SECOND) * (name == "enqueued" or call[name] > 0)
                          for name in ("enqueued", "ended")}  # fmt: skip
                 kept.append(Call(**call | times))
         missed, reached = self._reach(number)
@@ -263,7 +265,7 @@ class Standstill:
     def close_connections(self, draw: random.Random) -> None:
         """Ranks that were in a call with one that died fail, a little later."""
         dead = {number for number, rank in enumerate(self.ranks) if rank.state == "ended" and rank.status}
-        for number, rank in enumerate(self.ranks):
+        for rank in self.ranks:
             open_calls = [call for call in rank.calls if not call["ended"]]
             near = any(dead & set(self._members(call["channel"])) for call in open_calls)
             if rank.state == "runs" and near and draw.random() < 0.5:

@@ -61,9 +61,9 @@ def test_no_verdict_on_a_thousand_runs_that_are_well_or_slow() -> None:
 def at(group: RingGroup, sequence: int, *, since: float = 20.0, verb: str = "all_reduce", size: int = 4,
        over: bool = False, ends: tuple[int, int] = (-1, -1)) -> Call:  # fmt: skip
     """A call of a rank whose evidence is of second 100."""
-    began = int((100 - since) * SECOND)
+    began, signature = int((100 - since) * SECOND), signature_of(verb, "float32", size)
     return Call(channel=Channel(group, *ends), sequence=sequence, verb=verb, dtype="float32", bytes=size,
-                signature=signature_of(verb, "float32", size), enqueued=began, ended=began + 1 if over else 0)  # fmt: skip
+                signature=signature, enqueued=began, ended=began + 1 if over else 0)  # fmt: skip
 
 
 def seen(rank: int, *calls: Call, host: int = 0, **more: object) -> Evidence:
@@ -235,6 +235,6 @@ def test_verdict_and_evidence_are_read_as_they_were_written(tmp_path: Path, kind
 )
 def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(DataError, match="hang.json"):
+    with pytest.raises(DataError, match=r"hang\.json"):
         read_hang(tmp_path / FILE)
     assert Verdict(cause="none", why="").certain is False

@@ -73,9 +73,7 @@ def test_a_slow_link_and_a_slow_rank_are_no_hang(tmp_path: Path, monkeypatch: py
 @pytest.mark.contract
 @pytest.mark.parametrize("repeat", range(20))
 @pytest.mark.parametrize("kind", CAUSES)
-def test_ranks_faults_at_random_steps(
-    kind: str, repeat: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_faults_at_random_steps(kind: str, repeat: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(f"{kind}/{repeat}")
     shape = SHAPES[draw.choice(list(SHAPES))]
     rank, step = draw.randrange(shape.spec.world_size), draw.randint(1, 30)

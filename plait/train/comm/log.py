@@ -23,7 +23,7 @@ from plait.core.ring import NOBODY, Kind, Place, call_of, signature_of
 from plait.core.ring_writer import RingWriter
 from plait.core.segments import Collective
 from plait.core.timeline import NamedOp
-from plait.train.machine.device import Device, Mark, AsyncWork
+from plait.train.machine.device import AsyncWork, Device, Mark
 
 
 class Carrier(Protocol):

@@ -56,7 +56,9 @@ class Part:
     @property
     def step(self) -> RankStep:
         """What a training step runs."""
-        return RankStep(self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel, self.recorder)
+        return RankStep(
+            self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel, self.recorder
+        )
 
     @cached_property
     def evaluator(self) -> Pipeline | None:

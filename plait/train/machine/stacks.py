@@ -1,5 +1,5 @@
-"""What a rank's threads are at: Python stacks, asked by a thread of its own or, where Python does not run, by a
-signal."""
+"""What a rank's threads are at: Python stacks, asked by a thread of its own or, where Python does not run,
+by a signal."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEEPEST = 40
 
 
 def stacks_on_signal() -> None:
-    """Print all stacks to the rank's log on a signal. The handler is C: it runs while the interpreter's lock is
-    held elsewhere, too."""
+    """Print all stacks to the rank's log on a signal. The handler is C: it runs while the interpreter's lock
+    is held elsewhere, too."""
     if STACKS is not None:
         faulthandler.register(STACKS, file=sys.stderr, all_threads=True)
 

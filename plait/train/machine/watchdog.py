@@ -24,7 +24,8 @@ from plait.train.machine.control import Control
 from plait.train.machine.stacks import main_stack
 
 PAUSE = 0.5
-"""Seconds between two looks at whether somebody asks. The ring is read only when a call in it can be overdue."""
+"""Seconds between two looks at whether somebody asks. The ring is read only when a call in it can be
+overdue."""
 RENEW = 30.0
 """Seconds after which an answer is given anew."""
 ANSWER = 1.0
@@ -51,10 +52,16 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._end.set()
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still watches."""
+        return self._thread.is_alive()
+
     def _watch(self) -> None:
         while not self._end.wait(PAUSE):
             with suppress(OSError, DataError):  # a full disk, a folder that is gone: others may still tell
                 self._look()
+        self._hang_up()
 
     def _look(self) -> None:
         if asked(self.folder):
@@ -65,17 +72,15 @@ class Watchdog:
                 self._answer()
             return
         self._asked, self._answered = False, -RENEW
-        if self._listener:
-            self._listener.close()
-            self._listener = None
+        self._hang_up()
         if time.monotonic_ns() >= self._due and self._overdue():
             self._asked = True
             ask(self.folder)
             self._answer()
 
     def _overdue(self) -> bool:
-        """Whether a call takes for longer than the deadline; else neither what is open now nor what begins later
-        can before ``_due``."""
+        """Whether a call takes for longer than the deadline; else neither what is open now nor what begins
+        later can before ``_due``."""
         now, deadline = time.monotonic_ns(), int(self.deadline * 1e9)
         since = waited_since(calls_of(self._ring()))
         self._due = (since or now) + deadline
@@ -105,6 +110,11 @@ class Watchdog:
                 self._listener = socket.create_server((self.address, 0), backlog=MOST)
             return self.address, self._listener.getsockname()[1]
         return None
+
+    def _hang_up(self) -> None:
+        if self._listener:
+            self._listener.close()
+            self._listener = None
 
     def _try(self, parts: dict[int, Part]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Whom a connection reaches, and whom not; the kernel answers it, whatever the process does."""
