@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -109,7 +109,7 @@ def _state(one: Evidence) -> str:
     return one.state if one.recorded else "no evidence"
 
 
-def _short(one: Evidence) -> dict[str, object]:
+def _short(one: Evidence) -> dict[str, Any]:
     """Of a rank, for programs; its calls as text."""
-    values = {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "calls"}
+    values: dict[str, Any] = {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "calls"}
     return values | {"open": [str(call) for call in one.calls if not call.over]}

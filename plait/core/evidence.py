@@ -1,8 +1,8 @@
 """What is known of every rank when a run hangs, and what follows from it.
 
 `Evidence` is one rank's: its last calls (from its ring), its process as the system sees it, its stack, whom
-it reaches. Nobody has to answer for it: a rank that was killed, is stopped or holds the interpreter's lock has
-evidence too. `Verdict` is what ``plait.diagnose.hang`` makes of all of them.
+it reaches. Nobody has to answer for it: a rank that was killed, is stopped or holds the interpreter's lock
+has evidence too. `Verdict` is what ``plait.diagnose.hang`` makes of all of them.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Evidence:
     recorded: whether its ring could be read. status: of its process that has ended, -N for signal N; None if
     not known. ended_at: when the launcher saw that, in seconds, to tell the first. patient: what it does may
     rightly take very long. calls: oldest first: what is open, and the last few of every channel. stack: of
-    the thread that trains, innermost last. error: what it said in the end. reached, missed: ranks that its host
-    could and could not reach.
+    the thread that trains, innermost last. error: what it said in the end. reached, missed: ranks that its
+    host could and could not reach.
     """
 
     rank: int
@@ -234,8 +234,9 @@ def evidence_values(one: Evidence) -> dict[str, Any]:
 def evidence_of(values: dict[str, Any]) -> Evidence:
     """What ``evidence_values`` made plain. Raises TypeError, KeyError or ValueError for something else."""
     calls = tuple(Call(**call | {"channel": _channel_of(call["channel"])}) for call in values["calls"])
-    lists: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
-    return Evidence(**values | lists | {"calls": calls})
+    made: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
+    made["calls"] = calls
+    return Evidence(**values | made)
 
 
 def _channel_values(channel: Channel) -> list[Any]:
@@ -250,5 +251,6 @@ def _channel_of(values: list[Any]) -> Channel:
 def _verdict(values: dict[str, Any]) -> Verdict:
     chain = tuple(Wait(ranks=tuple(w["ranks"]), call=w["call"], on=tuple(w["on"])) for w in values["chain"])
     also = tuple(_verdict(one) for one in values["also"])
-    lists: dict[str, Any] = {"ranks": tuple(values["ranks"]), "hosts": tuple(values["hosts"])}
-    return Verdict(**values | lists | {"chain": chain, "also": also})
+    made: dict[str, Any] = {"ranks": tuple(values["ranks"]), "hosts": tuple(values["hosts"])}
+    made |= {"chain": chain, "also": also}
+    return Verdict(**values | made)

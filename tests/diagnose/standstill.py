@@ -242,7 +242,8 @@ class Standstill:
             if call["ended"]:
                 seen[call["channel"]] += 1
             if not call["ended"] or seen[call["channel"]] <= KEPT:
-                times: dict[str, Any] = {name: int((call[name] + zero) * SECOND) * (name == "enqueued" or call[name] > 0)
+                known = {"enqueued": True, "ended": call["ended"] > 0}
+                times: dict[str, Any] = {name: int((call[name] + zero) * SECOND) * known[name]
                          for name in ("enqueued", "ended")}  # fmt: skip
                 kept.append(Call(**call | times))
         missed, reached = self._reach(number)

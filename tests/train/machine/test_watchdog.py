@@ -1,4 +1,5 @@
-"""A rank's own thread notices that a call does not end, and says what it knows; so do those that are asked."""
+"""A rank's own thread notices that a call does not end, and says what it knows; so do those that are
+asked."""
 
 from __future__ import annotations
 
