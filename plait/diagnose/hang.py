@@ -144,7 +144,8 @@ def _unexplained(waits: Waits, stuck: Sequence[At]) -> Verdict:
     hosts = tuple(sorted({waits.evidence[rank].host for rank in members} - {""}))
     waiting = waits.waiting_for((), stuck)
     chain = _chain(waits, waiting, ())
-    if call.channel.source >= 0 and len(hosts) == 2:
+    meet = any(set(waits.evidence[rank].reached) & set(members) for rank in members)
+    if call.channel.source >= 0 and len(hosts) == 2 and not meet:
         why = f"both ends of {call} have begun it and it does not end: the path between {listed(hosts)} is suspected."
         return Verdict(cause="cut off", why=_sentence(why), ranks=tuple(members), hosts=hosts, chain=chain)
     why = (f"all of {spoken_ranks(members)} have begun {call}, and nobody ends it; all of them live. The network "

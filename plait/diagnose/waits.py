@@ -144,12 +144,16 @@ class Waits:
         return sorted(rank for rank in self._waited if self.status[rank] not in ("waits", "victim"))
 
     def stuck(self, seconds: float) -> list[At]:
-        """Calls that all have begun and nobody ends, and that have taken so long on all that are at them."""
-        return [
-            at
-            for at, missing in self.missing.items()
-            if not missing and min(self.age[rank, at] for rank in self.at[at]) >= seconds
-        ]
+        """Calls that all have begun and that do not end, and on which nobody has begun or ended his part for
+        so long."""
+        return [at for at, missing in self.missing.items() if not missing and self._quiet(at) >= seconds]
+
+    def _quiet(self, at: At) -> float:
+        """Seconds since a member did the last that is known of a call."""
+        ages = [self.age[rank, at] for rank in self.at[at]]
+        return min(
+            [*ages, *((self.evidence[r].at - (call.ended or call.enqueued)) / 1e9 for r, call in self.calls[at])]
+        )
 
     def waiting_for(self, ranks: Iterable[int], calls: Iterable[At] = ()) -> dict[int, At]:
         """Everybody who waits for one of ``ranks``, or in one of ``calls``, and for whoever waits for them:

@@ -4,6 +4,7 @@ what this machine's kernel says of their processes. No rank has to answer."""
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plait.core.errors import DataError
-from plait.core.evidence import STACKS, Evidence, State, Thread
+from plait.core.evidence import STACKS, Evidence, State
 from plait.core.parts import Part, read_parts
 from plait.core.process import boot_id, process_state
 from plait.core.ring import Header, read_ring
@@ -187,6 +188,17 @@ def kernel_says(pid: int) -> str:
     return f"its main thread is {names.get(letter, letter)}" + (f" ({where})" if where not in ("", "0") else "")
 
 
-def thread_of(stack: tuple[str, ...]) -> Thread:
-    """What a rank is that runs and does not answer."""
-    return "silent" if stack else "unknown"
+_WAITS = re.compile(r"(background|log|wire|lanes|device|distributed_c10d)\.py:\d+ (wait|settle|synchronize|all_\w+)$")
+
+
+def by_stack(one: Evidence, stack: tuple[str, ...]) -> Evidence:
+    """A rank that has not answered, by its stack, which came by a signal: one that waits for others, or
+    imports, was only slow to answer.
+
+    >>> by_stack(Evidence(rank=0), ("steps.py:9 run", "background.py:38 wait", "threading.py:9 wait")).thread
+    'waits'
+    """
+    inner = [frame for frame in stack if not frame.startswith("threading.py:")][-1:]
+    thread = "waits" if inner and _WAITS.search(inner[0]) else one.thread
+    importing = any("importlib._bootstrap" in frame for frame in stack)
+    return replace(one, stack=stack, thread=thread, patient=one.patient or importing)

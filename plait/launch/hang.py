@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.evidence import Evidence, Verdict, write_hang
 from plait.core.parts import ask, asked, forget_hang, forget_parts, read_parts
-from plait.launch.gather import Seen, gather, kernel_says, print_stacks, printed_stack
+from plait.launch.gather import Seen, by_stack, gather, kernel_says, print_stacks, printed_stack
 
-ANSWERS = 3.5
+ANSWERS = 3.0
 """Seconds in which ranks answer: longer than a rank's watchdog needs to notice, and to try the others."""
 PRINTED = 1.0
 """Seconds in which a stack is printed, at most."""
@@ -103,4 +103,4 @@ class Suspicion:
         for rank in mute - stacks.keys():
             if says := kernel_says(processes[rank].pid):
                 stacks[rank] = (says,)
-        return [replace(one, stack=stacks.get(one.rank, one.stack)) for one in evidence]
+        return [by_stack(one, stacks[one.rank]) if one.rank in stacks else one for one in evidence]

@@ -1,4 +1,5 @@
-"""``plait diagnose --hang``: what was found is read again; without a launcher it is put together afterwards."""
+"""``plait diagnose --hang``: what was found is read again; without a launcher it is put together
+afterwards."""
 
 from __future__ import annotations
 

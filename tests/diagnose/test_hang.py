@@ -175,6 +175,17 @@ def test_a_cut_is_placed_by_who_reaches_whom(broken: set[tuple[int, int]], hosts
     assert (verdict.cause, verdict.hosts) == ("cut off", hosts)
 
 
+def test_a_message_whose_sender_has_just_begun_it_is_no_cut() -> None:
+    lane = RingGroup((0, 1), 0, "lane 0-1")
+    receives = seen(1, at(lane, 0, since=50, verb="message", ends=(0, 1)), host=1)
+    sends = seen(0, at(lane, 0, since=1, verb="message", ends=(0, 1)), thread="works")
+    assert localise([sends, receives], world=2, deadline=10).cause == "unknown"
+    old = replace(sends, calls=(at(lane, 0, since=50, verb="message", ends=(0, 1)),), thread="waits")
+    assert localise([old, receives], world=2, deadline=10).hosts == ("host 0", "host 1")
+    reach = replace(old, reached=(1,))
+    assert localise([reach, receives], world=2, deadline=10).cause == "unknown"
+
+
 def test_nobody_is_named_before_the_deadline() -> None:
     evidence = [seen(rank, at(DP, 3, since=5)) for rank in range(3)] + [seen(3, thread="works")]
     assert localise(evidence, world=4, deadline=10).cause == "none"

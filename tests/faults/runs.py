@@ -21,7 +21,7 @@ from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 3.0
+DEADLINE = 4.0
 ALLOWED = 5.0
 """Seconds beyond the deadline in which the culprit is to be named."""
 JOB = """

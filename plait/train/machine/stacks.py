@@ -36,6 +36,12 @@ def main_stack() -> tuple[Thread, tuple[str, ...]]:
     return ("waits" if _waits(frames) else "works"), tuple(_spoken(one) for one in reversed(frames))
 
 
+def importing(stack: tuple[str, ...]) -> bool:
+    """Whether a thread is importing a module, which takes as long as the disk does: libraries import at their
+    first use, in the midst of the first step."""
+    return any("importlib._bootstrap" in frame for frame in stack)
+
+
 def _waits(frames: list[FrameType]) -> bool:
     """By the innermost line that is Plait's; between it and the thread's end nothing but torch's
     communication and Python's own waiting."""

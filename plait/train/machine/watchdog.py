@@ -21,9 +21,9 @@ from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_p
 from plait.core.ring import Ring, read_ring
 from plait.core.ring_calls import calls_of, ring_path, waited_since
 from plait.train.machine.control import Control
-from plait.train.machine.stacks import main_stack
+from plait.train.machine.stacks import importing, main_stack
 
-PAUSE = 0.5
+PAUSE = 0.25
 """Seconds between two looks at whether somebody asks. The ring is read only when a call in it can be
 overdue."""
 RENEW = 30.0
@@ -96,8 +96,10 @@ class Watchdog:
         """Say what is known at once, and once more when the others have been tried."""
         thread, stack = main_stack()
         control = self.control
-        part = Part(rank=self.rank, token=self._ring().header.token, wall=time.time_ns(), thread=thread, stack=stack,
-                    doing=control.at, step=control.step, patient=control.patient, address=self._listen())  # fmt: skip
+        part = Part(
+            rank=self.rank, token=self._ring().header.token, wall=time.time_ns(), thread=thread, stack=stack,
+            doing=control.at, step=control.step, patient=control.patient or importing(stack), address=self._listen(),
+        )  # fmt: skip
         write_part(self.folder, part)
         time.sleep(ANSWER)
         reached, missed = self._try(read_parts(self.folder))

@@ -3,17 +3,20 @@ asked."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
 from plait.core.ring import Kind
 from plait.core.ring_calls import ring_path
 from plait.core.ring_writer import RingWriter, this_process
 from plait.train.machine.control import Control
-from plait.train.machine.stacks import main_stack
+from plait.train.machine.stacks import importing, main_stack
 from plait.train.machine.watchdog import Watchdog, address_towards
 
 
@@ -98,3 +101,17 @@ def test_whether_a_thread_waits_for_others_is_told_by_its_stack() -> None:
     assert seen == ["waits"]
     assert main_stack()[0] == "works"
     assert address_towards("127.0.0.1", 29500) == "127.0.0.1"
+
+
+def test_an_import_may_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "from tests.train.machine import test_watchdog as test\ntest.SEEN.append(test.main_stack())\n"
+    (tmp_path / "imports_slowly.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("imports_slowly")
+    thread, stack = SEEN.pop()
+    assert thread == "works"
+    assert importing(stack)
+    assert not importing(main_stack()[1])
+
+
+SEEN: list[tuple[str, tuple[str, ...]]] = []
