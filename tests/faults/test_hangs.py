@@ -21,11 +21,15 @@ SAYS = {
 }  # fmt: skip
 
 
-def check(kind: str, rank: int, shape: Shape, found: Outcome) -> None:
+BUSY = 25.0
+"""Seconds beyond the deadline where a suite runs beside other work."""
+
+
+def check(kind: str, rank: int, found: Outcome, *, allowed: float) -> None:
     """Whether a rank's fault was named, in time."""
     assert found.error
     assert f"ank {rank}" in found.error
-    assert found.seconds <= DEADLINE + ALLOWED
+    assert found.seconds <= DEADLINE + allowed
     if kind == "kill":  # known at once; nobody has to look for it
         assert "was killed by SIGKILL" in found.error
         return
@@ -45,10 +49,10 @@ def test_what_happens_to_a_rank_is_named(
     kind: str, name: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = SHAPES[name]
-    check(kind, rank, shape, run(tmp_path, shape, monkeypatch, fault=f"{kind} {rank} 4"))
+    check(kind, rank, run(tmp_path, shape, monkeypatch, fault=f"{kind} {rank} 4"), allowed=BUSY)
 
 
-def check_cut(host: int, shape: Shape, found: Outcome) -> None:
+def check_cut(host: int, shape: Shape, found: Outcome, *, allowed: float) -> None:
     """Whether a cut link was named; of two hosts both are, since it may be either's."""
     assert found.error
     assert found.verdict
@@ -56,12 +60,12 @@ def check_cut(host: int, shape: Shape, found: Outcome) -> None:
     hosts = {f"host {host}"} if shape.hosts > 2 else {"host 0", "host 1"}
     assert set(found.verdict.hosts) == hosts
     assert set(found.verdict.ranks) >= shape.ranks_of(host)
-    assert found.seconds <= DEADLINE + ALLOWED
+    assert found.seconds <= DEADLINE + allowed
 
 
 def test_a_cut_link_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SHAPES["dp3"]
-    check_cut(1, shape, run(tmp_path, shape, monkeypatch, harm=lambda lab: lab.cut(1)))
+    check_cut(1, shape, run(tmp_path, shape, monkeypatch, harm=lambda lab: lab.cut(1)), allowed=BUSY)
 
 
 def test_a_slow_link_and_a_slow_rank_are_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +81,7 @@ def test_ranks_faults_at_random_steps(kind: str, repeat: int, tmp_path: Path, mo
     draw = random.Random(f"{kind}/{repeat}")
     shape = SHAPES[draw.choice(list(SHAPES))]
     rank, step = draw.randrange(shape.spec.world_size), draw.randint(1, 30)
-    check(kind, rank, shape, run(tmp_path, shape, monkeypatch, fault=f"{kind} {rank} {step}"))
+    check(kind, rank, run(tmp_path, shape, monkeypatch, fault=f"{kind} {rank} {step}"), allowed=ALLOWED)
 
 
 @pytest.mark.contract
@@ -86,7 +90,8 @@ def test_cut_links_at_random_steps(repeat: int, tmp_path: Path, monkeypatch: pyt
     draw = random.Random(repeat)
     shape = SHAPES[draw.choice(list(SHAPES))]
     host, after = draw.randrange(shape.hosts), draw.randint(1, 30)
-    check_cut(host, shape, run(tmp_path, shape, monkeypatch, harm=lambda lab: lab.cut(host), after=after))
+    found = run(tmp_path, shape, monkeypatch, harm=lambda lab: lab.cut(host), after=after)
+    check_cut(host, shape, found, allowed=ALLOWED)
 
 
 @pytest.mark.contract
