@@ -62,7 +62,7 @@ class Bench:
         return make_executor(
             self.model,
             strategy,
-            self.wire,
+            recorder.over(self.wire, range(self.wire.size), "tp") if recorder else self.wire,
             Load(size, sequence, costs),
             Here(self.device, recorder),
             gradients=self.gradients,

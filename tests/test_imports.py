@@ -122,7 +122,7 @@ def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     # What these compute on: columns of strategies, of nodes and jobs, of recordings.
-    numbers = dict.fromkeys(("plan", "place", "traces"), {"numpy"}) | {"diagnose": {"numpy", "polars"}}
+    numbers = {folder: {"numpy"} for folder in ("plan", "place", "traces")} | {"diagnose": {"numpy", "polars"}}
     columns = numbers.get(file.parent.name, set[str]())
     assert {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns) == set()
 

@@ -25,12 +25,21 @@ COMPARED = 64
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run folder, or an operation trace (.parquet) with --meta.")],
     meta: Annotated[Path | None, typer.Option(help="Degrees of parallelism of an operation trace (YAML).")] = None,
+    hang: Annotated[
+        bool, typer.Option("--hang", help="Why its ranks wait for each other: for whom, and what that one does.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
-    """Explain a run: where its steps go, which rank, host or link is slow, and what that costs.
+    """Explain a run: where its steps go, which rank, host or link is slow, and what that costs; or why it
+    hangs.
 
-    Exit status: 0 nothing is slow, 3 a straggler was named, 2 there is nothing that can be read.
+    Exit status: 0 nothing is wrong, 3 a straggler or the cause of a hang was named, 1 a hang whose cause is not
+    known, 2 there is nothing that can be read.
     """
+    if hang:
+        from plait.cli.hang import hang as explain_hang
+
+        raise typer.Exit(explain_hang(run, as_json=json))
     report = _of_trace(run, meta) if meta or run.suffix == ".parquet" else _of_run(run)
     if json:
         typer.echo(json_format.dumps(report.to_dict()))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from plait.core.lock import RunLock
     from plait.core.plan import Plan
     from plait.lab import LabSpec
+    from plait.launch.hang import Suspicion
     from plait.launch.local import Start
 
 WORKER = "plait.train.worker"
@@ -30,7 +31,8 @@ class Ranks:
     """What is to run: ``world`` processes of ``python -m module arguments``.
 
     logs: the folder of what they print. timeout: seconds that one may be silent. lock: of their run, if it
-    has one. silent: what rank 0 prints goes to its log as well.
+    has one. silent: what rank 0 prints goes to its log as well. folder: of the run, if its ranks leave there
+    what tells why they hang. deadline: seconds that a call of theirs may take.
     """
 
     module: str
@@ -40,6 +42,8 @@ class Ranks:
     timeout: float
     lock: RunLock | None = None
     silent: bool = False
+    folder: Path | None = None
+    deadline: float = 0.0
 
     @property
     def argv(self) -> list[str]:
@@ -174,6 +178,7 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) ->
         ranks = Ranks(
             module=WORKER, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
             timeout=plan.job.run.timeout, lock=lock, silent=silent,
+            folder=folder, deadline=plan.job.run.call_deadline,
         )  # fmt: skip
         return place.run(ranks)
 
@@ -182,7 +187,19 @@ def _watched(start: Start, ranks: Ranks) -> int:
     from plait.launch.local import run_ranks
 
     chosen = _silent(start) if ranks.silent else start
-    return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock)
+    suspicion = suspicion_of(ranks)
+    return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
+
+
+def suspicion_of(ranks: Ranks) -> Suspicion | None:
+    """What finds out why ranks hang; None for those that leave no evidence, and a rank alone."""
+    from plait.diagnose.hang import localise
+    from plait.launch.hang import Suspicion
+
+    if ranks.folder is None or ranks.world == 1:
+        return None
+    explain = partial(localise, world=ranks.world, deadline=ranks.deadline)
+    return Suspicion(ranks.folder, ranks.world, deadline=ranks.deadline, localise=explain)
 
 
 def _silent(start: Start) -> Start:

@@ -111,7 +111,7 @@ def _trend(steps: dict[int, Hidden]) -> list[tuple[int, int, Hidden]]:
 
 
 def _compare(run: Path, measured: Timeline, against: Path, json: bool) -> None:
-    from plait.core.timeline import Timeline
+    from plait.core.timeline import PLANNED, Timeline
     from plait.diagnose.compare import compare
 
     steps = sorted({span.step for span in measured.spans})[-COMPARED:]
@@ -121,6 +121,7 @@ def _compare(run: Path, measured: Timeline, against: Path, json: bool) -> None:
         other, names = _measured(against), (str(against), str(run))
     else:
         other, note = _predicted(run, recent, against, steps)
+        recent = Timeline(tuple(span for span in recent.spans if span.kind in PLANNED), recent.plan_hash)
     result = compare(other, recent)
     if json:
         typer.echo(json_format.dumps({"run": str(run), "against": str(against), **_plain(result)}))

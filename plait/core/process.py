@@ -29,9 +29,15 @@ def process_state(pid: int) -> ProcessState | None:
 def where_pids_mean_the_same() -> str:
     """Equal for two processes that see each other's numbers: this boot of this kernel, this container."""
     try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def boot_id() -> str:
+    """Equal for two processes that share a kernel, and with it the monotonic clock. Raises OSError where it
+    is not Linux."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def usable_cores() -> int:

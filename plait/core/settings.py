@@ -275,12 +275,23 @@ class RunSection(Section):
     peak_flops: Positive | None = None
     """A device's peak, for MFU; if not given, the matrix rate measured at the start."""
     timeline_steps: Natural = 200
-    """Steps whose timeline is kept. 0: none."""
+    """Last steps whose timeline is kept. 0: none."""
+    timeline_sample: Natural = 100
+    """Of the steps before these, one in so many keeps its timeline, and so do those around a step that took
+    unusually long. 0: none. Sums of every step are kept in any case, unless ``timeline_steps`` is 0."""
     timeout: Positive = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
     selfcheck: Literal["off", "warn", "stop"] = "warn"
     """Before the first step of a run on several machines the links between neighbours, and across, are tried:
     what to do about one that has less than a third of the median rate."""
+    hang_deadline: NotNegative = 0.0
+    """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that
+    the others wait for, name it and end the run. 0: half of ``run.timeout``."""
+
+    @property
+    def call_deadline(self) -> float:
+        """Seconds that a collective or a transfer may take."""
+        return self.hang_deadline or self.timeout / 2
 
     @property
     def path(self) -> Path:

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from plait.core.columns import read_columns, write_columns
 from plait.core.errors import DataError
 from plait.core.files import replacing
 
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = "1"
-SpanKind = Literal["compute", "wait", "comm", "idle", "transfer"]
+SCHEMA_VERSION = "2"
+SpanKind = Literal[
+    "compute", "wait", "comm", "idle", "transfer", "data", "optimizer", "checkpoint", "evaluation"
+]  # fmt: skip
+Direction = Literal["forward", "backward", ""]
+PLANNED: frozenset[SpanKind] = frozenset(("compute", "wait", "comm", "idle", "transfer"))
+"""Kinds of which a plan predicts spans."""
 LANES = ("processor", "network")
 
 
@@ -42,7 +47,9 @@ class Span:
 
     kind: ``comm`` a collective, ``wait`` the part of it that computation did not hide. In a pipeline, where
     layer is the stage and slice the micro-batch: ``transfer`` a tensor on its way to another stage, ``idle``
-    a stage waiting for one (the bubble is part of it).
+    a stage waiting for one (the bubble is part of it). ``data``, ``optimizer``, ``checkpoint`` and
+    ``evaluation`` are what a rank does beside the ops of its plan; they have no direction, and layer and
+    slice are -1.
     """
 
     step: int
@@ -53,7 +60,7 @@ class Span:
     site: str
     layer: int
     slice: int
-    direction: Literal["forward", "backward"]
+    direction: Direction
     start: float
     end: float
     bytes: int = 0
@@ -125,6 +132,8 @@ def spans_of(step: int, rank: int, found: Iterable[OpSpan]) -> list[Span]:
 
 _COLUMNS = {f.name: {"int": "int64", "float": "float64"}.get(str(f.type), "string") for f in fields(Span)}
 _NUMPY = {"int64": "int64", "float64": "float64", "string": "str"}
+_TIMES = {"start": "start_ns", "end": "end_ns"}
+"""Seconds in memory, whole nanoseconds in files."""
 
 
 @dataclass(frozen=True)
@@ -144,40 +153,28 @@ class Timeline:
         }
 
     def write_parquet(self, path: Path) -> None:
-        """Columns as in ``Span``; schema version and plan hash in the file's metadata. Appears whole or not
-        at all."""
-        arrow, parquet = _arrow()
-        schema = arrow.schema(
-            [(name, getattr(arrow, kind)()) for name, kind in _COLUMNS.items()], metadata=self._metadata()
-        )
-        table = arrow.table({name: [getattr(span, name) for span in self.spans] for name in _COLUMNS}, schema=schema)
-        with replacing(path) as partial:
-            parquet.write_table(table, partial)
+        """Columns as in ``Span``, times in ns; schema version and plan hash in the file's metadata. Appears
+        whole or not at all."""
+        columns: dict[str, Sequence[Any]] = {name: [getattr(span, name) for span in self.spans] for name in _COLUMNS}
+        for name, stored in _TIMES.items():
+            columns[stored] = [round(seconds * 1e9) for seconds in columns.pop(name)]
+        write_spans(path, columns, self.plan_hash)
 
     @staticmethod
     def read_parquet(path: Path) -> Timeline:
         """Raises DataError for a file that is missing, truncated, foreign, or of another schema version."""
-        arrow, parquet = _arrow()
-        try:
-            # Not from a Python file: Arrow's threads then call Python, and one that still does when the
-            # process ends takes it down (SIGABRT).
-            table = parquet.ParquetFile(arrow.BufferReader(path.read_bytes())).read(use_threads=False)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read as a timeline: {error.strerror or error}") from None
-        except arrow.ArrowException as error:
-            raise DataError(f"{path} is truncated or no timeline file: {error}") from None
-        stored: dict[bytes, bytes] = table.schema.metadata or {}
-        metadata = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in stored.items()}
-        version = metadata.get("plait.timeline.version")
-        if version is None:
-            raise DataError(f"{path} is a Parquet file but no Plait timeline")
-        missing = [name for name in _COLUMNS if name not in table.column_names]
+        columns, metadata = read_columns(path, "plait.timeline.version")
+        stored = [_TIMES.get(name, name) for name in _COLUMNS]
+        missing = [name for name in stored if name not in columns]
+        version = metadata["plait.timeline.version"]
         if version != SCHEMA_VERSION or missing:
             lacks = f", without {', '.join(missing)}" if missing else ""
             raise DataError(
                 f"{path} is a timeline of version {version}{lacks}; this Plait reads version {SCHEMA_VERSION}"
             )
-        rows = zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True)
+        for name, in_file in _TIMES.items():
+            columns[name] = [ns / 1e9 for ns in columns[in_file]]
+        rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
         return Timeline(tuple(Span(*row) for row in rows), metadata.get("plait.plan", ""))
 
     @staticmethod
@@ -194,13 +191,12 @@ class Timeline:
         with replacing(path) as partial:
             partial.write_text(json.dumps({"traceEvents": list(_trace_events(self.spans)), "displayTimeUnit": "ms"}))
 
-    def _metadata(self) -> dict[str, str]:
-        return {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": self.plan_hash}
 
-
-def _arrow() -> tuple[Any, Any]:
-    """pyarrow and its parquet module, imported where they are used: they are slow to load and untyped."""
-    return import_module("pyarrow"), import_module("pyarrow.parquet")
+def write_spans(path: Path, columns: Mapping[str, Any], plan_hash: str) -> None:
+    """A timeline from columns as they stand in its file."""
+    stored = {_TIMES.get(name, name): "int64" if name in _TIMES else kind for name, kind in _COLUMNS.items()}
+    metadata = {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": plan_hash}
+    write_columns(path, {name: (kind, columns[name]) for name, kind in stored.items()}, metadata)
 
 
 def _trace_events(spans: Sequence[Span]) -> Iterable[dict[str, Any]]:

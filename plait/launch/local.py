@@ -20,6 +20,7 @@ from plait.core.channel import Channel
 from plait.core.env import launcher_variable, rank_base, rank_variables
 from plait.core.lock import RunLock
 from plait.core.process import process_state
+from plait.launch.hang import Suspicion
 from plait.launch.watch import Rank, Watch, catching_signals
 
 STOPPED = "tT"
@@ -106,11 +107,16 @@ def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> 
     return start
 
 
-def run_ranks(start: Start, world: int, logs: Path, *, timeout: float, lock: RunLock | None = None) -> int:
+def run_ranks(
+    start: Start, world: int, logs: Path, *, timeout: float, lock: RunLock | None = None,
+    suspicion: Suspicion | None = None,
+) -> int:  # fmt: skip
     """Run all ranks to their end. Returns 0, or 128 + signal if they were asked to stop and have saved.
 
-    Raises the error of the first rank that failed, RankFailure for one that is silent for ``timeout``
-    seconds, RunLost when the run's lock is lost.
+    suspicion: finds out why they wait for each other, if they do for too long.
+
+    Raises the error of the first rank that failed, RankFailure for one that is silent for ``timeout`` seconds
+    or that the others wait for, RunLost when the run's lock is lost.
     """
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -120,7 +126,7 @@ def run_ranks(start: Start, world: int, logs: Path, *, timeout: float, lock: Run
         for number in range(world):
             log = held.enter_context(open(logs / f"rank-{number}.log", "w+b"))
             ranks.append(_start(start, number, log))
-        return Watch(ranks, logs, signals, timeout=timeout, lock=lock).until_ended()
+        return Watch(ranks, logs, signals, timeout=timeout, lock=lock, suspicion=suspicion).until_ended()
 
 
 def _start(start: Start, number: int, log: IO[bytes]) -> Rank:

@@ -2,7 +2,8 @@
 
 The first rank that fails ends the rest and is named. SIGINT, SIGTERM and SIGHUP become a request to every
 rank over its line, so that it saves and ends whatever it is doing; a second Ctrl-C kills. A rank that is
-silent for the run's timeout ends the run.
+silent for the run's timeout ends the run; so does a call that does not end, once it is known why
+(``plait.launch.hang``).
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from plait.core.channel import ENDINGS, Beat, Channel, Stop
 from plait.core.errors import ERROR_MARK, PlaitError, RankFailure
+from plait.core.evidence import Verdict
 from plait.core.lock import RunLock
+from plait.launch.gather import Seen
+from plait.launch.hang import Nearby, Suspicion
 
 LOOK = 0.05
 """Seconds between two looks at all ranks."""
@@ -32,6 +36,11 @@ NAP = 1.0
 
 class Process(Protocol):
     """A rank's process, wherever it runs."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number on this machine; None if it runs elsewhere."""
+        ...
 
     @property
     def returncode(self) -> int | None:
@@ -140,8 +149,11 @@ class Watch:
         timeout: float,
         lock: RunLock | None,
         sources: Sequence[Source] = (),
+        suspicion: Suspicion | None = None,
     ) -> None:
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, lock
+        self.suspicion = suspicion
+        self._ended: dict[int, float] = {}
         self.stop: Stop | None = None
         self.killed = False
         self._looked = time.monotonic()
@@ -156,10 +168,14 @@ class Watch:
         with self._selector:
             while None in (codes := [rank.process.poll() for rank in self.ranks]):
                 self._listen()
+                for rank, code in zip(self.ranks, codes, strict=True):
+                    if code is not None:
+                        self._ended.setdefault(rank.number, time.monotonic())
                 while self.signals:
                     self._signalled(self.signals.popleft())
                 if any(code not in (None, 0, self._status) for code in codes) and self._matters:
                     raise self._failure()
+                self._judge_hang()
                 self._judge_silence()
                 if self.lock:
                     self.lock.check()
@@ -224,6 +240,39 @@ class Watch:
         )
         say(f"{who}{signal.Signals(stop.signal).name}: {then} (Ctrl-C to end it at once)")
 
+    def _judge_hang(self) -> None:
+        """End the run if ranks wait for others for too long, and it is known for whom."""
+        if self.suspicion is None or (self.stop and self.killed):
+            return
+        limit, now = self.suspicion.deadline, time.monotonic()
+        silent = any(
+            now - rank.heard > limit and (not rank.beat.patient or rank.stopped) and rank.process.poll() is None
+            for rank in self.ranks
+        )
+        if verdict := self.suspicion.look(self._seen, self._nearby(), silent=silent):
+            raise self._hangs(verdict)
+
+    def _hangs(self, verdict: Verdict) -> RankFailure:
+        log = f" Its log: {self._log(self.ranks[verdict.ranks[0]])}" if verdict.ranks else ""
+        return RankFailure(f"{verdict.why} All ranks were ended.{log}")
+
+    def _seen(self) -> dict[int, Seen]:
+        """What is known of all ranks from here."""
+        return {rank.number: self._seen_of(rank) for rank in self.ranks}
+
+    def _seen_of(self, rank: Rank) -> Seen:
+        code, beat = rank.process.poll(), rank.beat
+        told: dict[str, Any] = {"pid": rank.process.pid, **asdict(beat)}
+        if code is None:
+            return Seen(state="stopped" if rank.stopped else "runs", **told)
+        at = self._ended.setdefault(rank.number, time.monotonic())
+        return Seen(state="ended", status=code, ended_at=at, said=self._last_words(rank) if code else "", **told)
+
+    def _nearby(self) -> dict[int, Nearby]:
+        """Ranks of this machine."""
+        processes = {rank.number: rank.process for rank in self.ranks}
+        return {number: Nearby(one.pid, one.said) for number, one in processes.items() if one.pid is not None}
+
     def _judge_silence(self) -> None:
         """End the run if a rank that should speak has been silent for too long."""
         now = time.monotonic()
@@ -234,7 +283,11 @@ class Watch:
             return
         first = _culprit(quiet)  # which may be a patient one, for which the others wait
         if any(now - rank.heard > self.timeout for rank in wrong):
-            raise RankFailure(f"{first.silent(now)}; the other ranks were ended. Its log: {self._log(first)}")
+            verdict = self.suspicion.explain(self._seen(), self._nearby()) if self.suspicion else None
+            if verdict and verdict.certain:
+                raise self._hangs(verdict)
+            more = f" {verdict.why}" if verdict and verdict.cause == "unknown" else ""
+            raise RankFailure(f"{first.silent(now)}; the other ranks were ended.{more} Its log: {self._log(first)}")
         if not first.warned:
             first.warned = True
             say(f"{first.silent(now)}; after {self.timeout:g} s the run is ended (run.timeout)")
@@ -248,6 +301,10 @@ class Watch:
         ended = [rank for rank in ended if rank.process.returncode != self._status]
         killed = [rank for rank in ended if (rank.process.returncode or 0) < 0]
         stopped = [rank for rank in self.ranks if rank.process.poll() is None and rank.stopped]
+        if self.suspicion and not self.stop:  # the one that failed may be a victim
+            verdict = self.suspicion.explain(self._seen(), {})
+            if verdict.certain and verdict.cause != "crashed":
+                return self._hangs(verdict)
         if stopped and not killed:
             return RankFailure(f"{stopped[0].silent(time.monotonic())}; the other ranks waited for it in vain and were "
                                f"ended. Its log: {self._log(stopped[0])}")  # fmt: skip
@@ -263,6 +320,11 @@ class Watch:
     def _message(self, rank: Rank) -> str:
         _, mark, message = rank.process.said().rpartition(ERROR_MARK)
         return message.strip() if mark else ""
+
+    def _last_words(self, rank: Rank) -> str:
+        """Its message for the user, or else the last line that it wrote."""
+        lines = rank.process.said().strip().splitlines()
+        return self._message(rank) or (lines[-1] if lines else "")
 
     def _log(self, rank: Rank) -> Path:
         return self.logs / f"rank-{rank.number}.log"

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from plait.core.env import RankEnv
 from plait.core.errors import CheckpointError, NotFinite
 from plait.core.job import Job
 from plait.core.plan import Plan
 from plait.core.refine import refine
+from plait.core.ring import Kind
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import load as load_huggingface
 from plait.train.comm.world import new_group
@@ -29,7 +31,7 @@ from plait.train.machine.control import Control
 from plait.train.machine.device import Device, torch_dtype
 from plait.train.record.journal import Journal
 from plait.train.record.meter import Meter
-from plait.train.record.recorder import Recorder
+from plait.train.record.recorder import open_recorder
 from plait.train.report import Reporter
 from plait.train.tune.measure import measure
 from plait.train.tune.timing import matrix_rate
@@ -39,14 +41,14 @@ class Session:
     """Everything one rank needs; ``train`` is the whole run. Made by all ranks at the same point."""
 
     def __init__(
-        self, plan: Plan, job: Job, folder: Path, rank: int, device: Device, report: Reporter, control: Control
+        self, plan: Plan, job: Job, folder: Path, rank: RankEnv, device: Device, report: Reporter, control: Control
     ) -> None:
-        self.job, self.folder, self.rank, self.report, self.control = job, folder, rank, report, control
+        self.job, self.folder, self.rank, self.report, self.control = job, folder, rank.rank, report, control
         control.doing("preparing the corpus", patient=True)
         self.feed = Feed(job, self._prepared())
         control.doing("building the model")
-        self.recorder = Recorder(device)
-        part = assemble(plan, rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
+        self.recorder = open_recorder(folder, rank, plan.hash, device, report.missing("the ring"))
+        part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
         agree(part)
         if job.train.init_from:
             load_huggingface(part.models, Path(job.train.init_from))
@@ -78,7 +80,9 @@ class Session:
             last = f"The last good checkpoint is that of step {self.saved}."
             raise NotFinite(f"{error} {last if self.saved else 'There is no checkpoint yet.'}") from None
         self.control.doing(f"saving after step {done}", step=done, patient=True)
-        self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
+        with self.recorder.during(Kind.CHECKPOINT, "checkpoint", step=done - 1):
+            self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
+        self.recorder.ring.close()
         tokens = (done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
         stopped = done < steps
         seconds = time.perf_counter() - began
@@ -108,6 +112,7 @@ class Session:
             plan.write(self.folder / "plan.json")
         settled = part.under(plan)
         agree(settled)
+        self.recorder.ring.obeys(plan.hash)
         return settled
 
     def _resume(self) -> int:
@@ -122,6 +127,7 @@ class Session:
             sources = ", ".join(self.job.data.sources)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
         self.optimizer.loaded(step, skipped=restored.state.get("skipped", 0))
+        self.recorder.begins(step)
         if self.part.shards:
             self.part.shards.publish()
         self.report.say(f"resuming after step {step}")
@@ -137,24 +143,31 @@ class Session:
         meter = Meter.of(part.plan, job.global_batch_size, peak)
         timeline, keep = self.folder / "timeline", self.job.run.timeline_steps
         missing = self.report.missing("the timeline")
-        journal = Journal(timeline, rank=self.rank, plan_hash=part.plan.hash, keep_steps=keep, missing=missing)
+        journal = Journal(
+            timeline, rank=self.rank, plan_hash=part.plan.hash, keep_steps=keep, missing=missing,
+            sample=self.job.run.timeline_sample,
+        )  # fmt: skip
         self.report.begin(start)
         self.control.save_from_now_on()
         done, asked = start, False
         while done < job.steps and not asked:
             self.control.doing(f"step {done + 1}", step=done)
+            self.recorder.begins(done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
+            with self.recorder.during(Kind.DATA, "data"):
+                batches = part.own(self.feed.step(done))
             result = train_step(
                 part.step,
                 self.optimizer,
-                part.own(self.feed.step(done)),
+                batches,
                 learning_rate=rate(done),
                 clip=job.clip_norm,
                 stop=bool(self.control),
                 on_nan=job.on_nan,
             )
-            spans = self.recorder.take()
-            measured = meter.metrics(result.seconds, journal.add(done, spans), spans)
+            records = self.recorder.records()
+            journal.add(done, records, result.seconds)
+            measured = meter.metrics(result.seconds, records)
             asked = result.stop
             metrics = {"step": done + 1, **result.metrics, "learning_rate": rate(done), **measured}
             done += 1
@@ -173,7 +186,7 @@ class Session:
 
     def _evaluate(self, evaluator: Pipeline, done: int) -> float:
         self.control.doing(f"evaluating after step {done}", step=done)
-        with self.recorder.paused():
+        with self.recorder.during(Kind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
             loss = evaluate(evaluator.run, self.part.groups, self.part.own(self.feed.evaluation()))
         if not math.isfinite(loss):
             check_state(self.optimizer, self.part.groups, done)
@@ -186,7 +199,8 @@ class Session:
         check_state(self.optimizer, self.part.groups, done)
         self.control.doing(f"saving after step {done}", step=done, patient=True)
         try:
-            self.checkpoints.save(done, self.optimizer.state(), self._state())
+            with self.recorder.during(Kind.CHECKPOINT, "checkpoint", step=done - 1):
+                self.checkpoints.save(done, self.optimizer.state(), self._state())
             self.saved = done
         except CheckpointError as error:
             if not self.folder.is_dir():  # nothing of what is trained from here on would be kept

@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,14 @@ from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, Ran
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
+from plait.core.parts import forget_hang
 from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
+from plait.train.machine.stacks import stacks_on_signal
+from plait.train.machine.watchdog import Watchdog, address_towards
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -49,6 +52,7 @@ def main() -> int:
     """Train; returns the exit status."""
     die_with_parent()
     print_to_nobody()
+    stacks_on_signal()
     descriptor = take_launcher()
     launcher = Channel.inherited(descriptor) if descriptor is not None else None
     with Control(launcher) as control:
@@ -175,7 +179,14 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
                     raise RankFailure(f"{found[0]} (run.selfcheck)")
                 for one in found if rank.rank == 0 else ():
                     report.warn(f"warning: {one}")
-        return Session(plan, plan.job, folder, rank.rank, device, report, control).train()
+        watchdog = Watchdog(
+            folder, rank.rank, control, deadline=run.call_deadline,
+            address=address_towards(rank.master_addr, rank.master_port),
+        )  # fmt: skip
+        if rank.rank == 0 and not control.launched:  # of an earlier start; a launcher has done that
+            forget_hang(folder)
+        with watchdog if rank.world_size > 1 else nullcontext():
+            return Session(plan, plan.job, folder, rank, device, report, control).train()
 
 
 def _meet(rank: RankEnv, timeout: float) -> Store:

@@ -26,7 +26,7 @@ TIMELINE = Timeline(
     ),
     "feed",
 )
-times = st.floats(0, 1e6)
+times = st.integers(0, 10**15).map(lambda ns: ns / 1e9)
 spans = st.builds(
     Span,
     step=st.integers(0, 3),

@@ -12,6 +12,7 @@ from plait.core.cluster import HERE
 from plait.core.job import Job
 from plait.core.segments import SegmentOp
 from plait.plan.make import make_plan
+from plait.train.comm.log import LoggedWire
 from plait.train.comm.wire import GlooWire
 from plait.train.engine.assembly import assemble
 from plait.train.engine.feed import micro_batches
@@ -103,7 +104,8 @@ def _tables(share: Stages) -> int:
 def _staging(groups: Groups) -> int:
     """What gloo's reduce-scatters keep."""
     wires = {id(wire): wire for wire in (groups.tp, groups.world, groups.tied, *groups.shards.values())}.values()
-    spare = [found for wire in wires if isinstance(wire, GlooWire) for found in wire._spare.values()]
+    bare = [wire.wire if isinstance(wire, LoggedWire) else wire for wire in wires]
+    spare = [found for wire in bare if isinstance(wire, GlooWire) for found in wire._spare.values()]
     return sum(_bytes(tensors) for tensors in spare)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
 from plait.core.job import Job
 from plait.core.plan import Plan
-from plait.core.timeline import Span, spans_of
+from plait.core.records import Records
+from plait.core.ring import read_ring
+from plait.core.ring_writer import RingWriter, this_process
+from plait.core.timeline import PLANNED, Span, spans_of
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.inflight import MicroBatch
@@ -23,23 +29,38 @@ STEPS = 3
 
 def spans(rank: int, values: dict[str, Any]) -> tuple[Plan, list[Span]]:
     """A rank's plan and its spans of a few steps, with an evaluation between the last two."""
-    plan, recorder = plan_of(Job.from_dict(values)), Recorder(DEVICE)
+    plan, path = plan_of(Job.from_dict(values)), Path(mkdtemp()) / "rank.ring"
+    recorder = Recorder(DEVICE, RingWriter(path, this_process(rank=rank, world=plan.layout.world_size)))
     part = assemble(plan, rank, DEVICE, recorder=recorder, eval_batches=1)
     optimizer, found = Optimizer(part.models, part.gradients), list[Span]()
     try:
         for step in range(STEPS):
             part.pipeline.ahead()
             train_step(part.step, optimizer, _batches(part, step), learning_rate=1e-3, clip=1.0)
-            found += spans_of(step, rank, recorder.take())
+            records = recorder.records()
+            of_step = spans_of(step, rank, recorder.spans(records))
+            assert of_columns(records, rank) == of_step, "a timeline's file has other spans"
+            found += of_step
             if step == STEPS - 2 and part.evaluator:
                 with recorder.paused():
                     evaluate(part.evaluator.run, part.groups, _batches(part, step)[:1])
+        done = [span for span in of_columns(Records.of(read_ring(path)), rank) if span.step < STEPS]
+        assert done == found, "who reads the ring sees other spans"
         return plan, found
     finally:
         if part.shards:
             part.shards.settle()
             part.shards.stop()
         part.lanes.close()
+        rmtree(path.parent)
+
+
+def of_columns(records: Records, rank: int) -> list[Span]:
+    """The spans of ops as a timeline's file has them, in ``spans_of``'s order."""
+    columns = records.spans(rank)
+    rows = zip(*(columns[name].tolist() for name in columns), strict=True)
+    spans = [Span(*row[:9], row[9] / 1e9, row[10] / 1e9, row[11]) for row in rows if row[2] in PLANNED]
+    return sorted(spans, key=lambda span: (span.step, span.start))
 
 
 def _batches(part: Part, step: int) -> list[MicroBatch]:

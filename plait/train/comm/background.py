@@ -26,8 +26,8 @@ class Handle:
         self._error: BaseException | None = None
         self._mark: Fork = None
         self._device: Device | None = None
-        self.span = (0.0, 0.0)
-        """When it was under way, by the host's clock."""
+        self.span: tuple[int, int] = (0, 0)
+        """When it was under way: ns of the host's monotonic clock."""
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -78,7 +78,7 @@ class Background:
         if entry is None:
             return False
         handle, job, fork = entry
-        start = time.perf_counter()
+        start = time.monotonic_ns()
         try:
             with torch.no_grad(), self.device.aside(fork):
                 job()
@@ -86,6 +86,6 @@ class Background:
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it
             handle.finish(error)
         else:
-            handle.span = (start, time.perf_counter())
+            handle.span = (start, time.monotonic_ns())
             handle.finish(None, self.device, mark)
         return True

@@ -31,6 +31,7 @@ from plait.core.reshard import Box, boxes_of_range, local_copies
 from plait.core.reshard_plan import Message, ReshardPlan, messages
 from plait.core.reshard_script import Act, script
 from plait.train.comm.background import Background, Handle
+from plait.train.comm.log import Messages
 from plait.train.comm.objects import gather
 from plait.train.comm.world import new_group
 from plait.train.machine.device import Device
@@ -40,11 +41,12 @@ class Lane:
     """One background thread that reshards, and its process groups.
 
     Every rank of the job opens a lane at the same point, also those that will take no part in it
-    (torch.distributed creates groups like this). ranks: who takes part, by default everybody.
+    (torch.distributed creates groups like this). ranks: who takes part, by default everybody. messages: what
+    it leaves in the ring.
     """
 
-    def __init__(self, device: Device, ranks: Sequence[int] | None = None) -> None:
-        self.device, self.rank = device, dist.get_rank()
+    def __init__(self, device: Device, ranks: Sequence[int] | None = None, messages: Messages | None = None) -> None:
+        self.device, self.rank, self.messages = device, dist.get_rank(), messages
         self.ranks = sorted(ranks if ranks is not None else range(dist.get_world_size()))
         self._up: Any = new_group(self.ranks, device.backend)
         self._down: Any = self._up if device.backend == "gloo" else new_group(self.ranks, device.backend)
@@ -85,7 +87,11 @@ class Lane:
             raise ReshardError(
                 f"Rank {self.rank} would reshard {source.dtype} into {destination.dtype}. Convert before or after."
             )
-        return self._background.start(lambda: self._carry(plan, source, destination))
+        if self.messages is None:
+            return self._background.start(lambda: self._carry(plan, source, destination))
+        tile = source if source is not None else destination
+        size = 0 if tile is None else tile.numel() * tile.element_size()
+        return self._background.start(self.messages.move(size, lambda: self._carry(plan, source, destination)))
 
     def close(self) -> None:
         """End the thread when it is done with what was started, and leave the groups. Every rank of the lane
@@ -115,8 +121,9 @@ class Lane:
             elif verb == "send":
                 sending[number] = self._begin(message, *self._buffer(tiles, message, receiving=False))
             elif number in receiving:
-                work, buffer, stage = receiving.pop(number)
-                self.device.settle(work)
+                posted = receiving.pop(number)
+                buffer, stage = posted.buffer, posted.stage
+                self._settle(posted)
                 if stage is not None:
                     tiles.unpack(message, buffer)
                     if left[key]:
@@ -124,8 +131,9 @@ class Lane:
                     else:
                         self._pool.append(stage)
             else:
-                work, _, stage = sending.pop(number)
-                self.device.settle(work)
+                posted = sending.pop(number)
+                stage = posted.stage
+                self._settle(posted)
                 left[key] -= 1
                 if stage is not None and not (
                     key in held and left[key] > 0
@@ -134,7 +142,17 @@ class Lane:
                     self._pool.append(stage)
 
     def _begin(self, message: Message, buffer: Tensor, stage: Tensor | None) -> _Posted:
-        return _Posted(self._post(message, buffer), buffer, stage)
+        record = 0
+        if self.messages is not None:
+            sends = message.src == self.rank
+            record = self.messages.post(message.dst if sends else message.src, sends=sends, size=buffer.numel())
+        return _Posted(self._post(message, buffer), buffer, stage, record)
+
+    def _settle(self, posted: _Posted) -> None:
+        """Wait until a message has arrived, or has left."""
+        self.device.settle(posted.work)
+        if self.messages is not None:
+            self.messages.settled(posted.record)
 
     def _buffer(self, tiles: _Tiles, message: Message, *, receiving: bool) -> tuple[Tensor, Tensor | None]:
         """The bytes to send from or receive into, and the staging buffer that they lie in if they do not lie
@@ -172,11 +190,12 @@ class _Key(NamedTuple):
 
 class _Posted(NamedTuple):
     """A message under way; keeps its memory alive. stage: the staging buffer that ``buffer`` is a part of, if
-    it is one."""
+    it is one. record: of it, in the ring."""
 
     work: Any
     buffer: Tensor
     stage: Tensor | None
+    record: int
 
 
 class _Part(NamedTuple):

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from plait.core.env import gloo_interface
+from plait.core.records import sent_bytes
 from plait.core.segments import Collective
 from plait.train.comm.world import new_group, patience
 from plait.train.machine.device import AsyncWork
@@ -184,10 +185,7 @@ def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
 
 def wire_bytes(kind: Collective, result: Tensor, source: Tensor, size: int) -> int:
     """Bytes each rank sends for a bandwidth-optimal (ring) collective over ``size`` ranks."""
-    whole = max(result.numel(), source.numel()) * source.element_size()
-    if kind == "rotate":
-        return whole
-    return whole * (size - 1) // size * (2 if kind == "all_reduce" else 1)
+    return sent_bytes(kind, max(result.numel(), source.numel()) * source.element_size(), size)
 
 
 def sum_over(wire: Wire, value: Tensor) -> Tensor:

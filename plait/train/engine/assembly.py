@@ -56,7 +56,9 @@ class Part:
     @property
     def step(self) -> RankStep:
         """What a training step runs."""
-        return RankStep(self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel)
+        return RankStep(
+            self.pipeline.run, self.groups, self.shards, self.plan.strategy.sequence_parallel, self.recorder
+        )
 
     @cached_property
     def evaluator(self) -> Pipeline | None:
@@ -109,7 +111,7 @@ class Part:
 
 def assemble(plan: Plan, rank: int, device: Device, *, recorder: Recorder | None = None, eval_batches: int = 0) -> Part:
     """Called by all ranks at the same point, with the same plan."""
-    groups = open_groups(plan, rank, device.backend)
+    groups = open_groups(plan, rank, device.backend, recorder)
     models = Stages(
         [
             Transformer(
@@ -134,7 +136,7 @@ def assemble(plan: Plan, rank: int, device: Device, *, recorder: Recorder | None
         models=models,
         gradients=gradients,
         groups=groups,
-        lanes=Lanes(plan, rank, device),
+        lanes=Lanes(plan, rank, device, recorder),
         device=device,
         recorder=recorder,
         shards=Shards(models, gradients, groups.shards, device, recorder) if groups.mesh.replicas > 1 else None,

@@ -18,6 +18,7 @@ from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Schedule, Transfer
 from plait.train.comm.background import Handle
 from plait.train.comm.lanes import Lane
+from plait.train.comm.log import Log
 from plait.train.machine.device import Device, torch_dtype
 
 Channel = tuple[int, int]
@@ -30,7 +31,7 @@ class Parcel:
         self.handles = handles
 
     @property
-    def span(self) -> tuple[float, float]:
+    def span(self) -> tuple[int, int]:
         """From the start of the first to the end of the last."""
         return min(handle.span[0] for handle in self.handles), max(handle.span[1] for handle in self.handles)
 
@@ -48,7 +49,7 @@ class Lanes:
     """This rank's lanes, ready for every reshard that its plan may come to use. Opened by all ranks at one
     point."""
 
-    def __init__(self, plan: Plan, rank: int, device: Device) -> None:
+    def __init__(self, plan: Plan, rank: int, device: Device, log: Log | None = None) -> None:
         self.rank, self.device, self.dtype = rank, device, torch_dtype(plan.workload.precision)
         places, meshes = plan.schedule.rank_of, plan.layout.meshes
         here = plan.layout.place_of(rank)
@@ -56,7 +57,9 @@ class Lanes:
         channels = sorted({(places[a], places[b]) for (a, b), _ in every})
         self._lanes: dict[Channel, Lane] = {}
         for channel in channels:  # every rank opens every lane: torch makes groups like that
-            lane = Lane(device, [rank for place in channel for rank in meshes[place].ranks])
+            ranks = [each for place in channel for each in meshes[place].ranks]
+            messages = log.messages(ranks, f"lane {channel[0]}-{channel[1]}") if log and rank in ranks else None
+            lane = Lane(device, ranks, messages)
             if here in channel:
                 self._lanes[channel] = lane
             else:

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from plait.core.overlap import Load, SegmentLists, segment_lists
+from plait.core.ring import Kind as Entry
 from plait.core.segment_lists import check
 from plait.core.segments import Action, Kind, Phase, SegmentOp
 from plait.core.sharding import UnitAction, UnitOp, with_units
 from plait.core.strategy import Strategy
+from plait.train.comm.log import LoggedWire
 from plait.train.comm.wire import Handle, NullWire, Wire
 from plait.train.engine.chain import KINDS, begin
 from plait.train.engine.gradients import Gradients
@@ -90,11 +92,13 @@ class SegmentExecutor:
         self.device, self.recorder, self.seed = here.device, here.recorder, here.seed
         self._shared = Shared(model, self.graph, wire, gradients)
         self.programmes: dict[Phase, Programme] = {}
+        self._entries: dict[Phase, list[tuple[Entry | None, int]]] = {}
         graph = self.graph
         for phase, actions in lists.phases.items():
             check(replace(graph, phase=phase), actions)
             listed = with_units(graph, actions, model.units, strategy) if shards else actions
             self.programmes[phase] = [(action, self._step(action)) for action in listed]
+            self._entries[phase] = [self._entry(action) for action in listed]
 
     # ---- micro-batches ----
 
@@ -134,17 +138,23 @@ class SegmentExecutor:
             for _, step in self.programmes[phase]:
                 step(turn)
         else:
-            self._run_recorded(self.programmes[phase], turn, self.recorder)
+            self._run_recorded(phase, turn, self.recorder)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
 
-    def _run_recorded(self, programme: Programme, turn: Turn, recorder: Recorder) -> None:
-        for action, step in programme:
-            if isinstance(action, UnitAction) or action.verb == "start":  # these are recorded where they happen
+    def _run_recorded(self, phase: Phase, turn: Turn, recorder: Recorder) -> None:
+        for (_, step), (kind, name) in zip(self.programmes[phase], self._entries[phase], strict=True):
+            if kind is None:
                 step(turn)
             else:
-                start = self.device.mark()
+                number = recorder.begin(kind, name)
                 step(turn)
-                recorder.add(action, start, self.device.mark())
+                recorder.end(number)
+
+    def _entry(self, action: Action | UnitAction) -> tuple[Entry | None, int]:
+        """What the recorder is told of an action."""
+        if self.recorder is None or isinstance(action, UnitAction) or action.verb == "start":
+            return None, 0  # these are recorded where they happen
+        return Entry.WAIT if action.verb == "wait" else Entry.COMPUTE, self.recorder.name_of(action.op)
 
     def loss(self, state: InFlight) -> Tensor:
         """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the
@@ -166,8 +176,10 @@ class SegmentExecutor:
 
     def _start(self, op: SegmentOp) -> Callable[[Turn], object]:
         """Start an op's collective."""
-        collective, wire, recorder = self.graph.collective(op), self.wire, self.recorder
+        collective, wire = self.graph.collective(op), self.wire
         assert collective is not None, f"{op} has no collective"
+        if isinstance(wire, LoggedWire):
+            wire = wire.named(op)
         owner = op
         if op.kind == "J":  # it has given the segment before a gradient
             site, layer = self.graph.before(op)
@@ -179,14 +191,7 @@ class SegmentExecutor:
             result, source = buffers(turn)
             turn.handles[op] = wire.start(collective, result, source)
 
-        def start_recorded(turn: Turn) -> None:
-            assert recorder is not None
-            result, source = buffers(turn)
-            started = self.device.mark()
-            work = turn.handles[op] = wire.start(collective, result, source)
-            recorder.watch(op, collective, result, source, wire.size, started, work)
-
-        return start if recorder is None or isinstance(wire, NullWire) else start_recorded
+        return start
 
     def _unit(self, op: UnitOp) -> Callable[[Turn], object]:
         shards = self.shards

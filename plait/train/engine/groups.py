@@ -9,6 +9,7 @@ from typing import get_args
 from plait.core.layout import Layout, Mesh, SequenceCut
 from plait.core.plan import Plan
 from plait.core.sharding import Level, Sharding
+from plait.train.comm.log import Log
 from plait.train.comm.wire import Wire, open_wire
 from plait.train.engine.shards import Axis
 from plait.train.model.sequence import ALONE, SequenceGroup
@@ -43,21 +44,26 @@ class Groups:
         return self.layout.meshes[self.place]
 
 
-def open_groups(plan: Plan, rank: int, backend: str) -> Groups:
-    """This rank's groups. Called by all ranks at the same point."""
+def open_groups(plan: Plan, rank: int, backend: str, log: Log | None = None) -> Groups:
+    """This rank's groups, recorded in ``log``. Called by all ranks at the same point."""
     layout, cut = plan.layout, plan.sequence_cut
     place = layout.place_of(rank)
     own, last = layout.meshes[place], plan.schedule.rank_of[len(plan.stages) - 1]
 
-    def open_all(groups: Iterable[tuple[int, ...]]) -> Wire:
+    def open_one(group: Sequence[int], label: str) -> Wire:
+        """A group, whether or not this rank is in it."""
+        wire = open_wire(backend, group)
+        return log.over(wire, group, label) if log and wire.size > 1 else wire
+
+    def open_all(groups: Iterable[tuple[int, ...]], label: str) -> Wire:
         """Every rank opens every group, in one order; this rank's."""
-        found = {rank in group: open_wire(backend, group) for group in sorted(set(groups))}
+        found = {rank in group: open_one(group, label) for group in sorted(set(groups))}
         return found[True]
 
     everybody = tuple(range(layout.world_size))
-    tp = open_all(mesh.group_of(member, "tp") for mesh in layout.meshes for member in mesh.ranks)
-    shards: dict[Axis, Wire] = {axis: open_all(_shard_groups(layout, plan.shardings, axis)) for axis in AXES}
-    heads, ring = (open_all(_sequence_groups(layout, cut, kind)) for kind in ("ulysses", "ring"))
+    tp = open_all((mesh.group_of(member, "tp") for mesh in layout.meshes for member in mesh.ranks), "tp")
+    shards: dict[Axis, Wire] = {axis: open_all(_shard_groups(layout, plan.shardings, axis), axis) for axis in AXES}
+    heads, ring = (open_all(_sequence_groups(layout, cut, kind), kind) for kind in ("ulysses", "ring"))
     ends = sorted({*layout.meshes[0].ranks, *layout.meshes[last].ranks}) if plan.tied else [rank]
     return Groups(
         layout,
@@ -67,8 +73,8 @@ def open_groups(plan: Plan, rank: int, backend: str) -> Groups:
         tp,
         # One tensor-parallel group of everybody sums for everybody: nothing of its own is under way between
         # lists.
-        tp if own.group_of(rank, "tp") == everybody else open_wire(backend, everybody),
-        open_wire(backend, ends),
+        tp if own.group_of(rank, "tp") == everybody else open_one(everybody, "world"),
+        open_one(ends, "tied"),
         plan.shardings[place],
         SequenceGroup(heads, ring),
         shards,

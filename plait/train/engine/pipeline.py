@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from plait.core.ring import Kind
 from plait.core.schedule import Edge, Op, OpKind, Schedule, Transfer, ends
 from plait.core.segments import Phase
 from plait.train.engine.executor import SegmentExecutor
@@ -26,10 +27,10 @@ from plait.train.record.recorder import Recorder
 
 
 class Delivery(Protocol):
-    """A transfer under way; ``span`` is in seconds of the host's clock, and known once it is done."""
+    """A transfer under way; ``span`` is in ns of the host's clock, and known once it is done."""
 
     @property
-    def span(self) -> tuple[float, float]:
+    def span(self) -> tuple[int, int]:
         """When it moved."""
         ...
 
@@ -127,7 +128,7 @@ class _Step:
         self.alive: dict[tuple[int, int], InFlight] = {}
         self.incoming: dict[Transfer, tuple[Mapping[str, Tensor], Delivery]] = {}
         self.results: dict[Transfer, Mapping[str, Tensor]] = {}
-        self.sending: deque[tuple[Op, Delivery, Mapping[str, Tensor]]] = deque()
+        self.sending: deque[tuple[int, Delivery, Mapping[str, Tensor]]] = deque()
         self.peak: Counter[int] = Counter()
         self.losses: list[Tensor] = []
 
@@ -184,26 +185,28 @@ class _Step:
         if transfer in self.results:
             return self.results.pop(transfer)
         tensors, delivery = self.incoming.pop(transfer)
-        device, recorder = self.of.device, self.of.recorder
-        start = device.mark()
+        recorder = self.of.recorder
+        number = recorder.begin(Kind.IDLE, recorder.name_of(ends(transfer)[1])) if recorder else 0
         delivery.wait()
         if recorder:
-            recorder.stood(ends(transfer)[1], start, device.mark())
+            recorder.end(number)
         return tensors
 
     def send(self, turn: _Turn) -> None:
         self._sent(all_of_them=False)
-        tensors = self.results.pop(turn.op.transfer)
-        self.sending.append((turn.op, self.of.courier.send(turn.op.transfer, tensors), tensors))
+        tensors, number = self.results.pop(turn.op.transfer), 0
+        if recorder := self.of.recorder:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            number = recorder.enqueue(Kind.TRANSFER, recorder.name_of(turn.op), size=size)
+        self.sending.append((number, self.of.courier.send(turn.op.transfer, tensors), tensors))
 
     def _sent(self, *, all_of_them: bool) -> None:
         """Let go of what has been sent; raises what went wrong."""
         while self.sending and (all_of_them or self.sending[0][1].done()):
-            op, delivery, tensors = self.sending.popleft()
+            number, delivery, _ = self.sending.popleft()
             delivery.wait()
             if self.of.recorder:
-                size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-                self.of.recorder.moved(op, *delivery.span, size)
+                self.of.recorder.moved(number, *delivery.span)
 
     def receive(self, turn: _Turn) -> None:
         self.incoming[turn.op.transfer] = self.of.courier.receive(turn.op.transfer)

@@ -10,18 +10,20 @@ the other is used.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from plait.core.ring import Kind
 from plait.core.segments import Collective
 from plait.core.sharding import Level, Unit, UnitOp, UnitVerb
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.device import Device, Mark
+from plait.train.machine.device import Device
 from plait.train.model.transformer import Share
 from plait.train.model.units import UnitStore
 from plait.train.record.recorder import Recorder
@@ -92,15 +94,14 @@ class Shards:
         self._unread.discard(op.unit)
         if not first and store.params == 1 and op.unit not in self._published:
             return
-        start, published = self.device.mark(), self._published.pop(op.unit, None)
-        if published:
-            published.wait()
-        if store.params > 1:
-            self.gather(op)
-            slot, handle = self._gathered[op.unit]
-            handle.wait()
-            store.point(slot)
-        self._waited(op, start)
+        with self._waiting(op):
+            if published := self._published.pop(op.unit, None):
+                published.wait()
+            if store.params > 1:
+                self.gather(op)
+                slot, handle = self._gathered[op.unit]
+                handle.wait()
+                store.point(slot)
 
     def drop(self, op: UnitOp) -> None:
         """Nobody reads the unit any more."""
@@ -193,10 +194,9 @@ class Shards:
         self._unread = {unit for unit in changed if not self.units[unit].whole}
         for unit in changed:
             if self.units[unit].whole:
-                start, published = self.device.mark(), self._published.pop(unit, None)
-                if published:
-                    published.wait()
-                self._waited(UnitOp("need", unit, True), start)
+                with self._waiting(UnitOp("need", unit, True)):
+                    if published := self._published.pop(unit, None):
+                        published.wait()
 
     def settle(self) -> None:
         """Wait for everything that was published."""
@@ -214,19 +214,32 @@ class Shards:
     # ---- the background ----
 
     def _start(self, op: UnitOp, job: Callable[[], object], *, later: bool = False) -> Handle:
-        ticket = self.recorder.ticket(later=later) if self.recorder else None
+        recorder = self.recorder
+        if recorder is None:
+            return self._background.start(job)
+        step = recorder.ticket(later=later)
+        number = recorder.enqueue(Kind.JOB, recorder.name_of(op), step=step)
 
         def recorded() -> None:
-            before, start = sum(self.sent.values()), self.device.mark()
-            job()
-            if self.recorder:
-                self.recorder.spent(ticket, op, "comm", start, self.device.mark(), sum(self.sent.values()) - before)
+            before = sum(self.sent.values())
+            recorder.start(number)
+            try:
+                with recorder.inside(step, str(op)):
+                    job()
+            except BaseException:
+                recorder.fail(number)
+                raise
+            recorder.ring.size(number, sum(self.sent.values()) - before)
+            recorder.end(number)
 
         return self._background.start(recorded)
 
-    def _waited(self, op: UnitOp, start: Mark) -> None:
+    @contextmanager
+    def _waiting(self, op: UnitOp) -> Generator[None]:
+        number = self.recorder.begin(Kind.WAIT, self.recorder.name_of(op)) if self.recorder else 0
+        yield
         if self.recorder:
-            self.recorder.spent(self.recorder.ticket(), op, "wait", start, self.device.mark())
+            self.recorder.end(number)
 
     def _run(self, axis: Axis, kind: Collective, result: Tensor, source: Tensor) -> None:
         """One collective, in the background thread; where the group is one rank, result and source are the

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from plait.core.ring import Kind
 from plait.core.settings import OnNan
 from plait.train.engine.completion import complete, sum_loss, totals
 from plait.train.engine.finite import check_state, explain
@@ -16,6 +17,7 @@ from plait.train.engine.groups import Groups
 from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.shards import Shards
+from plait.train.record.recorder import Recorder
 
 MAX_SKIPPED = 20
 """Updates that may be left out one after the other: what goes on longer does not go away."""
@@ -52,6 +54,7 @@ class RankStep:
     groups: Groups
     shards: Shards | None = None
     sequence_parallel: bool = False
+    recorder: Recorder | None = None
 
 
 def train_step(
@@ -77,9 +80,14 @@ def train_step(
     complete(gradients, groups, shards, sequence_parallel=step.sequence_parallel)
     # The wish to stop travels with the norm, so that all ranks stop after the same step at no further cost.
     total, square, stops = totals(gradients, groups, loss, stop)
-    norm = math.sqrt(square)
+    norm, recorder = math.sqrt(square), step.recorder
+    if recorder:
+        recorder.device.anchor()  # the host has just waited for the totals
     if math.isfinite(total) and math.isfinite(norm):
+        number = recorder.begin(Kind.OPTIMIZER, recorder.ring.name("optimizer")) if recorder else 0
         optimizer.step(learning_rate, norm=norm, clip=clip)
+        if recorder:
+            recorder.end(number)
         if shards:
             shards.publish(later=True)
     else:

@@ -79,6 +79,16 @@ class Control:
         """What the main thread does, in its own words."""
         return self._beat.doing
 
+    @property
+    def step(self) -> int:
+        """The step that it trains; -1 before."""
+        return self._beat.step
+
+    @property
+    def patient(self) -> bool:
+        """Whether what it does may rightly take very long."""
+        return self._beat.patient
+
     def doing(self, what: str, *, step: int = -1, patient: bool = False) -> None:
         """Say what the main thread does from now on; ``patient`` if that may rightly take very long without
         any work of the thread itself. Raises what the checks raise."""

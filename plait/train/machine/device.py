@@ -10,6 +10,7 @@ import os
 import platform
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -29,8 +30,10 @@ def torch_dtype(precision: Precision) -> torch.dtype:
     return {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "fp64": torch.float64}[precision]
 
 
-Mark = float | torch.cuda.Event
-"""A moment in a device's order of work, which ``Device.seconds`` reads: on a CPU a clock reading."""
+EVENTS = 4096
+"""Events of a GPU that are kept to be used again."""
+Mark = int | torch.cuda.Event
+"""A moment in a device's order of work, which ``Device.nanoseconds`` reads: on a CPU a clock reading."""
 Fork = torch.cuda.Event | None
 """The end of a thread's work so far; on a CPU there is nothing to wait for."""
 
@@ -87,18 +90,26 @@ class Device:
         """Of what serves it, beside torch."""
         return {}
 
-    def mark(self) -> Mark:
-        """A moment in the device's order of work; ``seconds`` reads it later."""
-        return time.perf_counter()
+    timed_by_host = True
+    """Whether a mark is a reading of the host's clock."""
 
-    def seconds(self, mark: Mark) -> float:
-        """Seconds of a mark on this process's clock; on a GPU only after ``synchronize``."""
-        assert isinstance(mark, float)
+    def mark(self) -> Mark:
+        """A moment in the device's order of work; ``nanoseconds`` reads it later."""
+        return time.monotonic_ns()
+
+    def nanoseconds(self, mark: Mark) -> int:
+        """A mark by the host's monotonic clock. On a GPU this waits until the mark is reached, for nothing
+        else, and may use it again: a mark is read once."""
+        assert isinstance(mark, int)
         return mark
 
-    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark], object]) -> None:
-        """Call ``callback(mark)`` with the moment at which an asynchronous collective ended."""
-        work.get_future().then(lambda _: callback(time.perf_counter()))
+    def anchor(self) -> None:
+        """The host has just waited for the device: the moment to compare their clocks for marks to come."""
+
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
+        """Call ``callback(mark, failed)`` with the moment at which an asynchronous collective ended, and
+        whether it failed, as far as that is known without waiting."""
+        work.get_future().then(lambda future: callback(time.monotonic_ns(), _failed(future)))
 
     def fork(self) -> Fork:
         """The current end of the calling thread's work, for ``aside`` and ``join``."""
@@ -141,10 +152,9 @@ class CudaDevice(Device):
         torch.cuda.set_device(torch_device)
         self._side = torch.cuda.Stream(torch_device)
         self._background = threading.local()
-        self._base = torch.cuda.Event(enable_timing=True)
-        self._base.record()
-        self._base.synchronize()
-        self._base_seconds = time.perf_counter()
+        self._read: deque[torch.cuda.Event] = deque(maxlen=EVENTS)  # to be used again
+        self._bases: deque[tuple[torch.cuda.Event, int]] = deque(maxlen=2)
+        self.anchor()
 
     @property
     def description(self) -> str:
@@ -164,19 +174,36 @@ class CudaDevice(Device):
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[arg-type]
         return {name: value for name, value in toolkit.items() if value} | {"nccl": nccl}
 
+    timed_by_host = False
+
     def mark(self) -> Mark:
-        event = torch.cuda.Event(enable_timing=True)
+        try:
+            event = self._read.popleft()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def seconds(self, mark: Mark) -> float:
+    def nanoseconds(self, mark: Mark) -> int:
         assert isinstance(mark, torch.cuda.Event)
-        return self._base_seconds + self._base.elapsed_time(mark) / 1e3
+        mark.synchronize()
+        # Of the last two anchors the older: it lies before all marks of the step that is read. Elapsed
+        # times are float32 milliseconds, which are coarse after hours.
+        base, at = self._bases[0]
+        taken = at + round(base.elapsed_time(mark) * 1e6)
+        self._read.append(mark)
+        return taken
 
-    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark], object]) -> None:
+    def anchor(self) -> None:
+        base = torch.cuda.Event(enable_timing=True)
+        base.record()
+        base.synchronize()
+        self._bases.append((base, time.monotonic_ns()))
+
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
         with torch.cuda.stream(self._side):
             work.wait()  # makes the side stream wait, not the host
-            callback(self.mark())
+            callback(self.mark(), False)
 
     def fork(self) -> Fork:
         event = torch.cuda.Event()
@@ -213,6 +240,15 @@ class CudaDevice(Device):
         self.synchronize()
         peak = torch.cuda.max_memory_allocated(self.torch_device)
         return Allocated(torch.cuda.memory_allocated(self.torch_device) - before, peak - before)
+
+
+def _failed(future: Future[object]) -> bool:
+    """Whether a future that is done holds an error."""
+    try:
+        future.value()
+    except Exception:  # noqa: BLE001  (whoever waits gets it)
+        return True
+    return False
 
 
 def open_device(kind: str, local_rank: int) -> Device:

@@ -55,7 +55,7 @@ def measure_modules(
     executor = make_executor(
         share,
         strategy,
-        wire or NullWire(),
+        recorder.over(wire, range(tp), "tp") if wire else NullWire(),
         Load(batch, length),
         Here(device, recorder),
         gradients=Gradients(share),

@@ -116,7 +116,7 @@ def _beside(device: Device, compute: Callable[[], object], operation: Operation,
     def both() -> None:
         begun.append(device.mark())
         work = start()
-        device.mark_when_done(work, ended.append)
+        device.mark_when_done(work, lambda mark, _: ended.append(mark))
         compute()
         computed.append(device.mark())
         work.wait()
@@ -124,5 +124,5 @@ def _beside(device: Device, compute: Callable[[], object], operation: Operation,
     clock.once(both)
     while not ended:  # it is noted by another thread
         time.sleep(1e-4)
-    origin = device.seconds(begun[0])
-    return Ends(*slowest([device.seconds(computed[0]) - origin, device.seconds(ended[0]) - origin]))
+    origin, *ends = (device.nanoseconds(each[0]) for each in (begun, computed, ended))
+    return Ends(*slowest([(end - origin) / 1e9 for end in ends]))

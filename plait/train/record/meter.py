@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plait.core.plan import Plan
-from plait.core.timeline import Hidden, OpSpan
+from plait.core.records import Records
 
 
 @dataclass(frozen=True)
@@ -26,15 +25,15 @@ class Meter:
         work = plan.model.step_flops(sequence, batch) / plan.layout.world_size
         return Meter(batch * sequence, work, peak)
 
-    def metrics(self, seconds: float, communication: Hidden, spans: Sequence[OpSpan]) -> dict[str, Any]:
+    def metrics(self, seconds: float, records: Records) -> dict[str, Any]:
         """Of a step that took so long; idle: share of the step in which this rank's stages waited for
         others."""
-        idle = [span.end - span.start for span in spans if span.kind == "idle"]
+        communication, idle = records.hidden(), records.idle()
         return {
             "seconds": seconds,
             "tokens_per_second": self.tokens / seconds,
             "mfu": self.work / seconds / self.peak,
             "communication_seconds": communication.total,
             "hidden": communication.fraction,
-            **({"idle": sum(idle) / seconds} if idle else {}),
+            **({"idle": idle / seconds} if idle is not None else {}),
         }

@@ -1,128 +1,116 @@
-"""The always-on recorder: spans of every op, wait and collective of a step, bounded, read only after the
-step."""
+"""The always-on recorder: everything a rank does goes into its ring, bounded; after each step the records of
+it are read back."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import time
+from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from plait.core.env import RankEnv
+from plait.core.records import SPANS, Records
+from plait.core.ring import NOBODY, Kind
+from plait.core.ring_writer import RingWriter, this_process
+from plait.core.timeline import OpSpan
+from plait.train.comm.log import Log
+from plait.train.machine.device import Device
+from plait.train.record.missing import Missing
 
-from plait.core.schedule import Op
-from plait.core.segments import Action, Collective, SegmentOp
-from plait.core.sharding import UnitOp
-from plait.core.timeline import OpSpan, SpanKind
-from plait.train.comm.wire import Handle, wire_bytes
-from plait.train.machine.device import Device, Mark
-
-
-class _Flight:
-    """A collective under way; ``ended`` is set by the device when it is over."""
-
-    __slots__ = ("bytes", "ended", "op", "started")
-
-    def __init__(self, op: SegmentOp, started: Mark, size: int) -> None:
-        self.op, self.started, self.bytes = op, started, size
-        self.ended: Mark | None = None
-
-    def end(self, mark: Mark) -> None:
-        self.ended = mark
+if TYPE_CHECKING:
+    import numpy as np
 
 
-class Recorder:
-    """Collects marks during a step and resolves them to spans afterwards; a full recorder drops the oldest,
-    never blocks."""
+RINGS = "rings"
+"""The folder of a run's rings."""
 
-    def __init__(self, device: Device, capacity: int = 200_000) -> None:
-        self.device = device
-        self._marks: deque[tuple[Action, Mark, Mark]] = deque(maxlen=capacity)
-        self._flights: deque[_Flight] = deque(maxlen=capacity)
-        self._spent: deque[tuple[int, Op | UnitOp, SpanKind, Mark, Mark, int]] = deque(maxlen=capacity)
-        self._moves: deque[OpSpan] = deque(maxlen=capacity)
-        self._taken, self._paused = 0, False
 
-    def add(self, action: Action, start: Mark, end: Mark) -> None:
-        """An op or a wait ran between two marks."""
-        self._marks.append((action, start, end))
+def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: Device, missing: Missing) -> Recorder:
+    """The recorder of a rank of the run in ``folder``. A disk that is full costs the ring, not the run: it is
+    then this process's alone."""
+    header = this_process(
+        rank=rank.rank, world=rank.world_size, local_rank=rank.local_rank, attempt=rank.attempt, plan=plan_hash
+    )  # fmt: skip
+    try:
+        return Recorder(device, RingWriter(folder / RINGS / f"rank-{rank.rank:05d}.ring", header))
+    except OSError as error:
+        missing.failed(error, 0)
+        return Recorder(device, RingWriter(None, header))
 
-    def watch(
-        self, op: SegmentOp, kind: Collective, result: Tensor, source: Tensor, size: int, started: Mark, work: Handle
-    ) -> None:
-        """A collective was started; note when it ends."""
-        flight = _Flight(op, started, wire_bytes(kind, result, source, size))
-        self._flights.append(flight)
-        self.device.mark_when_done(work, flight.end)
 
-    def ticket(self, *, later: bool = False) -> int | None:
-        """Which step something belongs to that starts now, and may end whenever it does. later: the next one.
-        None while paused."""
-        return None if self._paused else self._taken + later
+class Recorder(Log):
+    """A rank's log, read step by step; a ring that is full overwrites its oldest, and never blocks.
 
-    def stood(self, op: Op, start: Mark, end: Mark) -> None:
-        """A pipeline stage waited for a transfer between two marks."""
-        self.spent(self.ticket(), op, "idle", start, end)
+    ring: in this process's memory alone, if not given.
+    """
 
-    def spent(self, ticket: int | None, op: Op | UnitOp, kind: SpanKind, start: Mark, end: Mark, size: int = 0) -> None:
-        """Something else took the time between two marks, and moved ``size`` bytes. Any thread may say so."""
-        if ticket is not None:
-            self._spent.append((ticket, op, kind, start, end, size))
+    def __init__(self, device: Device, ring: RingWriter | None = None) -> None:
+        super().__init__(ring or RingWriter(None, this_process(rank=0, world=1)), device)
+        self._since, self._left = 1, list[int]()
+        self._began = time.monotonic_ns()
+
+    def begins(self, step: int) -> None:
+        """What is begun from now on belongs to ``step``, counted from 0."""
+        self.step, self._began = step, time.monotonic_ns()
+        self.ring.step(step, self._began)
+
+    def ticket(self, *, later: bool = False) -> int:
+        """Which step something belongs to that is handed over now. later: the next one. Nobody's while
+        paused."""
+        return self.step + later if self.step != NOBODY else NOBODY
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """What starts meanwhile belongs to no step."""
-        self._paused = True
+        step, self.step = self.step, NOBODY
         try:
             yield
         finally:
-            self._paused = False
+            self.step = step
+
+    def moved(self, number: int, start: int, end: int) -> None:
+        """A transfer was under way, by the host's clock."""
+        self.ring.start(number, start)
+        self.ring.end(number, end)
 
     def forget(self) -> None:
         """Everything so far, also what belongs to the next step."""
-        for collected in (self._marks, self._flights, self._spent, self._moves):
-            collected.clear()
+        self.records()
+        self._left = []
 
-    def moved(self, op: Op, start: float, end: float, size: int) -> None:
-        """A transfer was under way, by the host's clock."""
-        self._moves.append(OpSpan(op, "transfer", start, end, size))
+    def records(self) -> Records:
+        """What belongs to the step that ends here, and has not been read; the next one follows. What a thread
+        of its own is still busy with comes with the step after."""
+        import numpy as np
+
+        self.resolve()
+        step, now = self.step, time.monotonic_ns()
+        last = self.ring.begin(Kind.STEP, self.ring.name("step"), step, self._began, self._began, now)
+        numbers = np.concatenate([np.array(self._left, np.int64), np.arange(self._since, last + 1)])
+        table = self.ring.rows(numbers[numbers > last - self.ring.header.capacity])
+        due = (table["step"] <= step) & (table["ended"] != 0)
+        later = (table["step"] > step) | ((table["step"] >= step - 1) & (table["ended"] == 0))
+        self._since, self._left = last + 1, table["number"][later].tolist()
+        self.step, self._began = step + 1, now
+        return Records(table[due & (table["step"] != NOBODY)], self.ring.names, self.ring.groups)
 
     def take(self) -> list[OpSpan]:
-        """All spans since the last call, in order of their start; collectives are cut where they overlap.
-        What a thread of its own is still busy with comes with the step that it belongs to.
+        """The spans of ops in ``records``, in order of their start."""
+        return self.spans(self.records())
 
-        A group serves one collective at a time, so one that starts while another travels begins when that
-        ends.
-        """
-        self.device.synchronize()
+    def spans(self, records: Records) -> list[OpSpan]:
+        """The spans of ops, in order of their start."""
+        table = records.table[records.table["ended"] > 0]
+        sent = records.sent(table)
         spans = [
-            OpSpan(a.op, "wait" if a.verb == "wait" else "compute", self._at(s), self._at(e)) for a, s, e in self._marks
+            OpSpan(self.ops[name], SPANS[kind], start / 1e9, end / 1e9, size)
+            for kind, name, start, end, size in _rows(table, sent)
+            if name in self.ops and kind in SPANS
         ]
-        spans += self._due()
-        spans += self._collectives()
-        spans += self._moves
-        for collected in (self._marks, self._flights, self._moves):
-            collected.clear()
-        self._taken += 1
         return sorted(spans, key=lambda span: span.start)
 
-    def _due(self) -> Iterator[OpSpan]:
-        """What was spent in this step; the rest stays. Threads may add to it meanwhile."""
-        for _ in range(len(self._spent)):
-            entry = self._spent.popleft()
-            if entry[0] > self._taken:
-                self._spent.append(entry)
-            else:
-                _, op, kind, start, end, size = entry
-                yield OpSpan(op, kind, self._at(start), self._at(end), size)
 
-    def _collectives(self) -> Iterator[OpSpan]:
-        free = 0.0
-        for flight in self._flights:
-            if flight.ended is None:
-                continue
-            end = self._at(flight.ended)
-            yield OpSpan(flight.op, "comm", min(max(self._at(flight.started), free), end), end, flight.bytes)
-            free = max(free, end)
-
-    def _at(self, mark: Mark) -> float:
-        return self.device.seconds(mark)
+def _rows(table: np.ndarray, sent: np.ndarray) -> zip[tuple[Kind, int, int, int, int]]:
+    columns = (table[name].tolist() for name in ("kind", "name", "started", "ended"))
+    return zip(*columns, sent.tolist(), strict=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.core.segments import Action, SegmentOp
+from plait.core.ring import Kind
+from plait.core.segments import SegmentOp
 from plait.train.machine.device import open_device
 from plait.train.record.recorder import Recorder
 from plait.train.tune.timing import RECORDED, typical_costs
@@ -19,7 +20,8 @@ class Steps:
     def run(self) -> None:
         taken = next(self.seconds)
         for layer in range(2):
-            self.recorder.add(Action("run", SegmentOp("mlp", layer, "F", 0)), 1.0, 1.0 + taken)
+            name = self.recorder.name_of(SegmentOp("mlp", layer, "F", 0))
+            self.recorder.ring.begin(Kind.COMPUTE, name, self.recorder.step, 1, 1, 1 + round(taken * 1e9))
 
 
 @pytest.mark.parametrize("disturbed", range(RECORDED))

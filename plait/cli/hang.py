@@ -1,0 +1,115 @@
+"""``plait diagnose --hang``: why a run hangs, or hung."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from plait.cli import terminal
+from plait.core.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plait.core.evidence import Evidence, Verdict
+
+FOUND = 3
+"""Exit status where a cause is named."""
+
+
+def hang(folder: Path, *, as_json: bool) -> int:
+    """Print why the run in ``folder`` hangs; the exit status: 0 if it does not, 3 if the cause is named, 1 if
+    it hangs and the cause is not known.
+
+    What the launcher found is read again. Without it, the evidence is put together here: of a run that goes
+    on, or of one whose ranks were started by torchrun or a cluster manager.
+    """
+    verdict, evidence = _found(folder)
+    if as_json:
+        typer.echo(json.dumps({"verdict": asdict(verdict), "evidence": [_short(one) for one in evidence]}))
+    else:
+        _tell(verdict, evidence)
+    return FOUND if verdict.certain else 0 if verdict.cause == "none" else 1
+
+
+def _found(folder: Path) -> tuple[Verdict, list[Evidence]]:
+    from plait.core.evidence import FILE, read_hang
+    from plait.diagnose.hang import localise
+    from plait.launch.gather import gather
+
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no run's folder.")
+    if (folder / FILE).exists():
+        return read_hang(folder / FILE)
+    gathered = gather(folder)
+    if not gathered.headers:
+        raise DataError(f"{folder} has no rings: nothing is known of its ranks. {' '.join(gathered.problems)}".strip())
+    for problem in gathered.problems:
+        typer.echo(terminal.fitted(f"plait: left out: {problem}", sys.stderr), err=True)
+    deadline = _deadline(folder)
+    return localise(gathered.evidence, world=len(gathered.evidence), deadline=deadline), gathered.evidence
+
+
+def _deadline(folder: Path) -> float:
+    """Of the run's plan; the default's if it has none."""
+    from plait.core.errors import PlaitError
+    from plait.core.plan import Plan
+    from plait.core.settings import RunSection
+
+    try:
+        job = Plan.read(folder / "plan.json").job
+    except PlaitError:
+        job = None
+    return (job.run if job else RunSection()).call_deadline
+
+
+def _tell(verdict: Verdict, evidence: Sequence[Evidence]) -> None:
+    """The verdict, the chain of those who wait, and a line for each rank that matters."""
+    from plait.core.evidence import spoken_ranks
+
+    headings = {"none": "No hang", "unknown": "A hang; its cause is not known"}
+    terminal.title(headings.get(verdict.cause, f"A hang: {verdict.cause}"))
+    terminal.text(verdict.why)
+    for other in verdict.also:
+        terminal.text(f"Besides: {other.why}")
+    if verdict.chain:
+        terminal.title("\nWho waits for whom")
+        for link in verdict.chain:
+            on = f" for {spoken_ranks(link.on)}" if link.on else ""
+            terminal.text(f"{spoken_ranks(link.ranks)}{on}: {link.call}", indent="    ")
+    if shown := _worth_showing(verdict, evidence):
+        terminal.title("\nTheir states")
+        rows = [[str(one.rank), one.host, _state(one), one.doing, one.stack[-1] if one.stack else ""] for one in shown]
+        terminal.table(["rank", "host", "state", "doing", "where"], rows)
+        if left := len(evidence) - len(shown):
+            terminal.say(f"{left} more with --json" if left > 1 else "1 more with --json")
+
+
+MOST = 16
+"""Ranks in the table."""
+
+
+def _worth_showing(verdict: Verdict, evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Those that are named, then those in the chain."""
+    wanted = [*verdict.ranks, *(rank for link in verdict.chain for rank in (*link.on, *link.ranks))]
+    by_rank = {one.rank: one for one in evidence}
+    return [by_rank[rank] for rank in list(dict.fromkeys(wanted))[:MOST] if rank in by_rank]
+
+
+def _state(one: Evidence) -> str:
+    if one.state == "ended":
+        return "ended" if one.status is None else f"ended ({one.status})"
+    if one.state == "runs":
+        return {"waits": "waits", "works": "works", "silent": "does not answer", "unknown": "runs"}[one.thread]
+    return one.state if one.recorded else "no evidence"
+
+
+def _short(one: Evidence) -> dict[str, Any]:
+    """Of a rank, for programs; its calls as text."""
+    values: dict[str, Any] = {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "calls"}
+    return values | {"open": [str(call) for call in one.calls if not call.over]}

@@ -1,0 +1,67 @@
+"""Tables in Parquet files that stay small: whole numbers as differences (DELTA_BINARY_PACKED), texts as
+numbers in a dictionary, all of it compressed by zstd. DuckDB, Polars and pandas read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import DataError
+from plait.core.files import replacing
+
+
+def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: Mapping[str, str]) -> None:
+    """columns: by name, Arrow's type (``int64``, ``float64``, ``string``) and the values. The file appears
+    whole or not at all. Raises OSError."""
+    arrow, _ = _arrow()
+    schema = arrow.schema([(name, getattr(arrow, kind)()) for name, (kind, _) in columns.items()], metadata=metadata)
+    _write(path, arrow.table({name: values for name, (_, values) in columns.items()}, schema=schema))
+
+
+def _write(path: Path, table: Any) -> None:
+    _, parquet = _arrow()
+    texts = [field.name for field in table.schema if str(field.type) == "string"]
+    whole = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if str(field.type) == "int64"}
+    with replacing(path) as partial:
+        parquet.write_table(table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole)
+
+
+def copy_rows(source: Path, target: Path, column: str, values: Collection[int]) -> None:
+    """The rows of a file in which ``column`` has one of ``values``, into a file of their own; no file without
+    rows, or where ``source`` is none. Raises OSError."""
+    arrow, parquet = _arrow()
+    try:
+        table = parquet.ParquetFile(arrow.BufferReader(source.read_bytes())).read(use_threads=False)
+    except arrow.ArrowException:  # damaged: there is nothing to keep
+        return
+    table = table.filter(import_module("pyarrow.compute").is_in(table.column(column), arrow.array(values, "int64")))
+    if len(table):
+        _write(target, table)
+
+
+def read_columns(path: Path, version: str) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """A file's columns and its metadata, in which there is ``version``.
+
+    Raises DataError for a file that is missing, truncated or foreign.
+    """
+    arrow, parquet = _arrow()
+    try:
+        # Not from a Python file: Arrow's threads then call Python, and one that still does when the process
+        # ends takes it down (SIGABRT).
+        table = parquet.ParquetFile(arrow.BufferReader(path.read_bytes())).read(use_threads=False)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as a timeline: {error.strerror or error}") from None
+    except arrow.ArrowException as error:
+        raise DataError(f"{path} is truncated or no timeline file: {error}") from None
+    stored: dict[bytes, bytes] = table.schema.metadata or {}
+    metadata = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in stored.items()}
+    if version not in metadata:
+        raise DataError(f"{path} is a Parquet file but no Plait timeline")
+    return {name: table.column(name).to_pylist() for name in table.column_names}, metadata
+
+
+def _arrow() -> tuple[Any, Any]:
+    """pyarrow and its parquet module, imported where they are used: they are slow to load and untyped."""
+    return import_module("pyarrow"), import_module("pyarrow.parquet")

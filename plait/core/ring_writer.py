@@ -1,0 +1,205 @@
+"""Writing a rank's ring (``plait.core.ring``): a microsecond for a record, no locks, no system calls.
+
+Any thread may write. A record gets its number, and with it its place, from a counter that hands out each
+once; so writers never touch the same bytes, and a thread that is held up leaves an old record where its new
+one will be.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.core.files import replacing
+from plait.core.process import boot_id, process_state
+from plait.core.ring import (
+    BYTES,
+    CAPACITY,
+    ENDED,
+    HEADER,
+    LIVE,
+    NOBODY,
+    PLAN,
+    RECORD,
+    STARTED,
+    Header,
+    Kind,
+    Name,
+    Place,
+    RingGroup,
+    numbered,
+    row_type,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_I64, _STEP = struct.Struct("<q"), struct.Struct("<qq")
+_MASK = (1 << 32) - 1
+
+
+def this_process(*, rank: int, world: int, local_rank: int = 0, attempt: int = 0, plan: str = "",
+                 capacity: int = CAPACITY) -> Header:  # fmt: skip
+    """The header of a ring that this process writes."""
+    state, boot = process_state(os.getpid()), ""
+    with suppress(OSError):
+        boot = boot_id()
+    before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+    return Header(
+        rank=rank, world=world, local_rank=local_rank, attempt=attempt, plan=plan, capacity=capacity,
+        host=socket.gethostname(), pid=os.getpid(), process_started=state.started if state else 0, boot=boot,
+        monotonic=(before + after) // 2, wall=wall, uncertain=after - before, token=secrets.randbits(62),
+    )  # fmt: skip
+
+
+class RingWriter:
+    """A rank's ring. path: its file, which takes the place of one that is there; None: memory of this process
+    alone.
+
+    Raises OSError if the file cannot be made, all of it, so that a full disk does no harm later.
+    """
+
+    def __init__(self, path: Path | None, header: Header) -> None:
+        assert header.capacity & (header.capacity - 1) == 0, "a power of two, so that numbers may go round"
+        self.header = header
+        self.names: dict[int, Name] = {}
+        self.groups: dict[int, RingGroup] = {}
+        self._numbers, self._mask = count(1), header.capacity - 1
+        self._names: dict[tuple[str, Place | None], int] = {}
+        self._opened: Counter[tuple[int, ...]] = Counter()
+        self._lock = threading.Lock()  # for new names and groups
+        self._told = -1  # their file
+        if path is None:
+            self._map = mmap.mmap(-1, _size(header))
+            self._map[: len(header.pack())] = header.pack()
+        else:
+            self._told = _new_names(path.with_suffix(".names"), header)
+            self._map = _new_file(path, header)
+        whole = memoryview(self._map)
+        self._longs, self._words = whole.cast("q"), whole.cast("I")
+
+    # ---- what numbers stand for ----
+
+    def name(self, text: str, place: Place | None = None) -> int:
+        """The number of a name; the same for the same."""
+        number = self._names.get((text, place))
+        if number is None:
+            with self._lock:
+                if number := self._names.get((text, place)):
+                    return number
+                number = len(self._names) + 1
+                self._tell({"name": number, "text": text} | ({"place": place} if place else {}))
+                self.names[number] = Name(text, place)
+                self._names[text, place] = number
+        return number
+
+    def group(self, ranks: Sequence[int], label: str) -> int:
+        """The number of a group of ranks that is being opened, on all of them at the same point."""
+        members = tuple(sorted(ranks))
+        with self._lock:
+            ordinal, number = self._opened[members], self._opened.total() + 1
+            self._tell({"group": number, "ranks": members, "ordinal": ordinal, "label": label})
+            self.groups[number] = RingGroup(members, ordinal, label)
+            self._opened[members] += 1
+        return number
+
+    # ---- records ----
+
+    def begin(
+        self, kind: Kind, name: int, step: int, enqueued: int, started: int = 0, ended: int = 0, size: int = 0,
+        group: int = 0, sequence: int = 0, peer: int = NOBODY, call: int = 0, signature: int = 0,
+    ) -> int:  # fmt: skip
+        """A new record, of which some times may be known only later; its number."""
+        number = next(self._numbers)
+        word = number & _MASK
+        RECORD.pack_into(
+            self._map, HEADER + ((number - 1) & self._mask) * 64,
+            word, kind, call, group, enqueued, started, ended, size, step, sequence, name, peer, signature, word,
+        )  # fmt: skip
+        return number
+
+    def start(self, number: int, at: int) -> None:
+        """What a record is about has started."""
+        self._fill(number, STARTED, at)
+
+    def end(self, number: int, at: int, *, failed: bool = False) -> None:
+        """It has ended."""
+        self._fill(number, ENDED, -at if failed else at)
+
+    def size(self, number: int, size: int) -> None:
+        """It has moved so many bytes."""
+        self._fill(number, BYTES, size)
+
+    def step(self, number: int, at: int) -> None:
+        """A step begins."""
+        _STEP.pack_into(self._map, LIVE, number, at)
+
+    def obeys(self, plan: str) -> None:
+        """Another plan is this rank's from now on."""
+        self.header = replace(self.header, plan=plan)
+        self._map[PLAN : PLAN + 64] = plan.encode()[:64].ljust(64, b"\0")
+
+    def close(self) -> None:
+        """The writer ends in good order. What threads still write goes nowhere that matters."""
+        _I64.pack_into(self._map, LIVE + 16, time.monotonic_ns())
+        if self._told >= 0:
+            os.close(self._told)
+            self._told = -1
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """The records of these numbers as they are now, as in ``Ring.table``; without those that were
+        overwritten."""
+        import numpy as np
+
+        every = np.frombuffer(self._map, row_type(), self._mask + 1, HEADER)
+        found = every[(numbers - 1) & self._mask]
+        whole = (found["opened"] == (numbers & _MASK)) & (found["closed"] == found["opened"])
+        return numbered(found[whole], numbers[whole])
+
+    def _fill(self, number: int, field: int, value: int) -> None:
+        """One store, which others see whole. None if the ring has gone round since."""
+        place = HEADER + ((number - 1) & self._mask) * RECORD.size
+        if self._words[place >> 2] == number & _MASK:
+            self._longs[(place + field) >> 3] = value
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        """Before the first record that needs it. A full disk costs the name, not the run."""
+        if self._told >= 0:
+            with suppress(OSError):
+                os.write(self._told, (json.dumps(line) + "\n").encode())
+
+
+def _size(header: Header) -> int:
+    return HEADER + header.capacity * RECORD.size
+
+
+def _new_names(path: Path, header: Header) -> int:
+    """The file of names with its first line, open for more."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps({"token": header.token}) + "\n")
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+
+def _new_file(path: Path, header: Header) -> mmap.mmap:
+    """A mapped file, with all of its blocks: to write into a hole on a full disk would end the process."""
+    with replacing(path) as partial:
+        handle = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(handle, 0, _size(header))
+            os.write(handle, header.pack())
+            return mmap.mmap(handle, _size(header))
+        finally:
+            os.close(handle)

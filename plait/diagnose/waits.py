@@ -1,0 +1,230 @@
+"""Who waits for whom: the graph of a run that stands still, from the evidence of its ranks.
+
+A rank that waits is at the first call of a channel that is not over. Such a call waits for every member that
+has not begun it, and for one that has and is stopped or has ended since. Ranks for which others wait and that
+wait for nobody are where the cause is; where there is none, the ranks wait in a circle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from plait.core.evidence import Call, Channel, Evidence
+
+COMMUNICATION = re.compile(
+    "timed out|timeout|closed by peer|connection (reset|refused)|broken pipe|waited .* in vain|remote process", re.I
+)
+"""In what a rank says in the end: it waited for another."""
+
+Status = Literal["waits", "host", "stopped", "ended", "victim", "unknown"]
+Severed = Literal["signal", "abort", "error"]
+
+
+class At(NamedTuple):
+    """A call that ranks are at, by the number of its channel."""
+
+    channel: int
+    sequence: int
+
+
+class Waits:
+    """The graph. ``heads``: the calls that each rank is at; ``at``: the ranks that are at each call, in order
+    of their numbers."""
+
+    def __init__(self, evidence: Iterable[Evidence], world: int) -> None:
+        self.evidence = {one.rank: one for one in evidence if 0 <= one.rank < world}
+        for rank in range(world):
+            self.evidence.setdefault(rank, Evidence(rank=rank, recorded=False))
+        self.channels: list[Channel] = []
+        self.heads: dict[int, dict[At, Call]] = {}
+        self.calls: dict[At, list[tuple[int, Call]]] = defaultdict(list)
+        self.age: dict[tuple[int, At], float] = {}
+        """Seconds that a rank has been at a call: since it began, or since the one before it was over."""
+        self._entered: list[dict[int, int]] = []
+        self._numbers: dict[tuple[int, int, int], int] = {}  # by the object: to hash a group costs its length
+        self._same: dict[Channel, int] = {}
+        for rank in range(world):
+            self._add(self.evidence[rank])
+        self.status = {rank: self._status(one) for rank, one in self.evidence.items()}
+        self.at: dict[At, list[int]] = defaultdict(list)
+        for rank in range(world):
+            if self.status[rank] in ("waits", "victim"):
+                for head in self.heads[rank]:
+                    self.at[head].append(rank)
+        self.missing = {at: self._missing(at) for at in self.at}
+        """Of each call that ranks wait in: the members that it waits for."""
+        self._here = {at: set(ranks) for at, ranks in self.at.items()}
+        self._waited: dict[int, list[At]] = defaultdict(list)
+        for at, missing in self.missing.items():
+            for rank in missing:
+                self._waited[rank].append(at)
+
+    # ---- made once ----
+
+    def _number(self, channel: Channel) -> int:
+        key = (id(channel.group), channel.source, channel.target)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._same.setdefault(channel, len(self.channels))
+            if number == len(self.channels):
+                self.channels.append(channel)
+                self._entered.append({})
+            self._numbers[key] = number
+        return number
+
+    def _add(self, one: Evidence) -> None:
+        first: dict[int, Call] = {}
+        last: dict[int, int] = {}
+        for call in one.calls:
+            number = self._number(call.channel)
+            self.calls[At(number, call.sequence)].append((one.rank, call))
+            entered = self._entered[number]
+            entered[one.rank] = max(entered.get(one.rank, 0), call.sequence + 1)
+            if call.over:
+                last[number] = max(last.get(number, 0), call.ended)
+            elif number not in first or call.sequence < first[number].sequence:
+                first[number] = call
+        self.heads[one.rank] = {At(number, call.sequence): call for number, call in first.items()}
+        for number, call in first.items():
+            since = max(call.enqueued, last.get(number, 0))
+            self.age[one.rank, At(number, call.sequence)] = (one.at - since) / 1e9
+
+    def _status(self, one: Evidence) -> Status:
+        if one.state == "ended":
+            lost = bool(one.status) and (one.status or 0) > 0 and bool(COMMUNICATION.search(one.error))
+            return "victim" if lost else "ended"
+        if one.state == "stopped":
+            return "stopped"
+        if not one.recorded:
+            return "unknown"
+        if one.state == "unknown" and one.thread == "silent":
+            return "unknown"
+        if one.thread in ("works", "silent"):
+            return "host"
+        if self.heads[one.rank]:
+            return "waits"
+        return "unknown" if one.thread == "waits" else "host"
+
+    def _missing(self, at: At) -> list[int]:
+        entered = self._entered[at.channel]
+        return [rank for rank in self.members(at.channel) if entered.get(rank, 0) <= at.sequence or self._gone(rank)]
+
+    def _gone(self, rank: int) -> bool:
+        """Whether what a rank has begun may never be over for its sake."""
+        return self.status[rank] in ("stopped", "ended") or (self.status[rank] == "unknown" and self.mute(rank))
+
+    # ---- questions ----
+
+    def members(self, channel: int) -> Sequence[int]:
+        """The ranks that take part in a channel's calls and are of this run."""
+        group, source, target = self.channels[channel]
+        return [rank for rank in (group.ranks if source < 0 else (source, target)) if rank in self.evidence]
+
+    def mute(self, rank: int) -> bool:
+        """Whether a rank has said nothing though others have, and nobody sees its process."""
+        return (self.evidence[rank].state, self.evidence[rank].thread) == ("unknown", "silent")
+
+    def has_begun(self, rank: int, at: At) -> bool:
+        """Whether a rank is known to have begun a call."""
+        return self._entered[at.channel].get(rank, 0) > at.sequence
+
+    def call(self, at: At) -> Call:
+        """The call, as the first of those that are at it has it."""
+        return self.heads[self.at[at][0]][at]
+
+    def longest(self) -> float:
+        """Seconds that the longest of all waits has taken; 0 if nobody waits."""
+        return max((self.age[rank, at] for at, ranks in self.at.items() for rank in ranks), default=0.0)
+
+    def sinks(self) -> list[int]:
+        """Ranks for which others wait and that wait for nobody."""
+        return sorted(rank for rank in self._waited if self.status[rank] not in ("waits", "victim"))
+
+    def stuck(self, seconds: float) -> list[At]:
+        """Calls that all have begun and that do not end, and on which nobody has begun or ended his part for
+        so long."""
+        return [at for at, missing in self.missing.items() if not missing and self._quiet(at) >= seconds]
+
+    def _quiet(self, at: At) -> float:
+        """Seconds since a member did the last that is known of a call."""
+        ages = [self.age[rank, at] for rank in self.at[at]]
+        return min(
+            [*ages, *((self.evidence[r].at - (call.ended or call.enqueued)) / 1e9 for r, call in self.calls[at])]
+        )
+
+    def waiting_for(self, ranks: Iterable[int], calls: Iterable[At] = ()) -> dict[int, At]:
+        """Everybody who waits for one of ``ranks``, or in one of ``calls``, and for whoever waits for them:
+        the call in which, nearest first."""
+        found: dict[int, At] = {}
+        edge: deque[int] = deque()
+
+        def take(at: At) -> None:
+            for rank in self.at[at]:
+                if rank not in found:
+                    found[rank] = at
+                    edge.append(rank)
+
+        for at in calls:
+            take(at)
+        seen = set(ranks)
+        for rank in seen:
+            for at in self._waited.get(rank, ()):
+                take(at)
+        while edge:
+            rank = edge.popleft()
+            if rank not in seen:
+                seen.add(rank)
+                for at in self._waited.get(rank, ()):
+                    take(at)
+        return found
+
+    def circle(self, among: set[int]) -> list[tuple[int, At]]:
+        """Ranks of ``among`` that wait for each other in a circle, and in which calls; none if there is
+        none."""
+        start = self._in_a_circle(among)
+        if start is None:
+            return []
+        came: dict[int, tuple[int, At]] = {}
+        edge, asked = deque([start]), set[At]()
+        while edge:
+            rank = edge.popleft()
+            for at, other in self._steps(rank, among, asked):
+                if other == start:
+                    path = [(rank, at)]
+                    while rank != start:
+                        path.append(came[rank])
+                        rank = came[rank][0]
+                    return path[::-1]
+                if other not in came:
+                    came[other] = (rank, at)
+                    edge.append(other)
+        raise AssertionError("a rank in a circle leads back to itself")
+
+    def _in_a_circle(self, among: set[int]) -> int | None:
+        """A rank from which a walk comes back to it: of those, the first that a walk by first steps meets."""
+        done: set[int] = set()
+        for start in sorted(among):
+            path: list[int] = []
+            rank: int | None = start
+            while rank is not None and rank not in done:
+                done.add(rank)
+                path.append(rank)
+                rank = next((other for _, other in self._steps(rank, among, set())), None)
+            if rank in path:
+                return rank
+        return None
+
+    def _steps(self, rank: int, among: set[int], asked: set[At]) -> Iterator[tuple[At, int]]:
+        """Where a rank's calls lead, but for those asked before, which lead there already."""
+        for at in self.heads[rank]:
+            if at in self.missing and at not in asked and rank in self._here[at]:
+                asked.add(at)
+                yield from ((at, other) for other in self.missing[at] if other in among)
+
+    def severed(self, rank: int) -> Severed:
+        """How a rank has ended that waited for nobody."""
+        status = self.evidence[rank].status or 0
+        return "error" if status >= 0 else "abort" if status == -6 else "signal"

@@ -1,0 +1,321 @@
+"""What a rank does, and above all whom it waits for, as it goes into its ring (``plait.core.ring``).
+
+On a CPU a record is whole at once: the host's clock times everything. On a GPU it says when the host handed
+the work over; when that ran is marked by events, and filled in when the step is over, without stopping the
+device.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from plait.core.ring import NOBODY, Kind, Place, call_of, signature_of
+from plait.core.ring_writer import RingWriter
+from plait.core.segments import Collective
+from plait.core.timeline import NamedOp
+from plait.train.machine.device import AsyncWork, Device, Mark
+
+
+class Carrier(Protocol):
+    """What is recorded: a wire."""
+
+    size: int
+    rank: int
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> AsyncWork:
+        """Start a collective."""
+        ...
+
+
+class _Marked(NamedTuple):
+    """A record whose times a GPU's events know. line: of its group; 0 if it does not wait in one."""
+
+    number: int
+    start: Mark
+    end: Mark
+    line: int
+
+
+class _Inside(threading.local):
+    """The step and the name of what a thread does for another."""
+
+    step: int | None = None
+    name: str = ""
+
+
+class Log:
+    """Writes a rank's ring. step: that what begins now belongs to, ``NOBODY`` for none."""
+
+    def __init__(self, ring: RingWriter, device: Device) -> None:
+        self.ring, self.device, self.step = ring, device, 0
+        self._host = device.timed_by_host
+        self._inside = _Inside()
+        self._starts: dict[int, Mark] = {}
+        self._marked: deque[_Marked] = deque(maxlen=ring.header.capacity)
+        self.ops: dict[int, NamedOp] = {}
+        """By the number of their name."""
+
+    def name_of(self, op: NamedOp) -> int:
+        """The number of an op's name."""
+        number = self.ring.name(str(op), Place(op.site, op.layer, op.slice, op.forward))
+        self.ops.setdefault(number, op)
+        return number
+
+    # ---- one thing ----
+
+    def enqueue(self, kind: Kind, name: int, *, size: int = 0, step: int | None = None) -> int:
+        """Something is handed over to another thread; the number of its record."""
+        return self.ring.begin(kind, name, self.step if step is None else step, time.monotonic_ns(), size=size)
+
+    def start(self, number: int) -> None:
+        """It is taken up, by the calling thread."""
+        if self._host:
+            self.ring.start(number, time.monotonic_ns())
+        else:
+            self._starts[number] = self.device.mark()
+
+    def begin(self, kind: Kind, name: int, *, size: int = 0, step: int | None = None) -> int:
+        """The calling thread does something from now on."""
+        at = time.monotonic_ns()
+        number = self.ring.begin(kind, name, self.step if step is None else step, at, at if self._host else 0, 0, size)
+        if not self._host:
+            self._starts[number] = self.device.mark()
+        return number
+
+    def end(self, number: int) -> None:
+        """The calling thread has done it, or on a GPU submitted it."""
+        if self._host:
+            self.ring.end(number, time.monotonic_ns())
+        else:
+            self._marked.append(_Marked(number, self._starts.pop(number), self.device.mark(), 0))
+
+    def fail(self, number: int) -> None:
+        """It ended with an error."""
+        self._starts.pop(number, None)
+        self.ring.end(number, time.monotonic_ns(), failed=True)
+
+    @contextmanager
+    def during(self, kind: Kind, what: str, *, step: int | None = None) -> Generator[None]:
+        """A record of the block, by the host's clock."""
+        at = time.monotonic_ns()
+        number = self.ring.begin(kind, self.ring.name(what), self.step if step is None else step, at, at)
+        try:
+            yield
+        except BaseException:
+            self.fail(number)
+            raise
+        self.ring.end(number, time.monotonic_ns())
+
+    @contextmanager
+    def inside(self, step: int, name: str) -> Generator[None]:
+        """What the calling thread communicates in the block is a part of ``name``."""
+        self._inside.step, self._inside.name = step, name
+        try:
+            yield
+        finally:
+            self._inside.step, self._inside.name = None, ""
+
+    # ---- groups ----
+
+    def over(self, wire: Carrier, ranks: Sequence[int], label: str) -> LoggedWire:
+        """A wire that is recorded. Called by all of ``ranks``, which it connects, at the same point."""
+        return LoggedWire(wire, self, _Line(self.ring.group(ranks, label), label))
+
+    def messages(self, ranks: Sequence[int], label: str) -> Messages:
+        """The messages of a group, opened as a wire."""
+        return Messages(self, self.ring.group(ranks, label))
+
+    # ---- inside ----
+
+    def within(self, label: str) -> tuple[int, int]:
+        """The step and the name of a group's communication that nobody gave a name."""
+        inside = self._inside
+        if inside.step is None:
+            return self.step, self.ring.name(label)
+        return inside.step, self.ring.name(f"{inside.name} {label}")
+
+    def marked(self, number: int, start: Mark, end: Mark, line: int) -> None:
+        """A GPU will know when this was."""
+        self._marked.append(_Marked(number, start, end, line))
+
+    def resolve(self) -> None:
+        """Fill in the times that a GPU's events know: all that was submitted before the last anchor has run,
+        so that there is nothing to wait for."""
+        free: dict[int, int] = {}
+        for _ in range(len(self._marked)):  # threads may add to it meanwhile
+            one = self._marked.popleft()
+            start, end = self.device.nanoseconds(one.start), self.device.nanoseconds(one.end)
+            if one.line:  # a group serves one collective at a time
+                start = min(max(start, free.get(one.line, 0)), end)
+                free[one.line] = end
+            self.ring.start(one.number, start)
+            self.ring.end(one.number, end)
+
+
+class _Line:
+    """A group's collectives in the order in which they start. number: of the group."""
+
+    def __init__(self, number: int, label: str) -> None:
+        self.number, self.label = number, label
+        self.sequence: Iterator[int] = count()
+        self._lock = threading.Lock()
+        self._waiting: deque[Flight] = deque()
+
+    def join(self, flight: Flight) -> None:
+        """A group serves one collective at a time: one that starts while another travels begins when that
+        ends."""
+        with self._lock:
+            self._waiting.append(flight)
+            if self._waiting[0] is flight:
+                flight.log.ring.start(flight.number, flight.enqueued)
+
+    def leave(self, flight: Flight, at: int, *, failed: bool) -> None:
+        """It is over; said once by the thread that ends it, and perhaps once more by whoever waited."""
+        with self._lock:
+            if flight not in self._waiting:
+                return
+            ring, first = flight.log.ring, self._waiting[0] is flight
+            ring.end(flight.number, at, failed=failed)
+            self._waiting.remove(flight)
+            if first and self._waiting:
+                ring.start(self._waiting[0].number, max(at, self._waiting[0].enqueued))
+
+
+class LoggedWire:
+    """A wire that leaves a record of every collective. op: what it is called; whoever starts it may then wait
+    for it later than it ends, which is watched. Without one it is waited for at once."""
+
+    def __init__(self, wire: Carrier, log: Log, line: _Line, op: int = 0) -> None:
+        self.wire, self.log, self.line, self.op = wire, log, line, op
+        self.size, self.rank = wire.size, wire.rank
+        self._signatures: dict[tuple[Collective, torch.dtype, int, int], tuple[int, int]] = {}
+
+    def named(self, op: NamedOp) -> LoggedWire:
+        """The same wire, for an op's collective."""
+        return LoggedWire(self.wire, self.log, self.line, self.log.name_of(op))
+
+    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Flight:
+        """Start the collective on the wire."""
+        log, line = self.log, self.line
+        step, name = (log.step, self.op) if self.op else log.within(line.label)
+        key = (kind, source.dtype, source.numel(), result.numel())
+        call, signature = self._signatures.get(key) or self._sign(key)
+        size = max(key[2], key[3]) * source.element_size()
+        at, sequence = time.monotonic_ns(), next(line.sequence)
+        number = log.ring.begin(
+            Kind.COLLECTIVE, name, step, at, 0, 0, size, line.number, sequence, NOBODY, call, signature
+        )  # fmt: skip
+        flight = Flight(log, line, number, at, watched=self.op != 0)
+        try:
+            flight.take_off(self.wire.start(kind, result, source))
+        except BaseException:
+            log.ring.end(number, time.monotonic_ns(), failed=True)
+            raise
+        return flight
+
+    def _sign(self, key: tuple[Collective, torch.dtype, int, int]) -> tuple[int, int]:
+        kind, dtype, sent, received = key
+        name = str(dtype).removeprefix("torch.")
+        found = self._signatures[key] = call_of(kind, name), signature_of(kind, name, sent, received)
+        return found
+
+
+class Flight:
+    """A collective under way, and its record."""
+
+    def __init__(self, log: Log, line: _Line, number: int, enqueued: int, *, watched: bool) -> None:
+        self.log, self.number, self.enqueued = log, number, enqueued
+        self._line, self._watched = line, watched
+        self._host = log.device.timed_by_host
+        self._begun: Mark = enqueued if self._host else log.device.mark()
+
+    def take_off(self, work: AsyncWork) -> None:
+        """The wire has it."""
+        self._work = work
+        if self._host:
+            self._line.join(self)
+        if self._watched:
+            self.log.device.mark_when_done(work, self._land)
+
+    def wait(self) -> None:
+        """Return when its result may be used."""
+        try:
+            self._work.wait()
+        except BaseException:
+            at = time.monotonic_ns()
+            self._line.leave(self, at, failed=True)
+            self.log.ring.end(self.number, at, failed=True)
+            raise
+        if self._host:
+            self._line.leave(self, time.monotonic_ns(), failed=False)
+        elif not self._watched:
+            self._land(self.log.device.mark(), False)
+
+    def get_future(self) -> Future[object]:
+        """Done when it is over."""
+        return self._work.get_future()
+
+    def _land(self, mark: Mark, failed: bool) -> None:
+        if self._host:
+            assert isinstance(mark, int)
+            self._line.leave(self, mark, failed=failed)
+        else:
+            self.log.marked(self.number, self._begun, mark, self._line.number)
+
+
+class Messages:
+    """The records of what a group sends from rank to rank. Messages of the group from one rank to one other
+    are numbered, and so is what they are parts of, which all ranks hand over in the same order."""
+
+    def __init__(self, log: Log, group: int) -> None:
+        self.log, self.group = log, group
+        self._sent: Counter[tuple[Kind, int]] = Counter()
+        self._moves: Iterator[int] = count()
+
+    def move(self, size: int, job: Callable[[], None]) -> Callable[[], None]:
+        """What moves ``size`` bytes of this rank to other ranks, or to this one, recorded; for another
+        thread."""
+        log = self.log
+        step, sequence = log.step, next(self._moves)
+        number = log.ring.begin(
+            Kind.JOB, log.ring.name("reshard"), step, time.monotonic_ns(),
+            size=size, group=self.group, sequence=sequence,
+        )  # fmt: skip
+
+        def recorded() -> None:
+            log.start(number)
+            try:
+                with log.inside(step, "reshard"):
+                    job()
+            except BaseException:
+                log.fail(number)
+                raise
+            log.end(number)
+
+        return recorded
+
+    def post(self, peer: int, *, sends: bool, size: int) -> int:
+        """A message is sent to a peer, or awaited from it; the number of its record."""
+        log, kind = self.log, Kind.SEND if sends else Kind.RECEIVE
+        step, name = log.within("message")
+        sequence = self._sent[kind, peer]
+        self._sent[kind, peer] += 1
+        at = time.monotonic_ns()
+        return log.ring.begin(
+            kind, name, step, at, at, 0, size, self.group, sequence, peer,
+            call_of("message", "uint8"), signature_of("message", "uint8", size),
+        )  # fmt: skip
+
+    def settled(self, number: int) -> None:
+        """It has arrived, or has left; known to the host."""
+        self.log.ring.end(number, time.monotonic_ns())

@@ -1,0 +1,115 @@
+"""A rank that trains as every other until a step at which a fault happens to it:
+
+    FAULT="KIND RANK STEP" python -m tests.faults.faulty RUN_FOLDER
+
+When it does, the moment is written to ``fault`` in the run's folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def _hold_the_lock() -> None:
+    """Wait for ever in C, with the interpreter's lock: for a mutex that this thread has."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+def _loop(step: Any) -> None:
+    while True:
+        pass
+
+
+def _other(step: Any, change: Callable[[Any], Any]) -> None:
+    """The next collective of the group over all ranks is begun with another tensor."""
+    world = step.groups.world
+    start = world.start
+
+    def changed(kind: Any, result: Any, source: Any) -> Any:
+        type(world).start, other = original, change(result)
+        return start(kind, other, other)
+
+    original = type(world).start
+    type(world).start = lambda wire, *rest: changed(*rest) if wire is world else original(wire, *rest)
+
+
+def _one_more(step: Any) -> None:
+    """A collective that no other rank begins, in a group of more than one."""
+    import torch
+
+    groups = step.groups
+    wire = next(w for w in (groups.tp, *groups.shards.values(), groups.world) if w.size > 1)
+    for number in (3, 5):  # of other sizes than all that follow
+        wire.start("all_reduce", *[torch.zeros(number)] * 2)
+
+
+def _first_the_world(step: Any) -> None:
+    """The sum over all ranks is begun, and awaited, before those of smaller groups."""
+    import torch
+
+    numbers = torch.zeros(3, dtype=torch.float64)
+    step.groups.world.start("all_reduce", numbers, numbers).wait()
+
+
+def _sleep(step: Any) -> None:
+    time.sleep(3600)
+
+
+HARM: dict[str, Callable[[Any], object]] = {
+    "kill": lambda step: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda step: os.kill(os.getpid(), signal.SIGSTOP),
+    "loop": _loop,
+    "sleep": _sleep,
+    "hold": lambda step: _hold_the_lock(),
+    "size": lambda step: _other(step, lambda tensor: tensor.repeat(3)),
+    "dtype": lambda step: _other(step, lambda tensor: tensor.float()),
+    "order": _one_more,
+    "deadlock": _first_the_world,
+}
+
+
+def main() -> int:
+    """Train, with the fault."""
+    from plait.train import worker
+
+    if "FAULT" in os.environ:
+        kind, rank, at = os.environ["FAULT"].split()
+        if os.environ["RANK"] == rank:
+            _plant(kind, int(at))
+    return worker.main()
+
+
+def _plant(kind: str, at: int) -> None:
+    from plait.train import session
+
+    train_step, steps = session.train_step, 0
+
+    def harmed(step: Any, *rest: Any, **more: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if kind == "slow":
+            start = time.perf_counter()
+            result = train_step(step, *rest, **more)
+            time.sleep(0.3 * (time.perf_counter() - start))
+            return result
+        if steps == at:
+            Path(sys.argv[1], "fault").write_text(str(time.time()))
+            HARM[kind](step)
+        return train_step(step, *rest, **more)
+
+    session.train_step = harmed
+
+
+if __name__ == "__main__":
+    from plait.train.machine.rank_process import run_and_end
+
+    run_and_end(main)

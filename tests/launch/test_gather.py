@@ -1,0 +1,174 @@
+"""What is known of ranks from outside: living, stopped, killed, of another start, and damaged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.core.evidence import STACKS, Evidence, Verdict
+from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
+from plait.core.ring import Header, Kind, read_ring
+from plait.core.ring_calls import ring_path
+from plait.core.ring_writer import RingWriter, this_process
+from plait.launch.gather import Seen, gather, host_names, kernel_says, print_stacks, printed_stack
+from plait.launch.hang import Process, Suspicion
+
+# A rank that records one collective which is over and one that is not, and then holds the interpreter's lock.
+RANK = """
+import ctypes, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from plait.core.ring import Kind, call_of
+from plait.core.ring_calls import ring_path
+from plait.core.ring_writer import RingWriter, this_process
+from plait.train.machine.stacks import stacks_on_signal
+stacks_on_signal()
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+ring = RingWriter(ring_path(folder, rank), this_process(rank=rank, world=3, capacity=64))
+tp, name = ring.group([0, 1, 2], "tp"), ring.name("attn0.F0")
+for sequence in range(1 + (rank != 1)):
+    now = time.monotonic_ns()
+    ring.begin(Kind.COLLECTIVE, name, 0, now, now, now + 1 if sequence == 0 else 0, 64, tp, sequence, -1,
+               call_of("all_reduce", "float32"), 7)
+(folder / f"ready{{rank}}").touch()
+def held():
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+held()
+"""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    (tmp_path / "rings").mkdir()
+    (tmp_path / "logs").mkdir()
+    code = RANK.format(root=str(Path(__file__).parents[2]))
+    started = []
+    for rank in range(3):
+        with open(tmp_path / "logs" / f"rank-{rank}.log", "wb") as log:
+            argv = [sys.executable, "-c", code, str(tmp_path), str(rank)]
+            started.append(subprocess.Popen(argv, stderr=log))
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / f"ready{rank}").exists() for rank in range(3)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_processes_are_as_they_are(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+    ranks[1].send_signal(signal.SIGSTOP)
+    ranks[2].kill()
+    ranks[2].wait()
+    time.sleep(0.1)
+    found, problems, headers = gather(tmp_path, world=4)
+    assert [one.state for one in found] == ["runs", "stopped", "unknown", "unknown"]
+    assert [one.recorded for one in found] == [True, True, True, False]
+    assert [len(one.calls) for one in found] == [2, 1, 2, 0]
+    assert problems == []
+    assert headers[1].pid == ranks[1].pid
+    assert found[0].calls[1].channel.group.label == "tp"
+
+
+def test_a_rank_that_cannot_answer_is_asked_by_a_signal(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+    assert STACKS is not None
+    assert print_stacks(ranks[0].pid)
+    log, end = tmp_path / "logs" / "rank-0.log", time.monotonic() + 10
+    while not printed_stack(log.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert printed_stack(log.read_text())[-1].endswith("held")
+    assert ranks[0].poll() is None
+    assert "sleeping" in kernel_says(ranks[0].pid)
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        assert not print_stacks(sleeper.pid)  # it would have ended it
+        time.sleep(0.1)
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_the_launcher_asks_collects_and_keeps(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Ranks 0 and 2 wait for 1; none can answer, all hold the lock."""
+    given: list[list[Evidence]] = []
+
+    def localise(evidence: object) -> Verdict:
+        given.append(list(evidence))  # type: ignore[call-overload]
+        return Verdict(cause="host code", why="It.", ranks=(1,))
+
+    suspicion = Suspicion(tmp_path, 3, deadline=0.5, localise=localise)
+    token = read_ring(ring_path(tmp_path, 0)).header.token
+
+    def seen() -> dict[int, Seen]:
+        return {rank: Seen(state="runs", pid=process.pid) for rank, process in enumerate(ranks)}
+
+    def log(rank: int) -> str:
+        return (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+
+    processes = {rank: Process(process.pid, lambda rank=rank: log(rank)) for rank, process in enumerate(ranks)}
+    assert suspicion.look(seen, processes, silent=False) is None
+    assert not asked(tmp_path)
+    end, verdict = time.monotonic() + 30, None
+    while verdict is None and time.monotonic() < end:
+        if asked(tmp_path) and not read_parts(tmp_path):
+            write_part(tmp_path, Part(rank=0, token=token, wall=time.time_ns(), thread="waits", complete=True))
+        verdict = suspicion.look(seen, processes, silent=True)
+        time.sleep(0.05)
+    assert verdict
+    assert verdict.ranks == (1,)
+    assert (tmp_path / "hang.json").exists()
+    assert [one.thread for one in given[-1]] == ["waits", "silent", "silent"]
+    assert given[-1][1].stack[-1].endswith("held")
+
+
+def test_what_is_of_an_earlier_start_does_not_count(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+    assert read_parts(tmp_path) == {}
+    ask(tmp_path)
+    write_part(tmp_path, Part(rank=0, token=1, wall=time.time_ns(), thread="works", stack=("a.py:1 f",)))
+    found = gather(tmp_path, {rank: Seen(state="runs", pid=os.getpid()) for rank in range(3)}).evidence
+    assert found == []  # rings of other processes, and nobody said how many ranks there are
+    found = gather(tmp_path, {0: Seen(state="runs", pid=ranks[0].pid)}).evidence
+    assert (found[0].thread, found[0].stack) == ("unknown", ())
+    forget_parts(tmp_path)
+    assert not asked(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"rank": 0}'])
+def test_damaged_parts_and_rings_are_left_out(tmp_path: Path, content: bytes) -> None:
+    for folder, name in (("hang", "rank-00000.json"), ("rings", "rank-00000.ring")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content)
+    assert read_parts(tmp_path) == {}
+    found, problems, headers = gather(tmp_path, world=2)
+    assert [one.recorded for one in found] == [False, False]
+    assert len(problems) == 1
+    assert headers == {}
+
+
+def test_hosts_are_told_by_names_or_by_numbers() -> None:
+    headers = {rank: Header(rank=rank, world=4, host=f"n{rank // 2}", pid=1, local_rank=rank % 2) for rank in range(4)}
+    assert host_names(headers) == {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
+    same = {rank: replace(header, host="vm") for rank, header in headers.items()}
+    assert host_names(same) == {0: "host 0", 1: "host 0", 2: "host 1", 3: "host 1"}
+
+
+def test_a_ring_that_ended_in_good_order(tmp_path: Path) -> None:
+    (tmp_path / "rings").mkdir()
+    ring = RingWriter(ring_path(tmp_path, 0), this_process(rank=0, world=1, capacity=16))
+    ring.begin(Kind.COMPUTE, ring.name("F0"), 0, 1)
+    ring.close()
+    [one] = gather(tmp_path).evidence
+    assert (one.state, one.status) == ("ended", 0)

@@ -1,0 +1,117 @@
+"""A rank's own thread notices that a call does not end, and says what it knows; so do those that are
+asked."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
+from plait.core.ring import Kind
+from plait.core.ring_calls import ring_path
+from plait.core.ring_writer import RingWriter, this_process
+from plait.train.machine.control import Control
+from plait.train.machine.stacks import importing, main_stack
+from plait.train.machine.watchdog import Watchdog, address_towards
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def writer(folder: Path, rank: int = 0) -> RingWriter:
+    (folder / "rings").mkdir(exist_ok=True)
+    return RingWriter(ring_path(folder, rank), this_process(rank=rank, world=2, capacity=64))
+
+
+def complete(folder: Path, rank: int) -> bool:
+    parts = read_parts(folder)
+    return rank in parts and parts[rank].complete
+
+
+def test_a_call_that_does_not_end_is_noticed_and_one_that_does_takes_it_back(tmp_path: Path) -> None:
+    ring = writer(tmp_path)
+    group, name = ring.group([0, 1], "tp"), ring.name("op")
+    control = Control()
+    control.doing("step 3", step=2)
+    with Watchdog(tmp_path, 0, control, deadline=0.6, address="127.0.0.1") as watchdog:
+        time.sleep(1.0)
+        assert not asked(tmp_path)  # nothing is open
+        began = time.monotonic_ns()
+        number = ring.begin(Kind.COLLECTIVE, name, 2, began, group=group)
+        until(lambda: asked(tmp_path))
+        assert time.monotonic_ns() - began > 0.6e9
+        until(lambda: complete(tmp_path, 0))
+        part = read_parts(tmp_path)[0]
+        assert (part.doing, part.step, part.patient, part.token) == ("step 3", 2, False, ring.header.token)
+        assert part.thread == "works"  # this thread sleeps in code that is not Plait's
+        assert any("test_watchdog.py" in frame for frame in part.stack)
+        ring.end(number, time.monotonic_ns())
+        until(lambda: not asked(tmp_path))
+    until(lambda: not watchdog.alive)
+
+
+def test_who_is_asked_answers_and_says_whom_it_reaches(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer(tmp_path, rank)
+    control = Control()
+    ask(tmp_path)
+    write_part(tmp_path, Part(rank=7, token=1, wall=0, thread="waits", address=("nobody.invalid", 9)))
+    with (
+        Watchdog(tmp_path, 0, control, deadline=60, address="127.0.0.1") as first,
+        Watchdog(tmp_path, 1, control, deadline=60, address="127.0.0.1") as second,
+    ):
+        until(lambda: complete(tmp_path, 0) and complete(tmp_path, 1))
+    until(lambda: not first.alive and not second.alive)
+    parts = read_parts(tmp_path)
+    assert 1 in parts[0].reached
+    assert 0 in parts[1].reached
+    assert parts[0].missed == parts[1].missed == (7,)
+    forget_parts(tmp_path)
+
+
+def test_a_run_without_rings_and_one_without_a_folder_disturb_nobody(tmp_path: Path) -> None:
+    with Watchdog(tmp_path / "gone", 0, Control(), deadline=0.1, address="127.0.0.1") as watchdog:
+        time.sleep(1.2)
+        assert watchdog.alive
+
+
+def test_whether_a_thread_waits_for_others_is_told_by_its_stack() -> None:
+    from plait.train.comm.background import Handle
+
+    handle, seen = Handle(), list[str]()
+
+    def look() -> None:
+        time.sleep(0.2)
+        seen.append(main_stack()[0])
+        handle.finish(None)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    handle.wait()
+    thread.join()
+    assert seen == ["waits"]
+    assert main_stack()[0] == "works"
+    assert address_towards("127.0.0.1", 29500) == "127.0.0.1"
+
+
+def test_an_import_may_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "from tests.train.machine import test_watchdog as test\ntest.SEEN.append(test.main_stack())\n"
+    (tmp_path / "imports_slowly.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("imports_slowly")
+    thread, stack = SEEN.pop()
+    assert thread == "works"
+    assert importing(stack)
+    assert not importing(main_stack()[1])
+
+
+SEEN: list[tuple[str, tuple[str, ...]]] = []
