@@ -68,7 +68,8 @@ class Late(Device):
         return 1000 * mark
 
     def mark_when_done(self, work: Work, callback: Callable[[Mark, bool], object]) -> None:
-        callback(self.mark() + 100, False)
+        self.marks += 1
+        callback(self.marks + 100, False)
 
     def synchronize(self) -> None:
         self.waited += 1
