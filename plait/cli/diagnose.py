@@ -33,8 +33,8 @@ def diagnose(
     """Explain a run: where its steps go, which rank, host or link is slow, and what that costs; or why it
     hangs.
 
-    Exit status: 0 nothing is wrong, 3 a straggler or the cause of a hang was named, 1 a hang whose cause is not
-    known, 2 there is nothing that can be read.
+    Exit status: 0 nothing is wrong, 3 a straggler or the cause of a hang was named, 1 a hang whose cause is
+    not known, 2 there is nothing that can be read.
     """
     if hang:
         from plait.cli.hang import hang as explain_hang

@@ -45,6 +45,9 @@ PATIENCE = 120.0
 class RemoteProcess:
     """A rank's process on another machine, as its agent tells of it."""
 
+    pid = None
+    """It has no number on this machine."""
+
     def __init__(self, rank: int, agent: Line[AgentMessage]) -> None:
         self.rank, self._agent = rank, agent
         self.returncode: int | None = None

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from plait.core.channel import ENDINGS, Beat, Channel, Stop
 from plait.core.errors import ERROR_MARK, PlaitError, RankFailure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -58,8 +59,9 @@ def spans(rank: int, values: dict[str, Any]) -> tuple[Plan, list[Span]]:
 def of_columns(records: Records, rank: int) -> list[Span]:
     """The spans of ops as a timeline's file has them, in ``spans_of``'s order."""
     columns = records.spans(rank)
-    rows = zip(*(columns[name].tolist() for name in columns), strict=True)
-    spans = [Span(*row[:9], row[9] / 1e9, row[10] / 1e9, row[11]) for row in rows if row[2] in PLANNED]
+    columns |= {name: columns.pop(f"{name}_ns") / 1e9 for name in ("start", "end")}
+    values = [columns[field.name].tolist() for field in fields(Span)]
+    spans = [span for row in zip(*values, strict=True) if (span := Span(*row)).kind in PLANNED]
     return sorted(spans, key=lambda span: (span.step, span.start))
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+
 import torch
 
-from plait.core.ring import NOBODY, Kind
+from plait.core.env import RankEnv
+from plait.core.ring import NOBODY, Kind, read_ring
 from plait.core.sharding import UnitOp
 from plait.train.machine.device import Device
-from plait.train.record.recorder import Recorder
+from plait.train.record.missing import Missing
+from plait.train.record.recorder import Recorder, open_recorder
 
 PUBLISH, NEED = UnitOp("publish", ("attn", 0), True), UnitOp("need", ("attn", 0), True)
 
@@ -37,3 +45,31 @@ def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
     recorder.forget()
     recorder.take()
     assert recorder.take() == []
+
+
+def test_a_disk_without_room_costs_the_ring_not_the_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    rank, device = RankEnv(), Device(torch.device("cpu"))
+    with mock.patch("os.posix_fallocate", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
+        recorder = open_recorder(tmp_path, rank, "feed", device, Missing("the ring", said.append))
+    assert said == ["warning: the ring cannot be written (No space left on device); training goes on without"]
+    recorder.end(recorder.begin(Kind.WAIT, recorder.name_of(NEED)))
+    assert len(recorder.take()) == 1
+    assert not list((tmp_path / "rings").glob("*.ring"))
+
+
+def test_the_ring_of_a_run_says_what_the_recorder_was_told(tmp_path: Path) -> None:
+    recorder = open_recorder(tmp_path, RankEnv(), "feed", Device(torch.device("cpu")), Missing("the ring"))
+    recorder.begins(41)
+    number = recorder.begin(Kind.WAIT, recorder.name_of(NEED))
+    ring = read_ring(tmp_path / "rings" / "rank-00000.ring")
+    assert (ring.header.step, ring.header.plan) == (41, "feed")
+    [waits] = ring.open()
+    assert (waits.kind, waits.name.text, waits.step) == (Kind.WAIT, "need attn0", 41)
+    recorder.end(number)
+    with recorder.during(Kind.CHECKPOINT, "checkpoint", step=40), suppress(ValueError):
+        raise ValueError
+    with suppress(ValueError), recorder.during(Kind.CHECKPOINT, "checkpoint", step=40):
+        raise ValueError
+    ring = read_ring(tmp_path / "rings" / "rank-00000.ring")
+    assert ring.open() == [] and [one.failed for one in ring.records()] == [False, False, True]
