@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from plait.lab.slurm import SlurmSpec
 
 app = typer.Typer(no_args_is_help=True, help="Try a cluster manager on this machine; hold nodes of a real one.")
 
@@ -18,7 +21,8 @@ def up(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="slurm.")],
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="8, or the topology's")] = None,
     topology: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A topology.conf of a tree.", show_default="leaves of two nodes")
+        Path | None,
+        typer.Option(metavar="FILE", help="As plait topology reads it.", show_default="leaves of two nodes"),
     ] = None,
     name: Annotated[str, typer.Option(help="What to call the cluster.")] = "slurm",
 ) -> None:
@@ -33,10 +37,24 @@ def up(
 
     if kind != "slurm":
         raise JobError(f"'{kind}' is no kind of cluster", key="KIND", fix="Write: plait cluster up slurm")
-    spec = slurm.SlurmSpec.read(topology, nodes) if topology else slurm.SlurmSpec.tree(8 if nodes is None else nodes)
+    spec = _spec(topology, nodes) if topology else slurm.SlurmSpec.tree(8 if nodes is None else nodes)
     cluster = slurm.up(spec, name)
     terminal.text(f"{name}: {len(cluster.nodes)} nodes are idle. To use it, in this shell:")
     _variables(cluster)
+
+
+def _spec(file: Path, nodes: int | None) -> SlurmSpec:
+    """The cluster of a topology in any form that is read, checked as everywhere; a tree."""
+    from plait.core.errors import JobError
+    from plait.lab.slurm import SlurmSpec
+    from plait.place.readers import read_topology
+    from plait.place.writers import written
+
+    topology, _ = read_topology(str(file))
+    names = tuple(node.name for node in topology.nodes)
+    if nodes not in (None, len(names)):
+        raise JobError(f"has {len(names)} nodes, not {nodes}", file=str(file), fix="Leave out --nodes")
+    return SlurmSpec.of(names, written(topology, "topology.conf"), str(file))
 
 
 @app.command()

@@ -74,13 +74,17 @@ def place(
     """
     from plait.cli import place_tables
     from plait.cli.placed import Asked, alpha_of, names_of, spares_of
+    from plait.core.errors import JobError
 
     asked = Asked(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
-        avoid=names_of(avoid), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
+        avoid=names_of(avoid, "--avoid"), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
         literal=literal, spares=spares_of(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
         flows=flows, by=by,
     )  # fmt: skip
+    _check_numbers(preempt=preempt, flows=flows, limit=limit, gpus_per_node=gpus_per_node, move_price=move_price)
+    if out is not None and not out.name:
+        raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")
     if draw:
         from plait.diagnose.plots import check_format
 
@@ -89,7 +93,7 @@ def place(
     asked.read(affinity)
     target = out or (repair if repair else job.with_name("rank_table.json"))
     if repair:
-        repaired = asked.repaired(repair, names_of(down), move_price)
+        repaired = asked.repaired(repair, names_of(down, "--down"), move_price)
         _finish(asked, repaired.placement, target, draw, as_json, repaired)
         return
     if down:
@@ -99,6 +103,17 @@ def place(
         place_tables.show_comparison(placements, as_json)
         return
     _finish(asked, asked.placed(), target, draw, as_json, None)
+
+
+def _check_numbers(**numbers: float | None) -> None:
+    """Raise JobError for an option below 0, or that is no finite number."""
+    from math import isfinite
+
+    from plait.core.errors import JobError
+
+    for name, value in numbers.items():
+        if value is not None and not (isfinite(value) and value >= 0):
+            raise JobError(f"{value} is not allowed", key=f"--{name.replace('_', '-')}", fix="Use 0 or more")
 
 
 def _refuse_down() -> None:
@@ -120,7 +135,10 @@ def _finish(
     _write(lambda: placement.write(beside(target)), beside(target))
     _write(lambda: table.write(target), target)
     if draw:
-        asked.draw(placement, draw)
+        from plait.core.files import explained
+
+        with explained(f"{draw} cannot be written", fix="Choose another with --draw"):
+            asked.draw(placement, draw)
     if as_json:
         moves = [{"node_rank": m.node_rank, "old": m.old, "new": m.new} for m in repaired.moves] if repaired else None
         values = placement.to_dict() | {"rank_table": str(target), "affinity": asked.why, "moves": moves}

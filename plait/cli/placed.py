@@ -255,9 +255,12 @@ def spares_of(text: str) -> Spares:
     return Spares(**{names[where]: int(number)})
 
 
-def names_of(text: str) -> list[str]:
-    """Of a host list."""
-    return expand(text) if text else []
+def names_of(text: str, option: str) -> list[str]:
+    """Of a host list. Raises JobError naming the option for text that is none."""
+    try:
+        return expand(text) if text else []
+    except ValueError as error:
+        raise JobError(str(error), key=option, fix="Write names as in n3,leaf07,n[10-14]") from None
 
 
 def beside(table: Path) -> Path:

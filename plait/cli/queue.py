@@ -95,6 +95,7 @@ def replay(
     from plait.place.replay import ClusterShape, check_planned
     from plait.place.replay import replay as play
     from plait.place.summary import summary
+    from plait.place.traces.table import MOST_GPUS
     from plait.place.workload import workload
 
     policies, settings = find_policies(policy), _settings(level)
@@ -108,6 +109,9 @@ def replay(
         ("--load", load),
     ):
         _positive(option, value)
+    if nodes * gpus_per_node > MOST_GPUS:
+        fix = f"A replay has at most {MOST_GPUS} GPUs"
+        raise JobError(f"{nodes} nodes of {gpus_per_node} GPUs are too many", key="--nodes", fix=fix)
     if on_late not in ("preempt", "delay"):
         raise JobError(f"'{on_late}' is not allowed", key="--late", fix="Allowed: preempt, delay")
     cluster = ClusterShape(nodes=nodes, gpus_per_node=gpus_per_node, minipod=minipod)

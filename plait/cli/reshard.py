@@ -84,9 +84,11 @@ def explain(
     bars = _bars(plan, fabric)
     title = f"{plan.source} -> {plan.destination}, {dtype} {'x'.join(map(str, sizes)) or 'scalar'}, {nic}"
     for path in draw or []:
+        from plait.core.files import explained
         from plait.diagnose.plots import draw_gantt
 
-        draw_gantt(bars, path, title=title)
+        with explained(f"{path} cannot be written", fix="Choose another with --draw"):
+            draw_gantt(bars, path, title=title)
     if as_json:
         typer.echo(
             json.dumps(

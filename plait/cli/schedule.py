@@ -67,9 +67,11 @@ def show(
     run = dry_run(schedule, costs, _mode(mode))
     known = closed_form(name, shape, *parts) if shape else None
     for path in draw or []:
+        from plait.core.files import explained
         from plait.diagnose.plots import draw_gantt
 
-        draw_gantt(run.bars(), path, title=_title(run), unit="units of the costs")
+        with explained(f"{path} cannot be written", fix="Choose another with --draw"):
+            draw_gantt(run.bars(), path, title=_title(run), unit="units of the costs")
     if as_json:
         typer.echo(json.dumps(_report(run, known)))
     elif ops:

@@ -111,6 +111,11 @@ def test_a_solver_for_what_is_special(folder: Path) -> None:
         (("--topology", "topology.conf", "--alpha", "2"), "2.0 is no weight"),
         (("--topology", "topology.conf", "--avoid", "a[00-06]"), "9 are free: 3 are missing"),
         (("--topology", "topology.conf", "--avoid", "zz"), "neither a node nor a switch called zz"),
+        (("--topology", "topology.conf", "--avoid", "a[00-"), "--avoid: 'a[00-': a '[' is never closed"),
+        (("--topology", "topology.conf", "--flows", "-3"), "--flows: -3 is not allowed"),
+        (("--topology", "topology.conf", "--limit", "nan"), "--limit: nan is not allowed"),
+        (("--topology", "topology.conf", "--gpus-per-node", "-1"), "--gpus-per-node: -1 is not allowed"),
+        (("--topology", "topology.conf", "--out", "."), "'.' is no file"),
         (("--topology", "topology.conf", "--spares", "many"), "is no number of spares"),
         (("--topology", "topology.conf", "--method", "best"), "No method 'best'"),
         (("--topology", "topology.conf", "--forbid", "0:a"), "use --method cpsat"),
@@ -122,7 +127,7 @@ def test_a_solver_for_what_is_special(folder: Path) -> None:
 )
 def test_mistakes_are_one_paragraph(folder: Path, args: tuple[str, ...], message: str) -> None:
     with pytest.raises(PlaitError) as raised:
-        run(folder, "plan.json", *args, "--out", "x/rank_table.json")
+        run(folder, "plan.json", "--out", "x/rank_table.json", *args)
     assert message in str(raised.value)
     assert raised.value.exit_status == 2
     assert not (folder / "x").exists()
@@ -154,3 +159,10 @@ def test_a_picture_and_hash_conflicts(folder: Path) -> None:
     plain = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args[:2], *args[6:], "--json"))
     hashed = json.loads(run(folder, "plan.json", "--topology", "topology.conf", *args, "--json"))
     assert hashed["dp_seconds"] > plain["dp_seconds"]
+
+
+def test_a_picture_that_cannot_be_written_is_one_paragraph(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlaitError, match=r"x.svg cannot be written: .* Choose another with --draw"):
+        run(folder, "plan.json", "--topology", "topology.conf", "--out", str(tmp_path / "t.json"),
+            "--draw", str(tmp_path / "file" / "x.svg"))  # fmt: skip

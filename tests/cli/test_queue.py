@@ -96,6 +96,7 @@ def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
         (["--reserve", "30@1h"], "Let it arrive later"),
         (["--load", "0.9", "--overlay", "2"], "both are given"),
         (["--nodes", "0"], "--nodes: 0 is not allowed"),
+        (["--nodes", "1000000000000"], "1000000000000 nodes of 8 GPUs are too many"),
         (["--late", "wait"], "Allowed: preempt, delay"),
         (["--level", "1.5"], "--level: 1.5 is not allowed"),
         (["--columns", "submit=when"], "there is no column 'when'"),

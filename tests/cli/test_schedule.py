@@ -61,3 +61,11 @@ def test_a_mistake_is_one_paragraph(arguments: list[str], says: str) -> None:
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_a_picture_that_cannot_be_written_is_one_paragraph(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = show("1f1b", "--stages", "2", "--draw", str(tmp_path / "file" / "x.svg"))
+    assert done.returncode == 2
+    assert "x.svg cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr

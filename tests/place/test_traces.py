@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -189,3 +190,31 @@ def test_logs_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_trace(tmp_path / "nothing.csv")
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz"])
+def test_a_compressed_table_that_was_cut_off(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"t.csv.{kind}"
+    text = "submit,gpus,duration\n" + "".join(f"{number},1,{number * 7919 % 1000 + 1}\n" for number in range(2000))
+    whole = (gzip if kind == "gz" else lzma).compress(text.encode())
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="is no readable table"):
+        read_trace(file)
+
+
+def test_numbers_beyond_any_machine_are_left_out_by_reason(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("submit,gpus,duration\n0,1e30,5\n1,2,1e300\n2,3,4\n")
+    found = read_trace(file)
+    assert found.gpus.tolist() == [3]
+    assert sum(found.dropped.values()) == 2
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_other_separators(tmp_path: Path, mark: str) -> None:
+    file = tmp_path / "t.csv"
+    rows = [("submit", "gpus", "duration"), ("0", "1.0", "5"), ("1", "2.0", "6,5" if mark == ";" else "6.5")]
+    file.write_text("".join(mark.join(row) + "\n" for row in rows))
+    found = read_trace(file)
+    assert found.gpus.tolist() == [1, 2]
+    assert found.duration.tolist() == [5, 6.5]

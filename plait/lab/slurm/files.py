@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.errors import JobError
-from plait.core.hostlist import expand
 
 LOOPBACK = "127.0.0.1"
 MOST_NODES = 250
@@ -17,7 +16,9 @@ CPUS = 64
 """Processors that a node claims to have, so that never these but the machine's own are the limit."""
 CREDENTIALS = 5
 """Seconds that a credential lasts. Slurm waits as long before it starts a requeued job again (else 120)."""
-_LEAF = re.compile(r"^\s*SwitchName=\S+.*?\bNodes=(\S+)", re.IGNORECASE | re.MULTILINE)
+DAEMONS = ("keeper", "munged", "slurmctld")
+"""Processes of the cluster itself, told from nodes by their names."""
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,17 @@ class SlurmSpec:
         return SlurmSpec(tuple(names), "\n".join(lines) + "\n")
 
     @staticmethod
-    def read(file: Path, nodes: int | None = None) -> SlurmSpec:
-        """The nodes and switches of a ``topology.conf``. Raises JobError for a file that is none, or that has
-        another number of nodes than asked for."""
-        try:
-            text = file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise JobError(f"cannot be read: {error}", file=str(file)) from None
-        try:
-            names = tuple(name for leaf in _LEAF.findall(text) for name in expand(leaf))
-        except ValueError as error:
-            raise JobError(str(error), file=str(file)) from None
-        if not names:
-            fix = "It needs lines like: SwitchName=leaf1 Nodes=n[1-4]"
-            raise JobError("names no nodes, so it is no topology.conf of a tree", file=str(file), fix=fix)
-        if len(set(names)) < len(names) or len(names) > MOST_NODES:
-            raise JobError(f"names a node twice, or more than {MOST_NODES} nodes", file=str(file))
-        if nodes is not None and nodes != len(names):
-            raise JobError(f"has {len(names)} nodes, not {nodes}", file=str(file), fix="Leave out --nodes")
-        return SlurmSpec(names, text)
+    def of(nodes: Sequence[str], topology: str, file: str) -> SlurmSpec:
+        """Of a topology's nodes and its text as ``topology.conf``. Raises JobError naming the file where no
+        emulated Slurm can have them: too many, or a name that no host can have (RFC 1123)."""
+        if len(nodes) > MOST_NODES:
+            fix = f"An emulated Slurm has at most {MOST_NODES}"
+            raise JobError(f"has {len(nodes)} nodes", file=file, fix=fix)
+        taken = {"localhost", socket.gethostname(), *DAEMONS}
+        if wrong := [name for name in nodes if name in taken or not _HOST.fullmatch(name)]:
+            fix = "Use letters, digits and '-', and no name that this machine has"
+            raise JobError(f"no node of an emulated Slurm can be called '{wrong[0]}'", file=file, fix=fix)
+        return SlurmSpec(tuple(nodes), topology)
 
 
 def hosts_file(nodes: Sequence[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import lzma
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ SCHEMAS: tuple[tuple[frozenset[str], Reader], ...] = (
 
 
 def read_trace(path: str | Path, mapping: Mapping[str, str] | None = None) -> Trace:
-    """The jobs of a CSV table (also compressed), or of Philly's JSON log.
+    """The jobs of a CSV table (also compressed; commas, semicolons, tabs or bars), or of Philly's JSON log.
 
     mapping: columns by field (``columns.USUAL``), which overrules what the file looks like. Raises DataError
     for a file that cannot be read and JobError for columns that are not there.
@@ -57,8 +59,11 @@ def _json(file: Path) -> Trace:
 def _table(file: Path) -> Any:
     pd = pandas()
     try:
-        return pd.read_csv(file, low_memory=False, skipinitialspace=True)
+        columns = list(pd.read_csv(file, nrows=0, skipinitialspace=True).columns)
+        mark = next((mark for mark in ";\t|" if len(columns) == 1 and mark in str(columns[0])), ",")
+        decimal = "," if mark == ";" else "."  # spreadsheets write semicolons where a comma is decimal
+        return pd.read_csv(file, low_memory=False, skipinitialspace=mark != "\t", sep=mark, decimal=decimal)
     except pd.errors.EmptyDataError:
         raise DataError(f"{file} is empty: it has not even a line of column names.") from None
-    except (ValueError, OSError, pd.errors.ParserError) as error:
+    except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, pd.errors.ParserError) as error:
         raise DataError(f"{file} is no readable table: {' '.join(str(error).split())}") from None

@@ -14,6 +14,8 @@ from plait.core.errors import DataError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+MOST_GPUS, LONGEST = 10_000_000, 100 * 365.25 * 86400
+"""GPUs and seconds beyond which a row is a mistake, and sums over jobs would not be numbers any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,8 @@ def build(
             "no number of GPUs": ~np.isfinite(asked),
             "negative number of GPUs": asked < 0,
             "asks for no GPU": asked == 0,
+            "more GPUs than there are anywhere": asked > MOST_GPUS,
+            "ran for more than a hundred years": ran > LONGEST,
         }
     dropped, gone = _dropped(reasons, count)
     kept = np.flatnonzero(~gone)

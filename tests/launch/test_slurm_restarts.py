@@ -1,0 +1,74 @@
+"""What becomes of a Slurm job whose start has failed: again, given up (status 93), or cancelled."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from plait.launch import slurm, slurm_job
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Job 7 is running; what Slurm is told."""
+    told: list[tuple[str, ...]] = []
+    state = slurm.State("RUNNING", 0, ("n1",), "")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    monkeypatch.setattr(slurm, "state", lambda job: state)
+    monkeypatch.setattr(slurm, "command", lambda *argv: told.append(argv) or "")
+    monkeypatch.setattr(signal, "pause", lambda: None)
+    return told
+
+
+def test_starts_in_vain_are_counted_and_end_with_status_93(tmp_path: Path, said: list[tuple[str, ...]]) -> None:
+    for _ in range(2):
+        assert slurm_job._again(tmp_path, 1, 0, restarts=2) == 1
+    assert said == [("scontrol", "requeue", "7")] * 2
+    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == slurm.DO_NOT_REQUEUE == 93
+    assert len(said) == 2
+
+
+def test_a_checkpoint_begins_the_count_anew(tmp_path: Path, said: list[tuple[str, ...]]) -> None:
+    assert slurm_job._again(tmp_path, 1, 0, restarts=1) == 1
+    (tmp_path / "checkpoints" / "step-5").mkdir(parents=True)
+    assert slurm_job._again(tmp_path, slurm_job.TERMINATED, 0, restarts=1) == slurm_job.TERMINATED
+    assert slurm_job._again(tmp_path, 1, 5, restarts=1) == 1
+    assert slurm_job._again(tmp_path, 1, 5, restarts=1) == slurm.DO_NOT_REQUEUE
+    assert len(said) == 3
+
+
+def test_a_job_that_was_cancelled_is_not_started_again(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.State("CANCELLED", 0, (), ""))
+    assert slurm_job._again(tmp_path, slurm_job.TERMINATED, 0, restarts=3) == slurm_job.TERMINATED
+    assert not said
+
+
+def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def look(job: str) -> slurm.State:
+        nonlocal looks
+        looks += 1
+        if looks in (1, 2):
+            signal.raise_signal(signal.SIGINT)
+        return slurm.State("RUNNING" if looks < 3 else "CANCELLED", 0, ("n1",), "")
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "LOOK", 0.0)
+    assert slurm.follow("7", tmp_path / "log") == 1
+    assert said == [("scancel", "--signal=2", "7"), ("scancel", "7")]
+
+
+def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp_path: Path) -> None:
+    from plait.core.settings import SlurmSection
+
+    settings = SlurmSection(nodes=1, grace=77)
+    script = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=settings).script()
+    assert "#SBATCH --signal=TERM@77\n" in script
