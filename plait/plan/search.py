@@ -23,7 +23,7 @@ from plait.plan.fits import in_words
 from plait.plan.memory_report import fitting_change
 from plait.plan.nearest import would_fit
 from plait.plan.points import RECOMPUTES, Points
-from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
+from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
 
 FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
@@ -52,7 +52,7 @@ class Ranked:
     searched: int
 
 
-def search(asked: Asked, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
+def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
     """The ``keep`` fastest families.
 
     Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Raises
@@ -77,7 +77,7 @@ def _cells(points: Points) -> list[Cell]:
 
 @dataclass(frozen=True)
 class _Search:
-    asked: Asked
+    asked: SearchRequest
     cluster: Cluster
     precision: Precision
     keep: int
