@@ -85,8 +85,9 @@ def stage_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degree
 @cache
 def deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tuple[float, float]:
     """Bytes by which the most of a forward and of a backward grows where weight gradients wait until the
-    processor would idle (``domino``), for a sequence of a micro-batch. Walked for the cheapest slices:
-    neither their size nor more layers change it."""
+    processor would idle (``domino``), for a sequence of a micro-batch. Walked for the smallest slices:
+    neither their size nor more layers change it (of more slices, from three layers on)."""
+    layers = FEW if structure.p1 <= FEW else FEW + 1
     model = replace(model, num_layers=FEW + 3)
     strategy = Strategy(
         tp=tp,
@@ -94,11 +95,10 @@ def deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tup
         recompute=structure.recompute,
         p1=structure.p1,
     )
-    phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
     at_once, later = (
         stage_activations(
-            model, replace(strategy, overlap=overlap), Stage(1, 3, 1, FEW + 1), batch=structure.p1,
-            sequence=load.sequence, itemsize=load.itemsize, phases=phases, fused_norm=load.fused_norm,
+            model, replace(strategy, overlap=overlap), Stage(1, 3, 1, layers), batch=structure.p1,
+            sequence=load.sequence, itemsize=load.itemsize, phases=("F", "B"), fused_norm=load.fused_norm,
         )
         for overlap in OVERLAPPED
     )  # fmt: skip

@@ -108,12 +108,14 @@ class _Rows:
             load = Load(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
             base, each = stage_table(self.model, structure, degrees, load)
             found[which] = base[degrees_of] + each[degrees_of] * points.micro[which, None]
-            if self.options.defers and structure.communicates and structure.recompute != "none":
+            waits = self.options.defers and structure.communicates and not structure.split
+            if waits and structure.recompute != "none":
                 self._defer(found, which, structure, load)
         return found
 
     def _defer(self, found: Bytes, which: Ints, structure: Structure, load: Load) -> None:
-        """What domino's lists keep longer: little, unless activations are computed again."""
+        """What domino's lists keep longer: little, unless activations are computed again and weight gradients
+        stand in the same list."""
         points, load = self.points, replace(load, whole=False)
         which = which[points.overlap[which] == DOMINO]
         longer = {tp: deferred(self.model, structure, tp, load) for tp in set(points.tp[which].tolist())}

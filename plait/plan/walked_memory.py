@@ -50,7 +50,7 @@ def _fullest(
     model: ModelSpec, row: Mapping[str, int], sequence: int, precision: Precision, gpu: bool
 ) -> tuple[int, Memory]:
     """The first of the places that need the most."""
-    walked = _walked(model, tuple((row | ALIKE).items()), sequence, precision, gpu)
+    walked = _walked(model, tuple({**row, **ALIKE}.items()), sequence, precision, gpu)
     step = step_of(model, row, sequence=sequence, precision=precision, gpu=gpu)
     every = [(at, place_memory(step, at, each)) for at, each in enumerate(walked)]
     return max(every, key=lambda one: one[1].total)
