@@ -145,15 +145,9 @@ class PlannedStep:
     def of_plan(plan: Plan, *, gpu: bool = False) -> PlannedStep:
         """Of a plan as it stands."""
         return PlannedStep(
-            model=plan.model,
-            strategy=plan.strategy,
-            layout=plan.layout,
-            shardings=plan.shardings,
-            stages=plan.stages,
-            schedule=plan.schedule,
-            workload=plan.workload,
-            gpu=gpu,
-        )
+            model=plan.model, strategy=plan.strategy, layout=plan.layout, shardings=plan.shardings,
+            stages=plan.stages, schedule=plan.schedule, workload=plan.workload, gpu=gpu,
+        )  # fmt: skip
 
     @property
     def master(self) -> int:
@@ -232,16 +226,10 @@ def _one(step: PlannedStep, index: int) -> _OnePlace:
 def _place(step: PlannedStep, index: int) -> Place:
     mesh, one = step.layout.meshes[index], _one(step, index)
     return Place(
-        index=index,
-        ranks=(mesh.ranks[0], mesh.ranks[-1]),
-        dp=mesh.dp,
-        cp=mesh.cp,
-        tp=mesh.tp,
-        layers={stage.index: stage.num_layers for stage in one.stages},
-        share=one.share,
-        memory=one.memory(one.walked(index)),
-        sent=one.sent(index),
-    )
+        index=index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
+        layers={stage.index: stage.num_layers for stage in one.stages}, share=one.share,
+        memory=one.memory(one.walked(index)), sent=one.sent(index),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
