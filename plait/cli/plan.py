@@ -85,30 +85,30 @@ def plan(
         from plait.diagnose.plots import FORMATS, check_format
 
         check_format(picture, (*FORMATS, "html"))
-    asked = _Asked(job, given, what_if or [], on)
+    line = _CommandLine(job, given, what_if or [], on)
     for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
         if wanted:
-            refuse_experts(asked.planner.model, doing)
-    found = asked.planner.checked() if check or asked.written else asked.planner.answer()
-    plans = [asked.planner.plan(one.job) for one in found.candidates[:measure]]
-    measured = _measured(plans, asked.lab, on) if plans else {}
+            refuse_experts(line.planner.model, doing)
+    found = line.planner.checked(line.written) if check or line.written else line.planner.answer()
+    plans = [line.written or line.planner.plan(one.job) for one in found.candidates[:measure]]
+    measured = _measured(plans, line.lab, on) if plans else {}
     at = min(measured, key=lambda number: measured[number]) if measured else 0
     best = found.candidates[at]
-    target = None if what_if or asked.written else out or job.with_name("plan.json")
+    target = None if what_if or line.written else out or job.with_name("plan.json")
     if target:
-        _write(plans[at] if plans else asked.planner.plan(best.job), target)
+        _write(plans[at] if plans else line.planner.plan(best.job), target)
     if picture:
-        _draw(asked.planner, best, picture)
+        _draw(line.planner, best, picture)
     if emit:
         _emit(best.job, emit)
     elif as_json:
-        _print_json(found, at, measured, {"plan": target and str(target), "what_if": asked.factors})
+        _print_json(found, at, measured, {"plan": target and str(target), "what_if": line.factors})
     else:
         _show(found, measured, explain)
         _say_where(target, picture)
 
 
-class _Asked:
+class _CommandLine:
     """What the command line asks for. written: the plan, where one is given in place of a job."""
 
     def __init__(self, file: Path, overrides: Sequence[str], changes: Sequence[str], on: str) -> None:

@@ -3,7 +3,7 @@
 Which tensors are made, kept and let go of depends on few things (``Structure``); how large they are, on
 degrees and sequences. So every structure is walked once, with a column of degrees, for two sizes of the batch
 and two numbers of layers; all that follows is linear in both. Orders are those without overlap: what is kept
-does not depend on them, and the working set little.
+does not depend on them. What domino's lists keep longer is found by walking one of them (``deferred``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from plait.core.model import ModelSpec
 from plait.core.segment_lists import sync_order
 from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp
 from plait.core.stages import Stage
-from plait.core.strategy import Recompute, Strategy
+from plait.core.strategy import Overlap, Recompute, Strategy
 from plait.plan.activations import Walk
 from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT
+from plait.plan.pipeline_memory import stage_activations
 from plait.plan.segment_sizes import Core, Sizes
 
 Bytes = NDArray[np.float64]
@@ -34,6 +35,8 @@ FEW = 2
 """Layers that are walked, and one more: what a layer more adds does not change from there on."""
 OWN = PLAIN_FORWARD
 """Columns of one kind of layers (``plait.plan.live``)."""
+OVERLAPPED: tuple[Overlap, Overlap] = ("sync", "domino")
+"""Without and with deferred weight gradients."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,30 @@ def stage_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degree
     if load.whole:
         table = table + _known_table(model, structure, degrees, load)
     return table
+
+
+@cache
+def deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tuple[float, float]:
+    """Bytes by which the most of a forward and of a backward grows where weight gradients wait until the
+    processor would idle (``domino``), for a sequence of a micro-batch. Walked for the smallest slices:
+    neither their size nor more layers change it (of more slices, from three layers on)."""
+    layers = FEW if structure.p1 <= FEW else FEW + 1
+    model = replace(model, num_layers=FEW + 3)
+    strategy = Strategy(
+        tp=tp,
+        sequence_parallel=structure.sequence_parallel,
+        recompute=structure.recompute,
+        p1=structure.p1,
+    )
+    at_once, later = (
+        stage_activations(
+            model, replace(strategy, overlap=overlap), Stage(1, 3, 1, layers), batch=structure.p1,
+            sequence=load.sequence, itemsize=load.itemsize, phases=("F", "B"), fused_norm=load.fused_norm,
+        )
+        for overlap in OVERLAPPED
+    )  # fmt: skip
+    forward, backward = later.forward_peak - at_once.forward_peak, later.backward_peak - at_once.backward_peak
+    return forward / structure.p1, backward / structure.p1
 
 
 def _known_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:

@@ -30,10 +30,10 @@ from plait.plan.fits import by_kind, in_words
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, fitting_change, memory_report
 from plait.plan.nearest import would_fit
-from plait.plan.points import Points
+from plait.plan.points import OVERLAPS, SHARD_OVERLAPS, Points
 from plait.plan.search import search
 from plait.plan.simulate import Simulated, simulate_plan
-from plait.plan.space import Asked, any_point
+from plait.plan.space import SearchRequest, any_point
 
 SIMULATED = 6
 """Finalists of the closed form that are simulated, beyond those that are shown ..."""
@@ -125,7 +125,7 @@ class Planner:
         return self.job.model_spec(self.vocab)
 
     @cached_property
-    def asked(self) -> Asked:
+    def asked(self) -> SearchRequest:
         """The space of the job. On this machine, where the job does not say how many ranks there are to be,
         of as many cores as can share its batch."""
         asked, section = asked_of(self.job, self.model, self.cluster), self.job.cluster
@@ -147,15 +147,16 @@ class Planner:
         """The best, of fewer finalists than ``answer`` simulates. Raises as it does."""
         return self._finalists(FEW)[0][0]
 
-    def checked(self) -> Answer:
-        """The job's own strategy. Raises JobError where it leaves something open, InfeasiblePlan where it
+    def checked(self, plan: Plan | None = None) -> Answer:
+        """The job's own strategy. plan: the job's as it stands, if there is one, with the slices and the
+        costs that timed steps found. Raises JobError where it leaves something open, InfeasiblePlan where it
         does not fit: what is too much, by how much, and the nearest change."""
         if self.job.open:
             raise JobError("is left to the planner", key=self.job.open[0], fix="Say it, or search: leave out check")
         world, ranks = self.job.world_size, self.job.cluster.ranks
         if ranks not in (0, world):
             raise JobError(f"{ranks} are not the {world} ranks of the strategy", key="cluster.ranks")
-        own = self.predict(self.job)
+        own = self.predict(self.job, plan)
         if not own.memory.fits:
             raise self._too_large(own)
         return self.told([own], searched=1)
@@ -232,6 +233,8 @@ class Planner:
             "p1": plan.strategy.p1,
             "p2": plan.strategy.p2,
             "sequence_parallel": int(plan.strategy.sequence_parallel),
+            "overlap": OVERLAPS.index(plan.strategy.overlap),
+            "shard_overlap": SHARD_OVERLAPS.index(plan.strategy.shard_overlap),
         }
         point = point_of(job) | timed
         sequence, precision = job.data.sequence_length, job.train.precision

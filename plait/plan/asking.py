@@ -14,10 +14,10 @@ from plait.core.job import Job
 from plait.core.model import ModelSpec
 from plait.core.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
-from plait.plan.space import Asked
+from plait.plan.space import SearchRequest
 
 
-def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> Asked:
+def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
     """The space of a job. Raises JobError for what the planner cannot search around."""
     fixed = _fixed(job)
     shard = job.strategy.shard
@@ -25,7 +25,7 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> Asked:
         fixed |= {key: [value] for key, value in shard.model_dump().items()}
     inner = cluster.tiers[0].ranks
     ranks = ranks_of(job, cluster)
-    return Asked(
+    return SearchRequest(
         model=model,
         ranks=ranks,
         domain=min(inner, ranks) if inner else ranks,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Recompute
-from plait.plan.activation_columns import OWN, Bytes, Load, Structure, stage_table
+from plait.plan.activation_columns import OWN, Bytes, Load, Structure, deferred, stage_table
 from plait.plan.distinct import distinct, groups
 from plait.plan.experts_memory import activated, routed_sizes
 from plait.plan.live import (
@@ -28,10 +28,11 @@ from plait.plan.live import (
     TYPES,
 )  # fmt: skip
 from plait.plan.memory_options import MemoryOptions
-from plait.plan.points import RECOMPUTES, Points
+from plait.plan.points import OVERLAPS, RECOMPUTES, Points
 from plait.plan.segment_sizes import MASTER
 
 Ints = NDArray[np.int64]
+DOMINO = OVERLAPS.index("domino")
 NONE, SELECTIVE, FULL = (RECOMPUTES.index(name) for name in ("none", "selective", "full"))
 BOTH_PASSES = 1.8
 """Unfused attention's working set in a backward, of what it keeps: scores, and gradients as large as four
@@ -50,6 +51,7 @@ def size_rows(
     """[rows, STREAM], and each point's row. split: whose backward is in two parts."""
     mixed = (points.recompute != NONE) & (points.recompute_layers >= 0)
     own = [points.recompute, points.sequence_parallel, points.p1, split, points.tp, points.cp, points.ring]
+    own.append((points.overlap == DOMINO) & options.defers)
     whole = points.pp == 1
     first, row_of = distinct([*own, mixed, points.micro, whole])
     rows = _Rows(activated(model), points.take(first), split[first], sequence, itemsize, options)
@@ -106,7 +108,24 @@ class _Rows:
             load = Load(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
             base, each = stage_table(self.model, structure, degrees, load)
             found[which] = base[degrees_of] + each[degrees_of] * points.micro[which, None]
+            waits = self.options.defers and structure.communicates and not structure.split
+            if waits and structure.recompute != "none":
+                self._defer(found, which, structure, load)
         return found
+
+    def _defer(self, found: Bytes, which: Ints, structure: Structure, load: Load) -> None:
+        """What domino's lists keep longer: little, unless activations are computed again and weight gradients
+        stand in the same list."""
+        points, load = self.points, replace(load, whole=False)
+        which = which[points.overlap[which] == DOMINO]
+        longer = {tp: deferred(self.model, structure, tp, load) for tp in set(points.tp[which].tolist())}
+        grown = np.array([longer[tp] for tp in points.tp[which].tolist()]).reshape(-1, 2)
+        forward, backward = (grown * (points.micro[which] / points.cp[which])[:, None]).T
+        middle = found[which, BACKWARD + TYPES.index("middle")] + backward
+        for kind, name in enumerate(TYPES):
+            found[which, FORWARD + kind] += forward
+            longest = found[which, BACKWARD + kind] + (backward if name == "embeds" else 0)
+            found[which, BACKWARD + kind] = np.maximum(longest, middle)
 
     def _adjusted(self, found: Bytes, recompute: Ints) -> Bytes:
         """With what other frameworks keep."""

@@ -18,22 +18,21 @@ from numpy.typing import NDArray
 from plait.core.cluster import Cluster, Device
 from plait.core.model import ModelSpec
 from plait.core.overhead import Overhead
-from plait.core.settings import ITEMSIZE, Precision
+from plait.core.settings import ITEMSIZE
 from plait.core.strategy import Strategy
 from plait.plan import live
 from plait.plan.closed_activations import size_rows
 from plait.plan.closed_states import KINDS, Factors, held_by, place_states
 from plait.plan.distinct import distinct, groups
-from plait.plan.estimate import estimate
 from plait.plan.experts_memory import expert_states, resident
 from plait.plan.layer_time import Options
 from plait.plan.loose_model import model_of
 from plait.plan.memory_options import PLAIT, MemoryOptions
-from plait.plan.point_step import step_of
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.rates import AnyPrecision
 from plait.plan.segment_sizes import MASTER
 from plait.plan.shapes import Shapes
+from plait.plan.walked_memory import walked_memory
 
 Column = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -137,10 +136,16 @@ def step_memory(
 ) -> MemoryColumns:
     """Of every point. sequence: tokens. Points must be valid (``Strategy.check``, ``Sharding.check``);
     where there are more stages than layers, no memory is enough. A utransformer's, whose layers work
-    at different lengths, are walked one by one."""
+    at different lengths, are walked, each kind once."""
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
-        return _walked(model, points, sequence, "bf16-mixed" if precision == "fp8" else precision, told.gpu, overhead)
+        told_precision = "bf16-mixed" if precision == "fp8" else precision
+        kinds, place = walked_memory(
+            model, points, filled(points), sequence=sequence, precision=told_precision, gpu=told.gpu
+        )
+        moving = kinds["activations"] + kinds["buffers"]
+        extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
+        return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
     step = _Step(model, points, sequence, 2 if precision == "fp8" else ITEMSIZE[precision], told)
     possible = step.num_stages <= told.most_stages(model.num_layers)
     if possible.all():
@@ -154,23 +159,6 @@ def _spread(column: NDArray[Any], possible: NDArray[np.bool_]) -> NDArray[Any]:
     found = np.full(len(possible), np.inf if column.dtype == np.float64 else 0, column.dtype)
     found[possible] = column
     return found
-
-
-def _walked(
-    model: ModelSpec, points: Points, sequence: int, precision: Precision, gpu: bool, overhead: Overhead
-) -> MemoryColumns:
-    first, kind_of = distinct([getattr(points, field.name) for field in fields(Points)])
-    steps = [step_of(model, points.row(at), sequence=sequence, precision=precision, gpu=gpu) for at in first.tolist()]
-    fullest = [estimate(step).most for step in steps]
-
-    def column(kind: str) -> Column:
-        return np.array([getattr(place.memory, kind) for place in fullest], dtype=np.float64)[kind_of]
-
-    kinds = {kind: column(kind) for kind in (*KINDS[:-1], "activations")}
-    place = np.array([place.index for place in fullest], dtype=np.int64)[kind_of]
-    moving = kinds["activations"] + kinds["buffers"]
-    extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
-    return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
 
 
 @dataclass(frozen=True)
@@ -273,7 +261,7 @@ class _Step:
         """Points of one pipeline, and by slot its place and the moments there."""
         points = self.points
         limit = np.where((points.recompute == RECOMPUTES.index("none")), -1, points.recompute_layers)
-        _, kind_of = distinct([points.schedule, points.pp, self.num_stages, _filled(points), limit])
+        _, kind_of = distinct([points.schedule, points.pp, self.num_stages, filled(points), limit])
         for which in groups(kind_of):
             at = points.row(int(which[0]))
             name, pp, again = SCHEDULES[at["schedule"]], at["pp"], int(limit[which[0]])
@@ -296,7 +284,7 @@ def _places(pp: int) -> Sequence[int]:
     return 0, min(1, pp - 1), max(0, pp - 2), pp - 1
 
 
-def _filled(points: Points) -> Ints:
+def filled(points: Points) -> Ints:
     """Micro-batches that matter: kinds that ``live.enough`` need not tell apart are told apart no further."""
     most = np.where(points.schedule == _ZB_V, 4 * points.pp, 2 * points.pp + 8)
     most = np.where(points.schedule == SCHEDULES.index("gpipe"), points.num_micro, most)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.core.communication import Volume
 from plait.core.experts import refuse_experts
@@ -145,15 +145,9 @@ class PlannedStep:
     def of_plan(plan: Plan, *, gpu: bool = False) -> PlannedStep:
         """Of a plan as it stands."""
         return PlannedStep(
-            model=plan.model,
-            strategy=plan.strategy,
-            layout=plan.layout,
-            shardings=plan.shardings,
-            stages=plan.stages,
-            schedule=plan.schedule,
-            workload=plan.workload,
-            gpu=gpu,
-        )
+            model=plan.model, strategy=plan.strategy, layout=plan.layout, shardings=plan.shardings,
+            stages=plan.stages, schedule=plan.schedule, workload=plan.workload, gpu=gpu,
+        )  # fmt: skip
 
     @property
     def master(self) -> int:
@@ -187,6 +181,23 @@ def estimate(step: PlannedStep) -> Estimate:
     )
 
 
+class Walked(NamedTuple):
+    """What walking a place found. staging: what gloo's reduce-scatters keep from step to step."""
+
+    peak: Peak
+    staging: int
+
+
+def walked_places(step: PlannedStep) -> tuple[Walked, ...]:
+    """Activations of every place, which no sharding changes."""
+    return tuple(_one(step, index).walked(index) for index in range(len(step.layout.degrees)))
+
+
+def place_memory(step: PlannedStep, index: int, walked: Walked) -> Memory:
+    """Bytes of a rank of a place that has been walked."""
+    return _one(step, index).memory(walked)
+
+
 def place_walk(step: PlannedStep, index: int) -> PlaceWalk:
     """A place's activations before a step, to be walked op by op."""
     return _one(step, index).walk(index)
@@ -215,16 +226,10 @@ def _one(step: PlannedStep, index: int) -> _OnePlace:
 def _place(step: PlannedStep, index: int) -> Place:
     mesh, one = step.layout.meshes[index], _one(step, index)
     return Place(
-        index=index,
-        ranks=(mesh.ranks[0], mesh.ranks[-1]),
-        dp=mesh.dp,
-        cp=mesh.cp,
-        tp=mesh.tp,
-        layers={stage.index: stage.num_layers for stage in one.stages},
-        share=one.share,
-        memory=one.memory(index),
-        sent=one.sent(index),
-    )
+        index=index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
+        layers={stage.index: stage.num_layers for stage in one.stages}, share=one.share,
+        memory=one.memory(one.walked(index)), sent=one.sent(index),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -290,10 +295,15 @@ class _OnePlace:
         tiles = {edge: self.tile(edge) for edge in schedule.edges if known.intersection(edge)}
         return PlaceWalk(schedule, self.sizes(phases), tiles)
 
-    def memory(self, index: int) -> Memory:
+    def walked(self, index: int) -> Walked:
+        """After a step."""
+        walk = self.walk(index)
+        peak = walk.run(self.step.listed.ranks[index])
+        return Walked(peak, max(size.staging for size in walk.sizes.values()))
+
+    def memory(self, walked: Walked) -> Memory:
         """Of one rank."""
-        step, walk = self.step, self.walk(index)
-        peak, sizes = walk.run(step.listed.ranks[index]), walk.sizes
+        step, peak = self.step, walked.peak
         ends = [(self.copies * 2, "sum of tensor-parallel copies")]
         if self.ties:
             ends.append((step.model.vocab * step.model.hidden * step.master, "sum of tied embeddings"))
@@ -306,7 +316,7 @@ class _OnePlace:
         )
         if not step.gpu:
             buffers += reduction_buffers(self.units, self.sharding, itemsize=step.workload.itemsize)
-            buffers += max(size.staging for size in sizes.values())
+            buffers += walked.staging
         return Memory(
             lasting.parameters, lasting.gradients, lasting.optimizer, buffers, peak.bytes, peak.when, peak.alive
         )

@@ -18,7 +18,7 @@ from plait.core.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job import Job
 from plait.core.settings import ITEMSIZE
 from plait.plan.estimate import Estimate, Memory, PlannedStep, estimate
-from plait.plan.nearest import Asked, changes, more_ranks, would_fit
+from plait.plan.nearest import Adjustable, changes, more_ranks, would_fit
 from plait.plan.segment_sizes import MASTER
 
 MOST_LAYERS = 10_000
@@ -201,7 +201,7 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
 def _changes(job: Job, there: Room) -> Iterator[dict[str, Any]]:
     """From those that cost nothing to those that cost ranks."""
     asked = job.strategy
-    shaped = Asked(
+    shaped = Adjustable(
         recompute="none" if asked.recompute == "none" else "some",
         each=-(-job.micro_batch // job.degrees[0][0]),
         replicas=min(dp * asked.cp for dp, _ in job.degrees),

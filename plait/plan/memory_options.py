@@ -35,6 +35,7 @@ class MemoryOptions(Options):
     hidden number, and repeats a layer (Plait: two streams, and repeats half of one at a time).
 
     logit_bytes: of a logit, all its copies while the loss is computed (None: one in fp32, as in Plait).
+    defers: Plait's own lists hide collectives behind weight gradients, which keeps what these read.
     logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
     embedding and head count as a layer each.
     """
@@ -57,6 +58,7 @@ class MemoryOptions(Options):
     logit_bytes: float | None = None
     logits_whole: bool = False
     ends_count: bool = False
+    defers: bool = True
 
     @staticmethod
     def of(options: Options) -> MemoryOptions:
@@ -86,7 +88,7 @@ PLAIT = MemoryOptions()
 
 _OTHER = MemoryOptions(
     recompute_attention=True, whole_layers=True, sums_in_place=True, rotary_in_place=True, regathers=True,
-    logit_bytes=10.0,
+    logit_bytes=10.0, defers=False,
 )  # fmt: skip
 """What all others have in common. Logits: in bf16, in fp32, and what the softmax keeps."""
 _FSDP = replace(

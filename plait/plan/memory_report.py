@@ -24,7 +24,7 @@ from plait.core.strategy import Strategy
 from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
 from plait.plan.estimate import Place, PlannedStep, estimate
 from plait.plan.fits import KINDS, in_words
-from plait.plan.nearest import Asked, changes, trades
+from plait.plan.nearest import Adjustable, changes, trades
 from plait.plan.points import RECOMPUTES, Points
 
 
@@ -119,7 +119,7 @@ def _short(key: str) -> str:
 def _allowed(
     model: ModelSpec, point: Mapping[str, int], sequence: int
 ) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
-    asked = Asked(
+    asked = Adjustable(
         recompute=RECOMPUTES[point["recompute"]],
         each=point["micro"],
         replicas=point["dp"] * point["cp"],

@@ -9,9 +9,9 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a job asked for, as far as changes go. each: sequences of a micro-batch of one replica. replicas:
-    ranks that hold the same weights. tp, pp, dp: None where they may not change."""
+class Adjustable:
+    """What of a job could be changed, as it is now. each: sequences of a micro-batch of one replica.
+    replicas: ranks that hold the same weights. tp, pp, dp: None where they may not change."""
 
     recompute: str
     each: int
@@ -23,10 +23,10 @@ class Asked:
     sequence_parallel: bool | None = None
 
 
-def changes(asked: Asked) -> Iterator[dict[str, Any]]:
+def changes(now: Adjustable) -> Iterator[dict[str, Any]]:
     """Keys of the job file with their values; with the same ranks."""
-    again = {"strategy.recompute": "full"} if asked.recompute == "none" else dict[str, Any]()
-    sharded = {"strategy.shard": "fsdp"} if asked.replicas > 1 else dict[str, Any]()
+    again = {"strategy.recompute": "full"} if now.recompute == "none" else dict[str, Any]()
+    sharded = {"strategy.shard": "fsdp"} if now.replicas > 1 else dict[str, Any]()
     if sharded:
         yield {"strategy.shard": "zero1"}
         yield sharded
@@ -34,37 +34,37 @@ def changes(asked: Asked) -> Iterator[dict[str, Any]]:
         yield {"strategy.recompute": "selective"}
         yield again
     yield again | sharded
-    size = asked.each // 2
+    size = now.each // 2
     while size:
         yield {"train.micro_batch_size": size}
         yield again | sharded | {"train.micro_batch_size": size}
         size //= 2
 
 
-def trades(asked: Asked) -> Iterator[dict[str, Any]]:
+def trades(now: Adjustable) -> Iterator[dict[str, Any]]:
     """Replicas given up for ranks that share a model, as many ranks as before."""
-    last = _last(asked)
-    if asked.sequence_parallel is False and asked.tp and asked.tp > 1:
+    last = _last(now)
+    if now.sequence_parallel is False and now.tp and now.tp > 1:
         yield {"strategy.sequence_parallel": True}
         yield last | {"strategy.sequence_parallel": True}
-    for axis, now in (("tp", asked.tp), ("cp", asked.cp), ("pp", asked.pp)):
+    for axis, degree in (("tp", now.tp), ("cp", now.cp), ("pp", now.pp)):
         for factor in (2, 4, 8, 16, 32):
-            if asked.dp and now and asked.dp % factor == 0:
-                traded = {f"strategy.{axis}": now * factor, "strategy.dp": asked.dp // factor}
+            if now.dp and degree and now.dp % factor == 0:
+                traded = {f"strategy.{axis}": degree * factor, "strategy.dp": now.dp // factor}
                 yield traded
                 yield last | traded
 
 
-def more_ranks(asked: Asked) -> Iterator[dict[str, Any]]:
+def more_ranks(now: Adjustable) -> Iterator[dict[str, Any]]:
     """More ranks bring more memory."""
-    last = _last(asked)
-    if asked.tp and asked.dp:
+    last = _last(now)
+    if now.tp and now.dp:
         for factor in (2, 4, 8):
-            yield {"strategy.tp": asked.tp * factor}
-            yield last | {"strategy.tp": asked.tp * factor}
+            yield {"strategy.tp": now.tp * factor}
+            yield last | {"strategy.tp": now.tp * factor}
         for factor in (2, 4, 8, 16, 32, 64):
-            yield last | {"strategy.pp": asked.pp * factor}
-            yield last | {"strategy.tp": asked.tp * 8, "strategy.pp": asked.pp * factor}
+            yield last | {"strategy.pp": now.pp * factor}
+            yield last | {"strategy.tp": now.tp * 8, "strategy.pp": now.pp * factor}
 
 
 def would_fit(change: Mapping[str, Any]) -> str:
@@ -76,8 +76,8 @@ def would_fit(change: Mapping[str, Any]) -> str:
     return f"It would fit with {' '.join(f'{key}={value}' for key, value in change.items())}"
 
 
-def _last(asked: Asked) -> dict[str, Any]:
+def _last(now: Adjustable) -> dict[str, Any]:
     """All that can be done with the same ranks."""
-    again = {"strategy.recompute": "full"} if asked.recompute == "none" else dict[str, Any]()
-    sharded = {"strategy.shard": "fsdp"} if asked.replicas > 1 else dict[str, Any]()
-    return again | sharded | ({"train.micro_batch_size": 1} if asked.each > 1 else {})
+    again = {"strategy.recompute": "full"} if now.recompute == "none" else dict[str, Any]()
+    sharded = {"strategy.shard": "fsdp"} if now.replicas > 1 else dict[str, Any]()
+    return again | sharded | ({"train.micro_batch_size": 1} if now.each > 1 else {})

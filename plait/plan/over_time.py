@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from plait.core.gantt import Bar, Curve
-from plait.core.timeline import Span, Timeline
+from plait.core.timeline import Span
 from plait.plan.estimate import PlannedStep, place_walk
 from plait.plan.memory_report import MemoryReport
 from plait.plan.pipeline_memory import Peak
@@ -36,20 +36,15 @@ def step_bars(simulated: Simulated) -> list[Bar]:
     does."""
     meshes = simulated.simulation.plan.layout.meshes
     places = {meshes[place].first: place for place in shown_places(len(meshes))}
+    spans = defaultdict[tuple[int, str], list[Span]](list)
+    for span in simulated.timeline((1,), tuple(places)).spans:
+        spans[span.rank, span.lane].append(span)
     return [
         bar
         for rank, place in places.items()
-        for bar in _bars(simulated.timeline((1,), (rank,)), f"place {place}", simulated.seconds)
+        for lane, name in (("processor", f"place {place}"), ("network", f"place {place}, network"))
+        for bar in _runs(spans[rank, lane], name, simulated.seconds)
     ]
-
-
-def _bars(timeline: Timeline, row: str, seconds: float) -> Iterator[Bar]:
-    lanes = defaultdict[str, list[Span]](list)
-    for span in timeline.spans:
-        lanes[span.lane].append(span)
-    for lane, name in (("processor", row), ("network", f"{row}, network")):
-        if lanes[lane]:
-            yield from _runs(lanes[lane], name, seconds)
 
 
 def _runs(spans: Sequence[Span], row: str, seconds: float) -> Iterator[Bar]:

@@ -23,12 +23,14 @@ from plait.plan.fits import in_words
 from plait.plan.memory_report import fitting_change
 from plait.plan.nearest import would_fit
 from plait.plan.points import RECOMPUTES, Points
-from plait.plan.space import MOST, Asked, Cell, enumerate_cells, enumerate_space
+from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
 
 FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
 then eight times as many each time up to the second number. Not fewer: kinds of structures are walked for all
 that are asked together."""
+WALKED = 1 << 5
+"""As ``FIRST``, for models of which every kind of point is walked on its own."""
 FACTORS = (2, 4, 8, 16, 32, 64)
 """So many times as many ranks are tried where nothing fits."""
 FEW = 1 << 9
@@ -50,7 +52,7 @@ class Ranked:
     searched: int
 
 
-def search(asked: Asked, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
+def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep: int = 64, most: int = MOST) -> Ranked:
     """The ``keep`` fastest families.
 
     Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Raises
@@ -75,7 +77,7 @@ def _cells(points: Points) -> list[Cell]:
 
 @dataclass(frozen=True)
 class _Search:
-    asked: Asked
+    asked: SearchRequest
     cluster: Cluster
     precision: Precision
     keep: int
@@ -93,7 +95,7 @@ class _Search:
         ).total
         order, sizes = np.argsort(seconds, kind="stable"), list[NDArray[np.float64]]()
         found = np.zeros(0, dtype=np.int64)  # of ``order``, by place
-        start, size = 0, FIRST
+        start, size = 0, WALKED if asked.model.levels else FIRST
         while start < len(order) and len(found) < self.keep:
             memory = self.memory(space.take(order[start : start + size]))
             sizes.append(memory)

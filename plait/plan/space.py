@@ -38,7 +38,7 @@ DEEPEST = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SearchRequest:
     """What a job leaves open, and for what. ranks: of the job. domain: neighbouring ranks of the innermost
     links, within which tensor parallelism is tried. fixed: what the job says, by column of ``Points``: a
     value, or several. shard: a named sharding that the job asks for."""
@@ -103,7 +103,7 @@ class Cell:
         return self.dp * self.cp
 
 
-def enumerate_space(asked: Asked, *, most: int = MOST) -> Points:
+def enumerate_space(asked: SearchRequest, *, most: int = MOST) -> Points:
     """Every point that is valid, memory aside. Raises JobError where there is none: which condition leaves
     nothing."""
     known = _Known(asked)
@@ -117,7 +117,7 @@ def enumerate_space(asked: Asked, *, most: int = MOST) -> Points:
     return _some(asked, points_of(asked, cells, choices))
 
 
-def enumerate_cells(asked: Asked, cells: Sequence[Cell], *, most: int = MOST) -> Points:
+def enumerate_cells(asked: SearchRequest, cells: Sequence[Cell], *, most: int = MOST) -> Points:
     """Every point of some cells, or, from the last on, of as many of these as have ``most`` together."""
     known = _Known(asked)
     choices = [known.choices(cell, Coarseness()) for cell in cells]
@@ -130,7 +130,7 @@ def _count(choices: Mapping[tuple[str, ...], Sequence[Choice]]) -> int:
     return math.prod(map(len, choices.values()))
 
 
-def _some(asked: Asked, points: Points) -> Points:
+def _some(asked: SearchRequest, points: Points) -> Points:
     """Those that meet the constraints that can be told without a prediction."""
     columns = {QUANTITIES.get(name, name): column for name, column in points.columns().items()}
     columns["ulysses"] = points.cp // points.ring
@@ -144,12 +144,12 @@ def _some(asked: Asked, points: Points) -> Points:
     return points
 
 
-def any_point(asked: Asked) -> bool:
+def any_point(asked: SearchRequest) -> bool:
     """Whether there is a strategy at all."""
     return _first(asked) is not None
 
 
-def cells_of(asked: Asked, coarse: Coarseness) -> Iterator[Cell]:
+def cells_of(asked: SearchRequest, coarse: Coarseness) -> Iterator[Cell]:
     """Valid arrangements of the ranks."""
     model, ranks = asked.model, asked.ranks
     valid = cache(partial(_valid, asked))
@@ -174,13 +174,13 @@ def cells_of(asked: Asked, coarse: Coarseness) -> Iterator[Cell]:
                     yield Cell(pp, dp, cp, ring, tp, flat, ep)
 
 
-def _shares(asked: Asked, replicas: int) -> list[int]:
+def _shares(asked: SearchRequest, replicas: int) -> list[int]:
     """Ranks that share out experts."""
     count = math.gcd(asked.model.experts.count, replicas) if asked.model.experts else 1
     return [ep for ep in asked.among("ep", _divisors(count)) if count % ep == 0]
 
 
-def _rings(asked: Asked, cp: int, tp: int, coarse: Coarseness) -> list[int]:
+def _rings(asked: SearchRequest, cp: int, tp: int, coarse: Coarseness) -> list[int]:
     """Ranks of a ring: heads are exchanged best within the innermost links."""
     tried = _divisors(cp)
     if not coarse.all_rings:
@@ -189,7 +189,7 @@ def _rings(asked: Asked, cp: int, tp: int, coarse: Coarseness) -> list[int]:
     return asked.among("ring", tried)
 
 
-def _valid(asked: Asked, tp: int, cp: int, ring: int, sequence_parallel: bool) -> bool:
+def _valid(asked: SearchRequest, tp: int, cp: int, ring: int, sequence_parallel: bool) -> bool:
     if sequence_parallel and tp == 1:
         return False
     strategy = Strategy(tp=tp, cp=cp, ring=ring, sequence_parallel=sequence_parallel)
@@ -203,7 +203,7 @@ def _valid(asked: Asked, tp: int, cp: int, ring: int, sequence_parallel: bool) -
 class _Known:
     """What cells leave to choose, found once for those that are alike."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: SearchRequest) -> None:
         self.batches = cache(partial(_batches, asked))
         self.schedules = cache(partial(_schedules, asked))
         self.shardings = cache(partial(_shardings, asked))
@@ -221,7 +221,7 @@ class _Known:
         }
 
 
-def _batches(asked: Asked, dp: int, tp: int, coarse: Coarseness) -> list[Choice]:
+def _batches(asked: SearchRequest, dp: int, tp: int, coarse: Coarseness) -> list[Choice]:
     """Micro-batches, and their slices."""
     each = asked.global_batch // dp
     micro = [m for m in _divisors(each) if m <= LARGEST_MICRO and (coarse.odd or (m & (m - 1) == 0 and m <= 16))]
@@ -232,7 +232,7 @@ def _batches(asked: Asked, dp: int, tp: int, coarse: Coarseness) -> list[Choice]
     return found
 
 
-def _schedules(asked: Asked, pp: int, deep: bool) -> list[Choice]:
+def _schedules(asked: SearchRequest, pp: int, deep: bool) -> list[Choice]:
     if pp == 1:
         return [(SCHEDULES.index("1f1b"), virtual) for virtual in asked.among("virtual", [1])]
     found = list[Choice]()
@@ -246,7 +246,7 @@ def _schedules(asked: Asked, pp: int, deep: bool) -> list[Choice]:
     return found
 
 
-def _recomputes(asked: Asked, pp: int, parts: bool) -> list[Choice]:
+def _recomputes(asked: SearchRequest, pp: int, parts: bool) -> list[Choice]:
     layers, found = -(-asked.model.num_layers // pp), list[Choice]()
     for kind in asked.among("recompute", range(len(RECOMPUTES))):
         some = (
@@ -256,7 +256,7 @@ def _recomputes(asked: Asked, pp: int, parts: bool) -> list[Choice]:
     return found
 
 
-def _shardings(asked: Asked, replicas: int, tp: int, all_factors: bool) -> list[Choice]:
+def _shardings(asked: SearchRequest, replicas: int, tp: int, all_factors: bool) -> list[Choice]:
     if asked.shard:
         one = Sharding.named(asked.shard, replicas)
         return [(one.params, one.grads, one.optim, one.secondary)]
@@ -287,7 +287,7 @@ def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
     return tuple(sorted({*inside, *between, replicas}))
 
 
-def _slices(asked: Asked, tp: int, coarse: Coarseness) -> list[Choice]:
+def _slices(asked: SearchRequest, tp: int, coarse: Coarseness) -> list[Choice]:
     """Overlap, p1 and p2: where nothing is sent there is nothing to hide; only Domino has slices. Routed
     tokens are not sliced."""
     overlaps, tp = asked.among("overlap", [OVERLAPS.index("domino")]), 1 if asked.model.experts else tp
@@ -299,7 +299,7 @@ def _slices(asked: Asked, tp: int, coarse: Coarseness) -> list[Choice]:
 
 
 def points_of(
-    asked: Asked, cells: Sequence[Cell], choices: Sequence[Mapping[tuple[str, ...], Sequence[Choice]]]
+    asked: SearchRequest, cells: Sequence[Cell], choices: Sequence[Mapping[tuple[str, ...], Sequence[Choice]]]
 ) -> Points:
     """The products of cells, one after the other."""
     total = sum(map(_count, choices))
@@ -333,7 +333,7 @@ KEYS = {
 """Where a job says what a column holds; all others are keys of ``[strategy]``."""
 
 
-def _nothing(asked: Asked) -> JobError:
+def _nothing(asked: SearchRequest) -> JobError:
     """Which one condition, left out, would leave something."""
     for at, one in enumerate(asked.constraints):
         others = [*asked.constraints[:at], *asked.constraints[at + 1 :]]
@@ -355,7 +355,7 @@ def _word(name: str, value: int) -> str:
     return WORDS[name][value] if name in WORDS else str(value)
 
 
-def _first(asked: Asked) -> dict[str, int] | None:
+def _first(asked: SearchRequest) -> dict[str, int] | None:
     """One point, if there is any."""
     known = _Known(asked)
     for cell in cells_of(asked, Coarseness()):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.cli.main import app
+from plait.core.cluster import Cluster
 from plait.core.errors import DataError, InfeasiblePlan, JobError
 from plait.core.plan import Plan
+from plait.core.segment_costs import segment_costs
+from plait.plan.simulate import simulate_plan
 from tests.cli.runs import metrics, on_terminal, train, write_job
 
 JOB = """
@@ -199,6 +203,22 @@ def test_emitting_a_plan_keeps_it(job: Path) -> None:
     assert tomllib.loads(said)["parallelism"]["tensor_parallel_degree"] == 2
     assert said.startswith("# torchtitan cannot say: ")
     assert plan.read_bytes() == before
+
+
+def test_a_plan_is_predicted_as_it_stands(job: Path) -> None:
+    """With slices that timed steps chose, and orders made from what they measured."""
+    job.write_text(JOB + STRATEGY)
+    plait("check", job)
+    plan = Plan.read(job.with_name("plan.json"))
+    costs = segment_costs(plan.model, plan.strategy, batch=4, sequence=256).late(3.0)
+    sliced = replace(plan, strategy=replace(plan.strategy, p1=2, overlap="domino"), costs=costs)
+    refined = job.with_name("refined.json")
+    sliced.write(refined)
+    before, after = (
+        json.loads(plait(file, "--json"))["candidates"][0] for file in (job.with_name("plan.json"), refined)
+    )
+    assert (before["point"]["p1"], after["point"]["p1"]) == (1, 2)
+    assert after["seconds"] == simulate_plan(sliced, Cluster.preset("a100-80")).seconds != before["seconds"]
 
 
 @pytest.mark.parametrize("ending", ["svg", "html", "png"])

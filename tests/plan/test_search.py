@@ -21,7 +21,7 @@ from plait.plan.asking import job_at
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import step_memory, usable
 from plait.plan.search import FAMILY, search
-from plait.plan.space import Asked, enumerate_space
+from plait.plan.space import SearchRequest, enumerate_space
 
 SHAPES = {"family": "gpt", "num_layers": 8, "hidden": 1024, "num_heads": 8, "vocab": 32000, "max_sequence": 1024}
 MODEL = ModelSpec.from_dict(SHAPES)
@@ -34,8 +34,8 @@ def cluster(gib: float) -> Cluster:
     return A100.model_copy(update={"device": A100.device.model_copy(update={"memory": memory})})
 
 
-def asked(ranks: int, batch: int, *constraints: str, **fixed: list[int]) -> Asked:
-    return Asked(
+def asked(ranks: int, batch: int, *constraints: str, **fixed: list[int]) -> SearchRequest:
+    return SearchRequest(
         model=MODEL, ranks=ranks, domain=min(8, ranks), global_batch=batch, sequence=1024, fixed=fixed,
         constraints=tuple(map(Constraint.parse, constraints)),
     )  # fmt: skip
@@ -45,7 +45,7 @@ SMALL = {"cp": [1], "recompute": [0, 2], "recompute_layers": [-1], "p2": [1]}
 """What makes a space small enough to have the memory of every point computed."""
 
 
-def brute_force(one: Asked, on: Cluster) -> tuple[Any, np.ndarray, np.ndarray]:
+def brute_force(one: SearchRequest, on: Cluster) -> tuple[Any, np.ndarray, np.ndarray]:
     """Seconds of every point of the whole space, and which fit."""
     points = enumerate_space(one, most=10**9)
     load: dict[str, Any] = {"sequence": one.sequence, "precision": "bf16-mixed"}

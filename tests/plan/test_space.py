@@ -19,8 +19,8 @@ from plait.plan.points import SCHEDULES, Points
 from plait.plan.space import (
     COARSEST,
     QUANTITIES,
-    Asked,
     Coarseness,
+    SearchRequest,
     cells_of,
     enumerate_cells,
     enumerate_space,
@@ -40,8 +40,8 @@ SEQUENCE = 2048
 MODEL = ModelSpec.from_dict({**SHAPES, "max_sequence": SEQUENCE})
 
 
-def space(ranks: int, batch: int, *constraints: str, fixed: dict[str, list[int]] | None = None) -> Asked:
-    return Asked(
+def space(ranks: int, batch: int, *constraints: str, fixed: dict[str, list[int]] | None = None) -> SearchRequest:
+    return SearchRequest(
         model=MODEL, ranks=ranks, domain=min(8, ranks), global_batch=batch, sequence=SEQUENCE, fixed=fixed or {},
         constraints=tuple(map(Constraint.parse, constraints)),
     )  # fmt: skip
@@ -136,7 +136,7 @@ def test_what_the_job_fixes_is_all_there_is() -> None:
         ),
     ],
 )
-def test_the_condition_that_leaves_nothing_is_named(asked: Asked, key: str, words: str) -> None:
+def test_the_condition_that_leaves_nothing_is_named(asked: SearchRequest, key: str, words: str) -> None:
     with pytest.raises(JobError, match=words) as caught:
         enumerate_space(asked)
     assert caught.value.key == key
