@@ -44,6 +44,7 @@ class Asked:
     method: str
     flows: int = 0
     by: str = "spread"
+    network: Path | None = None
     alpha: float | None = None
     why: str = ""
     problem: Problem = field(init=False)
@@ -73,7 +74,7 @@ class Asked:
         )  # fmt: skip
 
     def _read_topology(self) -> Topology:
-        from plait.place.readers import read_topology
+        from plait.cli.topologies import read_topology
 
         if not self.topology:
             raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
@@ -189,13 +190,13 @@ class Asked:
 
     def _network(self, rate: float | None) -> Network:
         """With what hashing costs between minipods, where that is asked for."""
-        network = Network.read(rate=rate)
+        network = Network.read(self.network, rate=None if self.network else rate)
         free = next((node.name for node in self.tree.nodes if node.state.status == "free"), None)
         if not self.flows or free is None:
             return network
         from plait.place.ecmp import Fabric, conflict_factor
 
-        return replace(network, conflicts=conflict_factor(Fabric.of(self.tree, free), self.flows))
+        return replace(network, conflicts=network.conflicts * conflict_factor(Fabric.of(self.tree, free), self.flows))
 
 
 def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:

@@ -25,11 +25,11 @@ def train(
         str,
         typer.Option(
             help="Where: local; slurm or slurm:PARTITION; lab:HOSTSxRANKS@RATE for an emulated cluster, such as "
-            "lab:2x1@1gbit."
+            "lab:2x1@1gbit or, with a slower core between minipods, lab:4x1@1gbit,2pods@300mbit."
         ),
     ] = "local",
     rank_table: Annotated[
-        Path | None, typer.Option(help="With --on slurm: which host runs which ranks (rank_table.json).")
+        Path | None, typer.Option(help="With --on slurm or lab: which host runs which ranks (rank_table.json).")
     ] = None,
     follow: Annotated[
         bool, typer.Option(help="With --on slurm: show what the job prints until it ends; Ctrl-C stops it.")
@@ -76,12 +76,17 @@ def _with_table(place: Place, rank_table: Path | None) -> Place:
     from dataclasses import replace
 
     from plait.cli.on_slurm import InSlurm
+    from plait.cli.running import InLab
     from plait.core.errors import JobError
+    from plait.core.rank_table import RankTable
 
     if isinstance(place, InSlurm):
         return replace(place, table=rank_table)
+    if rank_table and isinstance(place, InLab):
+        return replace(place, table=RankTable.read(rank_table))
     if rank_table:
-        raise JobError("orders the nodes of a cluster", key="--rank-table", fix="Use it with --on slurm")
+        fix = "Use it with --on slurm or --on lab:..."
+        raise JobError("orders the nodes of a cluster", key="--rank-table", fix=fix)
     return place
 
 

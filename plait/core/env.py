@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from plait.core import lab_hosts
 from plait.core.errors import JobError, LaunchError
 
 MASTER_PORT = 29500
@@ -172,7 +173,10 @@ def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def this_host(environ: Mapping[str, str] = os.environ) -> str:
-    """What this machine is called: by Slurm, where it runs us, else by itself."""
+    """What this machine is called: by Slurm, where it runs us, by a lab, where we are on one of its hosts, else
+    by itself."""
+    if environ.get("PLAIT_LAB") and (host := lab_hosts.here()):
+        return host
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
