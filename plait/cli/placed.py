@@ -61,7 +61,7 @@ class Asked:
         if each < 1:
             problem = "neither the plan's cluster nor the topology says how many GPUs a node has"
             raise JobError(problem, key="--gpus-per-node", fix="Give it")
-        matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=_volumes(plan))
+        matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
         if self.alpha is None:
             jobs = read_profiled(None if affinity == "auto" else Path(affinity))
             found = affinity_of(matrix, jobs, kind or next(iter(types_of(self.tree)), "") or device)
@@ -227,7 +227,7 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
     return plan, cluster.tiers[-1].rate.value, cluster.device.name, cluster.ranks_per_node
 
 
-def _volumes(plan: Plan) -> tuple[Volume, ...]:
+def volumes_of(plan: Plan) -> tuple[Volume, ...]:
     """As the planner counts them; none for a model with experts, which it does not."""
     from plait.plan.estimate import PlannedStep, place_volume
 

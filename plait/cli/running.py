@@ -177,6 +177,24 @@ def place_of(on: str) -> Place:
     return PLACES[kind](where)
 
 
+def with_table(place: Place, rank_table: Path | None) -> Place:
+    """A place whose ranks lie as a rank table says. Raises JobError for one that has no hosts to order."""
+    from dataclasses import replace
+
+    from plait.cli.on_slurm import InSlurm
+    from plait.core.errors import JobError
+    from plait.core.rank_table import RankTable
+
+    if isinstance(place, InSlurm):
+        return replace(place, table=rank_table)
+    if rank_table and isinstance(place, InLab):
+        return replace(place, table=RankTable.read(rank_table))
+    if rank_table:
+        fix = "Use it with --on slurm or --on lab:..."
+        raise JobError("orders the nodes of a cluster", key="--rank-table", fix=fix)
+    return place
+
+
 def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) -> int:
     """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status."""
     from plait.core.lock import RunLock

@@ -47,9 +47,9 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    from plait.cli.running import place_of, run_plan, write_run
+    from plait.cli.running import place_of, run_plan, with_table, write_run
 
-    place = _with_table(place_of(on), rank_table)
+    place = with_table(place_of(on), rank_table)
     if dry_run:
         _show(job, overrides or [], place, as_json)
         return
@@ -70,24 +70,6 @@ def train(
     if isinstance(place, InSlurm) and not place.inside:
         raise typer.Exit(place.submit(plan, folder, follow=follow))
     raise typer.Exit(run_plan(plan, folder, place))
-
-
-def _with_table(place: Place, rank_table: Path | None) -> Place:
-    from dataclasses import replace
-
-    from plait.cli.on_slurm import InSlurm
-    from plait.cli.running import InLab
-    from plait.core.errors import JobError
-    from plait.core.rank_table import RankTable
-
-    if isinstance(place, InSlurm):
-        return replace(place, table=rank_table)
-    if rank_table and isinstance(place, InLab):
-        return replace(place, table=RankTable.read(rank_table))
-    if rank_table:
-        fix = "Use it with --on slurm or --on lab:..."
-        raise JobError("orders the nodes of a cluster", key="--rank-table", fix=fix)
-    return place
 
 
 def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
@@ -137,6 +119,11 @@ def _refuse(job: Job, vocab: int) -> None:
     check_size(job, vocab, there)
     if there:
         check_fits(job, estimate(PlannedStep.of(job, vocab, gpu=bool(there.each))), vocab, there)
+
+
+def plan_to_run(file: Path, overrides: list[str], place: Place) -> Plan:
+    """The plan that ``plait train`` would run of a job file at a place."""
+    return _planned(file, overrides, place)[0]
 
 
 def _planned(file: Path, overrides: list[str], place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:

@@ -173,8 +173,8 @@ def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def this_host(environ: Mapping[str, str] = os.environ) -> str:
-    """What this machine is called: by Slurm, where it runs us, by a lab, where we are on one of its hosts, else
-    by itself."""
+    """What this machine is called: by a lab, where we are on one of its hosts, by Slurm, where it runs us,
+    else by itself."""
     if environ.get("PLAIT_LAB") and (host := lab_hosts.here()):
         return host
     return environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -15,8 +15,8 @@ from plait.lab.spec import LabSpec
 
 
 def rank_environment(spec: LabSpec, name: str, rank: int, nodes: Sequence[int]) -> dict[str, str]:
-    """The variables that tell a rank who and where it is: torchrun's, and which link gloo shall use. nodes: the
-    host of every node."""
+    """The variables that tell a rank who and where it is: torchrun's, and which link gloo shall use. nodes:
+    the host of every node."""
     me = RankEnv(
         rank=rank,
         world_size=len(nodes) * spec.ranks_per_host,

@@ -22,8 +22,8 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class Lab:
-    """Hosts behind rate-limited links, up inside the ``with`` block; every process on them ends with it. nodes:
-    the host of every node of the job, in place of all in their order: what a rank table says.
+    """Hosts behind rate-limited links, up inside the ``with`` block; every process on them ends with it.
+    nodes: the host of every node of the job, in place of all in their order: what a rank table says.
 
     >>> with Lab(LabSpec.parse("2x1@1gbit")) as lab:  # doctest: +SKIP
     ...     lab.popen(1, ["hostname", "-I"]).wait()

@@ -2,9 +2,9 @@
 runs.
 
 The switch is a bridge in a namespace of its own, so the machine's own network is never touched. Host i is the
-far end of the switch's port ``host<i>``, called ``eth0`` inside the host. Of several minipods each has a bridge
-``sw<p>`` there, whose port ``pod<p>`` leads to the port ``core<p>`` of one more bridge, ``core``: whatever
-crosses minipods shares these links.
+far end of the switch's port ``host<i>``, called ``eth0`` inside the host. Of several minipods each has a
+bridge ``sw<p>`` there, whose port ``pod<p>`` leads to the port ``core<p>`` of one more bridge, ``core``:
+whatever crosses minipods shares these links.
 """
 
 from __future__ import annotations
