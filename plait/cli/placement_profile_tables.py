@@ -41,7 +41,7 @@ def show(found: PlacementProfile) -> None:
         job = found.job
         rows = [
             (KEPT[one.order], str(one.dp_spread), str(one.pp_spread), f"{median(one.seconds):.3g}",
-             f"{gain:+.1%}" if (gain := job.gain(one.order)) is not None else "")
+             f"{gain:+.1%}" if one.order != "random" and (gain := job.gain(one.order)) is not None else "")
             for one in job.steps
         ]  # fmt: skip
         terminal.table((f"steps of {job.name}"[:30], "dp over", "pp over", "s", "gain"), rows)

@@ -15,7 +15,7 @@ from plait.core.rank_table import RankTable
 from plait.lab import Lab, LabSpec, find
 from plait.place.readers import read_topology
 from tests.cli.runs import write_job
-from tests.lab.support import PlaitLab
+from tests.lab.support import PlaitLab, wait_until
 from tests.lab.test_lab_network import listen, near, reaches, undisturbed
 
 pytestmark = pytest.mark.lab
@@ -46,7 +46,7 @@ def test_a_minipod_can_be_cut_slowed_and_healed(plait_lab: PlaitLab) -> None:
         assert not reaches(lab, 0, "10.77.0.4", 0.5)
         assert reaches(lab, 0, "10.77.0.2"), "a minipod's own hosts still reach each other"
         plait_lab("heal", "pod1")
-        assert reaches(lab, 0, "10.77.0.4")
+        wait_until(lambda: reaches(lab, 0, "10.77.0.4"), "the minipod is still cut off", 20)
         plait_lab("slow", "pod0", "50mbit")
         (told,) = json.loads(plait_lab("list", "--json").stdout)
         assert [(pod["core"], pod["cut"]) for pod in told["pods"]] == [("50mbit", False), ("100mbit", False)]

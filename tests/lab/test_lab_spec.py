@@ -14,14 +14,16 @@ from plait.lab import LabSpec, format_rate, parse_rate
 
 rates = st.one_of(st.none(), st.integers(10**6, 8 * 10**11))
 specs = st.builds(
-    lambda pods, each, *rest, core: LabSpec(pods * each, *rest, pods, core if pods > 1 else "unlimited"),
+    lambda pods, each, ranks, nic, mtu, segment, core: LabSpec(
+        pods * each, ranks, nic, mtu, segment, pods, core if pods > 1 else "unlimited"
+    ),
     st.integers(1, 20),
     st.integers(1, 50),
     st.integers(1, 1024),
     rates.map(format_rate),
     st.integers(576, 65535),
     st.integers(65536, 524280),
-    core=rates.map(format_rate),
+    rates.map(format_rate),
 )
 
 
