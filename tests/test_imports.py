@@ -35,7 +35,7 @@ ONLY_IN = {
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(
         f"plait/core/{name}.py"
-        for name in ("job", "settings", "explain", "reference", "cluster", "efficiency", "profile")
+        for name in ("job", "settings", "explain", "reference", "cluster", "efficiency", "profile", "placement_profile")
     ),
 }
 STARTS_FAST = {

@@ -59,7 +59,10 @@ def draw_profile(found: PlacementProfile, file: Path) -> None:
         curves = [
             Curve(
                 f"{one.group.ranks} ranks in {one.group.minipods} minipod{'s' * (one.group.minipods > 1)}",
-                [(log2(p.bytes), p.bytes * wire_share(kind, one.group.ranks) / p.seconds / 1e6) for p in one.points],
+                [
+                    (log2(p.bytes), p.bytes * wire_share(one.kind, one.group.ranks) / p.seconds / 1e6)
+                    for p in one.points
+                ],
             )
             for one in found.collectives
             if one.kind == kind
