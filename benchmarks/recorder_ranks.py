@@ -79,7 +79,7 @@ class Bench:
                 self.recorder.begins(self.done)
             start = time.perf_counter()
             part.pipeline.ahead()
-            train_step(part.work, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
+            train_step(part.step, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
             if recorded:
                 records = self.recorder.records()
                 self.meter.metrics(1.0, records)

@@ -45,6 +45,7 @@ ONLY_IN = {
             "cluster",
             "efficiency",
             "profile",
+            "placement_profile",
             "kubernetes_settings",
         )
     ),

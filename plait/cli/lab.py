@@ -12,7 +12,7 @@ app = typer.Typer(
 )
 
 LabName = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="Which lab, when several run.")]
-Host = Annotated[int, typer.Argument(metavar="HOST", help="Number of the host, from 0.")]
+Host = Annotated[str, typer.Argument(metavar="HOST", help="Number of the host, from 0; or pod0 for a minipod's link.")]
 
 
 # Options end where the command begins, so that the command's own options need no `--` before them.
@@ -26,6 +26,10 @@ def run_command(
     nic: Annotated[
         str, typer.Option(metavar="RATE", help="Rate of a host's link, each way: 400mbit, 2.5gbit, unlimited.")
     ] = "1gbit",
+    pods: Annotated[int, typer.Option(help="Minipods: switches that hosts lie under evenly, below one core.")] = 1,
+    core: Annotated[
+        str, typer.Option(metavar="RATE", help="Rate of a minipod's link to the core, each way.")
+    ] = "unlimited",
     mtu: Annotated[int, typer.Option(help="Largest packet of a link, in bytes.")] = 9000,
     segment: Annotated[
         int, typer.Option(metavar="BYTES", help="Most bytes TCP hands a link at once; more costs less CPU (Linux 6.3).")
@@ -48,7 +52,7 @@ def run_command(
     """
     from plait.lab import LabSpec, run
 
-    spec = LabSpec(hosts=hosts, ranks_per_host=ranks_per_host, nic=nic, mtu=mtu, segment=segment)
+    spec = LabSpec(hosts=hosts, ranks_per_host=ranks_per_host, nic=nic, mtu=mtu, segment=segment, pods=pods, core=core)
     raise typer.Exit(run(spec, command or [], name=name, only_rank=only_rank, raw=raw, grace=grace))
 
 
@@ -57,9 +61,9 @@ def cut(host: Host, lab: LabName = None) -> None:
     """Pull a host's cable in a running lab."""
     from plait.lab import find
 
-    entry = find(lab)
-    entry.network.cut(host)
-    typer.echo(f"{entry.name}: host {host} is cut off")
+    entry, (pod, number) = find(lab), _link(host)
+    (entry.network.cut_pod if pod else entry.network.cut)(number)
+    typer.echo(f"{entry.name}: {_said(pod, number)} is cut off")
 
 
 @app.command()
@@ -67,9 +71,9 @@ def heal(host: Host, lab: LabName = None) -> None:
     """Plug a host's cable in again."""
     from plait.lab import find
 
-    entry = find(lab)
-    entry.network.heal(host)
-    typer.echo(f"{entry.name}: host {host} is connected")
+    entry, (pod, number) = find(lab), _link(host)
+    (entry.network.heal_pod if pod else entry.network.heal)(number)
+    typer.echo(f"{entry.name}: {_said(pod, number)} is connected")
 
 
 @app.command()
@@ -81,9 +85,23 @@ def slow(
     """Give a host's link another rate, in both directions."""
     from plait.lab import find
 
-    entry = find(lab)
-    entry.network.slow(host, rate)
-    typer.echo(f"{entry.name}: the link of host {host} now has {rate}")
+    entry, (pod, number) = find(lab), _link(host)
+    (entry.network.slow_pod if pod else entry.network.slow)(number, rate)
+    typer.echo(f"{entry.name}: the link of {_said(pod, number)} now has {rate}")
+
+
+def _link(name: str) -> tuple[bool, int]:
+    """Whether a name is a minipod's, and its number."""
+    from plait.core.errors import JobError
+
+    number = name.removeprefix("pod")
+    if not (number.isascii() and number.isdecimal() and len(number) <= 9):
+        raise JobError(f"{name!r} is no host and no minipod", fix="Write a host's number, or pod0, pod1, ...")
+    return number != name, int(number)
+
+
+def _said(pod: bool, number: int) -> str:
+    return f"{'minipod' if pod else 'host'} {number}"
 
 
 @app.command("list")
@@ -102,3 +120,5 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
         terminal.say(f"{entry.name}  {entry.spec}  pid {entry.pid}  {' '.join(entry.command)}")
         for host in entry.network.state():
             terminal.say(f"  host {host.host}  {host.address}  {host.nic}{'  cut off' if host.cut else ''}")
+        for pod in entry.network.pod_state():
+            terminal.say(f"  pod{pod.pod} to core  {pod.core}{'  cut off' if pod.cut else ''}")

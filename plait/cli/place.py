@@ -50,6 +50,9 @@ def place(
     flows: Annotated[
         int, typer.Option(help="Connections of a NIC: predict what hashing them onto uplinks costs, too.")
     ] = 0,
+    network: Annotated[
+        Path | None, typer.Option(help="What spreading costs, by plait profile placement; else published figures.")
+    ] = None,
     limit: Annotated[float, typer.Option(help="Seconds that a solver may take.")] = 10.0,
     compare: Annotated[bool, typer.Option("--compare", help="All methods and baselines beside each other.")] = False,
     repair: Annotated[
@@ -80,7 +83,7 @@ def place(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
         avoid=names_of(avoid, "--avoid"), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
         literal=literal, spares=spares_of(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
-        flows=flows, by=by,
+        flows=flows, by=by, network=network,
     )  # fmt: skip
     _check_numbers(preempt=preempt, flows=flows, limit=limit, gpus_per_node=gpus_per_node, move_price=move_price)
     if out is not None and not out.name:

@@ -44,6 +44,7 @@ class Asked:
     method: str
     flows: int = 0
     by: str = "spread"
+    network: Path | None = None
     alpha: float | None = None
     why: str = ""
     problem: Problem = field(init=False)
@@ -60,7 +61,7 @@ class Asked:
         if each < 1:
             problem = "neither the plan's cluster nor the topology says how many GPUs a node has"
             raise JobError(problem, key="--gpus-per-node", fix="Give it")
-        matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=_volumes(plan))
+        matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
         if self.alpha is None:
             jobs = read_profiled(None if affinity == "auto" else Path(affinity))
             found = affinity_of(matrix, jobs, kind or next(iter(types_of(self.tree)), "") or device)
@@ -73,7 +74,7 @@ class Asked:
         )  # fmt: skip
 
     def _read_topology(self) -> Topology:
-        from plait.place.readers import read_topology
+        from plait.cli.topologies import read_topology
 
         if not self.topology:
             raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
@@ -189,13 +190,13 @@ class Asked:
 
     def _network(self, rate: float | None) -> Network:
         """With what hashing costs between minipods, where that is asked for."""
-        network = Network.read(rate=rate)
+        network = Network.read(self.network, rate=None if self.network else rate)
         free = next((node.name for node in self.tree.nodes if node.state.status == "free"), None)
         if not self.flows or free is None:
             return network
         from plait.place.ecmp import Fabric, conflict_factor
 
-        return replace(network, conflicts=conflict_factor(Fabric.of(self.tree, free), self.flows))
+        return replace(network, conflicts=network.conflicts * conflict_factor(Fabric.of(self.tree, free), self.flows))
 
 
 def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, str, int]:
@@ -226,7 +227,7 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
     return plan, cluster.tiers[-1].rate.value, cluster.device.name, cluster.ranks_per_node
 
 
-def _volumes(plan: Plan) -> tuple[Volume, ...]:
+def volumes_of(plan: Plan) -> tuple[Volume, ...]:
     """As the planner counts them; none for a model with experts, which it does not."""
     from plait.plan.estimate import PlannedStep, place_volume
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from plait.cli.profile_placement import placement
 
 if TYPE_CHECKING:
     from plait.cli.running import Place
@@ -23,6 +26,21 @@ MOST_HERE = 8
 """Ranks on a CPU, where nobody says how many."""
 
 
+class _Measures(TyperGroup):
+    """Without ``placement``, everything else: ``plait profile [JOB]``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ``machine [JOB]``."""
+        if not args or args[0] not in self.commands:
+            args = ["machine", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_Measures, help="Measure this machine or a cluster; placement: what spreading over it costs.")
+app.command("placement")(placement)
+
+
+@app.command("machine")
 def profile(
     job: Annotated[
         Path | None, typer.Argument(metavar="[JOB]", help="A job file: its layer, precision and device are measured.")
@@ -54,6 +72,7 @@ def profile(
     The result is what plans rest on. On several machines start the ranks with torchrun: docs/profile.md.
 
     Examples: plait profile; plait profile --on lab:2x2@1gbit; plait profile --import all_reduce.log
+    What spreading over minipods costs: plait profile placement --help
     """
     from plait.core.files import explained
     from plait.core.profile import Profile

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from plait.core.cluster import Hosts
     from plait.core.lock import RunLock
     from plait.core.plan import Plan
+    from plait.core.rank_table import RankTable
     from plait.lab import LabSpec
     from plait.launch.hang import Suspicion
     from plait.launch.local import Start
@@ -104,15 +105,36 @@ class Here:
 
 @dataclass(frozen=True)
 class InLab:
-    """An emulated cluster, up as long as its ranks run."""
+    """An emulated cluster, up as long as its ranks run. table: which host is which node; None: all in their
+    order."""
 
     lab: LabSpec
+    table: RankTable | None = None
     ours: bool = True
+
+    def __post_init__(self) -> None:
+        from plait.core.errors import PlacementError
+
+        if self.table and self.table.ranks_per_node != self.lab.ranks_per_host:
+            raise PlacementError(
+                f"The rank table has {self.table.ranks_per_node} ranks a host, and the lab {self.lab.ranks_per_host}."
+            )
+        if self.table and max(self._nodes) >= self.lab.hosts:
+            raise PlacementError(
+                f"The rank table names host{max(self._nodes)}, and the lab has {self.lab.hosts} hosts."
+            )
+
+    @property
+    def _nodes(self) -> tuple[int, ...]:
+        """The host of every node."""
+        from plait.core.lab_hosts import number
+
+        return tuple(map(number, self.table.hosts)) if self.table else tuple(range(self.lab.hosts))
 
     @property
     def world(self) -> int:
-        """Of all its hosts."""
-        return self.lab.world_size
+        """Of all its hosts, or of those in the table."""
+        return self.table.world_size if self.table else self.lab.world_size
 
     @property
     def hosts(self) -> Hosts:
@@ -121,9 +143,12 @@ class InLab:
 
     def run(self, ranks: Ranks) -> int:
         """As processes on the lab's hosts."""
+        from plait.core.rank_table import NAME
         from plait.lab import Lab
 
-        with Lab(self.lab, command=ranks.argv) as running:
+        if self.table:  # ranks compare it with where they are
+            self.table.write(ranks.logs.parent / NAME)
+        with Lab(self.lab, command=ranks.argv, nodes=self._nodes) as running:
             return _watched(partial(running.popen, argv=ranks.argv), ranks)
 
 
@@ -163,6 +188,25 @@ def place_of(on: str) -> Place:
         )
         raise JobError(f"'{on}' is no place to run", key="--on", fix=fix)
     return PLACES[kind](where)
+
+
+def with_table(place: Place, rank_table: Path | None) -> Place:
+    """A place whose ranks lie as a rank table says. Raises JobError for one that has no hosts to order."""
+    from dataclasses import replace
+
+    from plait.cli.on_kubernetes import InKubernetes
+    from plait.cli.on_slurm import InSlurm
+    from plait.core.errors import JobError
+    from plait.core.rank_table import RankTable
+
+    if isinstance(place, InSlurm | InKubernetes):
+        return replace(place, table=rank_table)
+    if rank_table and isinstance(place, InLab):
+        return replace(place, table=RankTable.read(rank_table))
+    if rank_table:
+        fix = "Use it with --on slurm, kubernetes or lab:..."
+        raise JobError("orders the nodes of a cluster", key="--rank-table", fix=fix)
+    return place
 
 
 def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) -> int:

@@ -78,7 +78,7 @@ def show(
     Example: plait topology topology.conf --states nodes.txt --draw cluster.svg
     """
     from plait.cli import terminal
-    from plait.place.readers import read_topology
+    from plait.cli.topologies import read_topology
 
     labels = tuple(word.strip() for word in levels.split(",") if word.strip())
     topology, notes = read_topology(file, form=form, name=name, levels=labels, states=states or ())

@@ -25,11 +25,13 @@ def train(
         str,
         typer.Option(
             help="Where: local; slurm or slurm:PARTITION; kubernetes or kubernetes:NAMESPACE; lab:HOSTSxRANKS@RATE "
-            "for an emulated cluster, such as lab:2x1@1gbit."
+            "for an emulated cluster, such as lab:2x1@1gbit or, with a slower core between minipods, "
+            "lab:4x1@1gbit,2pods@300mbit."
         ),
     ] = "local",
     rank_table: Annotated[
-        Path | None, typer.Option(help="With --on slurm or kubernetes: which host runs which ranks (rank_table.json).")
+        Path | None,
+        typer.Option(help="With --on slurm, kubernetes or lab: which host runs which ranks (rank_table.json)."),
     ] = None,
     follow: Annotated[
         bool,
@@ -48,10 +50,10 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    from plait.cli.running import place_of, run_plan
+    from plait.cli.running import place_of, run_plan, with_table
     from plait.launch.run_folder import write_run
 
-    place = _with_table(place_of(on), rank_table)
+    place = with_table(place_of(on), rank_table)
     if dry_run:
         _show(job, overrides or [], place, as_json)
         return
@@ -73,22 +75,6 @@ def train(
     if isinstance(place, InKubernetes) or (isinstance(place, InSlurm) and not place.inside):
         raise typer.Exit(place.submit(plan, folder, follow=follow))
     raise typer.Exit(run_plan(plan, folder, place))
-
-
-def _with_table(place: Place, rank_table: Path | None) -> Place:
-    from dataclasses import replace
-
-    from plait.cli.on_kubernetes import InKubernetes
-    from plait.cli.on_slurm import InSlurm
-    from plait.core.errors import JobError
-
-    if isinstance(place, InSlurm | InKubernetes):
-        return replace(place, table=rank_table)
-    if rank_table:
-        raise JobError(
-            "orders the nodes of a cluster", key="--rank-table", fix="Use it with --on slurm or --on kubernetes"
-        )
-    return place
 
 
 def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
@@ -142,6 +128,11 @@ def _refuse(job: Job, vocab: int) -> None:
     check_size(job, vocab, there)
     if there:
         check_fits(job, estimate(PlannedStep.of(job, vocab, gpu=bool(there.each))), vocab, there)
+
+
+def plan_to_run(file: Path, overrides: list[str], place: Place) -> Plan:
+    """The plan that ``plait train`` would run of a job file at a place."""
+    return _planned(file, overrides, place)[0]
 
 
 def _planned(file: Path, overrides: list[str], place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:

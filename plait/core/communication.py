@@ -125,11 +125,16 @@ class CommunicationMatrix:
         return volume.weights, volume.dp, volume.pp
 
     @cached_property
+    def mean(self) -> Volume:
+        """Of all GPUs; nothing where nobody has counted."""
+        return _mean(self.volumes, self.heights)
+
+    @cached_property
     def ratios(self) -> tuple[float, float] | None:
         """r1 = micro-batch x v_w / (v_d + v_p) and r2 = v_d / v_p of the mean GPU (Arnold, section 5.2): how
         much there is to compute for what is sent, and for which groups. None where nothing is sent along one
         of the axes, or nobody has counted."""
-        mean = _mean(self.volumes, self.heights)
+        mean = self.mean
         if not mean.dp or not mean.pp:
             return None
         return self.micro_batch * mean.weights / (mean.dp + mean.pp), mean.dp / mean.pp

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from plait.core import lab_hosts
 from plait.core.errors import JobError, LaunchError
 
 MASTER_PORT = 29500
@@ -176,7 +177,10 @@ def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def this_host(environ: Mapping[str, str] = os.environ) -> str:
-    """What this machine is called: by the cluster manager, where one runs us, else by itself."""
+    """What this machine is called: by a lab, where we are on one of its hosts, by the cluster manager, where
+    one runs us, else by itself."""
+    if environ.get("PLAIT_LAB") and (host := lab_hosts.here()):
+        return host
     if environ.get("PLAIT_RUN"):
         unbound = f"{environ['PLAIT_RUN']}-{task_number(environ)}"
         return environ.get("PLAIT_NODE", unbound) if environ.get("PLAIT_HOSTS") else unbound

@@ -5,28 +5,30 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from plait.core.env import MASTER_PORT, RankEnv, inherited
 from plait.core.errors import LaunchError
-from plait.lab.network import IFNAME, address
+from plait.core.lab_hosts import IFNAME, address
 from plait.lab.spec import LabSpec
 
 
-def rank_environment(spec: LabSpec, name: str, rank: int) -> dict[str, str]:
-    """The variables that tell a rank who and where it is: torchrun's, and which link gloo shall use."""
+def rank_environment(spec: LabSpec, name: str, rank: int, nodes: Sequence[int]) -> dict[str, str]:
+    """The variables that tell a rank who and where it is: torchrun's, and which link gloo shall use. nodes:
+    the host of every node."""
     me = RankEnv(
         rank=rank,
-        world_size=spec.world_size,
+        world_size=len(nodes) * spec.ranks_per_host,
         local_rank=rank % spec.ranks_per_host,
         local_world_size=spec.ranks_per_host,
-        node_rank=spec.host_of(rank),
-        master_addr=address(0),
+        node_rank=rank // spec.ranks_per_host,
+        master_addr=address(nodes[0]),
         master_port=MASTER_PORT,  # each lab has its own network, so one port serves them all
         lab=name,
     )
     threads = inherited().get("OMP_NUM_THREADS", "1")
-    return {**me.variables(), "GLOO_SOCKET_IFNAME": IFNAME if spec.hosts > 1 else "lo", "OMP_NUM_THREADS": threads}
+    return {**me.variables(), "GLOO_SOCKET_IFNAME": IFNAME if len(nodes) > 1 else "lo", "OMP_NUM_THREADS": threads}
 
 
 def runtime_dir() -> Path:

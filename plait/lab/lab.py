@@ -23,13 +23,17 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 class Lab:
     """Hosts behind rate-limited links, up inside the ``with`` block; every process on them ends with it.
+    nodes: the host of every node of the job, in place of all in their order: what a rank table says.
 
     >>> with Lab(LabSpec.parse("2x1@1gbit")) as lab:  # doctest: +SKIP
     ...     lab.popen(1, ["hostname", "-I"]).wait()
     """
 
-    def __init__(self, spec: LabSpec, *, name: str | None = None, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self, spec: LabSpec, *, name: str | None = None, command: Sequence[str] = (), nodes: Sequence[int] | None = None
+    ) -> None:
         self.spec = spec
+        self.nodes = tuple(range(spec.hosts)) if nodes is None else tuple(nodes)
         self.command = tuple(command)  # what `plait lab list` shows
         self._wanted_name = name
         self._entry: Entry | None = None
@@ -72,7 +76,7 @@ class Lab:
         reply = json.loads(answer or '{"error": "?", "message": "its first process ended early"}')
         if "error" in reply:
             raise LaunchError(_why_not(reply["error"], reply["message"]))
-        return Network(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec.mtu)
+        return Network(self._keeper.pid, tuple(reply["fds"]), reply["userns"], self.spec.mtu, self.spec.pods)
 
     def close(self) -> None:
         """End every process on the hosts at once, and remove the network."""
@@ -110,11 +114,11 @@ class Lab:
 
     def environment(self, rank: int) -> dict[str, str]:
         """The variables to add for a rank: torchrun's and the lab's own."""
-        return rank_environment(self.spec, self.name, rank)
+        return rank_environment(self.spec, self.name, rank, self.nodes)
 
     def rank_command(self, rank: int, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on the host of a rank; it ends with the lab, whoever starts it."""
-        return self.network.enter(self.spec.host_of(rank), argv)
+        return self.network.enter(self.nodes[self.spec.host_of(rank)], argv)
 
     def popen(self, rank: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start ``argv`` as a rank, in a process group of its own; ``options`` are those of

@@ -2,7 +2,9 @@
 runs.
 
 The switch is a bridge in a namespace of its own, so the machine's own network is never touched. Host i is the
-far end of the switch's port ``host<i>``, called ``eth0`` inside the host.
+far end of the switch's port ``host<i>``, called ``eth0`` inside the host. Of several minipods each has a
+bridge ``sw<p>`` there, whose port ``pod<p>`` leads to the port ``core<p>`` of one more bridge, ``core``:
+whatever crosses minipods shares these links.
 """
 
 from __future__ import annotations
@@ -15,17 +17,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from plait.core.errors import JobError, LaunchError
+from plait.core.lab_hosts import FIRST_ADDRESS, IFNAME, address, name
 from plait.lab.spec import NO_LIMIT, SEGMENT, LabSpec, format_rate, parse_rate, to_bits
 
-IFNAME = "eth0"
 TIMER_SLACK = 150e-6  # seconds by which the kernel's timer may be late without a loss of rate
 QUEUE_SECONDS = 20e-3  # how long a packet waits at most in a full queue ...
 SHORTEST_QUEUE = 1 << 21  # bytes; ... unless that holds only a few segments. Only many senders to one host fill a queue
-_FIRST_ADDRESS = IPv4Address("10.77.0.1")
 # Not the machine's own choice, which may pace with a timer per packet (bbr): labs behave alike everywhere,
 # and cost less CPU.
 CONGESTION_CONTROL = "cubic"
@@ -44,11 +45,6 @@ def tool(name: str) -> str:
     if path is None:
         raise LaunchError(f"the lab needs the program {name!r}, which is not installed. Install {_PACKAGES[name]}.")
     return path
-
-
-def address(host: int) -> str:
-    """The address of a host on the lab's network."""
-    return str(_FIRST_ADDRESS + host)
 
 
 def shaper(device: str, rate: int | None, mtu: int) -> list[str]:
@@ -80,6 +76,15 @@ class HostState:
 
 
 @dataclass(frozen=True)
+class PodState:
+    """How a minipod's link to the core is now."""
+
+    pod: int
+    core: str
+    cut: bool
+
+
+@dataclass(frozen=True)
 class Network:
     """A lab's network, reached through the keeper that holds it; works from any process of the same user."""
 
@@ -87,6 +92,7 @@ class Network:
     fds: tuple[int, ...]
     userns: bool
     mtu: int
+    pods: int = 1
 
     def enter(self, host: int | None, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on a host, or on the switch (None)."""
@@ -102,58 +108,99 @@ class Network:
 
     def build(self, spec: LabSpec) -> None:
         """Make the switch, the hosts' links and their limits."""
-        bridge = f"link add name sw0 mtu {spec.mtu} type bridge forward_delay 0 stp_state 0 mcast_snooping 0"
-        switch = [bridge, "link set lo up", "link set sw0 up"]
+        several = range(spec.pods if spec.pods > 1 else 0)
+        bridges = [*(f"sw{pod}" for pod in range(spec.pods)), *(["core"] if several else [])]
+        switch = ["link set lo up"]
+        for bridge in bridges:
+            kind = "type bridge forward_delay 0 stp_state 0 mcast_snooping 0"
+            switch += [f"link add name {bridge} mtu {spec.mtu} {kind}", f"link set {bridge} up"]
+        for pod in several:
+            switch.append(f"link add name pod{pod} mtu {spec.mtu} type veth peer name core{pod} mtu {spec.mtu}")
+            switch.append(f"link set pod{pod} addrgenmode none master sw{pod} up")
+            switch.append(f"link set core{pod} addrgenmode none master core up")
         for host, fd in enumerate(self.fds):
             far_end = f"peer name {IFNAME} mtu {spec.mtu} netns /proc/{self.keeper}/fd/{fd}"
-            switch.append(f"link add name host{host} mtu {spec.mtu} type veth {far_end}")
+            switch.append(f"link add name {name(host)} mtu {spec.mtu} type veth {far_end}")
             # Without IPv6 addresses a link is silent until a rank speaks.
-            switch.append(f"link set host{host} addrgenmode none master sw0 up")
+            switch.append(f"link set {name(host)} addrgenmode none master sw{spec.pod_of(host)} up")
         self._batch(None, "ip", switch)
-        ports = [f"host{host}" for host in range(spec.hosts)]
-        self._batch(None, "tc", [f"qdisc replace dev {port} {_QUEUE}" for port in ports])
-        self._batch(None, "tc", [line for port in ports for line in shaper(port, spec.rate, spec.mtu)])
+        rates = {name(host): spec.rate for host in range(spec.hosts)}
+        rates |= {f"{end}{pod}": spec.core_rate for pod in several for end in ("pod", "core")}
+        self._batch(None, "tc", [f"qdisc replace dev {port} {_QUEUE}" for port in rates])
+        self._batch(None, "tc", [line for port, rate in rates.items() for line in shaper(port, rate, spec.mtu)])
         for host in range(spec.hosts):
             up = [
                 f"link set {IFNAME} addrgenmode none up",
                 "link set lo up",
                 f"addr add {address(host)}/{_PREFIX} dev {IFNAME} noprefixroute",
             ]
-            subnet = IPv4Network((str(_FIRST_ADDRESS), _PREFIX), strict=False)
+            subnet = IPv4Network((str(FIRST_ADDRESS), _PREFIX), strict=False)
             route = f"route add {subnet} dev {IFNAME} congctl {CONGESTION_CONTROL} initcwnd {INITIAL_WINDOW}"
             self._batch(host, "ip", [*up, route])
             self._batch(host, "tc", [f"qdisc replace dev {IFNAME} {_QUEUE}", *shaper(IFNAME, spec.rate, spec.mtu)])
         if spec.segment > SEGMENT:
-            for host, devices in [(None, ["sw0", *ports]), *((host, [IFNAME]) for host in range(spec.hosts))]:
+            for host, devices in [(None, [*bridges, *rates]), *((host, [IFNAME]) for host in range(spec.hosts))]:
                 self._call(
                     self.enter(host, [sys.executable, "-I", "-S", _SEGMENT_SCRIPT, str(spec.segment), *devices]), ""
                 )
 
     def cut(self, host: int) -> None:
         """Pull the host's cable: its packets go nowhere, and none reach it."""
-        self._batch(None, "ip", [f"link set host{self.checked(host)} down"])
+        self._batch(None, "ip", [f"link set {name(self.checked(host))} down"])
 
     def heal(self, host: int) -> None:
         """Plug the host's cable in again."""
-        self._batch(None, "ip", [f"link set host{self.checked(host)} up"])
+        self._batch(None, "ip", [f"link set {name(self.checked(host))} up"])
+
+    def cut_pod(self, pod: int) -> None:
+        """Pull the cable between a minipod and the core."""
+        self._batch(None, "ip", [f"link set pod{self.checked_pod(pod)} down"])
+
+    def heal_pod(self, pod: int) -> None:
+        """Plug a minipod's cable in again."""
+        self._batch(None, "ip", [f"link set pod{self.checked_pod(pod)} up"])
+
+    def slow_pod(self, pod: int, rate: str) -> None:
+        """Give a minipod's link to the core another rate, in both directions."""
+        bits = parse_rate(rate)
+        for port in (f"pod{self.checked_pod(pod)}", f"core{pod}"):
+            self._batch(None, "tc", shaper(port, bits, self.mtu))
+
+    def checked_pod(self, pod: int) -> int:
+        """``pod`` if there is one of that number with a link to a core."""
+        if self.pods == 1:
+            raise JobError("this lab has one minipod, and no core", fix="Start one with several: --pods 2")
+        if not 0 <= pod < self.pods:
+            raise JobError(f"minipod {pod} does not exist", fix=f"This lab has minipods 0 to {self.pods - 1}")
+        return pod
 
     def slow(self, host: int, rate: str) -> None:
         """Give the host's link another rate, in both directions."""
         bits = parse_rate(rate)
-        self._batch(None, "tc", shaper(f"host{self.checked(host)}", bits, self.mtu))
+        self._batch(None, "tc", shaper(name(self.checked(host)), bits, self.mtu))
         self._batch(host, "tc", shaper(IFNAME, bits, self.mtu))
 
     def state(self) -> list[HostState]:
         """How each host's link is, as the kernel has it."""
+        found = self._links([name(host) for host in range(len(self.fds))])
+        return [HostState(host, address(host), rate, cut) for host, (rate, cut) in enumerate(found)]
+
+    def pod_state(self) -> list[PodState]:
+        """How each minipod's link to the core is; none where there is no core."""
+        found = self._links([f"pod{pod}" for pod in range(self.pods)]) if self.pods > 1 else []
+        return [PodState(pod, rate, cut) for pod, (rate, cut) in enumerate(found)]
+
+    def _links(self, ports: Sequence[str]) -> list[tuple[str, bool]]:
+        """Of each port its rate, and whether it is cut."""
         links = json.loads(self._call(self.enter(None, [tool("ip"), "-json", "link", "show"]), ""))
         cut = {link["ifname"] for link in links if "UP" not in link["flags"]}
         # Many versions of tc have no JSON form for classes.
-        classes = self._batch(None, "tc", [f"class show dev host{host}" for host in range(len(self.fds))])
+        classes = self._batch(None, "tc", [f"class show dev {port}" for port in ports])
         rates = [to_bits(text) for text in _CLASS.findall(classes)]
-        assert len(rates) == len(self.fds)
+        assert len(rates) == len(ports)
         return [
-            HostState(host, address(host), format_rate(None if rate == NO_LIMIT else rate), f"host{host}" in cut)
-            for host, rate in enumerate(rates)
+            (format_rate(None if rate == NO_LIMIT else rate), port in cut)
+            for port, rate in zip(ports, rates, strict=True)
         ]
 
     def _batch(self, host: int | None, program: str, lines: Sequence[str]) -> str:

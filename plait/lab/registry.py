@@ -61,6 +61,7 @@ class Entry:
             "spec": asdict(self.spec),
             "command": list(self.command),
             "hosts": hosts,
+            "pods": [asdict(state) for state in self.network.pod_state()],
         }
 
     @classmethod
@@ -68,7 +69,7 @@ class Entry:
         """The inverse of :meth:`to_dict`."""
         net = values["network"]
         spec = LabSpec.parse(values["spec"])
-        network = Network(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu)
+        network = Network(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu, spec.pods)
         return cls(
             values["name"],
             values["pid"],

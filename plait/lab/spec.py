@@ -1,4 +1,5 @@
-"""What a lab looks like: how many hosts, ranks on each, and the link between a host and the switch."""
+"""What a lab looks like: how many hosts, ranks on each, the link between a host and its switch, and between
+switches."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from plait.core import lab_hosts
 from plait.core.errors import JobError
 
 if TYPE_CHECKING:
     from plait.core.cluster import Hosts
+    from plait.core.topology import Topology
 
 UNLIMITED = "unlimited"
-MAX_HOSTS = 1000  # a Linux bridge takes 1024 ports
+MAX_HOSTS = lab_hosts.MOST
 MIN_RATE, MAX_RATE = 10**6, 8 * 10**11  # bits per second
 NO_LIMIT = 10**12  # bits per second, far more than one machine moves: how a link without a limit is told to the kernel
 MIN_MTU, MAX_MTU = 576, 65535
@@ -22,7 +25,10 @@ SEGMENT, MAX_SEGMENT = (
 )  # bytes; what any kernel's TCP hands a link at once, and the most that Linux allows
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]*)")
-_SPEC = re.compile(r"([0-9]{1,9})x([0-9]{1,9})(?:@([^,]*))?(?:,mtu=([0-9]{1,9}))?(?:,segment=([0-9]{1,9}))?")
+_SPEC = re.compile(
+    r"([0-9]{1,9})x([0-9]{1,9})(?:@([^,]*))?(?:,([0-9]{1,9})pods(?:@([^,]*))?)?"
+    r"(?:,mtu=([0-9]{1,9}))?(?:,segment=([0-9]{1,9}))?"
+)
 
 
 def parse_rate(text: str) -> int | None:
@@ -72,6 +78,9 @@ class LabSpec:
     """An emulated cluster: ``hosts`` machines of ``ranks_per_host`` ranks, each behind one link of rate
     ``nic``.
 
+    pods: minipods; hosts lie evenly under one switch each, in order. core: rate of the link between each of
+    these switches and the core, where there are several.
+
     segment: the most bytes that TCP hands the link at once (Linux 6.3 and newer; elsewhere 64 KiB whatever it
     says). The larger, the less CPU time a byte costs, but a message no larger than a segment passes an idle
     link at no cost: raise it for messages of megabytes only.
@@ -85,6 +94,8 @@ class LabSpec:
     nic: str = "1gbit"
     mtu: int = 9000
     segment: int = SEGMENT
+    pods: int = 1
+    core: str = UNLIMITED
 
     def __post_init__(self) -> None:
         for key, value, limit in (("hosts", self.hosts, MAX_HOSTS), ("ranks_per_host", self.ranks_per_host, 1024)):
@@ -98,26 +109,35 @@ class LabSpec:
             raise JobError(
                 f"a link cannot have segment = {self.segment}", fix=f"Choose one from {SEGMENT} to {MAX_SEGMENT} bytes"
             )
+        if self.pods < 1 or self.hosts % self.pods:
+            raise JobError(
+                f"{self.hosts} hosts cannot lie evenly in pods = {self.pods} minipods", fix="Choose a divisor of hosts"
+            )
+        if self.pods == 1 and self.core != UNLIMITED:
+            raise JobError("one minipod has no link to a core", fix="Write 2pods@RATE or more, or leave it out")
         parse_rate(self.nic)
+        parse_rate(self.core)
 
     @classmethod
     def parse(cls, text: str) -> LabSpec:
-        """Read ``HOSTSxRANKS[@NIC][,mtu=MTU][,segment=BYTES]``, such as ``2x1@1gbit`` or
-        ``4x2@400mbit,mtu=1500``."""
+        """Read ``HOSTSxRANKS[@NIC][,PODSpods[@CORE]][,mtu=MTU][,segment=BYTES]``, such as ``2x1@1gbit``,
+        ``4x2@400mbit,mtu=1500`` or ``4x1@1gbit,2pods@300mbit``."""
         match = _SPEC.fullmatch(text.strip().lower())
         if not match:
             raise JobError(
                 f"{text!r} does not describe a lab",
-                fix="Write HOSTSxRANKS@RATE, such as 2x1@1gbit or 4x2@400mbit,mtu=1500",
+                fix="Write HOSTSxRANKS@RATE, such as 2x1@1gbit, 4x2@400mbit,mtu=1500 or 4x1@1gbit,2pods@300mbit",
             )
-        hosts, ranks, nic, mtu, segment = match.groups()
+        hosts, ranks, nic, pods, core, mtu, segment = match.groups()
         return cls(
-            int(hosts), int(ranks), cls.nic if nic is None else nic, int(mtu or cls.mtu), int(segment or cls.segment)
-        )
+            int(hosts), int(ranks), cls.nic if nic is None else nic, int(mtu or cls.mtu), int(segment or cls.segment),
+            cls.pods if pods is None else int(pods), cls.core if core is None else core,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         segment = "" if self.segment == SEGMENT else f",segment={self.segment}"
-        return f"{self.hosts}x{self.ranks_per_host}@{self.nic},mtu={self.mtu}{segment}"
+        pods = "" if self.pods == 1 else f",{self.pods}pods@{self.core}"
+        return f"{self.hosts}x{self.ranks_per_host}@{self.nic}{pods},mtu={self.mtu}{segment}"
 
     @property
     def world_size(self) -> int:
@@ -128,6 +148,32 @@ class LabSpec:
     def rate(self) -> int | None:
         """Bits per second of a host's link in each direction; None when unlimited."""
         return parse_rate(self.nic)
+
+    @property
+    def core_rate(self) -> int | None:
+        """Bits per second of a minipod's link to the core in each direction; None when unlimited."""
+        return parse_rate(self.core)
+
+    @property
+    def as_topology(self) -> Topology:
+        """Its switches and hosts, as placements see them.
+
+        >>> LabSpec.parse("4x1@1gbit,2pods@300mbit").as_topology.free()
+        {'pod0': {'pod0': ('host0', 'host1')}, 'pod1': {'pod1': ('host2', 'host3')}}
+        """
+        from plait.core.topology import Hardware
+        from plait.core.wiring import Wiring, build
+
+        names = [lab_hosts.name(host) for host in range(self.hosts)]
+        hardware = {name: Hardware(gpus=self.ranks_per_host, nics=1, rails=1) for name in names}
+        each = self.hosts // self.pods
+        pods = [Wiring(f"pod{pod}", nodes=names[pod * each : (pod + 1) * each]) for pod in range(self.pods)]
+        top = [Wiring("core", [pod.name for pod in pods])] if self.pods > 1 else []
+        return build([*top, *pods], hardware=hardware, name=f"lab {self}")
+
+    def pod_of(self, host: int) -> int:
+        """The minipod that a host lies in."""
+        return host // (self.hosts // self.pods)
 
     @property
     def as_hosts(self) -> Hosts:

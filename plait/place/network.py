@@ -22,7 +22,8 @@ from plait.core.toml import read_toml
 class Network:
     """rate: bytes per second, each way, of one GPU inside a minipod. collective_loss, p2p_loss: shares of it
     that groups spread over many lose at most. conflicts: by how much longer what crosses minipods takes
-    because flows meet on a link (equal-cost multi-path hashing); 1 is not at all."""
+    because flows meet on a link: [crossing] of the file, where the core was measured to be slower, times what
+    equal-cost multi-path hashing costs; 1 is not at all."""
 
     rate: float
     collective_loss: float
@@ -41,6 +42,13 @@ class Network:
                 fix = f"Write [{key}] with value, a number from {least:g} to {most:g}, source and date"
                 raise JobError(f"{value!r} is no {key}", file=str(path), key=key, fix=fix)
             found[key] = float(value)
+        crossing = values.get("crossing")
+        if crossing is not None:
+            told = crossing.get("value") if isinstance(crossing, dict) else None
+            if not isinstance(told, (int, float)) or not 1 <= told <= 1e6:
+                fix = "Write [crossing] with value, a number from 1, source and date; or leave it out"
+                raise JobError(f"{told!r} is no crossing", file=str(path), key="crossing", fix=fix)
+            found["conflicts"] = float(told)
         return Network(**(found | ({"rate": rate} if rate else {})))
 
     def collective(self, sent: float, spread: int) -> float:

@@ -1,6 +1,7 @@
 """What one rank of a measurement runs, under torchrun's variables, whoever starts it:
 
     python -m plait.train.profiler --out profile.json [--seconds N] [--job JOB.toml]
+    python -m plait.train.profiler --placement --nodes-per-minipod 16 --out placement-profile.json
 
 Rank 0 writes the profile and says what is measured. Nothing is written before the end, so a rank may be
 stopped at any time.
@@ -47,6 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--job", type=Path, help="whose layer, precision and device are measured")
     parser.add_argument("--nodes-per-minipod", type=int, default=0)
+    parser.add_argument("--placement", action="store_true", help="measure what spreading over minipods costs")
     parser.add_argument("--quiet", action="store_true")
     return parser.parse_args()
 
@@ -68,8 +70,15 @@ def _run(rank: RankEnv, control: Control, asked: argparse.Namespace, started: fl
             screen.live(line[: (screen.width or 80) - 1])
 
     with joined(rank, job.run if job else RunSection(), control) as device:
-        order = Order(seconds=asked.seconds, nodes_per_minipod=asked.nodes_per_minipod, **(_of(job) if job else {}))
-        profile = measure_profile(order, rank, device, deadline=started + asked.seconds, cores=cores, say=say)
+        if asked.placement:
+            from plait.train.profile.spreads import measure_spreads
+
+            pod, deadline = asked.nodes_per_minipod, time.monotonic() + asked.seconds
+            profile = measure_spreads(pod, rank, device, deadline=deadline, cores=cores, say=say)
+        else:
+            deadline = started + asked.seconds
+            order = Order(seconds=asked.seconds, nodes_per_minipod=asked.nodes_per_minipod, **(_of(job) if job else {}))
+            profile = measure_profile(order, rank, device, deadline=deadline, cores=cores, say=say)
         screen.live("")
         if rank.rank == 0:
             with explained(f"{asked.out} cannot be written", fix="Choose another with --out"):

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.core.placement_profile import PlacementProfile
 from plait.core.profile import Profile
+from plait.place.network import Network
 from plait.plan.profiled import here
 
 pytestmark = pytest.mark.lab
@@ -30,3 +32,21 @@ def test_a_profile_of_two_hosts(needs_lab: None, tmp_path: Path) -> None:
     cluster = here(found)
     assert [tier.ranks for tier in cluster.tiers] == [1, 0]
     assert cluster.tiers[1].rate.value * cluster.efficiency.across.share.value < 60e6
+
+
+@pytest.mark.slow
+def test_what_spreading_over_minipods_costs(needs_lab: None, tmp_path: Path) -> None:
+    words = ["profile", "placement", "--on", "lab:4x1@200mbit,2pods@50mbit", "--seconds", "10", "--draw", "spread.svg"]
+    done = subprocess.run(
+        [sys.executable, "-m", "plait.cli.main", *words, "--network", "net.toml"],
+        capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    found = PlacementProfile.read(tmp_path / "placement-profile.json")
+    assert {(one.group.ranks, one.group.minipods) for one in found.collectives} == {(2, 1), (2, 2), (4, 2)}
+    assert {one.kind for one in found.collectives} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    across = next(one for one in found.interference if one.group.minipods == 2)
+    assert across.slowdown > 1.2, "both share a core link"
+    assert (tmp_path / "spread.svg").stat().st_size > 1000
+    assert Network.read(tmp_path / "net.toml").conflicts > 1.5, "a core of a quarter of the rate, shared by two"

@@ -19,7 +19,7 @@ from plait.core.ring import Header, Kind, read_ring
 from plait.core.ring_calls import ring_path
 from plait.core.ring_writer import RingWriter, this_process
 from plait.launch.gather import Seen, gather, host_names, kernel_says, print_stacks, printed_stack
-from plait.launch.hang import Process, Suspicion
+from plait.launch.hang import Nearby, Suspicion
 
 # A rank that records one collective which is over and one that is not, and then holds the interpreter's lock.
 RANK = """
@@ -118,7 +118,7 @@ def test_the_launcher_asks_collects_and_keeps(tmp_path: Path, ranks: list[subpro
     def log(rank: int) -> str:
         return (tmp_path / "logs" / f"rank-{rank}.log").read_text()
 
-    processes = {rank: Process(process.pid, lambda rank=rank: log(rank)) for rank, process in enumerate(ranks)}
+    processes = {rank: Nearby(process.pid, lambda rank=rank: log(rank)) for rank, process in enumerate(ranks)}
     assert suspicion.look(seen, processes, silent=False) is None
     assert not asked(tmp_path)
     end, verdict = time.monotonic() + 30, None

@@ -161,12 +161,19 @@ class _Curve:
     ended: bool = False
 
 
-def measure_collectives(lines: Lines, clock: Clock, dtype: torch.dtype, say: Callable[[str], object]) -> list[Curve]:
+def measure_collectives(
+    lines: Lines,
+    clock: Clock,
+    dtype: torch.dtype,
+    say: Callable[[str], object],
+    *,
+    kinds: Sequence[CollectiveKind] = KINDS,
+) -> list[Curve]:
     """The curves of every kind and layout; sends of pairs only. say: what is measured now."""
     curves = [
         _Curve(kind, at)
         for at, layout in enumerate(lines.layouts)
-        for kind in KINDS
+        for kind in kinds
         if kind != "send" or layout.group.ranks == 2
     ]
     sizes = list(_sizes(lines.device.backend))

@@ -69,7 +69,7 @@ def measure_profile(
         overlaps = measure_overlaps(lines, products, precision, clock, say)
         lines.close()
     return Profile(
-        machine=_machine(rank, device, cores),
+        machine=machine_of(rank, device, cores),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions={
             "plait": __version__,
@@ -114,7 +114,8 @@ def _cuts(model: ModelSpec, tp: int, batch: int) -> bool:
     return True
 
 
-def _machine(rank: RankEnv, device: Device, cores: int) -> Machine:
+def machine_of(rank: RankEnv, device: Device, cores: int) -> Machine:
+    """What is measured."""
     return Machine(
         name=f"lab {rank.lab}" if rank.lab else socket.gethostname(),
         device=device.name,

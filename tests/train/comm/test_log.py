@@ -13,7 +13,7 @@ from plait.core.records import Records
 from plait.core.ring import Kind, Record, Ring, signature_of
 from plait.core.segments import Collective, SegmentOp
 from plait.train.comm.log import LoggedWire
-from plait.train.machine.device import Device, Mark, Work
+from plait.train.machine.device import AsyncWork, Device, Mark
 from plait.train.record.recorder import Recorder
 
 FORWARD = SegmentOp("mlp", 0, "F", 0)
@@ -67,7 +67,7 @@ class Late(Device):
         assert isinstance(mark, int)
         return 1000 * mark
 
-    def mark_when_done(self, work: Work, callback: Callable[[Mark, bool], object]) -> None:
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
         self.marks += 1
         callback(self.marks + 100, False)
 

@@ -1,0 +1,236 @@
+"""``plait profile placement``: what it costs to spread groups of ranks over minipods."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from plait.core.placement_profile import Order, PlacedJob, PlacementProfile, Steps
+
+WORKER = "plait.train.profiler"
+TIMEOUT = 600.0
+"""Seconds that a rank may be silent."""
+WARM = 2
+"""Steps of a run that are left out."""
+FEWEST_STEPS = WARM + 3
+MOST_DRAWN = 64
+"""Random orders that are looked at for one that keeps neither kind of group together."""
+
+
+def placement(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB]", help="A job file: also time its steps by placement.")
+    ] = None,
+    on: Annotated[
+        str, typer.Option(help="Where: lab:HOSTSxRANKS@RATE,PODSpods@RATE, or slurm inside of a job.")
+    ] = "lab:4x1@1gbit,2pods@300mbit",
+    topology: Annotated[
+        str, typer.Option(help="The nodes' switches, in any form that is read.", show_default="the lab's")
+    ] = "",
+    nodes_per_minipod: Annotated[
+        int, typer.Option(help="Where ranks fill minipods in order.", show_default="the lab's")
+    ] = 0,
+    ranks: Annotated[int | None, typer.Option(help="How many, where the place does not say.")] = None,
+    seconds: Annotated[float, typer.Option(help="To measure collectives, at most.")] = 60.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of a job's runs, in all orders by turns.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the random order.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the result goes, as JSON.")] = Path(
+        "placement-profile.json"
+    ),
+    affinity: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append the job's row, for plait place --affinity FILE.")
+    ] = None,
+    network: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what spreading costs, for plait place --network FILE.")
+    ] = None,
+    draw: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .svg, .png or .pdf.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the file's text in place of tables.")] = False,
+) -> None:
+    """Measure collectives by how many minipods groups spread over, what two jobs lose that share the core,
+    and a job's steps by placement.
+
+    Example: plait profile placement job.toml --on lab:4x1@1gbit,2pods@300mbit --affinity mine.toml
+    """
+    from plait.cli import terminal
+    from plait.cli.placement_profile_tables import draw_profile, show
+    from plait.core.errors import JobError
+    from plait.core.files import explained
+    from plait.core.placement_profile import affinity_row, network_file
+    from plait.diagnose.plots import check_format
+
+    if draw:
+        check_format(draw)
+    if affinity and not job:
+        raise JobError("is a job's", key="--affinity", fix="Name a job file, whose steps are timed")
+    found = _collectives(on, nodes_per_minipod, ranks, seconds, out, quiet=as_json)
+    if job:
+        timed = _timed(job, on, topology, rounds, seed, quiet=as_json)
+        found = found.model_copy(update={"job": timed})
+        found.write(out)
+    if affinity:
+        row = affinity_row(found)
+        with (
+            explained(f"{affinity} cannot be written", fix="Choose another with --affinity"),
+            affinity.open("a") as end,
+        ):
+            end.write(row)
+    if network:
+        with explained(f"{network} cannot be written", fix="Choose another with --network"):
+            network.write_text(network_file(found))
+    if draw:
+        draw_profile(found, draw)
+    if as_json:
+        terminal.say(found.to_json().strip())
+    else:
+        show(found)
+        for file, what in (
+            (out, "all of it"),
+            (affinity, "the job's row"),
+            (network, "the network"),
+            (draw, "a picture"),
+        ):
+            if file:
+                terminal.text(f"{file} has {what}.")
+
+
+def _collectives(
+    on: str, nodes_per_minipod: int, ranks: int | None, seconds: float, out: Path, *, quiet: bool
+) -> PlacementProfile:
+    """Start the ranks and read what they wrote."""
+    from plait.cli.running import Ranks, place_of
+    from plait.core.errors import JobError
+    from plait.core.files import explained
+    from plait.core.placement_profile import PlacementProfile
+
+    if not 5 <= seconds < 1e6:
+        raise JobError(f"{seconds:g} is not allowed", key="--seconds", fix="Allowed: at least 5")
+    place = place_of(on)
+    world = place.world or ranks
+    if world is None:
+        raise JobError("has no number of ranks", key="--on", fix="Give it with --ranks")
+    pod = nodes_per_minipod or (place.lab.hosts // place.lab.pods if place.lab else 0)
+    if place.lab and (place.lab.hosts == pod or pod < 1 or place.lab.hosts % pod):
+        fix = "Use several minipods, such as lab:4x1@1gbit,2pods@300mbit"
+        raise JobError(f"has no several minipods of {pod} hosts", key="--on", fix=fix)
+    arguments = ["--placement", "--out", str(out.resolve()), "--seconds", str(seconds)]
+    arguments += ["--nodes-per-minipod", str(pod), *(["--quiet"] if quiet else [])]
+    logs = out.with_name(f"{out.name}.logs")
+    with explained(f"{logs} cannot be made", fix="Choose another with --out"):
+        logs.mkdir(parents=True, exist_ok=True)
+    status = place.run(Ranks(module=WORKER, arguments=arguments, world=world, logs=logs, timeout=TIMEOUT))
+    if status:
+        raise typer.Exit(status)
+    shutil.rmtree(logs, ignore_errors=True)
+    return PlacementProfile.read(out)
+
+
+def _timed(file: Path, on: str, topology: str, rounds: int, seed: int, *, quiet: bool) -> PlacedJob:
+    """The job's steps with DP groups in minipods, PP groups in minipods, and neither; in turns."""
+    from plait.cli import terminal
+    from plait.cli.placed import plan_of, volumes_of
+    from plait.core.communication import CommunicationMatrix
+    from plait.core.errors import JobError
+    from plait.core.placement_profile import PlacedJob
+
+    plan, _, _, _ = plan_of(file, [])
+    if plan.job is None or plan.job.train.steps < FEWEST_STEPS:
+        raise JobError(f"has too few steps to time: at least {FEWEST_STEPS}", file=str(file), key="train.steps")
+    orders, each = _orders(file, topology or on, seed)
+    matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
+    taken: dict[str, list[float]] = {one.order: [] for one in orders}
+    for number in range(rounds):
+        shift = number % len(orders)
+        for one in (*orders[shift:], *orders[:shift]):
+            if not quiet:
+                terminal.say(f"round {number + 1} of {rounds}: {file.stem} in order {one.order}")
+            taken[one.order].append(_run(file, on, one.hosts, each))
+    mean = matrix.mean
+    return PlacedJob(
+        name=plan.job.run.name or file.stem, micro_batch=matrix.micro_batch,
+        weights=mean.weights, dp=mean.dp, pp=mean.pp,
+        steps=tuple(one.model_copy(update={"seconds": tuple(taken[one.order])}) for one in orders),
+    )  # fmt: skip
+
+
+def _orders(file: Path, topology: str, seed: int) -> tuple[list[Steps], int]:
+    """What is compared, and the ranks of a node. Aligned orders are those of ``plait place`` at alpha 1 and
+    0; of random ones the first that spreads both kinds of groups, where one is found."""
+    import random
+
+    from plait.cli.placed import Asked
+    from plait.core.placement_profile import Steps
+    from plait.place.problem import Spares
+
+    found: list[Steps] = []
+    kept: tuple[tuple[str, ...], int] = ((), 1)
+    asked: Asked | None = None
+    aligned: tuple[tuple[Order, float], ...] = (("dp", 1.0), ("pp", 0.0))
+    for order, alpha in aligned:
+        asked = Asked(
+            job=file, overrides=[], topology=topology, form="", states=[], level="", avoid=[], gpus=[], forbid=[],
+            preempt=None, unit="both", literal=False, spares=Spares(), gpus_per_node=0, limit=10.0, method="exact",
+            alpha=alpha,
+        )  # fmt: skip
+        asked.read("auto")
+        one = asked.placed()
+        kept = one.hosts, one.ranks_per_node
+        found.append(
+            Steps(order=order, hosts=one.hosts, dp_spread=one.column_spread, pp_spread=one.row_spread, seconds=(1.0,))
+        )
+    assert asked is not None
+    best = [min(getattr(one, key) for one in found) for key in ("dp_spread", "pp_spread")]
+    chance, hosts = random.Random(seed), list(kept[0])
+    drawn: Steps | None = None
+    for _ in range(MOST_DRAWN):
+        chance.shuffle(hosts)
+        spreads = _spreads(asked, hosts)
+        drawn = Steps(order="random", hosts=tuple(hosts), dp_spread=spreads[0], pp_spread=spreads[1], seconds=(1.0,))
+        if spreads[0] > best[0] and spreads[1] > best[1]:
+            break
+    assert drawn is not None
+    return [*found, drawn], kept[1]
+
+
+def _spreads(asked: object, hosts: Sequence[str]) -> tuple[int, int]:
+    """Minipods of the most spread DP group and PP group."""
+    from plait.cli.placed import Asked
+    from plait.core.communication import columns_of, rows_of
+
+    assert isinstance(asked, Asked)
+    heights, block = asked.problem.heights, asked.problem.nodes_per_cell
+    pods = [asked.spots[host].minipod for host in hosts]
+    cells = [pods[at : at + block] for at in range(0, len(pods), block)]
+    dp, pp = (
+        max(len({pod for cell in group for pod in cells[cell]}) for group in groups)
+        for groups in (columns_of(heights), rows_of(heights))
+    )
+    return dp, pp
+
+
+def _run(file: Path, on: str, hosts: Sequence[str], each: int) -> float:
+    """Train in that order; the median step."""
+    import statistics
+
+    from plait.cli.running import place_of, run_plan, with_table
+    from plait.cli.train import plan_to_run
+    from plait.core.errors import LaunchError
+    from plait.core.rank_table import RankTable
+    from plait.plan.recorded import read_seconds
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        RankTable(tuple(hosts), each).write(Path(name) / "table.json")
+        place = with_table(place_of(on), Path(name) / "table.json")
+        settings = [f"run.folder={name}", "run.name=run", "train.checkpoint_every=0", "train.eval_every=0"]
+        plan = plan_to_run(file, settings, place)
+        status = run_plan(plan, folder, place, silent=True)
+        if status:
+            logs = "\n".join(one.read_text()[-1000:] for one in sorted((folder / "logs").glob("*"))[:1])
+            raise LaunchError(f"a run of {file} ended with status {status}. {logs}")
+        return statistics.median(read_seconds(folder)[WARM:])
