@@ -208,7 +208,7 @@ def write_hang(folder: Path, verdict: Verdict, evidence: Sequence[Evidence]) -> 
         "verdict": asdict(verdict),
         "evidence": [evidence_values(one) for one in evidence],
     }
-    with replacing(folder / FILE) as path:
+    with replacing(folder / FILE, parents=False) as path:
         path.write_text(json.dumps(content) + "\n")
 
 

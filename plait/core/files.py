@@ -27,14 +27,16 @@ def explained(problem: str, *, fix: str) -> Generator[None]:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Generator[Path]:
+def replacing(path: str | Path, *, parents: bool = True) -> Generator[Path]:
     """A new file beside ``path`` to write to; it takes ``path``'s name when the block ends, and is removed if
     it fails.
 
-    A reader sees the old content or the new, never a part, also after a crash. Missing folders are made.
+    A reader sees the old content or the new, never a part, also after a crash. Missing folders are made,
+    unless not ``parents``: the folder of a run that was removed stays gone.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if parents:
+        target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     try:

@@ -51,7 +51,7 @@ def ask(folder: Path) -> None:
 
 def write_part(folder: Path, part: Part) -> None:
     """Answer. Raises OSError."""
-    with replacing(folder / FOLDER / f"rank-{part.rank:05d}.json") as path:
+    with replacing(folder / FOLDER / f"rank-{part.rank:05d}.json", parents=False) as path:
         path.write_text(json.dumps(asdict(part)) + "\n")
 
 
