@@ -39,6 +39,8 @@ SEVEN = seven_billion()
 SYNC = OVERLAPS.index("sync")
 CLOSE = 0.03
 """How far all tensors of the fullest device may be off."""
+UNEVEN = 0.05
+"""Where p1 does not divide the micro-batch: columns take all slices as equal, and the largest holds more."""
 DEFERRED = 0.08
 """How far activations may be off where lists defer weight gradients."""
 
@@ -85,8 +87,9 @@ def test_columns_are_what_walking_finds(name: str, row: dict[str, int], gpu: boo
     place = walked.places[int(found.place[0])].memory
     for kind in ("parameters", "gradients", "optimizer"):
         assert int(getattr(found, kind)[0]) == getattr(place, kind), kind
-    assert found.allocated[0] == pytest.approx(walked.most.memory.total, rel=CLOSE)
-    if row["micro"] % row["p1"] == 0 and gpu:
+    even = row["micro"] % row["p1"] == 0
+    assert found.allocated[0] == pytest.approx(walked.most.memory.total, rel=CLOSE if even else UNEVEN)
+    if even and gpu:
         assert int(found.buffers[0]) == place.buffers
         assert found.activations[0] == pytest.approx(place.activations, rel=CLOSE)
 
