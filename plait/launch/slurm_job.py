@@ -8,7 +8,6 @@ Slurm's own numbering would sort by name; every agent is compared with the table
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -18,13 +17,13 @@ from pathlib import Path
 
 from plait.core.env import cluster_job, inherited, slurm_job, this_host
 from plait.core.errors import LaunchError, PlacementError, PlaitError
-from plait.core.files import replacing
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm
 from plait.launch.agents import Agents
+from plait.launch.run_folder import newest_checkpoint, starts_in_vain
 from plait.launch.watch import say, watched
 
 PLACED = "placed_ranks.json"
@@ -110,7 +109,7 @@ def main() -> int:
         assert plan.job is not None
         settings = plan.job.slurm
         argv = [sys.executable, "-m", WORKER, str(folder)]
-        before = _progress(folder)
+        before = newest_checkpoint(folder)
         try:
             with RunLock(folder) as lock:
                 status = run(folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock)
@@ -132,14 +131,7 @@ def _again(folder: Path, status: int, before: int, restarts: int) -> int:
     job, _ = slurm_job()
     if slurm.state(job).name != "RUNNING":
         return status
-    file = folder / "starts.json"
-    vain = 0
-    with suppress(OSError, ValueError, KeyError):
-        noted = json.loads(file.read_text())
-        vain = int(noted["vain"]) if noted["job"] == job else 0
-    vain = 0 if _progress(folder) > before else vain + 1
-    with replacing(file) as draft:
-        draft.write_text(json.dumps({"job": job, "vain": vain}) + "\n")
+    vain = starts_in_vain(folder, job, before)
     if vain > restarts:
         say(f"{vain} starts in a row ended without a new checkpoint; not started again (slurm.restarts)")
         return slurm.DO_NOT_REQUEUE
@@ -147,13 +139,6 @@ def _again(folder: Path, status: int, before: int, restarts: int) -> int:
     slurm.command("scontrol", "requeue", job)
     signal.pause()  # Slurm ends this start
     return status
-
-
-def _progress(folder: Path) -> int:
-    """The newest checkpoint's step."""
-    steps = [int(path.name.rpartition("-")[2]) for path in (folder / "checkpoints").glob("step-*")
-             if path.name.rpartition("-")[2].isdigit()]  # fmt: skip
-    return max(steps, default=0)
 
 
 if __name__ == "__main__":
