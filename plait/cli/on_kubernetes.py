@@ -6,33 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.cli.running import Managed
+
 if TYPE_CHECKING:
     from plait.cli.running import Ranks
-    from plait.core.cluster import Hosts
     from plait.core.job import Job
     from plait.core.plan import Plan
     from plait.launch.kubernetes_api import Cluster
     from plait.launch.kubernetes_manifests import PodRun
 
-WORKER = "plait.train.worker"
-
 
 @dataclass(frozen=True)
-class InKubernetes:
-    """A namespace; the current one if empty. table: the file of the ranks' order, if the user has one."""
+class InKubernetes(Managed):
+    """A namespace; the current one if empty."""
 
     namespace: str = ""
-    table: Path | None = None
-    world: None = None
-    lab: None = None
-    ours: bool = False
-
-    @property
-    def hosts(self) -> Hosts:
-        """Machines of which no more is known than of this one."""
-        from plait.core.cluster import HERE
-
-        return HERE
+    shares_files = False  # volumes may be mounted in pods alone
 
     def run(self, ranks: Ranks) -> int:
         """Only trainings are sent to Kubernetes."""
@@ -62,8 +51,8 @@ class InKubernetes:
             return kubernetes.follow(cluster, run, until_bound=not follow)
         return 0
 
-    def manifests(self, job: Job, folder: Path, world_size: int) -> str:
-        """What would be sent, as YAML."""
+    def preview(self, job: Job, folder: Path) -> tuple[str, str]:
+        """The manifests, as YAML."""
         import yaml
 
         from plait.core.errors import LaunchError
@@ -73,8 +62,9 @@ class InKubernetes:
             kind = _kind(job, self._cluster(job))
         except LaunchError as error:
             kind, note = "Job", f"# Without a cluster to ask whether it has JobSets: {error}\n"
-        run = self._run(job, folder, world_size, job.strategy.pp, kind, word="(drawn when it is sent)")
-        return note + yaml.safe_dump_all([run.workload(), *run.belongings()], sort_keys=False, width=1000)
+        run = self._run(job, folder, job.world_size, job.strategy.pp, kind, word="(drawn when it is sent)")
+        objects = yaml.safe_dump_all([run.workload(), *run.belongings()], sort_keys=False, width=1000)
+        return "The manifests", note + objects
 
     def _cluster(self, job: Job) -> Cluster:
         from plait.launch.kubernetes_api import Cluster
@@ -87,6 +77,7 @@ class InKubernetes:
         from plait.core.rank_table import RankTable
         from plait.launch.kubernetes import new_name
         from plait.launch.kubernetes_manifests import PodRun, asked
+        from plait.launch.run_folder import WORKER
 
         table = RankTable.read(self.table) if self.table else None
         settings, folder = asked(job.kubernetes, world, table), folder.resolve()

@@ -6,31 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.cli.running import Managed
+
 if TYPE_CHECKING:
     from plait.cli.running import Ranks
-    from plait.core.cluster import Hosts
     from plait.core.job import Job
     from plait.core.plan import Plan
     from plait.launch.slurm import Batch
 
 
 @dataclass(frozen=True)
-class InSlurm:
-    """A partition of Slurm's; the default one if empty. table: the file of the ranks' order, if the user has
-    one."""
+class InSlurm(Managed):
+    """A partition of Slurm's; the default one if empty."""
 
     partition: str = ""
-    table: Path | None = None
-    world: None = None
-    lab: None = None
-    ours: bool = False
-
-    @property
-    def hosts(self) -> Hosts:
-        """Machines of which no more is known than of this one."""
-        from plait.core.cluster import HERE
-
-        return HERE
 
     @property
     def inside(self) -> bool:
@@ -66,6 +55,10 @@ class InSlurm:
             folder=folder, name=job.run.name, world_size=world_size, table=table,
             settings=asked(settings, world_size, table),
         )  # fmt: skip
+
+    def preview(self, job: Job, folder: Path) -> tuple[str, str]:
+        """The batch script."""
+        return "The batch script", self.batch(job, folder, job.world_size).script()
 
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
         """Have the plan run as a job; the job's exit status, or 0 if it is not followed."""

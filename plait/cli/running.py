@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from plait.core.cluster import Hosts
+    from plait.core.job import Job
     from plait.core.lock import RunLock
     from plait.core.plan import Plan
     from plait.core.rank_table import RankTable
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from plait.launch.hang import Suspicion
     from plait.launch.local import Start
 
-WORKER = "plait.train.worker"
 LOCAL = "local"
 
 
@@ -152,6 +153,42 @@ class InLab:
             return _watched(partial(running.popen, argv=ranks.argv), ranks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Managed(ABC):
+    """A cluster whose manager starts the ranks. table: the file of the ranks' order, if the user has one."""
+
+    table: Path | None = None
+    world: None = None
+    lab: None = None
+    ours: bool = False
+    shares_files: ClassVar = True
+    """Whether its ranks read the files that are here."""
+
+    @property
+    def hosts(self) -> Hosts:
+        """Machines of which no more is known than of this one."""
+        from plait.core.cluster import HERE
+
+        return HERE
+
+    @property
+    def inside(self) -> bool:
+        """Whether the manager runs us already, so that ranks can be started from here."""
+        return False
+
+    @abstractmethod
+    def run(self, ranks: Ranks) -> int:
+        """As of every place, from inside."""
+
+    @abstractmethod
+    def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
+        """Send the plan from outside; the run's exit status, or 0 if it is not followed."""
+
+    @abstractmethod
+    def preview(self, job: Job, folder: Path) -> tuple[str, str]:
+        """What ``submit`` would send, and what to call it."""
+
+
 def _in_lab(where: str) -> Place:
     from plait.lab import LabSpec
 
@@ -194,12 +231,10 @@ def with_table(place: Place, rank_table: Path | None) -> Place:
     """A place whose ranks lie as a rank table says. Raises JobError for one that has no hosts to order."""
     from dataclasses import replace
 
-    from plait.cli.on_kubernetes import InKubernetes
-    from plait.cli.on_slurm import InSlurm
     from plait.core.errors import JobError
     from plait.core.rank_table import RankTable
 
-    if isinstance(place, InSlurm | InKubernetes):
+    if isinstance(place, Managed):
         return replace(place, table=rank_table)
     if rank_table and isinstance(place, InLab):
         return replace(place, table=RankTable.read(rank_table))
@@ -213,7 +248,7 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) ->
     """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status."""
     from plait.core.lock import RunLock
     from plait.core.rank_table import NAME
-    from plait.launch.run_folder import write_run
+    from plait.launch.run_folder import WORKER, write_run
 
     assert plan.job is not None
     with RunLock(folder) as lock:

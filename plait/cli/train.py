@@ -50,7 +50,7 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
-    from plait.cli.running import place_of, run_plan, with_table
+    from plait.cli.running import Managed, place_of, run_plan, with_table
     from plait.launch.run_folder import write_run
 
     place = with_table(place_of(on), rank_table)
@@ -69,10 +69,7 @@ def train(
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return
-    from plait.cli.on_kubernetes import InKubernetes
-    from plait.cli.on_slurm import InSlurm
-
-    if isinstance(place, InKubernetes) or (isinstance(place, InSlurm) and not place.inside):
+    if isinstance(place, Managed) and not place.inside:
         raise typer.Exit(place.submit(plan, folder, follow=follow))
     raise typer.Exit(run_plan(plan, folder, place))
 
@@ -82,6 +79,7 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
     from plait.cli import terminal
     from plait.cli.dry_run import show
     from plait.cli.planned import planned
+    from plait.cli.running import Managed
     from plait.core.experts import refuse_experts
     from plait.core.job import Job
     from plait.plan.estimate import PlannedStep, estimate
@@ -108,15 +106,10 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
             _check_files(job, folder, place)
         step = PlannedStep.of(job, vocab, gpu=bool(there and there.each))
     show(f"{file}, which would run in {folder}", estimate(step), there, as_json)
-    from plait.cli.on_kubernetes import InKubernetes
-    from plait.cli.on_slurm import InSlurm
-
-    if isinstance(place, InKubernetes) and job and not as_json:
-        terminal.title("The manifests")
-        terminal.say(place.manifests(job, folder, job.world_size))
-    if isinstance(place, InSlurm) and job and not as_json:
-        terminal.title("The batch script")
-        terminal.say(place.batch(job, folder, job.world_size).script())
+    if isinstance(place, Managed) and job and not as_json:
+        title, text = place.preview(job, folder)
+        terminal.title(title)
+        terminal.say(text)
 
 
 def _refuse(job: Job, vocab: int) -> None:
@@ -193,9 +186,9 @@ def _written(file: Path, overrides: list[str], place: Place) -> tuple[Plan, Path
 
 def _check_files(job: Job, folder: Path, place: Place) -> None:
     """Refuse at once what the ranks would refuse, seconds later: data that are not there or not enough."""
-    from plait.cli.on_kubernetes import InKubernetes
+    from plait.cli.running import Managed
 
-    if isinstance(place, InKubernetes):  # whose volumes may be mounted in pods alone
+    if isinstance(place, Managed) and not place.shares_files:
         return
     from plait.train.data.check import check_data
 

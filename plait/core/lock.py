@@ -31,7 +31,7 @@ from typing import Any, Self, cast
 from plait.core.env import cluster_job
 from plait.core.errors import LaunchError, RunLost
 from plait.core.files import explained
-from plait.core.process import process_state, where_pids_mean_the_same
+from plait.core.process import process_since, process_state, where_pids_mean_the_same
 
 NAME = "lock.json"
 BEAT = 5.0
@@ -104,8 +104,7 @@ class _Found:
             return True
         if self.holder is None or not self.here:
             return self.silent > EXPIRES
-        state = process_state(self.holder.pid)
-        return state is None or state.letter in "ZX" or state.started != self.holder.started
+        return process_since(self.holder.pid, self.holder.started) is None
 
 
 class RunLock:

@@ -16,6 +16,11 @@ class ProcessState(NamedTuple):
     letter: str
     started: int
 
+    @property
+    def stopped(self) -> bool:
+        """By a signal or a debugger."""
+        return self.letter in "tT"
+
 
 def process_state(pid: int) -> ProcessState | None:
     """The state of a process; None if there is no such process."""
@@ -24,6 +29,13 @@ def process_state(pid: int) -> ProcessState | None:
     except OSError:  # where there is no /proc, nothing is known but whether it is there
         return ProcessState("S", 0) if _exists(pid) else None
     return ProcessState(words[0], int(words[19]))
+
+
+def process_since(pid: int, started: int) -> ProcessState | None:
+    """The state of the process that began at ``started``; None if it has ended, whoever has its number
+    now."""
+    state = process_state(pid)
+    return None if state is None or state.letter in "ZX" or state.started != started else state
 
 
 def where_pids_mean_the_same() -> str:

@@ -22,7 +22,7 @@ from plait.core.errors import JobError, nearest
 
 Status: TypeAlias = Literal["free", "busy", "down"]
 Level: TypeAlias = str | int
-RESERVED_TAINT = "plait/reserved"
+RESERVED_TAINT = "plait.dev/reserved"
 """Key of the taint on Kubernetes nodes that Plait holds for a job; its value is the job's name."""
 MOST_LOOKED_THROUGH = 2_000
 

@@ -25,6 +25,7 @@ from plait.core.errors import LaunchError, PlaitError
 from plait.launch.local import LocalProcess, free_port, start_process
 from plait.launch.messages import (
     KINDS,
+    PATIENCE,
     AgentMessage,
     Begin,
     Done,
@@ -39,8 +40,6 @@ from plait.launch.messages import (
 )
 from plait.launch.watch import LOOK, catching_signals
 
-PATIENCE = 120.0
-"""Seconds to wait for the launcher, and for the agents of other nodes."""
 M = TypeVar("M")
 SAID = 16_384
 """Characters of a log's end that are sent to the launcher."""

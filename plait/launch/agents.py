@@ -24,6 +24,7 @@ from plait.core.errors import ERROR_MARK, LaunchError, PlacementError
 from plait.core.rank_table import RankTable
 from plait.launch.messages import (
     KINDS,
+    PATIENCE,
     AgentMessage,
     Begin,
     Done,
@@ -37,9 +38,6 @@ from plait.launch.messages import (
     Signalled,
 )
 from plait.launch.watch import Rank
-
-PATIENCE = 120.0
-"""Seconds until all agents must have come."""
 
 
 class RemoteProcess:

@@ -14,11 +14,10 @@ from typing import NamedTuple
 from plait.core.errors import DataError
 from plait.core.evidence import STACKS, Evidence, State
 from plait.core.parts import Part, read_parts
-from plait.core.process import boot_id, process_state
+from plait.core.process import boot_id, process_since
 from plait.core.ring import Header, read_ring
 from plait.core.ring_calls import RINGS, calls_of
 
-STOPPED = "tT"
 FRAMES = 12
 """Lines of a stack that are kept."""
 
@@ -108,10 +107,10 @@ def _process(header: Header) -> tuple[State, int | None]:
             return "unknown", None
     except OSError:
         return "unknown", None
-    state = process_state(header.pid)
-    if state is None or state.started != header.process_started or state.letter == "Z":
+    state = process_since(header.pid, header.process_started)
+    if state is None:
         return "ended", None
-    return ("stopped" if state.letter in STOPPED else "runs"), None
+    return ("stopped" if state.stopped else "runs"), None
 
 
 def _now(header: Header) -> int:

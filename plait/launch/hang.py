@@ -42,7 +42,7 @@ class Suspicion:
         self._next = 0.0
         forget_hang(folder)
 
-    def look(self, seen: Callable[[], Mapping[int, Seen]], processes: Mapping[int, Nearby], *,
+    def look(self, seen: Callable[[], Mapping[int, Seen]], processes: Callable[[], Mapping[int, Nearby]], *,
              silent: bool) -> Verdict | None:  # fmt: skip
         """A verdict that names a cause; None as long as there is none. silent: whether a rank has said
         nothing for the deadline."""
@@ -58,7 +58,7 @@ class Suspicion:
                 ask(self.folder)
         if now - self._since < ANSWERS and not self._complete(seen()):
             return None
-        verdict = self.explain(seen(), processes)
+        verdict = self.explain(seen(), processes())
         if verdict.certain:
             return verdict
         self._next = now + AGAIN

@@ -20,8 +20,9 @@ from plait.core.errors import LaunchError, PlaitError
 from plait.core.lock import RunLock
 from plait.launch.kubernetes_api import Cluster, NotThere
 from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable
-from plait.launch.kubernetes_manifests import CONTAINER, DO_NOT_RETRY, RUN, Object, PodRun
+from plait.launch.kubernetes_manifests import CONTAINER, RUN, Object, PodRun
 from plait.launch.kubernetes_watch import Log, Pods
+from plait.launch.run_folder import DO_NOT_RETRY
 from plait.launch.watch import catching_signals, say
 
 LOOK = 0.5

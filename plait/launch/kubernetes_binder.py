@@ -17,8 +17,9 @@ from plait.core.errors import LaunchError, PlacementError
 from plait.core.hostlist import fold
 from plait.core.rank_table import NAME as RANK_TABLE
 from plait.core.rank_table import RankTable
+from plait.core.topology import RESERVED_TAINT
 from plait.launch.kubernetes_api import Cluster, Conflict, NotThere
-from plait.launch.kubernetes_manifests import GATE, HOSTNAME, HOSTS, INDEX, RESERVED, Object, PodRun, table_text
+from plait.launch.kubernetes_manifests import GATE, HOSTNAME, HOSTS, INDEX, Object, PodRun, table_text
 
 AT_ONCE = 8
 """Requests that are under way at a time."""
@@ -184,7 +185,7 @@ class Binder:
         """Whether a node is there, ready, and not closed or reserved for others."""
         if node is None or node.get("spec", {}).get("unschedulable"):
             return False
-        reserved = [taint.get("value") for taint in node["spec"].get("taints", []) if taint["key"] == RESERVED]
+        reserved = [taint.get("value") for taint in node["spec"].get("taints", []) if taint["key"] == RESERVED_TAINT]
         conditions = {one["type"]: one["status"] for one in node.get("status", {}).get("conditions", [])}
         return conditions.get("Ready") == "True" and all(one == self.run.settings.reservation for one in reserved)
 

@@ -19,19 +19,18 @@ from plait.core.errors import JobError, LaunchError
 from plait.core.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection
 from plait.core.rank_table import NAME as RANK_TABLE
 from plait.core.rank_table import RankTable
+from plait.core.topology import RESERVED_TAINT
+from plait.launch.run_folder import DO_NOT_RETRY
 
 Object = dict[str, Any]
 GATE = "plait.dev/placement"
 HOSTS = "plait.dev/hosts"
 """Annotation of a bound pod: all nodes of the run, by node rank, as a host list."""
 RUN = "plait.dev/run"
-RESERVED = "plait.dev/reserved"
 HOSTNAME = "kubernetes.io/hostname"
 INDEX = "batch.kubernetes.io/job-completion-index"
 MANAGED = {"app.kubernetes.io/managed-by": "plait"}
 KUEUE = "kueue.x-k8s.io"
-DO_NOT_RETRY = 93
-"""Exit status of a pod whose run would only end the same way again (a convention of NVIDIA's NVRx)."""
 UNREACHABLE = 30
 """Seconds until pods of a node that is lost are started elsewhere; Kubernetes' own is 300."""
 FILES, ENDED = "/etc/plait", "/dev/termination-log"
@@ -241,7 +240,7 @@ def _tolerations(one: KubernetesSection) -> list[Object]:
          "tolerationSeconds": UNREACHABLE}
         for kind in ("not-ready", "unreachable")
     ]  # fmt: skip
-    reserved = [f"{RESERVED}={one.reservation}:NoSchedule"] if one.reservation else []
+    reserved = [f"{RESERVED_TAINT}={one.reservation}:NoSchedule"] if one.reservation else []
     for text in (*reserved, *one.tolerations):
         match = TAINT.fullmatch(text)
         assert match

@@ -27,8 +27,7 @@ from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import agent
 from plait.launch.agents import Agents
-from plait.launch.kubernetes_manifests import DO_NOT_RETRY
-from plait.launch.run_folder import newest_checkpoint, starts_in_vain, write_run
+from plait.launch.run_folder import DO_NOT_RETRY, newest_checkpoint, starts_in_vain, write_run
 from plait.launch.watch import Rank, catching_signals, watched
 
 AGENT = (sys.executable, "-m", "plait.launch.agent")

@@ -23,9 +23,6 @@ from plait.core.process import process_state
 from plait.launch.hang import Suspicion
 from plait.launch.watch import Rank, Watch, catching_signals
 
-STOPPED = "tT"
-"""States of a process that is stopped, by a signal or a debugger."""
-
 
 class Start(Protocol):
     """Starts rank N: in a session of its own, with the environment given and who it is."""
@@ -72,7 +69,7 @@ class LocalProcess:
     def stopped(self) -> bool:
         """Whether it is stopped."""
         state = process_state(self.pid)
-        return state is not None and state.letter in STOPPED
+        return state is not None and state.stopped
 
     def said(self) -> str:
         """What it has written to its log."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+PATIENCE = 120.0
+"""Seconds in which all agents must have come."""
+
 
 @dataclass(frozen=True)
 class Hello:

@@ -25,8 +25,6 @@ from plait.core.rank_table import RankTable
 from plait.core.settings import SlurmSection
 from plait.launch.watch import catching_signals, say
 
-DO_NOT_REQUEUE = 93
-"""Exit status of a job that would only end the same way again (a convention of NVIDIA's resiliency tools)."""
 LOOK = 1.0
 """Seconds between two questions for a job's state."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")

@@ -23,12 +23,11 @@ from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm
 from plait.launch.agents import Agents
-from plait.launch.run_folder import newest_checkpoint, starts_in_vain
+from plait.launch.run_folder import DO_NOT_RETRY, WORKER, newest_checkpoint, starts_in_vain
 from plait.launch.watch import say, watched
 
 PLACED = "placed_ranks.json"
 """The rank table that the user has given, in the run's folder."""
-WORKER = "plait.train.worker"
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -117,13 +116,13 @@ def main() -> int:
             print(f"plait: {error}", file=sys.stderr, flush=True)
             status = error.exit_status
             if status != 1 or not settings.requeue:
-                return slurm.DO_NOT_REQUEUE
+                return DO_NOT_RETRY
         if status in (1, TERMINATED) and settings.requeue:
             return _again(folder, status, before, settings.restarts)
         return status
     except PlaitError as error:
         print(f"plait: {error}", file=sys.stderr, flush=True)
-        return slurm.DO_NOT_REQUEUE
+        return DO_NOT_RETRY
 
 
 def _again(folder: Path, status: int, before: int, restarts: int) -> int:
@@ -134,7 +133,7 @@ def _again(folder: Path, status: int, before: int, restarts: int) -> int:
     vain = starts_in_vain(folder, job, before)
     if vain > restarts:
         say(f"{vain} starts in a row ended without a new checkpoint; not started again (slurm.restarts)")
-        return slurm.DO_NOT_REQUEUE
+        return DO_NOT_RETRY
     say(f"Slurm job {job} is put back into the queue, after start {cluster_job()[1] + 1}")
     slurm.command("scontrol", "requeue", job)
     signal.pause()  # Slurm ends this start

@@ -249,7 +249,7 @@ class Watch:
             now - rank.heard > limit and (not rank.beat.patient or rank.stopped) and rank.process.poll() is None
             for rank in self.ranks
         )
-        if verdict := self.suspicion.look(self._seen, self._nearby(), silent=silent):
+        if verdict := self.suspicion.look(self._seen, self._nearby, silent=silent):
             raise self._hangs(verdict)
 
     def _hangs(self, verdict: Verdict) -> RankFailure:

@@ -119,13 +119,13 @@ def test_the_launcher_asks_collects_and_keeps(tmp_path: Path, ranks: list[subpro
         return (tmp_path / "logs" / f"rank-{rank}.log").read_text()
 
     processes = {rank: Nearby(process.pid, lambda rank=rank: log(rank)) for rank, process in enumerate(ranks)}
-    assert suspicion.look(seen, processes, silent=False) is None
+    assert suspicion.look(seen, lambda: processes, silent=False) is None
     assert not asked(tmp_path)
     end, verdict = time.monotonic() + 30, None
     while verdict is None and time.monotonic() < end:
         if asked(tmp_path) and not read_parts(tmp_path):
             write_part(tmp_path, Part(rank=0, token=token, wall=time.time_ns(), thread="waits", complete=True))
-        verdict = suspicion.look(seen, processes, silent=True)
+        verdict = suspicion.look(seen, lambda: processes, silent=True)
         time.sleep(0.05)
     assert verdict
     assert verdict.ranks == (1,)

@@ -18,7 +18,8 @@ from plait.core.job import Job
 from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.rank_table import RankTable
 from plait.launch.kubernetes import new_name
-from plait.launch.kubernetes_manifests import DO_NOT_RETRY, GATE, PodRun, asked, merged
+from plait.launch.kubernetes_manifests import GATE, PodRun, asked, merged
+from plait.launch.run_folder import DO_NOT_RETRY
 from tests.kubernetes.objects import schema
 
 TABLE = RankTable(("n3", "n1"), ranks_per_node=2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.launch import slurm, slurm_job
+from plait.launch.run_folder import DO_NOT_RETRY
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_starts_in_vain_are_counted_and_end_with_status_93(tmp_path: Path, said:
     for _ in range(2):
         assert slurm_job._again(tmp_path, 1, 0, restarts=2) == 1
     assert said == [("scontrol", "requeue", "7")] * 2
-    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == slurm.DO_NOT_REQUEUE == 93
+    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == DO_NOT_RETRY == 93
     assert len(said) == 2
 
 
@@ -36,7 +37,7 @@ def test_a_checkpoint_begins_the_count_anew(tmp_path: Path, said: list[tuple[str
     (tmp_path / "checkpoints" / "step-5").mkdir(parents=True)
     assert slurm_job._again(tmp_path, slurm_job.TERMINATED, 0, restarts=1) == slurm_job.TERMINATED
     assert slurm_job._again(tmp_path, 1, 5, restarts=1) == 1
-    assert slurm_job._again(tmp_path, 1, 5, restarts=1) == slurm.DO_NOT_REQUEUE
+    assert slurm_job._again(tmp_path, 1, 5, restarts=1) == DO_NOT_RETRY
     assert len(said) == 3
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from plait.core.env import RankEnv
 from plait.core.records import SPANS, Records
 from plait.core.ring import NOBODY, Kind
+from plait.core.ring_calls import ring_path
 from plait.core.ring_writer import RingWriter, this_process
 from plait.core.timeline import OpSpan
 from plait.train.comm.log import Log
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-RINGS = "rings"
-"""The folder of a run's rings."""
-
-
 def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: Device, missing: Missing) -> Recorder:
     """The recorder of a rank of the run in ``folder``. A disk that is full costs the ring, not the run: it is
     then this process's alone."""
@@ -33,7 +30,7 @@ def open_recorder(folder: Path, rank: RankEnv, plan_hash: str, device: Device, m
         rank=rank.rank, world=rank.world_size, local_rank=rank.local_rank, attempt=rank.attempt, plan=plan_hash
     )  # fmt: skip
     try:
-        return Recorder(device, RingWriter(folder / RINGS / f"rank-{rank.rank:05d}.ring", header))
+        return Recorder(device, RingWriter(ring_path(folder, rank.rank), header))
     except OSError as error:
         missing.failed(error, 0)
         return Recorder(device, RingWriter(None, header))
