@@ -7,10 +7,12 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
-# Deadlines measure the machine's other work; examples found once are kept in .hypothesis and tried again.
+# Deadlines measure the machine's other work. The suite draws the same examples each time, so that a change is
+# judged by what it changed; `--hypothesis-profile=drawn` looks for new ones, and keeps what it finds.
 settings.register_profile(
-    "plait", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    "drawn", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+settings.register_profile("plait", settings.get_profile("drawn"), derandomize=True)
 settings.load_profile("plait")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any test; ranks started by tests inherit it
