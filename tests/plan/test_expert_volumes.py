@@ -22,8 +22,8 @@ DENSE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def step(experts: dict[str, int] | None = None, **strategy: Any) -> PlannedStep:
-    model = DENSE["model"] | ({"experts": experts} if experts else {})
+def step(experts: dict[str, int] | None = None, *, ffn: int = FFN, **strategy: Any) -> PlannedStep:
+    model = DENSE["model"] | {"ffn_hidden": ffn} | ({"experts": experts} if experts else {})
     return PlannedStep.of(Job.from_dict(DENSE | {"model": model, "strategy": DENSE["strategy"] | strategy}), 256)
 
 
@@ -33,13 +33,13 @@ def test_a_dense_model_is_counted_as_ever() -> None:
 
 
 @pytest.mark.parametrize("shard", ["ddp", "zero2", "fsdp"])
-def test_one_expert_is_an_mlp_with_a_router(shard: str) -> None:
-    dense = place_volume(step(shard=shard), 1)
-    one = expert_volume(step({"count": 1, "per_token": 1}, shard=shard), 1, 1)
-    router = HIDDEN * LAYERS // 2  # numbers, of the layers of a place
-    assert one.weights - dense.weights == 4 * router
+def test_experts_are_an_mlp_as_wide_as_all_with_a_router(shard: str) -> None:
+    """Three of them, so that their router is as large as one more number of the MLP's width."""
+    dense = place_volume(step(shard=shard, ffn=3 * FFN + 1), 1)
+    one = expert_volume(step({"count": 3, "per_token": 1}, shard=shard), 1, 1)
+    assert one.weights == dense.weights
+    assert one.dp == dense.dp
     assert (one.pp, one.ep) == (dense.pp, 0)
-    assert one.dp / dense.dp == pytest.approx(1 + router * 4 / dense.weights, rel=0.01)
 
 
 def test_experts_that_are_shared_out_send_tokens_in_place_of_gradients() -> None:

@@ -69,7 +69,7 @@ def test_every_format_tells_the_same_cluster(tmp_path: Path, row: str) -> None:
 def test_a_file_may_be_compressed(tmp_path: Path, row: str) -> None:
     _, text = ROWS[row]
     (tmp_path / "topology.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_topology(str(tmp_path / "topology.gz")) == read_topology(write(tmp_path, text))
+    assert read_topology(str(tmp_path / "topology.gz"))[0] == read_topology(write(tmp_path, text))[0]
 
 
 @pytest.mark.parametrize("cut", [2, 12, -6])
