@@ -82,7 +82,7 @@ def plan(
     if measure and what_if:
         raise JobError("what is not there cannot be measured", key="--what-if", fix="Leave out --measure")
     if picture:
-        from plait.diagnose.plots import FORMATS, check_format
+        from plait.core.pictures import FORMATS, check_format
 
         check_format(picture, (*FORMATS, "html"))
     line = _CommandLine(job, given, what_if or [], on)

@@ -286,6 +286,13 @@ def specs_folder() -> Path:
     return checkout if (package.parent / "pyproject.toml").is_file() and checkout.is_dir() else package / "specs"
 
 
+def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where what a user has measured is kept from one job to the next: ``plait`` in XDG_DATA_HOME."""
+    chosen = environ.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if chosen and Path(chosen).is_absolute() else Path.home() / ".local" / "share"
+    return base / "plait"
+
+
 def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
     text = env.get(name)
     if text is None:

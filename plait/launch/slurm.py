@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,16 @@ from plait.core.errors import JobError, LaunchError
 from plait.core.hostlist import expand, fold
 from plait.core.rank_table import RankTable
 from plait.core.settings import SlurmSection
+from plait.core.slurm_lines import lines
 from plait.launch.watch import catching_signals, say
 
 LOOK = 1.0
 """Seconds between two questions for a job's state."""
+PATIENCE = 300.0
+"""Seconds that Slurm's controller may be away while a job is followed: jobs go on meanwhile."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+GONE = "Invalid job id"
+"""What Slurm says of a job that it has forgotten."""
 GOING = (*WAITING, "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 
@@ -154,13 +159,14 @@ def follow(job: str, log: Path) -> int:
     """Copy a job's log to standard output until the job ends; returns its exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that still waits is cancelled.
-    The second one cancels it at once.
+    The second one cancels it at once. Raises LaunchError where Slurm does not answer for long, or when it is
+    to be told to end the job.
     """
     shown = _Tail(log, sys.stdout.buffer)
     said = ""
     with catching_signals() as signals:
         asked_to_stop = False
-        while (now := state(job)).going:
+        while (now := _state_at_last(job, log, signals)).going:
             shown.copy()
             if now.name != said and now.name in (*WAITING, "RUNNING"):
                 why = f" ({now.reason})" if now.reason not in ("", "None") else ""
@@ -180,6 +186,24 @@ def follow(job: str, log: Path) -> int:
     if now.name not in ("COMPLETED", "FAILED", "CANCELLED"):
         say(f"Slurm job {job} ended as {now.name.lower()}")
     return now.status or (0 if now.name == "COMPLETED" else 1)
+
+
+def _state_at_last(job: str, log: Path, signals: Collection[int]) -> State:
+    """A job's state, also if Slurm's controller is away for a while."""
+    since = time.monotonic()
+    while True:
+        try:
+            return state(job)
+        except LaunchError as error:
+            away = time.monotonic() - since
+            if signals or away > PATIENCE or GONE in str(error):
+                raise LaunchError(
+                    f"{error} Job {job} is no longer followed. If it goes on, its output is in {log}, and scancel "
+                    f"{job} ends it."
+                ) from None
+            if away < LOOK:
+                say(f"Slurm does not answer ({error}); still following job {job}")
+            time.sleep(LOOK)
 
 
 class _Tail:
@@ -215,18 +239,18 @@ def node_addresses(nodes: Sequence[str]) -> dict[str, str]:
 
 def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
     """Nodes so that those under one switch are neighbours, by what ``scontrol show topology`` prints; in
-    their own order where it says nothing of them.
+    their own order where it says nothing of them. Raises JobError or ValueError for what is no such text.
 
     >>> lines = "SwitchName=s1 Nodes=b,d", "SwitchName=s0 Nodes=a,c", "SwitchName=r Switches=s0,s1"
     >>> in_topological_order(["a", "b", "c", "d"], chr(10).join(lines))
     ['a', 'c', 'b', 'd']
     """
-    found = [dict(_FIELD.findall(line)) for line in topology.splitlines()]
-    inside = {one["SwitchName"]: expand(one["Switches"]) for one in found if one.get("Switches", "(null)") != "(null)"}
+    found = [words for _, words in lines(topology)]
+    inside = {one["switchname"]: expand(one["switches"]) for one in found if one.get("switches", "(null)") != "(null)"}
     leaves = {
-        one.get("SwitchName") or one["BlockName"]: expand(one["Nodes"])
+        one.get("switchname") or one.get("blockname", ""): expand(one["nodes"])
         for one in found
-        if one.get("Nodes", "(null)") != "(null)" and one.get("SwitchName") not in inside
+        if one.get("nodes", "(null)") != "(null)" and one.get("switchname") not in inside
     }
     below = {switch for switches in inside.values() for switch in switches}
     place: dict[str, int] = {}

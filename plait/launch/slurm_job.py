@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from plait.core.env import cluster_job, inherited, slurm_job, this_host
-from plait.core.errors import LaunchError, PlacementError, PlaitError
+from plait.core.errors import JobError, LaunchError, PlacementError, PlaitError
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
@@ -90,10 +90,10 @@ def _table(folder: Path, nodes: Sequence[str], world_size: int) -> RankTable:
     else:
         if world_size % len(nodes):
             raise PlacementError(f"{world_size} ranks do not spread evenly over the {len(nodes)} nodes of this job.")
-        topology = ""
-        with suppress(LaunchError):  # a cluster without one
-            topology = slurm.command("scontrol", "show", "topology")
-        table = RankTable(tuple(slurm.in_topological_order(nodes, topology)), world_size // len(nodes))
+        ordered = list(nodes)
+        with suppress(LaunchError, JobError, ValueError):  # a cluster without switches, or with none that we can read
+            ordered = slurm.in_topological_order(nodes, slurm.command("scontrol", "show", "topology"))
+        table = RankTable(tuple(ordered), world_size // len(nodes))
     if table.world_size != world_size:
         raise PlacementError(f"The rank table has {table.world_size} ranks, and the run needs {world_size}.")
     table.write(folder / NAME)

@@ -14,6 +14,8 @@ from plait.place.traces.table import Trace
 Floats = NDArray[np.float64]
 INSTANCES = 1000
 """Periods over which a job may last in an overlay."""
+MOST_JOBS = 5_000_000
+"""Of a replay: minutes, and gigabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +72,21 @@ def workload(
         found = _columns(trace, predicted, chosen, trace.submit[chosen], window)
     else:
         window = trace.span if window is None else window
+        _check_size(trace, chosen, copies, window)
         found = _overlaid(trace, predicted, chosen, copies, window)
     if load is not None and not len(found):
         raise DataError(f"{trace.name}: a load of {load:g} asks for less than one of its jobs. Give it copies instead.")
     return replace(found, oversize=oversize, offered=one * (copies or 1.0))
+
+
+def _check_size(trace: Trace, chosen: NDArray[np.int64], copies: float, window: float) -> None:
+    """Raise DataError for more jobs than can be played back: those that arrive, and those that run before."""
+    asked = copies * float((window + trace.duration[chosen]).sum()) / trace.span
+    if asked > MOST_JOBS:
+        raise DataError(
+            f"{trace.name}: {copies:.4g} copies have {asked:.3g} jobs; a replay has at most {MOST_JOBS:,}. Ask for "
+            "fewer copies, less load, or a shorter window."
+        )
 
 
 def _overlaid(trace: Trace, predicted: Predicted, chosen: NDArray[np.int64], copies: float, window: float) -> Workload:

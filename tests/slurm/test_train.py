@@ -14,38 +14,11 @@ from plait.core.rank_table import NAME, RankTable
 from plait.lab.slurm import SlurmCluster
 from plait.launch import slurm_job
 from tests.lab.support import wait_until
+from tests.managed import saved_steps, write_job
 from tests.slurm.support import ask, environment
 
 pytestmark = pytest.mark.slow
 
-JOB = """
-[model]
-family = "gpt"
-num_layers = 2
-hidden = 32
-num_heads = 2
-max_sequence = 32
-
-[data]
-text = "text.txt"
-sequence_length = 32
-
-[train]
-steps = {steps}
-global_batch_size = 8
-micro_batch_size = 2
-checkpoint_every = 10
-eval_every = 0
-log_every = 5
-
-[strategy]
-dp = 2
-pp = 2
-slices = {{ p1 = 1, p2 = 1 }}
-
-[run]
-timeout = 60
-"""
 # Seen by every Python process of the job: which task of Slurm's, on which host, runs which rank.
 WITNESS = """
 import os, socket
@@ -53,12 +26,6 @@ if "RANK" in os.environ:
     with open({file!r}, "a") as file:
         file.write(" ".join([os.environ["RANK"], os.environ["SLURM_PROCID"], socket.gethostname()]) + "\\n")
 """
-
-
-def write_job(folder: Path, steps: int) -> Path:
-    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
-    (folder / "job.toml").write_text(JOB.format(steps=steps))
-    return folder / "job.toml"
 
 
 def begin(cluster: SlurmCluster, job: Path, *options: str, variables: Mapping[str, str] | None = None) -> list[str]:
@@ -103,14 +70,10 @@ def log(folder: Path, job: str) -> str:
     return file.read_text() if file.is_file() else ""
 
 
-def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (folder / "runs" / "job" / "checkpoints").glob("step-????????"))
-
-
 def test_a_job_trains_on_the_nodes_of_its_table_and_avoids_one_that_is_down(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    job = write_job(tmp_path, 20)
+    job = write_job(tmp_path, 20, dp=2)
     (tmp_path / "witness").mkdir()
     (tmp_path / "witness" / "sitecustomize.py").write_text(WITNESS.format(file=str(tmp_path / "seen")))
     path = f"{tmp_path / 'witness'}:{environment(cluster)['PYTHONPATH']}"
@@ -165,9 +128,9 @@ def test_nodes_are_reserved(cluster: SlurmCluster, tmp_path: Path) -> None:
 
 
 def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = write_job(tmp_path, 100_000)
+    job = write_job(tmp_path, 100_000, dp=2)
     number = submit(cluster, job)
-    wait_until(lambda: steps(tmp_path), "no checkpoint was saved", seconds=90)
+    wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
     first = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
     lost = first[2]
     cluster.cut(lost)  # not the node of the batch script
@@ -176,13 +139,13 @@ def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmClus
         second = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
         assert lost not in second
         assert int(fields(cluster, number)["Restarts"]) >= 1
-        newest = steps(tmp_path)[-1]
-        wait_until(lambda: steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
+        newest = saved_steps(tmp_path)[-1]
+        wait_until(lambda: saved_steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
         ask(cluster, "scancel", number)
         wait_until(
             lambda: fields(cluster, number)["JobState"] in ("CANCELLED", "FAILED"), "the job goes on", seconds=60
         )
-        assert steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
+        assert saved_steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
         assert not (tmp_path / "runs" / "job" / "lock.json").exists()
         assert fields(cluster, number)["JobState"] == "CANCELLED"
     finally:
