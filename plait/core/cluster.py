@@ -88,6 +88,9 @@ class Cluster(Section):
     """Machines there are. 0: as many as a job asks for."""
     tiers: Annotated[tuple[Tier, ...], Field(strict=False, min_length=1)]
     """From the innermost outward."""
+    crowd: Annotated[float, Field(ge=1)] = 1.0
+    """Ranks that want each processor at the same time, where ranks are processes that share them; all else is
+    said of ranks that all compute at once. While some wait, the others are faster."""
     efficiency: Efficiency
     """What of the peaks is reached: the name of a file of ``specs/efficiency``, or a table whose ``like``
     names one and whose other keys replace constants of it. Left out: ``ampere``, or ``cpu`` where the device
