@@ -18,7 +18,7 @@ from plait.core.refine import refine
 from plait.core.ring import Kind
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.huggingface import load as load_huggingface
-from plait.train.comm.world import new_group
+from plait.train.comm.world import first_does, new_group
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import Part, assemble
@@ -94,10 +94,7 @@ class Session:
     def _prepared(self) -> Stream:
         """The corpus, prepared by rank 0, opened by all."""
         corpus = self.folder / "corpus"
-        if self.rank == 0:
-            prepare_corpus(self.job, corpus, self.report.say)
-        if dist.is_initialized():
-            dist.barrier()
+        first_does(lambda: prepare_corpus(self.job, corpus, self.report.say), "corpus")
         return Stream.open(self.job, corpus)
 
     def _settled(self, part: Part) -> Part:
