@@ -157,7 +157,7 @@ class Supervisor:
                     ended, error = time.monotonic(), failure
                 reason = self._enough(error)
                 if reason is not None:
-                    raise type(error)(f"{error}{reason}", ranks=error.ranks, cause=error.cause) from None
+                    raise RankFailure(f"{reason}{error}", ranks=error.ranks, cause=error.cause) from None
                 say(self._put_aside(error))
                 found = self._mended(error, signals)
                 if isinstance(found, int):
@@ -208,10 +208,10 @@ class Supervisor:
         if self.restarts == 0 or self._stopping or gone:
             return ""
         if self._manner and self._manner == before:
-            return " It failed in the same way at the same step before, so it is not started again."
+            return "The run failed twice in the same way at the same step and is given up: "
         if self._vain >= self.restarts:
             many = f"{self._vain} restarts in a row" if self._vain > 1 else "A restart"
-            return f" {many} saved no new checkpoint, so it is not started again (run.restarts)."
+            return f"{many} saved no new checkpoint, and the run is given up (run.restarts): "
         return None
 
     def _mended(self, error: RankFailure, signals: deque[int]) -> str | int:

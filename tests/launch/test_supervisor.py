@@ -96,15 +96,15 @@ def test_its_log_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_three_restarts_without_a_new_checkpoint_are_the_last(tmp_path: Path) -> None:
-    with pytest.raises(RankFailure, match=r"SIGKILL.*3 restarts in a row saved no new checkpoint.*run\.restarts"):
+    with pytest.raises(RankFailure, match=r"3 restarts in a row saved no new checkpoint.*run\.restarts.*SIGKILL"):
         supervisor(tmp_path, "die()").run()
     assert outcomes(tmp_path) == ["failed"] * 4
 
 
 def test_a_new_checkpoint_begins_the_count_anew(tmp_path: Path) -> None:
-    orders = "die()|die()|save(4); die()|die()|die()|pass"
+    orders = "die()|die()|save(4); die()|die()|pass"
     assert supervisor(tmp_path, orders, restarts=2).run() == 0
-    assert outcomes(tmp_path) == ["failed"] * 5 + ["finished"]
+    assert outcomes(tmp_path) == ["failed"] * 4 + ["finished"]
 
 
 def test_none_means_none(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_mistakes_and_numbers_that_are_not_finite_end_the_run(tmp_path: Path, or
 
 
 def test_a_bug_is_met_twice_and_not_four_times(tmp_path: Path) -> None:
-    with pytest.raises(RankFailure, match="in the same way at the same step"):
+    with pytest.raises(RankFailure, match=r"twice in the same way at the same step.*rank 0 ended"):
         supervisor(tmp_path, "raise ValueError('always')").run()
     assert outcomes(tmp_path) == ["failed"] * 2
 
