@@ -10,6 +10,7 @@ import typer
 from plait import __version__
 from plait.cli import (
     calibrate,
+    check,
     cluster,
     diagnose,
     export,
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("place")(place.place)
+app.command("check")(check.check)
 app.command("calibrate")(calibrate.calibrate)
 app.command("job")(job.job)
 app.command("export")(export.export)
