@@ -19,6 +19,7 @@ import polars as pl
 from plait.core.errors import DataError, PlaitError
 from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
+from plait.core.rollup import FOLDER as ROLLUPS
 from plait.diagnose.recording import (
     ROLLUP,
     SPANS,
@@ -56,18 +57,23 @@ class Run:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_run(folder: Path) -> Run:
-    """Raises DataError for a folder that is missing or holds no timeline that can be read."""
+def read_run(folder: Path, *, spans: bool = True) -> Run:
+    """spans: False to read the sums of every step alone, which are small, where there are any.
+
+    Raises DataError for a folder that is missing or holds no timeline that can be read.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
     notes: list[str] = []
     plan = _plan(folder / "plan.json", notes)
-    spans, rollups = _tables((folder / "timeline").rglob("*.parquet"), plan, notes)
-    if spans.is_empty() and rollups.is_empty():
+    timeline = folder / "timeline"
+    some = [] if spans else list((timeline / ROLLUPS).rglob("*.parquet"))
+    ops, rollups = _tables(some or timeline.rglob("*.parquet"), plan, notes)
+    if ops.is_empty() and rollups.is_empty():
         more = f" ({notes[0]})" if notes else ""
         raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
     metrics = tuple(_lines(folder / "metrics.jsonl", notes))
-    recording = recorded(spans, rollups, plan, hosts=_hosts(folder, notes), metrics=metrics)
+    recording = recorded(ops, rollups, plan, hosts=_hosts(folder, notes), metrics=metrics)
     attempts = tuple(_lines(folder / "attempts.jsonl", notes))
     return Run(folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes))
 
