@@ -107,7 +107,7 @@ def replay(
     from plait.place.reservation import ClusterShape, check_planned
     from plait.place.summary import summary
     from plait.place.traces.table import MOST_GPUS
-    from plait.place.workload import workload
+    from plait.place.workload import copies_of, workload
 
     policies, settings = find_policies(policy), _settings(level)
     if overlay is not None and load is not None:
@@ -136,6 +136,7 @@ def replay(
     until = _window(window, planned, overlay is not None or load is not None)
     jobs_in = _read(trace, columns)
     gpus = nodes * gpus_per_node
+    copies_of(jobs_in, gpus=gpus, copies=overlay, load=load, window=until)  # refused before it takes long
     predicted = walk_forward(jobs_in, settings, progress=tell)
     jobs = workload(jobs_in, predicted, gpus=gpus, copies=overlay, load=load, window=until)
     how["sample"] = max(300.0, jobs.window / 2000)

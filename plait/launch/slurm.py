@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from plait.core.errors import JobError, LaunchError
 from plait.core.hostlist import expand, fold
@@ -118,16 +118,27 @@ def gpus_of_a_node(partition: str) -> int:
     return min(counts, default=0)
 
 
-def submit(batch: Batch) -> str:
-    """Write the script into the run's folder and submit it; returns the job's number."""
+class Submitted(NamedTuple):
+    """A job. log: where its output goes. written: bytes that stood there before; another Slurm, or this one
+    some years ago, has had a job of this number."""
+
+    job: str
+    log: Path
+    written: int = 0
+
+
+def submit(batch: Batch) -> Submitted:
+    """Write the script into the run's folder and submit it."""
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
+    before = {file: file.stat().st_size for file in batch.log("*").parent.glob(batch.log("*").name)}
     script = batch.folder / "slurm.sh"
     script.write_text(batch.script())
     if batch.table:
         batch.table.write(batch.folder / "placed_ranks.json")
     else:
         (batch.folder / "placed_ranks.json").unlink(missing_ok=True)
-    return command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    job = command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    return Submitted(job, batch.log(job), before.get(batch.log(job), 0))
 
 
 @dataclass(frozen=True)
@@ -155,15 +166,15 @@ def state(job: str) -> State:
     return State(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
 
 
-def follow(job: str, log: Path) -> int:
+def follow(submitted: Submitted) -> int:
     """Copy a job's log to standard output until the job ends; returns its exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that still waits is cancelled.
     The second one cancels it at once. Raises LaunchError where Slurm does not answer for long, or when it is
     to be told to end the job.
     """
-    shown = _Tail(log, sys.stdout.buffer)
-    said = ""
+    job, log, written = submitted
+    shown, said = _Tail(log, sys.stdout.buffer, written), ""
     with catching_signals() as signals:
         asked_to_stop = False
         while (now := _state_at_last(job, log, signals)).going:
@@ -177,9 +188,9 @@ def follow(job: str, log: Path) -> int:
                 signals.popleft()
                 if asked_to_stop or now.name in WAITING:
                     command("scancel", job)
-                else:
+                else:  # to the launcher alone: one that came from every node would be taken for a second one
                     with suppress(LaunchError):
-                        command("scancel", f"--signal={signal.SIGINT.value}", job)
+                        command("scancel", "--batch", f"--signal={signal.SIGINT.value}", job)
                 asked_to_stop = True
             time.sleep(LOOK)
     shown.copy()
@@ -209,8 +220,8 @@ def _state_at_last(job: str, log: Path, signals: Collection[int]) -> State:
 class _Tail:
     """A file that grows, and may not be there yet."""
 
-    def __init__(self, path: Path, sink: BinaryIO) -> None:
-        self.path, self.sink, self.read = path, sink, 0
+    def __init__(self, path: Path, sink: BinaryIO, read: int = 0) -> None:
+        self.path, self.sink, self.read = path, sink, read
 
     def copy(self) -> None:
         with suppress(FileNotFoundError), open(self.path, "rb") as file:

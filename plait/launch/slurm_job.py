@@ -28,7 +28,7 @@ from plait.launch.watch import say, watched
 
 PLACED = "placed_ranks.json"
 """The rank table that the user has given, in the run's folder."""
-TERMINATED = 128 + signal.SIGTERM
+TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 
 def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None) -> int:
@@ -123,6 +123,8 @@ def main() -> int:
     except PlaitError as error:
         print(f"plait: {error}", file=sys.stderr, flush=True)
         return DO_NOT_RETRY
+    except KeyboardInterrupt:  # before there were ranks to ask
+        return INTERRUPTED
 
 
 def _again(folder: Path, status: int, before: int, restarts: int) -> int:

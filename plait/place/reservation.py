@@ -96,8 +96,8 @@ def check_planned(planned: Sequence[Planned], cluster: ClusterShape) -> None:
     for one in planned:
         if not 0 < one.nodes <= cluster.nodes:
             raise PlacementError(
-                f"The planned job wants {counted(one.nodes, 'node')}; the cluster has {cluster.nodes}. Reserve from 1 "
-                "to as many."
+                f"The planned job wants {counted(one.nodes, 'node')}; the cluster has {cluster.nodes:,}. Reserve from "
+                "1 to as many."
             )
         if one.notice < 0 or one.announced < 0:
             raise PlacementError(
@@ -113,7 +113,7 @@ def check_planned(planned: Sequence[Planned], cluster: ClusterShape) -> None:
             raise PlacementError(
                 f"{counted(len(beside), 'planned job')} want {counted(asked, 'node')} at one time, "
                 f"{one.announced / 3600:g} h after the replay's start, when one of them is announced; the cluster has "
-                f"{cluster.nodes}. Let one arrive when another has ended."
+                f"{cluster.nodes:,}. Let one arrive when another has ended."
             )
         taken = [node for other in beside for node in other.zone or ()]
         if len(set(taken)) < len(taken):

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     typed = ["topology", "generate", "--minipods", "2", "--nodes", "16", "--out", str(folder / "typed.toml")]
     CliRunner().invoke(app, typed, catch_exceptions=False)
     text = (folder / "typed.toml").read_text()
-    (folder / "typed.toml").write_text(text.replace("gpus = 8", 'device = "H100"\ngpus = 8', 1))
+    (folder / "typed.toml").write_text(text.replace("gpus = 8", 'device = "H100", gpus = 8', 1))
     argv = [sys.executable, "-m", "plait.cli.main", "plan", str(folder / "job.toml")]
     subprocess.run(argv, check=True, capture_output=True)
     return folder

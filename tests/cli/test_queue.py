@@ -93,7 +93,7 @@ def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
         (["--policy", "fivo"], "there is no policy 'fivo' (did you mean 'fifo'?)"),
         (["--reserve", "1200"], "'1200' is no NODES@TIME"),
         (["--reserve", "12@noon"], "--reserve: 'noon' is no time"),
-        (["--reserve", "3000@9h"], "wants 3000 nodes; the cluster has 2000"),
+        (["--reserve", "3000@9h"], "wants 3,000 nodes; the cluster has 2,000"),
         (["--reserve", "30@1h"], "Let it arrive later"),
         (["--load", "0.9", "--overlay", "2"], "both are given"),
         (["--load", "1e9"], "copies have"),

@@ -3,6 +3,7 @@ rank table has them, and a run outlives its nodes."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,9 +29,14 @@ if "RANK" in os.environ:
 """
 
 
+def train(job: Path, *options: str) -> list[str]:
+    """The command."""
+    return [sys.executable, "-m", "plait.cli.main", "train", str(job), *options, "--on", "slurm"]
+
+
 def begin(cluster: SlurmCluster, job: Path, *options: str, variables: Mapping[str, str] | None = None) -> list[str]:
     """Submit a job; its words, by which it was."""
-    argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), *options, "--on", "slurm"]
+    argv = train(job, *options)
     env = environment(cluster) | dict(variables or {})
     done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=job.parent, env=env, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -150,3 +156,23 @@ def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmClus
         assert fields(cluster, number)["JobState"] == "CANCELLED"
     finally:
         print(log(tmp_path, number))  # pytest shows it where the test fails
+
+
+def test_one_ctrl_c_saves_a_followed_run_on_all_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """One that came to the launcher from every node would be taken for a second one, which saves nothing."""
+    job, env = write_job(tmp_path, 100_000, dp=2), environment(cluster)
+    with open(tmp_path / "said", "w+") as said:
+        following = subprocess.Popen(
+            train(job), cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
+            following.send_signal(signal.SIGINT)
+            assert following.wait(60) == 130
+        finally:
+            following.kill()
+            following.wait()
+        printed = (tmp_path / "said").read_text()
+    assert "stopping after this step; the run is saved first" in printed, printed
+    assert "ending all ranks at once" not in printed
+    assert saved_steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
