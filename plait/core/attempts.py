@@ -94,6 +94,6 @@ def cut_off(attempts: Sequence[Attempt], *, step: int, at: float | None) -> list
 
 def _attempt(values: Any) -> Attempt:
     known = {one.name for one in fields(Attempt)}
-    given = {key: value for key, value in values.items() if key in known}
-    lists = {key: tuple(given[key]) for key in ("ranks", "hosts") if key in given}
-    return Attempt(**given | lists | {"attempt": int(given["attempt"]), "started": float(given["started"])})
+    given: dict[str, Any] = {key: value for key, value in values.items() if key in known}
+    given |= {key: tuple(given[key]) for key in ("ranks", "hosts") if key in given}
+    return Attempt(**given | {"attempt": int(given["attempt"]), "started": float(given["started"])})

@@ -37,7 +37,7 @@ class Finding:
 def findings(report: Mapping[str, Any], limits: Limits, names: Sequence[str] = ()) -> list[Finding]:
     """Everything that is wrong. names: of all hosts that were to come, by node."""
     found: list[Finding] = []
-    for node in report["missing"]:
+    for node in map(int, report["missing"]):
         host = names[node] if node < len(names) else f"node {node}"
         why = f"{host} did not reach the first host in time: its link is cut, or nothing answers there"
         found.append(Finding(what="missing", hosts=(host,), why=why))

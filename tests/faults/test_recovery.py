@@ -83,7 +83,7 @@ class Run:
         if harm:
             threading.Thread(target=self._later, args=(process, harm, after), daemon=True).start()
         try:
-            output, errors = process.communicate(timeout=180)
+            output, errors = process.communicate(timeout=400)
         finally:
             if process.poll() is None:
                 process.kill()
