@@ -48,7 +48,7 @@ def view(
     for one in watched:
         one.look()
     shown = f"[{host}]" if ":" in host else host
-    terminal.say(f"http://{shown}:{server.server_port}/  (Ctrl-C ends it)")
+    terminal.say(f"http://{shown}:{server.port}/  (Ctrl-C ends it)")
     try:
         server.serve_forever()
     except KeyboardInterrupt:

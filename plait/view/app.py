@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dash import Dash
+from dash.exceptions import DashException
 from flask import abort, request
 
 from plait.core.errors import JobError
@@ -79,8 +80,13 @@ def guard(app: Dash, local: bool) -> None:
             abort(403)
         if path != "/" and not path.startswith(ANSWERED):
             abort(404)
-        if ".." in path or "\\" in path or "\0" in path:
+        if any(part in path for part in ("..", "//", "\\", "\0")):
             abort(404)
+
+    @app.server.errorhandler(DashException)
+    def _unknown(_: DashException) -> tuple[str, int]:
+        """A part of a library that there is not."""
+        return "not found", 404
 
     @app.server.after_request
     def _restrict(response: Response) -> Response:

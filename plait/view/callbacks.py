@@ -66,14 +66,15 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
     def _look(ticks: int | None, number: object, version: str, order: str | None, status: str) -> tuple[Any, ...]:
         place = number if isinstance(number, int) and 0 <= number < len(runs) else 0
         snapshot = runs[place].look(all_of_it=bool(ticks))
-        now, line = version_of(place, snapshot), status_of(snapshot)
+        line = status_of(snapshot)
+        now = version_of(place, snapshot) + ":" * bool(ticks)
         said = line if line != status else no_update
-        if now == version and ticks:
+        if now == version:
             return no_update, said, no_update, no_update
         options = order_options(snapshot)
         known = [one["value"] for one in options]
-        kept = order in known
-        return now if now != version else no_update, said, options, no_update if kept else next(iter(known), None)
+        # What lies below the heat map is asked for after the first tick, when that has been painted.
+        return now if ticks else no_update, said, options, no_update if order in known else next(iter(known), None)
 
 
 def status_of(snapshot: Snapshot) -> str:
@@ -94,7 +95,7 @@ def status_of(snapshot: Snapshot) -> str:
 def _verdict(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("text", "children"), Output("hang", "children"), Output("notes", "children"),
-        Output("attempts-table", "children"), Input("version", "data"), State("run", "value"),
+        Output("attempts-table", "children"), Input("version", "data"), State("run", "value"), prevent_initial_call=True,
     )  # fmt: skip
     def _tell(_: str, number: object) -> tuple[Any, ...]:
         snapshot = chosen_run(runs, number)
@@ -136,16 +137,16 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> html.Table:
 
 def _grid(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
-        Output("grid-figure", "figure"),
-        Output("grid-table", "children"),
-        Input("version", "data"),
-        State("run", "value"),
-    )
-    def _draw(_: str, number: object) -> tuple[Any, Any]:
+        Output("grid-figure", "figure"), Output("grid-table", "children"), Input("version", "data"), Input("seen", "data"),
+        State("run", "value"), prevent_initial_call=True,
+    )  # fmt: skip
+    def _draw(_: str, seen: Any, number: object) -> tuple[Any, Any]:
         snapshot = chosen_run(runs, number)
         found = snapshot.standings()
         if snapshot.recording is None:
             return nothing(snapshot.problem or "reading ..."), []
+        if not seen:  # three dimensions are dear where there is no GPU
+            return no_update, standing_table(found)
         return grid_figure(found, snapshot.recording.grid), standing_table(found)
 
 
@@ -173,6 +174,7 @@ def _numbers(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("series-figure", "figure"), Output("memory-figure", "figure"), Output("prediction-figure", "figure"),
         Output("prediction-text", "children"), Input("version", "data"), State("run", "value"),
+        prevent_initial_call=True,
     )  # fmt: skip
     def _draw(_: str, number: object) -> tuple[Any, ...]:
         snapshot = chosen_run(runs, number)

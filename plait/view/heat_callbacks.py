@@ -86,7 +86,7 @@ def _move(app: Dash, runs: Sequence[Watched]) -> None:
         if cause in ("columns", "order"):
             return {}, no_update
         if isinstance(cause, dict):
-            if not any(pressed or []):
+            if not ctx.triggered[0]["value"]:  # it has just appeared
                 return no_update, no_update
             return _marked(heat, now, int(cause["rank"])), {"rank": int(cause["rank"])}
         if cause == "heat-figure":
@@ -159,9 +159,9 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("heat-figure", "figure"), Output("cell", "children"), Output("unlike", "children"),
         Input("version", "data"), Input("heat-at", "data"), *(Input(name, "value") for name in WANTED),
-        State("run", "value"),
+        State("run", "value"), prevent_initial_call=True,
     )  # fmt: skip
-    def _figure(version: str, at: Any, *rest: Any) -> tuple[Any, Any, Any]:
+    def _figure(_: str, at: Any, *rest: Any) -> tuple[Any, Any, Any]:
         *controls, number = rest
         snapshot = chosen_run(runs, number)
         heat, order, value = asked(snapshot, controls)
@@ -177,9 +177,8 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
         )
         if ctx.triggered_id == "heat-at":
             return figure, text, no_update
-        drawn = not ctx.triggered_id and version.endswith(f":{snapshot.generation}")  # it came with the page
         segments, _, _ = asked(snapshot, [*controls[:2], "segments", *controls[3:]])
-        return no_update if drawn else figure, text, _list(unlike(segments) if segments else [], snapshot)
+        return figure, text, _list(unlike(segments) if segments else [], snapshot)
 
 
 def _list(found: Sequence[Unlike], snapshot: Snapshot) -> list[Any]:

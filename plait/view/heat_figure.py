@@ -73,7 +73,7 @@ def heat_figure(
     )  # fmt: skip
     if cursor is not None:
         figure["shapes"] = [_mark(heat, shown, cursor, segments)]
-    figure["margin"] = {"l": 90, "r": 190, "t": 20, "b": 110}
+    figure["margin"] = {"l": 90, "r": 250, "t": 20, "b": 110}
     return {"data": data, "layout": figure}
 
 
@@ -104,8 +104,8 @@ def _colours(heat: Heat, shown: Pooled, value: Value) -> dict[str, Any]:
     other = [n for n in range(len(heat.columns)) if n not in own]
     found: dict[str, Any] = {}
     for name, at, colours, place, title in (
-        ("coloraxis", own, OWN_COLOURS, 1.02, "own work"),
-        ("coloraxis2", other, WAIT_COLOURS, 1.13, "waiting, network"),
+        ("coloraxis", own, OWN_COLOURS, 1.1, "own work"),
+        ("coloraxis2", other, WAIT_COLOURS, 1.2, "waiting, network"),
     ):  # fmt: skip
         if not at:
             continue
@@ -143,8 +143,8 @@ def _pointers(heat: Heat, named: Mapping[int, str], first: int, last: int) -> li
     rows = {int(rank): row for row, rank in enumerate(heat.ranks[first:last], first) if int(rank) in named}
     return [
         {
-            "x": 0, "y": row, "xref": "paper", "yref": "y", "text": f"<b>rank {rank}</b>", "showarrow": True, "ax": -28,
-            "ay": 0, "arrowhead": 2, "arrowcolor": "#d00000", "font": {"color": "#d00000"}, "xanchor": "right",
+            "x": 1, "y": row, "xref": "paper", "yref": "y", "text": f"<b>rank {rank}</b>", "showarrow": True, "ax": 24,
+            "ay": 0, "arrowhead": 2, "arrowcolor": "#d00000", "font": {"color": "#d00000"}, "xanchor": "left",
             "bgcolor": "#ffffff", "hovertext": plain(f"rank {rank}: {named[rank]}"),
         }
         for rank, row in list(rows.items())[:NAMED]

@@ -10,7 +10,7 @@ from dash import dcc, html
 from plait.diagnose.heat import STATISTICS
 from plait.view.words import nothing
 
-SECONDS = 2
+SECONDS = 1
 """Between two looks at the folders."""
 SECTIONS = (
     ("verdict", "What is wrong"), ("heat", "Heat map"), ("timeline", "Timeline"), ("grid", "The ranks' grid"),
@@ -61,7 +61,7 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
         dcc.Interval(id="tick", interval=SECONDS * 1000),
         dcc.Store(id="version", data=first.get("version", "")),
         dcc.Store(id="keys"), dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}),
-        dcc.Store(id="zoom", data=None),
+        dcc.Store(id="zoom", data=None), dcc.Store(id="seen", data=False),
     ], id="page")  # fmt: skip
 
 

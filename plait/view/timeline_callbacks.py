@@ -133,7 +133,7 @@ def _choose(app: Dash, runs: Sequence[Watched]) -> None:
                 if shown.around
                 else ()
             )
-            there = any(pressed or []) and 0 <= int(cause["n"]) < len(links)
+            there = ctx.triggered[0]["value"] and 0 <= int(cause["n"]) < len(links)
             return (_with(links[int(cause["n"])].key), no_update) if there else (no_update, no_update)
         if cause == "timeline-figure":
             return _clicked(click, shown, zoom)
@@ -200,7 +200,7 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
         Output("timeline-figure", "figure"), Output("span", "children"), Output("links", "children"),
         Output("rank", "value"), Output("step", "value"), Output("clocks", "children"), Output("both-figure", "figure"),
         Input("version", "data"), Input("chosen", "data"), Input("zoom", "data"), Input("beside", "value"),
-        State("run", "value"),
+        State("run", "value"), prevent_initial_call=True,
     )  # fmt: skip
     def _figure(_: str, chosen: Any, zoom: Any, beside: Any, number: Any) -> tuple[Any, ...]:
         snapshot = chosen_run(runs, number)

@@ -44,7 +44,7 @@ def served(folders: Sequence[Path], *, read: bool = True) -> Iterator[tuple[str,
     thread = threading.Thread(target=server.serve_forever, name="page")
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", watched
+        yield f"http://127.0.0.1:{server.port}", watched
     finally:
         server.shutdown()
         thread.join()

@@ -1,6 +1,19 @@
 // Keys on figures: what is pressed while a figure has the focus goes to the server, which knows what is drawn.
+// And the picture in three dimensions is drawn when it first comes into view.
 (function () {
   "use strict";
+  var timer = window.setInterval(function () {
+    var grid = document.getElementById("grid");
+    if (!grid || !window.dash_clientside || !window.dash_clientside.set_props) { return; }
+    window.clearInterval(timer);
+    var watcher = new IntersectionObserver(function (entries) {
+      if (entries.some(function (one) { return one.isIntersecting; })) {
+        watcher.disconnect();
+        window.dash_clientside.set_props("seen", {data: true});
+      }
+    });
+    watcher.observe(grid);
+  }, 200);
   var taken = ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "PageUp", "PageDown", "Home", "End", "Enter",
                "+", "=", "-", "0", "n", "b"];
   var count = 0;
