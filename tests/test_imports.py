@@ -34,6 +34,9 @@ ONLY_IN = {
     "typer": ("plait/cli/",),
     "polars": ("plait/diagnose/",),
     "perfetto": ("plait/diagnose/perfetto.py",),
+    "prometheus_client": ("plait/launch/collect/live.py",),
+    "tensorboardX": ("plait/launch/collect/loggers.py",),
+    "wandb": ("plait/launch/collect/loggers.py",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(
         f"plait/core/{name}.py"
