@@ -42,6 +42,9 @@ ONLY_IN = {
         for name in ("dash", "flask", "werkzeug")
     },
     "perfetto": ("plait/diagnose/perfetto.py",),
+    "prometheus_client": ("plait/launch/collect/live.py",),
+    "tensorboardX": ("plait/launch/collect/loggers.py",),
+    "wandb": ("plait/launch/collect/loggers.py",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
     "pydantic": tuple(
         f"plait/core/{name}.py"

@@ -52,6 +52,10 @@ class AsyncWork(Protocol):
         """Done when it is over."""
         ...
 
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
+        ...
+
 
 class Allocated(NamedTuple):
     """Bytes of tensors beyond those that were there before: afterwards, and at most."""
@@ -116,7 +120,7 @@ class Device:
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
         """Call ``callback(mark, failed)`` with the moment at which an asynchronous collective ended, and
         whether it failed, as far as that is known without waiting."""
-        work.get_future().then(lambda future: callback(time.monotonic_ns(), _failed(future)))
+        work.get_future().add_done_callback(lambda future: callback(time.monotonic_ns(), _failed(future)))
 
     def fork(self) -> Fork:
         """The current end of the calling thread's work, for ``aside`` and ``join``."""
