@@ -90,7 +90,7 @@ def test_shared_sequences(pool: Pool, cut: SequenceCut, again: str) -> None:
 PIPELINE = (GPT, [(1, 1)] * 2, "1f1b")
 SHARDED = (replace(GPT, num_layers=2), [(2, 1)], "1f1b", 1, False, None, (), [FULL])
 PLANTED = {
-    "collective": (2, equality.worst_error, (GPT, Strategy(tp=2, p1=2)), "reads what"),
+    "collective": (2, equality.worst_error, (GPT, Strategy(tp=2, p1=2)), "neither waits for the other"),
     "forked": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "gathered": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "reduced": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),

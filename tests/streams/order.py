@@ -209,9 +209,9 @@ def _join(clock: Clock, other: Clock) -> None:
 
 def _range(tensor: Tensor) -> tuple[int, int]:
     """The bytes of its storage from its first to its last element."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    low, high = tensor.storage_offset(), tensor.storage_offset() + span
-    return low * tensor.element_size(), high * tensor.element_size()
+    size, low = tensor.element_size(), tensor.storage_offset()
+    span = tensor.numel() if tensor.is_contiguous() else 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))  # fmt: skip
+    return low * size, (low + span) * size
 
 
 def key_of(tensor: Tensor) -> int:

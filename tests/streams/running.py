@@ -14,7 +14,10 @@ from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
 from tests.dist import equality, pipelining, recording
 from tests.streams.device import VirtualDevice
-from tests.streams.nccl import BACKEND, Call
+from tests.streams.nccl import BACKEND, Call, unwatched
+
+
+EXPECTED = equality.expected
 
 
 class Found(NamedTuple):
@@ -40,6 +43,8 @@ def observed(rank: int, plant: str, function: Callable[..., Any], *args: Any) ->
     with ExitStack() as stack:
         for module in (equality, pipelining, recording):
             stack.enter_context(mock.patch.object(module, "DEVICE", device))
+        for module in (equality, pipelining):
+            stack.enter_context(mock.patch.object(module, "expected", _expected))
         stack.enter_context(mock.patch.object(equality, "wire", lambda: _wire(device)))
         stack.enter_context(_uploaded(device))
         stack.enter_context(_recorded())
@@ -49,6 +54,12 @@ def observed(rank: int, plant: str, function: Callable[..., Any], *args: Any) ->
         result = function(rank, *args)
     order = device.order
     return Found(device.problems, device.communicators.calls, result, device.streams, order.accesses, order.waits)
+
+
+def _expected(*args: Any, **named: Any) -> Any:
+    """The reference computes for itself."""
+    with unwatched():
+        return EXPECTED(*args, **named)
 
 
 def _wire(device: VirtualDevice) -> Wire:
