@@ -54,7 +54,9 @@ class Communicators:
         self.strided: list[str] = []
         self.opened: dict[tuple[int, ...], int] = {}
 
-    def begin(self, communicator: str, what: str, stream: int, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Clock:  # fmt: skip
+    def begin(
+        self, communicator: str, what: str, stream: int, reads: Sequence[Tensor], writes: Sequence[Tensor]
+    ) -> Clock:
         """A kernel of the communicator's; what is over when it has ended."""
         order = self.order
         for tensor in (*reads, *writes):
@@ -128,7 +130,9 @@ class VirtualGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> VirtualWork:
         return self._start("reduce_scatter", output, source)
 
-    def all_to_all_single(self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None) -> VirtualWork:  # fmt: skip
+    def all_to_all_single(
+        self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
+    ) -> VirtualWork:
         kind: Collective = "rotate" if 0 in out else "all_to_all"
         return self._start(kind, output, source)
 

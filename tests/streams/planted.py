@@ -26,7 +26,7 @@ def _without_joining(where: type, method: str) -> Generator[None]:
     original = getattr(where, method)
 
     def patched(self: Any, *args: Any, **named: Any) -> Any:
-        with mock.patch.object(VirtualDevice, "join", lambda self, after: None):
+        with mock.patch.object(VirtualDevice, "join", return_value=None):
             return original(self, *args, **named)
 
     with mock.patch.object(where, method, patched):
