@@ -26,6 +26,7 @@ from tests.streams.rules import broken
 from tests.streams.running import Found
 
 Pool = Callable[[int], Ranks]
+PATIENCE = 300.0  # seconds, on busy cores
 QUEUES = 32
 """Streams of a GPU that can be busy at once (``plait.core.env``)."""
 WAITS = ["Tensor.tolist", "anchor"]
@@ -35,7 +36,7 @@ WAITS = ["Tensor.tolist", "anchor"]
 def observed(pool: Pool, size: int, function: Callable[..., Any], *args: Any, plant: str = "") -> list[Found]:
     if size == 1:
         return [running.observed(0, plant, function, *args)]
-    return pool(size).run(running.observed, plant, function, *args)
+    return pool(size).run(running.observed, plant, function, *args, timeout=PATIENCE)
 
 
 def assert_in_order(pool: Pool, size: int, function: Callable[..., Any], *args: Any) -> None:
@@ -113,7 +114,12 @@ PLANTED = {
     "reduced": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "delivered": (2, pipelining.worst_error, PIPELINE, "neither waits for the other"),
     "message": (4, pipelining.worst_error, (LLAMA, [(2, 1), (1, 2)], "interleaved"), "neither waits for the other"),
-    "strided": (4, pipelining.worst_error, (replace(GPT, dropout=0.0), [(1, 2), (1, 2)], "1f1b", 2, True), "strides"),
+    "strided": (
+        4,
+        pipelining.worst_error,
+        (replace(GPT, dropout=0.0), [(1, 2), (1, 2)], "1f1b", 2, True),
+        "contiguous tensors only",
+    ),
     "freed": (2, pipelining.worst_error, PIPELINE, "is freed while that does not wait for it"),
 }
 
@@ -121,9 +127,5 @@ PLANTED = {
 @pytest.mark.parametrize("fault", list(PLANTED))
 def test_what_is_planted_is_found(pool: Pool, fault: str) -> None:
     size, function, args, said = PLANTED[fault]
-    if fault == "strided":  # it does not come so far as to a communicator
-        with pytest.raises(AssertionError, match=said):
-            observed(pool, size, function, *args, plant=fault)
-        return
     problems = [problem for one in observed(pool, size, function, *args, plant=fault) for problem in one.problems]
     assert any(said in problem for problem in problems), problems[:5]

@@ -95,7 +95,7 @@ class VirtualGroup(dist.ProcessGroup):
     """One group."""
 
     def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
-        super().__init__(rank, len(ranks))
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self._name = name
         assert Communicators.current is not None, "no device is watched"
         self.all, self.ranks = Communicators.current, list(ranks)
@@ -142,7 +142,7 @@ class VirtualGroup(dist.ProcessGroup):
         what = f"{kind} of {max(result.numel(), source.numel())} {source.dtype}"
         over = self.all.begin(self.label, what, self._stream, [source], [result])
         with unwatched():
-            return VirtualWork(self.order, self._wire.start(kind, result, source), over)
+            return VirtualWork(self.order, self._wire.start(kind, result, source.contiguous()), over)
 
     # ---- messages ----
 

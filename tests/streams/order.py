@@ -212,7 +212,7 @@ def _range(tensor: Tensor) -> tuple[int, int]:
     size, low, span = tensor.element_size(), tensor.storage_offset(), tensor.numel()
     if not tensor.is_contiguous():
         span = 1 + sum((count - 1) * apart for count, apart in zip(tensor.shape, tensor.stride(), strict=True))
-    return low * size, (low + span) * size
+    return int(low) * size, int(low + span) * size
 
 
 def key_of(tensor: Tensor) -> int:

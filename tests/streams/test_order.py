@@ -71,7 +71,7 @@ def test_a_view_is_no_access_and_out_is_one(device: VirtualDevice) -> None:
     a, out = torch.ones(2, 2), torch.zeros(2, 2)
     device.synchronize()
     torch.mm(a, a, out=out)
-    aside(device, lambda: out.view(4)[:2].t())
+    aside(device, lambda: [out.view(4)[:2].t()])
     assert not device.problems
     aside(device, lambda: torch.mm(a, a, out=out))
     assert "aten.mm.out on stream main writes what aten.mm.out on stream other writes" in device.problems[0]
@@ -80,7 +80,7 @@ def test_a_view_is_no_access_and_out_is_one(device: VirtualDevice) -> None:
 def test_lists_of_tensors_are_written_too(device: VirtualDevice) -> None:
     one = torch.zeros(2)
     device.synchronize()
-    torch._foreach_add_([one], 1.0)
+    torch._foreach_add_([one], 1.0)  # type: ignore[attr-defined]
     aside(device, one.sum)
     assert len(device.problems) == 1
 

@@ -247,7 +247,7 @@ class CudaDevice(Device):
         torch.cuda.set_device(self.torch_device)
 
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        # One copy of everything, from pinned memory: a copy from other memory waits until the stream is empty.
+        # One copy of everything, from pinned memory: one from other memory waits until the stream is empty.
         packed = torch.empty(_packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
         for piece, tensor in zip(_pieces(packed, tensors), tensors, strict=True):
             piece.copy_(tensor)
