@@ -128,10 +128,15 @@ class Submitted(NamedTuple):
 
 
 def submit(batch: Batch) -> Submitted:
-    """Write the script into the run's folder and submit it."""
+    """Write the script into the run's folder and submit it. Raises JobError if a job of this run waits
+    already: it has no lock on the folder yet."""
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
+    script = batch.folder.resolve() / "slurm.sh"
+    waiting = dict(reversed(line.split("|", 1)) for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
+    if job := waiting.get(str(script)):
+        fix = f"End it first (scancel {job}), or give this run another name with run.name=NAME"
+        raise JobError(f"Slurm job {job} is this run, and has not ended", file=str(batch.folder), fix=fix)
     before = {file: file.stat().st_size for file in batch.log("*").parent.glob(batch.log("*").name)}
-    script = batch.folder / "slurm.sh"
     script.write_text(batch.script())
     if batch.table:
         batch.table.write(batch.folder / "placed_ranks.json")

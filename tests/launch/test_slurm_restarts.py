@@ -133,6 +133,8 @@ def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
     batch.log("7").write_text("old\n")
 
     def answer(*argv: str) -> str:
+        if argv[0] == "squeue":
+            return "6|/elsewhere/slurm.sh\n"
         with batch.log("7").open("a") as file:
             file.write("new\n")  # it has begun before sbatch was done
         return "7;cluster\n"
