@@ -171,6 +171,22 @@ def state(job: str) -> State:
     return State(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
 
 
+def patient_state(job: str, interrupted: Collection[int] = ()) -> State:
+    """A job's state, also if Slurm's controller is away for a while; at once where something comes into
+    ``interrupted``. Raises LaunchError as ``state``."""
+    since = time.monotonic()
+    while True:
+        try:
+            return state(job)
+        except LaunchError as error:
+            away = time.monotonic() - since
+            if interrupted or away > PATIENCE or GONE in str(error):
+                raise
+            if away < LOOK:
+                say(f"Slurm does not answer ({error}); asking again")
+            time.sleep(LOOK)
+
+
 def follow(submitted: Submitted) -> int:
     """Copy a job's log to standard output until the job ends; returns its exit status.
 
@@ -182,7 +198,7 @@ def follow(submitted: Submitted) -> int:
     shown, said = _Tail(log, sys.stdout.buffer, written), ""
     with catching_signals() as signals:
         asked_to_stop = False
-        while (now := _state_at_last(job, log, signals)).going:
+        while (now := _followed(submitted, signals)).going:
             shown.copy()
             if now.name != said and now.name in (*WAITING, "RUNNING"):
                 why = f" ({now.reason})" if now.reason not in ("", "None") else ""
@@ -204,22 +220,15 @@ def follow(submitted: Submitted) -> int:
     return now.status or (0 if now.name == "COMPLETED" else 1)
 
 
-def _state_at_last(job: str, log: Path, signals: Collection[int]) -> State:
-    """A job's state, also if Slurm's controller is away for a while."""
-    since = time.monotonic()
-    while True:
-        try:
-            return state(job)
-        except LaunchError as error:
-            away = time.monotonic() - since
-            if signals or away > PATIENCE or GONE in str(error):
-                raise LaunchError(
-                    f"{error} Job {job} is no longer followed. If it goes on, its output is in {log}, and scancel "
-                    f"{job} ends it."
-                ) from None
-            if away < LOOK:
-                say(f"Slurm does not answer ({error}); still following job {job}")
-            time.sleep(LOOK)
+def _followed(submitted: Submitted, signals: Collection[int]) -> State:
+    job, log, _ = submitted
+    try:
+        return patient_state(job, signals)
+    except LaunchError as error:
+        raise LaunchError(
+            f"{error} Job {job} is no longer followed. If it goes on, its output is in {log}, and scancel {job} ends "
+            "it."
+        ) from None
 
 
 class _Tail:

@@ -50,6 +50,22 @@ def test_a_job_that_was_cancelled_is_not_started_again(
     assert not said
 
 
+def test_a_controller_that_is_away_gives_no_job_up(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([LaunchError("Unable to contact."), slurm.State("RUNNING", 0, ("n1",), "")])
+
+    def look(job: str) -> slurm.State:
+        if isinstance(found := next(answers), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == 1
+    assert said == [("scontrol", "requeue", "7")]
+
+
 def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
     tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
