@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.core.channel import Line
+from plait.core.collecting import collecting
 from plait.core.env import rank_variables, take_agent, task_number, this_host
 from plait.core.errors import LaunchError, PlaitError
 from plait.launch.local import LocalProcess, free_port, start_process
 from plait.launch.messages import (
     KINDS,
     PATIENCE,
+    PULSE,
     AgentMessage,
+    Alive,
     Begin,
     Done,
     Ended,
@@ -38,6 +41,7 @@ from plait.launch.messages import (
     Refused,
     Signalled,
 )
+from plait.launch.run_folder import WORKER
 from plait.launch.watch import LOOK, catching_signals
 
 M = TypeVar("M")
@@ -61,6 +65,8 @@ def main(patience: float = PATIENCE) -> int:
             Line[AgentMessage](end, KINDS).send(LineOf(word, rank))
             lines[rank] = end
         _await(line, Go, patience)
+        if WORKER in begin.argv:
+            held.enter_context(collecting(Path(begin.logs).parent, begin.first, begin.ranks))
         agent = _Agent(line, begin)
         held.callback(agent.kill)
         agent.start(held, lines)
@@ -96,6 +102,7 @@ class _Agent:
     def serve(self, signals: Any) -> int:
         """Until the launcher has heard of every rank's end and hangs up."""
         done: int | None = None
+        beat = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.line, selectors.EVENT_READ)
             while True:
@@ -110,6 +117,9 @@ class _Agent:
                         return (1 if self.running else 0) if done is None else done
                 while signals:
                     self.line.send(Signalled(signals.popleft()))
+                if time.monotonic() > beat + PULSE:
+                    beat = time.monotonic()
+                    self.line.send(Alive())
                 self._look()
 
     def _look(self) -> None:

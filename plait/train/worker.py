@@ -22,8 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.channel import Channel
+from plait.core.collecting import collecting
 from plait.core.env import RankEnv, take_launcher, this_host
-from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, RankFailure
+from plait.core.errors import (
+    DO_NOT_RETRY,
+    ERROR_MARK,
+    JobError,
+    LaunchError,
+    NotFinite,
+    PlaitError,
+    RankFailure,
+    RunLost,
+)
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
@@ -61,7 +71,8 @@ def main() -> int:
         except PlaitError as error:
             mark = ERROR_MARK if control.launched else "plait: "
             print(f"{mark}{error}", file=sys.stderr, flush=True)
-            return error.exit_status
+            again = not isinstance(error, (NotFinite, RunLost))
+            return error.exit_status if again or not control.launched else DO_NOT_RETRY
 
 
 def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:
@@ -168,7 +179,9 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     from plait.train.session import Session
 
     run = plan.job.run
+    collects = not control.launched and rank.local_rank == 0  # a launcher's agent does, where there is one
     with (
+        collecting(folder, rank.rank, rank.local_world_size, is_rank=True) if collects else nullcontext(),
         joined(rank, run, control, store) as device,
         Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report,
     ):
@@ -186,7 +199,9 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         if rank.rank == 0 and not control.launched:  # of an earlier start; a launcher has done that
             forget_hang(folder)
         with watchdog if rank.world_size > 1 else nullcontext():
-            return Session(plan, plan.job, folder, rank, device, report, control).train()
+            session = Session(plan, plan.job, folder, rank, device, report, control)
+            watchdog.note = session.recorder.look
+            return session.train()
 
 
 def _meet(rank: RankEnv, timeout: float) -> Store:
