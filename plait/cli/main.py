@@ -20,6 +20,7 @@ from plait.cli import (
     plan,
     profile,
     queue,
+    report,
     reshard,
     sample,
     schedule,
@@ -28,6 +29,7 @@ from plait.cli import (
     topology,
     trace,
     train,
+    view,
 )
 from plait.core.errors import PlaitError
 
@@ -48,6 +50,8 @@ app.command("export")(export.export)
 app.command("sample")(sample.sample)
 app.command("timeline")(timeline.timeline)
 app.command("diagnose")(diagnose.diagnose)
+app.command("view")(view.view)
+app.command("report")(report.report)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(topology.app, name="topology")

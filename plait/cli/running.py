@@ -321,11 +321,15 @@ def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
 
 
 def _watched(start: Start, ranks: Ranks) -> int:
+    from contextlib import nullcontext
+
+    from plait.core.collecting import collecting
     from plait.launch.local import run_ranks
 
     chosen = silenced(start) if ranks.silent else start
     suspicion = suspicion_of(ranks)
-    return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
+    with collecting(ranks.folder, 0, ranks.world) if ranks.folder else nullcontext():
+        return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
 
 
 def suspicion_of(ranks: Ranks) -> Suspicion | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +12,15 @@ import typer
 from plait.cli import terminal
 
 if TYPE_CHECKING:
-    from plait.core.timeline import Hidden, Timeline
+    from plait.core.timeline import Hidden
     from plait.diagnose.compare import Comparison, Unmatched
+    from plait.diagnose.reading import Tables
+    from plait.diagnose.summary import Summary
 
 COMPARED = 50
 """Steps that are compared, the last ones."""
-GROUPS = 5
-"""Groups of steps over which the trend of hidden communication is shown."""
+DRAWN = 5
+"""Steps that a trace holds, the last ones."""
 
 
 def timeline(
@@ -31,12 +32,11 @@ def timeline(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
     """Summarise a run's measured timeline: what took how long, and how much communication was hidden."""
-    from plait.core.timeline import Timeline
+    from plait.diagnose.reading import read_timeline
 
-    measured = _measured(run)
+    measured = read_timeline(run)
     if perfetto:
-        last = max(span.step for span in measured.spans)
-        Timeline(tuple(s for s in measured.spans if s.step > last - 5), measured.plan_hash).write_perfetto(perfetto)
+        _draw(measured, perfetto)
         if not json:
             terminal.say(f"{perfetto} holds the last steps; open it at ui.perfetto.dev")
     if against:
@@ -45,83 +45,78 @@ def timeline(
         _summarise(run, measured, json)
 
 
-def _measured(run: Path) -> Timeline:
-    """What a run has kept of its last shape; of a step that was done twice, the second time."""
-    from plait.core.errors import DataError
-    from plait.core.timeline import Timeline
+def _draw(measured: Tables, file: Path) -> None:
+    from dataclasses import fields
 
-    if not run.is_dir():
-        raise DataError(f"{run}: no such run folder")
-    parts = [Timeline.read_parquet(part) for part in sorted((run / "timeline").glob("*.parquet"))]
-    parts = [part for part in parts if part.spans]
-    if not parts:
-        raise DataError(f"{run} holds no timeline; train with run.timeline_steps above 0")
-    newest = max(parts, key=lambda part: part.spans[-1].step)
-    owner = {(span.step, span.rank): part for part in parts for span in part.spans}  # later files come later
-    kept = [
-        Timeline(tuple(span for span in part.spans if owner[span.step, span.rank] is part), part.plan_hash)
-        for part in parts
-        if part.plan_hash == newest.plan_hash
-    ]
-    return Timeline.concat(kept)
+    from plait.core.timeline import Span, Timeline
+    from plait.diagnose.reading import last_steps
+
+    rows = last_steps(measured.spans, DRAWN).select([field.name for field in fields(Span)]).iter_rows()
+    Timeline(tuple(Span(*row) for row in rows), measured.plan_hash).write_perfetto(file)
 
 
 # ---- one run ----
 
 
-def _summarise(run: Path, measured: Timeline, json: bool) -> None:
-    """Seconds per step by kind of op, over the steps that the timeline still holds."""
-    from plait.core.timeline import hidden, hidden_by_step
+def _summarise(run: Path, measured: Tables, json: bool) -> None:
+    """Seconds per step by kind of op, over the steps that the timeline still holds, and over all."""
+    from plait.diagnose.summary import summarise
 
-    lanes = len({(span.step, span.rank) for span in measured.spans})
-    seconds: dict[tuple[str, str, str], float] = defaultdict(float)
-    for span in measured.spans:
-        seconds[span.kind, span.site, span.direction] += span.seconds / lanes
-    comm, trend = hidden(measured.spans), _trend(hidden_by_step(measured))
+    found = summarise(measured.spans, measured.sampled, measured.rollups)
+    for note in () if json else measured.notes:
+        terminal.text(note)
     if json:
-        rows = [{"kind": k, "site": s, "direction": d, "seconds": v} for (k, s, d), v in seconds.items()]
-        groups = [{"first": first, "last": last, "hidden": each.fraction} for first, last, each in trend]
-        found = {"spans": len(measured.spans), "hidden": comm.fraction, "per_step": rows, "hidden_by_step": groups}
-        typer.echo(json_format.dumps(found))
+        typer.echo(json_format.dumps(_summary(found, measured.notes)))
         return
-    ordered = sorted(seconds.items(), key=lambda item: -item[1])
-    terminal.title(f"{run}: mean of {lanes} rank-steps")
-    terminal.table(("what", "where", "direction", "ms per step"), [(*what, _ms(value)) for what, value in ordered])
-    if comm.fraction is not None:
-        terminal.say(f"communication {comm.total / lanes * 1e3:.1f} ms a step, hidden {comm.fraction:.0%}")
-    if len(trend) > 1 and comm.fraction is not None:
-        shares = (f"{first}-{last} {each.fraction or 0:.0%}" for first, last, each in trend)
+    steps = f"steps {found.steps[0] + 1} to {found.steps[-1] + 1}"
+    terminal.title(f"{run}: ms of a rank's mean step; last: mean of {found.lanes} rank-steps, all: of {steps}")
+    rows = [(row.kind, row.site, row.direction, _ms(row.seconds), _ms(row.of_all)) for row in found.whats]
+    terminal.table(("what", "where", "direction", "last", "all"), rows)
+    if found.hidden.fraction is not None:
+        total = found.hidden.total / found.lanes
+        terminal.say(f"communication {total * 1e3:.1f} ms a step, hidden {found.hidden.fraction:.0%}")
+    if len(found.trend) > 1 and found.hidden.fraction is not None:
+        shares = (f"{one.first}-{one.last} {one.hidden.fraction or 0:.0%}" for one in found.trend)
         terminal.say(f"hidden by step: {', '.join(shares)}")
+    if found.slowest:
+        slow = (f"{one.step + 1} ({one.seconds:.2f} s, {one.times:.1f} times the median)" for one in found.slowest)
+        terminal.text(f"slowest steps: {', '.join(slow)}")
 
 
-def _trend(steps: dict[int, Hidden]) -> list[tuple[int, int, Hidden]]:
-    """(first step, last step, communication) of a few groups of equally many steps."""
-    from plait.core.timeline import Hidden
+def _summary(found: Summary, notes: Sequence[str]) -> dict[str, Any]:
+    recent = [row for row in found.whats if row.seconds is not None]
+    all_of_them = [row for row in found.whats if row.of_all is not None]
 
-    numbers = sorted(steps)
-    size = -(-len(numbers) // GROUPS)
-    groups = [numbers[at : at + size] for at in range(0, len(numbers), size)]
-    return [
-        (own[0], own[-1], Hidden(sum(steps[n].total for n in own), sum(steps[n].exposed for n in own)))
-        for own in groups
-    ]
+    def rows(of: Sequence[Any], seconds: str) -> list[dict[str, Any]]:
+        return [{"kind": r.kind, "site": r.site, "direction": r.direction, "seconds": getattr(r, seconds)} for r in of]
+
+    return {
+        "spans": found.spans,
+        "sampled_spans": found.sampled,
+        "steps": len(found.steps),
+        "hidden": found.hidden.fraction,
+        "per_step": rows(recent, "seconds"),
+        "per_step_of_all": rows(all_of_them, "of_all"),
+        "hidden_by_step": [{"first": g.first, "last": g.last, "hidden": g.hidden.fraction} for g in found.trend],
+        "slowest": [one._asdict() for one in found.slowest],
+        "notes": list(notes),
+    }
 
 
 # ---- two timelines ----
 
 
-def _compare(run: Path, measured: Timeline, against: Path, json: bool) -> None:
-    from plait.core.timeline import PLANNED, Timeline
+def _compare(run: Path, measured: Tables, against: Path, json: bool) -> None:
     from plait.diagnose.compare import compare
+    from plait.diagnose.reading import last_steps, planned_kinds, read_timeline
 
-    steps = sorted({span.step for span in measured.spans})[-COMPARED:]
-    recent = Timeline(tuple(span for span in measured.spans if span.step >= steps[0]), measured.plan_hash)
+    recent = last_steps(measured.spans, COMPARED)
     names, note = ("", ""), ""
     if against.is_dir():
-        other, names = _measured(against), (str(against), str(run))
+        other, names = read_timeline(against).spans, (str(against), str(run))
     else:
-        other, note = _predicted(run, recent, against, steps)
-        recent = Timeline(tuple(span for span in recent.spans if span.kind in PLANNED), recent.plan_hash)
+        steps = recent["step"].unique().sort().to_list()
+        (other, note), recent = _predicted(run, measured.plan_hash, against, steps), planned_kinds(recent)
     result = compare(other, recent)
     if json:
         typer.echo(json_format.dumps({"run": str(run), "against": str(against), **_plain(result)}))
@@ -131,23 +126,24 @@ def _compare(run: Path, measured: Timeline, against: Path, json: bool) -> None:
         terminal.say(note)
 
 
-def _predicted(run: Path, measured: Timeline, file: Path, steps: Sequence[int]) -> tuple[Timeline, str]:
-    """What a plan predicts for ``steps``, and what has to be said of it. Raises JobError for a plan that the
-    run has not obeyed."""
+def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, str]:
+    """What a plan predicts for ``steps``, in columns, and what has to be said of it. Raises JobError for a
+    plan that the run has not obeyed."""
     from plait.core.errors import JobError
     from plait.core.plan import Plan
     from plait.core.segment_costs import BANDWIDTH, FLOPS
+    from plait.diagnose.predicted import table_of
     from plait.plan.simulate import simulate_plan
 
     plan = Plan.read(file)
-    if plan.hash != measured.plan_hash:
-        problem = f"is plan {plan.hash[:12]}, and the last steps in {run} were of plan {measured.plan_hash[:12]}"
+    if plan.hash != obeyed:
+        problem = f"is plan {plan.hash[:12]}, and the last steps in {run} were of plan {obeyed[:12]}"
         raise JobError(problem, file=str(file), fix=f"The plan that it obeyed is {run / 'plan.json'}")
     note = (
         f"The plan holds no measured costs: predicted times are those of {FLOPS / 1e9:.0f} GFLOP/s a rank and "
         f"{BANDWIDTH * 8 / 1e9:.0f} Gbit/s a link, and only their proportions mean something"
     )
-    return simulate_plan(plan).timeline(steps), "" if plan.costs else note
+    return table_of(simulate_plan(plan).timeline(steps)), "" if plan.costs else note
 
 
 def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:
@@ -190,8 +186,8 @@ def _plain(result: Comparison) -> dict[str, Any]:
     }
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.2f}"
 
 
 def _ratio(value: float | None) -> str:

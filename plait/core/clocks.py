@@ -23,6 +23,8 @@ from plait.core.ring import VERBS, Kind, Ring
 if TYPE_CHECKING:
     import numpy as np
 
+FILE = "clocks.json"
+"""The clocks of a run's hosts, in the folder of its timeline."""
 LEAST = 8
 """Common collectives without which two clocks are not compared."""
 MOST = 512
@@ -159,6 +161,14 @@ class Clocks:
             return order(Moment(a[1], 0), Moment(b[1], 0))
         first, second = self.moment(*a), self.moment(*b)
         return order(first, second) if first and second else 0
+
+    @property
+    def error(self) -> int | None:
+        """By how much a time may be wrong at most, ns, near to when clocks were compared; None where a host's
+        clock could not be."""
+        if set(self.hosts.values()) - set(self.clocks):
+            return None
+        return max((clock.error for clock in self.clocks.values()), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -3,7 +3,7 @@ numbers in a dictionary, all of it compressed by zstd. DuckDB, Polars and pandas
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,27 @@ def _write(path: Path, table: Any) -> None:
         parquet.write_table(table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole)
 
 
-def copy_rows(source: Path, target: Path, column: str, values: Collection[int]) -> None:
-    """The rows of a file in which ``column`` has one of ``values``, into a file of their own; no file without
-    rows, or where ``source`` is none. Raises OSError."""
+def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], bool]) -> None:
+    """The rows of a file whose value of ``column`` is wanted, into a file of their own; no file without rows,
+    or where ``source`` is none. Raises OSError."""
     arrow, parquet = _arrow()
     try:
         table = parquet.ParquetFile(arrow.BufferReader(source.read_bytes())).read(use_threads=False)
     except arrow.ArrowException:  # damaged: there is nothing to keep
         return
-    table = table.filter(import_module("pyarrow.compute").is_in(table.column(column), arrow.array(values, "int64")))
+    values = arrow.array([value for value in table.column(column).unique().to_pylist() if wanted(value)], "int64")
+    table = table.filter(import_module("pyarrow.compute").is_in(table.column(column), values))
     if len(table):
         _write(target, table)
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """A file's metadata; nothing if it has none, or cannot be read."""
+    arrow, parquet = _arrow()
+    try:
+        return _metadata(parquet.read_schema(arrow.BufferReader(path.read_bytes())))
+    except (OSError, arrow.ArrowException):
+        return {}
 
 
 def read_columns(path: Path, version: str) -> tuple[dict[str, list[Any]], dict[str, str]]:
@@ -55,11 +65,15 @@ def read_columns(path: Path, version: str) -> tuple[dict[str, list[Any]], dict[s
         raise DataError(f"{path} cannot be read as a timeline: {error.strerror or error}") from None
     except arrow.ArrowException as error:
         raise DataError(f"{path} is truncated or no timeline file: {error}") from None
-    stored: dict[bytes, bytes] = table.schema.metadata or {}
-    metadata = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in stored.items()}
+    metadata = _metadata(table.schema)
     if version not in metadata:
         raise DataError(f"{path} is a Parquet file but no Plait timeline")
     return {name: table.column(name).to_pylist() for name in table.column_names}, metadata
+
+
+def _metadata(schema: Any) -> dict[str, str]:
+    stored: dict[bytes, bytes] = schema.metadata or {}
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in stored.items()}
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -21,6 +21,8 @@ them.
     NO_COLOR            if not empty: no colours, whatever is printed   colours on a terminal
     TERM                if dumb: no colours, no line that changes       a terminal that can do both
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
+    CUDA_DEVICE_MAX_CONNECTIONS  a GPU's hardware queues, 8 to 32       32
+    CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER: at the start
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
 scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
@@ -286,6 +288,13 @@ def specs_folder() -> Path:
     return checkout if (package.parent / "pyproject.toml").is_file() and checkout.is_dir() else package / "specs"
 
 
+def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where what a user has measured is kept from one job to the next: ``plait`` in XDG_DATA_HOME."""
+    chosen = environ.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if chosen and Path(chosen).is_absolute() else Path.home() / ".local" / "share"
+    return base / "plait"
+
+
 def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
     text = env.get(name)
     if text is None:
@@ -300,6 +309,28 @@ def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, 
     if value < least or (most is not None and value > most):
         raise LaunchError(f"The environment variable {name} is {value}. Allowed: {allowed}.")
     return value
+
+
+LEAST_QUEUES, QUEUES = 8, 32
+"""Hardware queues of a GPU: fewer are refused, and what is asked for otherwise."""
+
+
+def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ) -> None:
+    """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises LaunchError where these would let ranks wait for each other for ever.
+
+    A hardware queue holds up everything behind a stream that waits, also across ranks, so there are as many
+    as there can be. Kernels are loaded at the start: loading one may wait for the whole device, hence for a
+    message that is posted and whose sender waits for this rank.
+    """
+    queues = _number(environ, "CUDA_DEVICE_MAX_CONNECTIONS", QUEUES, least=1, most=QUEUES)
+    if queues < LEAST_QUEUES:
+        raise LaunchError(
+            f"The environment variable CUDA_DEVICE_MAX_CONNECTIONS is {queues}. Plait keeps communication of several "
+            f"groups under way at once, which so few queues can bring to a standstill. Allowed: {LEAST_QUEUES} to "
+            f"{QUEUES}; unset it for {QUEUES}."
+        )
+    environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
+    environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 def expand_segments(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from plait.core.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
-from plait.core.timeline import Hidden, SpanKind
+from plait.core.timeline import Hidden, SpanKind, busy_time
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,12 +28,29 @@ AROUND: Mapping[Kind, SpanKind] = {
 """And without: what a rank does beside its plan's ops."""
 
 
+UNITS = ("gather", "reduce", "publish", "need")
+"""How the names of sharding's collectives and waits begin."""
+
+
 def sent_bytes(verb: str, whole: int, size: int) -> int:
     """Bytes each of ``size`` ranks sends for a bandwidth-optimal (ring) collective; whole: bytes of its
     larger tensor."""
     if verb == "rotate":
         return whole
     return whole * (size - 1) // size * (2 if verb == "all_reduce" else 1)
+
+
+def axis_of(kind: str, name: str) -> str:
+    """Along which axis a span communicates, or waits for what does; empty for what does neither.
+
+    >>> axis_of("comm", "gather attn0"), axis_of("wait", "attn0.F0"), axis_of("idle", "0RECV_F0")
+    ('dp', 'tp', 'pp')
+    """
+    if kind in ("idle", "transfer"):
+        return "pp"
+    if kind in ("comm", "wait"):
+        return "dp" if name.split(" ")[0] in UNITS else "tp"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -53,23 +71,23 @@ class Records:
         steps and starts. What has not ended, has failed, or belongs to no step is left out."""
         import numpy as np
 
-        table, kinds = self._of_a_timeline()
-        order = np.lexsort((table["started"], table["step"]))
-        table, kinds = table[order], kinds[order]
+        table = self._of_a_timeline()
+        table = table[np.lexsort((table["started"], table["step"]))]
         numbers, which = np.unique(table["name"], return_inverse=True)
         names = [self.names.get(int(number), Name("")) for number in numbers]
         places = [name.place for name in names]
+        number_of = {text: number for number, text in enumerate({name.text: None for name in names})}
 
         def each(values: Iterable[Any], kind: Any) -> np.ndarray:
             return np.array(list(values), dtype=kind)[which] if len(names) else np.array([], dtype=kind)
 
-        texts = each((name.text for name in names), str)
+        same = each((number_of[name.text] for name in names), np.int64) * len(_WORDS) + _kind_numbers()[table["kind"]]
         return {
             "step": table["step"].astype(np.int64),
             "rank": np.full(len(table), rank, dtype=np.int64),
-            "kind": kinds,
-            "name": texts,
-            "seq": _occurrence(table["step"], kinds, texts),
+            "kind": np.array(_WORDS)[_kind_numbers()[table["kind"]]],
+            "name": each((name.text for name in names), str),
+            "seq": _occurrence(table["step"], same),
             "site": each((place.site if place else name.text for place, name in zip(places, names, strict=True)), str),
             "layer": each((place.layer if place else -1 for place in places), np.int64),
             "slice": each((place.slice if place else -1 for place in places), np.int64),
@@ -81,19 +99,28 @@ class Records:
 
     def hidden(self) -> Hidden:
         """Communication of the ops of a plan, as ``plait.core.timeline.hidden`` has it of one rank's step."""
+        table = self._of_a_timeline()
+        travel, waits = (table[_kind_numbers()[table["kind"]] == _WORDS.index(kind)] for kind in ("comm", "wait"))
+        return Hidden(busy_time(travel["started"], travel["ended"]) / 1e9, self._seconds(waits))
+
+    def seconds(self) -> dict[tuple[str, str], float]:
+        """Of the timeline's spans, by kind and axis."""
         import numpy as np
 
-        table, kinds = self._of_a_timeline()
-        travel = np.sort(table[kinds == "comm"][["started", "ended"]], order="started")
-        ended = np.maximum.accumulate(travel["ended"]) if len(travel) else travel["ended"]
-        busy = np.maximum(0, travel["ended"][1:] - np.maximum(travel["started"][1:], ended[:-1])).sum()
-        total = busy + (travel["ended"][:1] - travel["started"][:1]).sum()
-        return Hidden(float(total) / 1e9, self._seconds(table[kinds == "wait"]))
+        table = self._of_a_timeline()
+        numbers, which = np.unique(table["name"].astype(np.int64) << 8 | table["kind"], return_inverse=True)
+        sums = np.bincount(which, table["ended"] - table["started"], len(numbers)) / 1e9
+        found: dict[tuple[str, str], float] = {}
+        for code, seconds in zip(numbers.tolist(), sums.tolist(), strict=True):
+            kind = _WORDS[_kind_numbers()[code & 255]]
+            key = kind, axis_of(kind, self.names.get(code >> 8, Name("")).text)
+            found[key] = found.get(key, 0.0) + seconds
+        return found
 
     def idle(self) -> float | None:
         """Seconds in which a stage waited for others; None where none ever waits."""
-        table, kinds = self._of_a_timeline()
-        waited = table[kinds == "idle"]
+        waited = self._of_a_timeline()
+        waited = waited[waited["kind"] == Kind.IDLE]
         return self._seconds(waited) if len(waited) else None
 
     def rolled_up(self, rank: int) -> dict[str, np.ndarray]:
@@ -123,16 +150,16 @@ class Records:
             "sum_ns": total, "min_ns": least, "max_ns": most,
         }  # fmt: skip
 
-    def _of_a_timeline(self) -> tuple[np.ndarray, np.ndarray]:
-        """The records that are spans, and their kinds in words."""
+    def _of_a_timeline(self) -> np.ndarray:
+        """The records that are spans."""
         import numpy as np
 
         table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0)]
-        placed = np.array([number for number, name in list(self.names.items()) if name.place], dtype=np.int64)
-        words = np.array(["", *(SPANS.get(kind) or AROUND.get(kind) or "" for kind in Kind)])
-        kinds, has_place = words[table["kind"]], np.isin(table["name"], placed)
-        wanted = (kinds != "") & (has_place | np.isin(table["kind"], list(AROUND)))
-        return table[wanted], kinds[wanted]
+        placed = np.zeros(max(self.names, default=0) + 2, dtype=bool)
+        placed[np.array([number for number, name in list(self.names.items()) if name.place], dtype=np.int64)] = True
+        known = np.minimum(table["name"], len(placed) - 1)
+        around = np.isin(table["kind"], list(AROUND))
+        return table[(_kind_numbers()[table["kind"]] > 0) & (placed[known] | around)]
 
     def _label(self, kind: int, name: int, group: int) -> tuple[str, str, str]:
         """Kind, site and direction in words."""
@@ -164,16 +191,25 @@ def _direction(name: Name) -> str:
     return ("forward" if name.place.forward else "backward") if name.place else ""
 
 
-def _occurrence(steps: np.ndarray, kinds: np.ndarray, names: np.ndarray) -> np.ndarray:
-    """How often each row's step, kind and name came before."""
+_WORDS = ("", *dict.fromkeys((*SPANS.values(), *AROUND.values())))
+
+
+@cache
+def _kind_numbers() -> np.ndarray:
+    """By a record's kind, which of ``_WORDS`` it is in a timeline; 0: none."""
     import numpy as np
 
-    _, kind = np.unique(kinds, return_inverse=True)
-    _, name = np.unique(names, return_inverse=True)
-    order = np.lexsort((np.arange(len(steps)), name, kind, steps))
-    ordered = np.stack([steps[order], kind[order], name[order]])
+    words = [SPANS.get(Kind(kind)) or AROUND.get(Kind(kind)) or "" if kind else "" for kind in range(max(Kind) + 1)]
+    return np.array([_WORDS.index(word) for word in words])
+
+
+def _occurrence(steps: np.ndarray, same: np.ndarray) -> np.ndarray:
+    """How often each row's step and number came before."""
+    import numpy as np
+
+    order = np.lexsort((np.arange(len(steps)), same, steps))
     first = np.ones(len(order), dtype=bool)
-    first[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    first[1:] = (steps[order][1:] != steps[order][:-1]) | (same[order][1:] != same[order][:-1])
     at = np.arange(len(order))
     seq = np.empty(len(order), dtype=np.int64)
     seq[order] = at - np.maximum.accumulate(np.where(first, at, 0))

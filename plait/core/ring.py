@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -288,21 +289,21 @@ def read_ring(path: Path) -> Ring:
     except DataError as error:
         raise DataError(f"{path} cannot be read as a ring: {error}") from None
     table, torn = _table(data, header.capacity)
-    names, groups, problems = _names(path.with_suffix(".names"), header.token)
+    names, groups, problems = read_names(path.with_suffix(".names"), header.token)
     return Ring(header, table, names, groups, torn, problems)
 
 
-def read_rings(folder: Path) -> tuple[list[Ring], list[str]]:
-    """All rings of a folder by rank, and in words what was left out."""
-    rings: list[Ring] = []
-    problems: list[str] = []
+def read_rings(folder: Path, problems: list[str]) -> Iterator[Ring]:
+    """All rings of a folder by rank, one after the other: of many ranks they fill a memory. problems: gets in
+    words what was left out."""
     for path in sorted(folder.glob("rank-*.ring")):
         try:
-            rings.append(read_ring(path))
-            problems += rings[-1].problems
+            ring = read_ring(path)
         except DataError as error:
             problems.append(str(error))
-    return sorted(rings, key=lambda ring: ring.rank), problems
+            continue
+        problems += ring.problems
+        yield ring
 
 
 @cache
@@ -325,15 +326,19 @@ def numbered(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return table
 
 
+def whole_rows(rows: np.ndarray) -> np.ndarray:
+    """Which records are neither torn nor damaged."""
+    whole = (rows["opened"] == rows["closed"]) & (rows["kind"] > 0) & (rows["kind"] <= max(Kind))
+    return whole & (rows["call"] & 15 < len(VERBS)) & (rows["call"] >> 4 < len(DTYPES))
+
+
 def _table(data: bytes, capacity: int) -> tuple[np.ndarray, int]:
     """The records that are whole, numbered, and how many are torn."""
     import numpy as np
 
     found = np.frombuffer(data, row_type(), capacity, HEADER)
     opened, slots = found["opened"].astype(np.int64), np.arange(capacity)
-    whole = (opened == found["closed"]) & (found["kind"] > 0) & (found["kind"] <= max(Kind))
-    whole &= (found["call"] & 15 < len(VERBS)) & (found["call"] >> 4 < len(DTYPES))
-    whole &= (opened - 1) % capacity == slots
+    whole = whole_rows(found) & ((opened - 1) % capacity == slots)
     torn = int(np.count_nonzero(~whole & ((opened != 0) | (found["closed"] != 0))))
     kept, numbers = found[whole], opened[whole]
     if len(numbers):  # words of 32 bits: those of a long run go round, so they are compared with one of them
@@ -342,8 +347,9 @@ def _table(data: bytes, capacity: int) -> tuple[np.ndarray, int]:
     return numbered(kept[order], numbers[order]), torn
 
 
-def _names(path: Path, token: int) -> tuple[dict[int, Name], dict[int, RingGroup], tuple[str, ...]]:
-    """What the numbers stand for. A last line that was cut off belongs to no record yet."""
+def read_names(path: Path, token: int) -> tuple[dict[int, Name], dict[int, RingGroup], tuple[str, ...]]:
+    """What the numbers of a ring with this token stand for, and in words what could not be read. A last line
+    that was cut off belongs to no record yet."""
     names: dict[int, Name] = {}
     groups: dict[int, RingGroup] = {}
     try:

@@ -279,6 +279,13 @@ class RunSection(Section):
     timeline_sample: Natural = 100
     """Of the steps before these, one in so many keeps its timeline, and so do those around a step that took
     unusually long. 0: none. Sums of every step are kept in any case, unless ``timeline_steps`` is 0."""
+    metrics_port: Natural = 0
+    """Port on every host where Prometheus finds live metrics of the host's ranks. 0: none."""
+    metrics_address: str = "127.0.0.1"
+    """Address of the host at which it listens; its own alone unless told otherwise."""
+    loggers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)] = ()
+    """Where metrics go beside ``metrics.jsonl``: ``tensorboard`` (into the run's folder; needs the package
+    tensorboardX), ``wandb`` (Weights & Biases, offline where it has no login; needs the package wandb)."""
     timeout: Positive = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
     restarts: Natural = 3

@@ -192,10 +192,11 @@ class Timeline:
             partial.write_text(json.dumps({"traceEvents": list(_trace_events(self.spans)), "displayTimeUnit": "ms"}))
 
 
-def write_spans(path: Path, columns: Mapping[str, Any], plan_hash: str) -> None:
-    """A timeline from columns as they stand in its file."""
+def write_spans(path: Path, columns: Mapping[str, Any], plan_hash: str, began: int = 0) -> None:
+    """A timeline from columns as they stand in its file. began: when the rank started, ns of the wall clock:
+    of a step that was done twice, the later start counts."""
     stored = {_TIMES.get(name, name): "int64" if name in _TIMES else kind for name, kind in _COLUMNS.items()}
-    metadata = {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": plan_hash}
+    metadata = {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": plan_hash, "plait.began": str(began)}
     write_columns(path, {name: (kind, columns[name]) for name, kind in stored.items()}, metadata)
 
 
@@ -245,33 +246,27 @@ class Hidden(NamedTuple):
 def hidden(spans: Iterable[Span]) -> Hidden:
     """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting;
     ranks and steps added up."""
+    import numpy as np
+
+    # Apart, because ranks, and runs that were resumed, have clocks of their own.
     groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in spans:
-        groups[span.step, span.rank].append(
-            span
-        )  # apart, because ranks, and runs that were resumed, have clocks of their own
-    parts = [_hidden(group) for group in groups.values()]
-    return Hidden(sum(part.total for part in parts), sum(part.exposed for part in parts))
+        groups[span.step, span.rank].append(span)
+    total = exposed = 0.0
+    for own in groups.values():
+        times = np.array([(span.start, span.end) for span in own if span.kind == "comm"]).reshape(-1, 2)
+        total += busy_time(times[:, 0], times[:, 1])
+        exposed += sum(span.seconds for span in own if span.kind == "wait")
+    return Hidden(total, exposed)
 
 
-def hidden_by_step(timeline: Timeline) -> dict[int, Hidden]:
-    """``hidden`` of every step. ``.fraction`` of an entry is the share of that step's communication that was
-    hidden."""
-    steps: defaultdict[int, list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        steps[span.step].append(span)
-    return {step: hidden(spans) for step, spans in sorted(steps.items())}
+def busy_time(started: np.ndarray, ended: np.ndarray) -> float:
+    """How long at least one of some things was under way, in the unit of their times."""
+    import numpy as np
 
-
-def _hidden(spans: Sequence[Span]) -> Hidden:
-    total, until = 0.0, float("-inf")
-    for span in sorted((span for span in spans if span.kind == "comm"), key=lambda span: span.start):
-        total += max(0.0, span.end - max(span.start, until))
-        until = max(until, span.end)
-    return Hidden(total, sum(span.seconds for span in spans if span.kind == "wait"))
-
-
-def join(predicted: Timeline, measured: Timeline) -> list[tuple[Span, Span]]:
-    """Pairs of spans with equal keys, in the measured order."""
-    found = {span.key: span for span in predicted.spans}
-    return [(found[span.key], span) for span in measured.spans if span.key in found]
+    if not len(started):
+        return 0.0
+    order = np.argsort(started, kind="stable")
+    started, ended = started[order], np.maximum.accumulate(ended[order])
+    alone = np.maximum(0, ended[1:] - np.maximum(started[1:], ended[:-1])).sum()
+    return float(alone + (ended[0] - started[0]))

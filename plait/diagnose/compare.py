@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plait.core.errors import DataError
-from plait.core.timeline import Hidden, Span, SpanKey, Timeline, hidden, join
+import polars as pl
 
-What = tuple[str, str, str]
-"""(kind, site, direction) of a span: the rows of a comparison."""
+from plait.core.errors import DataError
+from plait.core.timeline import Hidden
+
+WHAT = ("kind", "site", "direction")
+"""The rows of a comparison."""
+LANE = ("step", "rank")
+KEY = (*LANE, "kind", "name", "seq")
+"""What two timelines of one job join on, as ``plait.core.timeline.SpanKey``."""
+LENGTH = pl.col("end") - pl.col("start")
 
 
 class Row(NamedTuple):
@@ -55,48 +59,54 @@ class Comparison:
     measured: Hidden
 
 
-def compare(predicted: Timeline, measured: Timeline) -> Comparison:
-    """Rows in order of their measured time. Raises DataError if no step of any rank is in both."""
-    lanes = _lanes(predicted.spans) & _lanes(measured.spans)
-    if not lanes:
+def compare(predicted: pl.DataFrame, measured: pl.DataFrame) -> Comparison:
+    """Spans in the columns of a timeline's files, times in seconds. Rows in order of their measured time.
+    Raises DataError if no step of any rank is in both."""
+    lanes = predicted.select(LANE).unique().join(measured.select(LANE).unique(), on=LANE)
+    if lanes.is_empty():
         raise DataError("the two timelines have no step of any rank in common")
-    left, right = (
-        Timeline(tuple(span for span in one.spans if (span.step, span.rank) in lanes)) for one in (predicted, measured)
-    )
-    pairs = join(left, right)
-    matched = {span.key for _, span in pairs}
-    totals: defaultdict[What, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for planned, seen in pairs:
-        total = totals[seen.kind, seen.site, seen.direction]
-        total[0] += planned.seconds / len(lanes)
-        total[1] += seen.seconds / len(lanes)
-    rows = [Row(*what, *both) for what, both in totals.items()]
+    left, right = (one.join(lanes, on=LANE, how="semi", maintain_order="left") for one in (predicted, measured))
+    pairs = right.join(left.select(*KEY, planned=LENGTH), on=KEY)
+    rows = pairs.group_by(WHAT).agg(pl.col("planned").sum() / lanes.height, LENGTH.sum() / lanes.height)
     return Comparison(
-        steps=tuple(sorted({step for step, _ in lanes})),
-        ranks=tuple(sorted({rank for _, rank in lanes})),
-        rows=tuple(sorted(rows, key=lambda row: -row.measured)),
-        never_seen=_unmatched(left.spans, matched, len(lanes)),
-        not_planned=_unmatched(right.spans, matched, len(lanes)),
-        predicted=_each(hidden(left.spans), len(lanes)),
-        measured=_each(hidden(right.spans), len(lanes)),
+        steps=tuple(lanes["step"].unique().sort().to_list()),
+        ranks=tuple(lanes["rank"].unique().sort().to_list()),
+        rows=tuple(sorted((Row(*row) for row in rows.iter_rows()), key=lambda row: -row.measured)),
+        never_seen=_unmatched(left, right, lanes.height),
+        not_planned=_unmatched(right, left, lanes.height),
+        predicted=_each(left, lanes.height),
+        measured=_each(right, lanes.height),
     )
 
 
-def _lanes(spans: Iterable[Span]) -> set[tuple[int, int]]:
-    return {(span.step, span.rank) for span in spans}
+def hidden_by_lane(spans: pl.DataFrame) -> pl.DataFrame:
+    """Per step and rank: busy seconds of the network (``total``), where what overlaps counts once, and
+    seconds of waiting for it (``exposed``); ``plait.core.timeline.hidden`` of each."""
+    before = pl.col("end").cum_max().shift(1).over(LANE, order_by="start")
+    alone = (pl.col("end") - pl.max_horizontal("start", before)).clip(0)
+    busy = (
+        spans.filter(pl.col("kind") == "comm").with_columns(alone=alone).group_by(LANE).agg(total=pl.col("alone").sum())
+    )
+    waits = spans.filter(pl.col("kind") == "wait").group_by(LANE).agg(exposed=LENGTH.sum())
+    lanes = spans.select(LANE).unique()
+    return lanes.join(busy, on=LANE, how="left").join(waits, on=LANE, how="left").fill_null(0.0).sort(LANE)
 
 
-def _each(communication: Hidden, lanes: int) -> Hidden:
-    return Hidden(communication.total / lanes, communication.exposed / lanes)
+def hidden_in(spans: pl.DataFrame) -> Hidden:
+    """All of them added up."""
+    lanes = hidden_by_lane(spans)
+    return Hidden(float(lanes["total"].sum()), float(lanes["exposed"].sum()))
 
 
-def _unmatched(spans: Iterable[Span], matched: set[SpanKey], lanes: int) -> tuple[Unmatched, ...]:
-    groups: defaultdict[What, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.key not in matched:
-            groups[span.kind, span.site, span.direction].append(span)
-    found = [
-        Unmatched(*what, len(own) / lanes, sum(span.seconds for span in own) / lanes, own[0].name)
-        for what, own in groups.items()
-    ]
+def _each(spans: pl.DataFrame, lanes: int) -> Hidden:
+    found = hidden_in(spans)
+    return Hidden(found.total / lanes, found.exposed / lanes)
+
+
+def _unmatched(spans: pl.DataFrame, other: pl.DataFrame, lanes: int) -> tuple[Unmatched, ...]:
+    alone = spans.join(other, on=KEY, how="anti", maintain_order="left")
+    groups = alone.group_by(WHAT, maintain_order=True).agg(
+        pl.len() / lanes, LENGTH.sum() / lanes, pl.col("name").first()
+    )  # fmt: skip
+    found = (Unmatched(*row) for row in groups.iter_rows())
     return tuple(sorted(found, key=lambda one: (-one.seconds, one.example)))

@@ -9,16 +9,22 @@ steps where spans are kept of some. Times are seconds (``start``, ``sum``) or wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
+from plait.core.clocks import FILE as CLOCKS
+from plait.core.clocks import Clocks
 from plait.core.errors import DataError, PlaitError
 from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
+from plait.core.ring_calls import RINGS
+from plait.core.ring_hosts import host_names, read_headers
+from plait.core.rollup import FOLDER as ROLLUPS
+from plait.core.timeline import PLANNED
 from plait.diagnose.recording import (
     ROLLUP,
     SPANS,
@@ -56,20 +62,65 @@ class Run:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_run(folder: Path) -> Run:
-    """Raises DataError for a folder that is missing or holds no timeline that can be read."""
+def read_run(folder: Path, *, spans: bool = True) -> Run:
+    """spans: False to read the sums of every step alone, which are small, where there are any.
+
+    Raises DataError for a folder that is missing or holds no timeline that can be read.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
     notes: list[str] = []
     plan = _plan(folder / "plan.json", notes)
-    spans, rollups = _tables((folder / "timeline").rglob("*.parquet"), plan, notes)
-    if spans.is_empty() and rollups.is_empty():
+    timeline = folder / "timeline"
+    sums = [] if spans else sorted((timeline / ROLLUPS).rglob("*.parquet"))
+    ops, rollups = _tables(sums or _files(timeline), plan.hash if plan else None, notes)
+    if ops.is_empty() and rollups.is_empty():
         more = f" ({notes[0]})" if notes else ""
         raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
     metrics = tuple(_lines(folder / "metrics.jsonl", notes))
-    recording = recorded(spans, rollups, plan, hosts=_hosts(folder, notes), metrics=metrics)
+    hosts, agree = _hosts(folder, notes)
+    recording = recorded(
+        _on_one_clock(ops, folder, notes), rollups, plan, hosts=hosts, clocks_agree=agree, metrics=metrics
+    )
     attempts = tuple(_lines(folder / "attempts.jsonl", notes))
     return Run(folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes))
+
+
+class Tables(NamedTuple):
+    """Spans of the last steps, sampled spans of others, and roll-ups, in the columns of their files with
+    times in seconds. plan_hash: of the plan that the last steps obeyed; of others nothing is here."""
+
+    spans: pl.DataFrame
+    sampled: pl.DataFrame
+    rollups: pl.DataFrame
+    plan_hash: str
+    notes: tuple[str, ...]
+
+
+def read_timeline(folder: Path) -> Tables:
+    """The timeline of a run's last shape. Raises DataError for a folder that is missing or holds none."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such run folder")
+    notes: list[str] = []
+    spans, rollups = _tables(_files(folder / "timeline"), None, notes)
+    if spans.is_empty() and rollups.is_empty():
+        raise DataError(f"{folder} holds no timeline; train with run.timeline_steps above 0")
+    newest = spans if spans.height else rollups
+    plan = str(newest["plan"][int(newest["step"].arg_max() or 0)])
+    spans, rollups = (table.filter(pl.col("plan") == plan) for table in (spans, rollups))
+    sampled = spans.filter("sampled")
+    return Tables(spans.filter(~pl.col("sampled")), sampled, rollups, plan, tuple(notes))
+
+
+def last_steps(spans: pl.DataFrame, count: int) -> pl.DataFrame:
+    """Those of the last steps."""
+    steps = spans["step"].unique().sort()
+    return spans.filter(pl.col("step") >= steps[-count:][0]) if len(steps) else spans
+
+
+def planned_kinds(spans: pl.DataFrame) -> pl.DataFrame:
+    """Those of kinds that a plan predicts."""
+    return spans.filter(pl.col("kind").is_in(PLANNED))
 
 
 def recorded(
@@ -78,10 +129,11 @@ def recorded(
     plan: Plan | None,
     *,
     hosts: Mapping[int, str] | None = None,
+    clocks_agree: bool | None = None,
     metrics: Iterable[Mapping[str, Any]] = (),
 ) -> Recording:
     """A recording of tables as they stand in files. Without a plan nobody knows where ranks stand, and all
-    count as equals."""
+    count as equals. clocks_agree: None where only the number of hosts tells."""
     ranks = pl.concat([spans["rank"], rollups["rank"]]).unique().sort().to_list()
     named = [(hosts or {}).get(rank) for rank in range(max(ranks) + 1)]
     told = "axis" in spans.columns
@@ -107,7 +159,7 @@ def recorded(
         meetings=meetings_of(whole),
         spans=whole,
         seconds=lengths,
-        clocks_agree=len(set(named) - {None}) < 2,
+        clocks_agree=len(set(named) - {None}) < 2 if clocks_agree is None else clocks_agree,
         complete=complete,
     )
 
@@ -150,12 +202,26 @@ def _plan(path: Path, notes: list[str]) -> Plan | None:
         return None
 
 
-def _tables(files: Iterable[Path], plan: Plan | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Spans and roll-ups; of a step that a rank did twice, the second time: what was written last."""
-    kinds: dict[tuple[str, str], list[tuple[int, Path]]] = {}
+class _File(NamedTuple):
+    """began: when the rank started that wrote it; of what it did twice, the later start counts."""
+
+    began: int
+    written: float
+    path: Path
+    plan: str
+
+
+def _files(timeline: Path) -> list[Path]:
+    return sorted(timeline.rglob("*.parquet"))
+
+
+def _tables(files: Sequence[Path], plan: str | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Spans and roll-ups, with the columns ``plan`` and ``sampled``; of a step that a rank did twice, the
+    second time. plan: the hash of the one whose they are; None: all."""
+    kinds: dict[tuple[str, str], list[_File]] = {}
     skipped: list[str] = []
     other = 0
-    for number, path in enumerate(sorted(files, key=_written)):
+    for path in files:
         try:
             metadata = pl.read_parquet_metadata(path)
         except (OSError, pl.exceptions.PolarsError) as error:
@@ -166,28 +232,32 @@ def _tables(files: Iterable[Path], plan: Plan | None, notes: list[str]) -> tuple
         if version not in VERSIONS:
             none = f"a timeline of version {version}; this Plait reads versions {', '.join(VERSIONS)}"
             skipped.append(f"{path.name}: {none if version else NO_TIMELINE}")
-        elif plan and belongs and belongs != plan.hash:
+        elif plan and belongs and belongs != plan:
             other += 1
         else:
-            kinds.setdefault((noun, version), []).append((number, path))
+            began = metadata.get("plait.began", "0")
+            file = _File(int(began) if began.isdigit() else 0, _written(path), path, belongs)
+            kinds.setdefault((noun, version), []).append(file)
     found: dict[str, list[pl.DataFrame]] = {"timeline": [], "rollup": []}
+    order = {file.path: number for number, file in enumerate(sorted(file for own in kinds.values() for file in own))}
     for own in kinds.values():
         for at in range(0, len(own), BATCH):
-            for table in _read(own[at : at + BATCH], skipped):
+            for table in _read(own[at : at + BATCH], order, skipped):
                 found["timeline" if "start" in table.columns else "rollup"].append(table)
     notes += skipped if len(skipped) < MANY else [f"{len(skipped)} files were left out, such as: {skipped[0]}"]
     if other:
         notes.append(f"{other} files belong to other plans of this run, and were left out")
-    empty = pl.DataFrame(schema={name: SPANS[name] for name in SPAN_COLUMNS})
-    none = pl.DataFrame(schema={name: ROLLUP.get(name, pl.Float64) for name in ROLLUP_COLUMNS})
+    whose = {"plan": pl.String, "sampled": pl.Boolean}
+    empty = pl.DataFrame(schema={name: SPANS[name] for name in SPAN_COLUMNS} | whose)
+    none = pl.DataFrame(schema={name: ROLLUP.get(name, pl.Float64) for name in ROLLUP_COLUMNS} | whose)
     return tuple(
         _newest(found[noun]) if found[noun] else table for noun, table in (("timeline", empty), ("rollup", none))
     )  # type: ignore[return-value]
 
 
-def _read(files: list[tuple[int, Path]], skipped: list[str]) -> list[pl.DataFrame]:
+def _read(files: list[_File], order: Mapping[Path, int], skipped: list[str]) -> list[pl.DataFrame]:
     """Files of one form at once; where that fails, in halves, until those are alone that cannot be read."""
-    paths = [path for _, path in files]
+    paths = [file.path for file in files]
     try:
         table = pl.scan_parquet(
             paths, include_file_paths="_path", extra_columns="ignore", missing_columns="raise", glob=False
@@ -201,8 +271,15 @@ def _read(files: list[tuple[int, Path]], skipped: list[str]) -> list[pl.DataFram
         return []
     if problem:
         half = len(files) // 2
-        return _read(files[:half], skipped) + _read(files[half:], skipped)
-    numbers = pl.DataFrame({"_path": [str(path) for path in paths], "_file": [number for number, _ in files]})
+        return _read(files[:half], order, skipped) + _read(files[half:], order, skipped)
+    numbers = pl.DataFrame(
+        {
+            "_path": [str(path) for path in paths],
+            "_file": [order[path] for path in paths],
+            "plan": [file.plan for file in files],
+            "sampled": [path.parent.name == "sampled" for path in paths],
+        }
+    )
     wanted, kinds = (SPAN_COLUMNS, SPANS) if "start" in table.columns else (ROLLUP_COLUMNS, ROLLUP)
     kept = [*wanted, *(name for name in ("axis", "group") if name in table.columns)]
     table = table.select([*(pl.col(name).cast(kinds.get(name, pl.Float64)) for name in kept), "_path"])
@@ -234,24 +311,61 @@ def _problem(table: pl.DataFrame) -> str:
     return f"column {strange[0]} holds no numbers" if strange else ""
 
 
-def _written(path: Path) -> tuple[float, str]:
+def _written(path: Path) -> float:
     try:
-        return path.stat().st_mtime, path.name
+        return path.stat().st_mtime
     except OSError:
-        return 0.0, path.name
+        return 0.0
 
 
-def _hosts(folder: Path, notes: list[str]) -> dict[int, str]:
-    """Which host ran which rank, where a rank table was kept."""
+def _hosts(folder: Path, notes: list[str]) -> tuple[dict[int, str], bool | None]:
+    """Which host ran which rank, by the rank table and where there is none by the rings; and whether their
+    clocks agree, as far as the rings tell: ranks that share a kernel share its clock."""
+    headers, problems = read_headers(folder / RINGS)
+    notes += problems if len(problems) < MANY else [f"{len(problems)} rings cannot be read: {problems[0]}"]
+    agree = len({header.boot or header.host for header in headers.values()}) < 2 if headers else None
     path = folder / "rank_table.json"
-    if not path.is_file():
-        return {}
+    if path.is_file():
+        try:
+            table = RankTable.read(path)
+            return {rank: table.host_of(rank) for rank in range(table.world_size)}, agree
+        except PlaitError as error:
+            notes.append(str(error))
+    return host_names(headers), agree
+
+
+def _on_one_clock(spans: pl.DataFrame, folder: Path, notes: list[str]) -> pl.DataFrame:
+    """Spans by the clock of rank 0's host, if the clocks of all have been compared; how sure that is is
+    said."""
+    path = folder / "timeline" / CLOCKS
+    if not path.is_file() or spans.is_empty():
+        return spans
     try:
-        table = RankTable.read(path)
-    except PlaitError as error:
-        notes.append(str(error))
-        return {}
-    return {rank: table.host_of(rank) for rank in range(table.world_size)}
+        clocks = Clocks.from_dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, DataError) as error:
+        notes.append(f"{path.name}: {error}")
+        return spans
+    if clocks.error is None or len(set(clocks.hosts.values())) < 2:
+        return spans
+    of = {rank: clocks.clocks[host] for rank, host in clocks.hosts.items()}
+    fits = pl.DataFrame(
+        {
+            "rank": list(of),
+            "_offset": [clock.offset / 1e9 for clock in of.values()],
+            "_drift": [clock.drift for clock in of.values()],
+            "_origin": [clock.origin / 1e9 for clock in of.values()],
+        },
+        schema_overrides={"rank": spans.schema["rank"]},
+    )
+    led = [
+        (pl.col(name) + pl.col("_offset") + pl.col("_drift") * (pl.col(name) - pl.col("_origin"))).alias(name)
+        for name in ("start", "end")
+    ]
+    known = spans.join(fits, on="rank", how="left", maintain_order="left").with_columns(
+        pl.col("_offset", "_drift", "_origin").fill_null(0.0)
+    )
+    notes.append(f"clocks of hosts were compared: times of different hosts may be wrong by {clocks.error / 1e3:.0f} us")
+    return known.with_columns(led).drop("_offset", "_drift", "_origin")
 
 
 def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:

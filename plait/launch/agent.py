@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plait.core.channel import Line
+from plait.core.collecting import collecting
 from plait.core.env import rank_variables, take_agent, task_number, this_host
 from plait.core.errors import LaunchError, PlaitError
 from plait.launch.local import LocalProcess, free_port, start_process
@@ -40,6 +41,7 @@ from plait.launch.messages import (
     Refused,
     Signalled,
 )
+from plait.launch.run_folder import WORKER
 from plait.launch.watch import LOOK, catching_signals
 
 M = TypeVar("M")
@@ -63,6 +65,8 @@ def main(patience: float = PATIENCE) -> int:
             Line[AgentMessage](end, KINDS).send(LineOf(word, rank))
             lines[rank] = end
         _await(line, Go, patience)
+        if WORKER in begin.argv:
+            held.enter_context(collecting(Path(begin.logs).parent, begin.first, begin.ranks))
         agent = _Agent(line, begin)
         held.callback(agent.kill)
         agent.start(held, lines)

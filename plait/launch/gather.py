@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from plait.core.errors import DataError
 from plait.core.evidence import STACKS, Evidence, State
 from plait.core.parts import Part, read_parts
 from plait.core.process import boot_id, process_since
-from plait.core.ring import Header, read_ring
+from plait.core.ring import Header, read_rings
 from plait.core.ring_calls import RINGS, calls_of
+from plait.core.ring_hosts import host_names
 
 FRAMES = 12
 """Lines of a stack that are kept."""
@@ -53,15 +53,9 @@ def gather(folder: Path, seen: Mapping[int, Seen] | None = None, *, world: int =
     parts, problems = read_parts(folder), list[str]()
     found: dict[int, Evidence] = {}
     headers: dict[int, Header] = {}
-    for path in sorted((folder / RINGS).glob("rank-*.ring")):
-        try:
-            ring = read_ring(path)
-        except DataError as error:
-            problems.append(str(error))
-            continue
+    for ring in read_rings(folder / RINGS, problems):
         if (known := (seen or {}).get(ring.rank)) and known.pid not in (None, ring.header.pid):
             continue  # of an earlier start
-        problems += ring.problems
         headers[ring.rank] = ring.header
         found[ring.rank] = Evidence(rank=ring.rank, at=_now(ring.header), calls=calls_of(ring), step=ring.header.step)
     hosts = host_names(headers)
@@ -126,16 +120,6 @@ def _now(header: Header) -> int:
 def _then(header: Header | None, part: Part | None) -> int:
     """The moment of a rank's answer on its ring's clock."""
     return header.monotonic + part.wall - header.wall if header and part else 0
-
-
-def host_names(headers: Mapping[int, Header]) -> dict[int, str]:
-    """The host of each rank: its machine's name, or a number where several hosts have one name."""
-    first = {rank: rank - header.local_rank for rank, header in headers.items()}
-    names = {first[rank]: header.host for rank, header in headers.items()}
-    if len(set(names.values())) == len(names):
-        return {rank: headers[rank].host for rank in headers}
-    numbers = {start: number for number, start in enumerate(sorted(names))}
-    return {rank: f"host {numbers[start]}" for rank, start in first.items()}
 
 
 # ---- of ranks that do not answer ----

@@ -15,11 +15,11 @@ from typing import Any, TextIO
 from plait.core.dry_run import peak_activations
 from plait.core.env import dumb_terminal, terminal_width
 from plait.core.files import replacing
+from plait.core.missing import Missing
 from plait.core.plan import Plan
 from plait.core.refine import Measurements, Timed
 from plait.core.text import printable, progress_line, table
 from plait.train.record.metrics import MetricsFile, finite
-from plait.train.record.missing import Missing
 
 RECENT = 50
 """Steps from which the time that is left follows."""

@@ -21,7 +21,7 @@ from plait.train.checkpoint.checkpoints import Checkpoints, Restored
 from plait.train.checkpoint.huggingface import load as load_huggingface
 from plait.train.checkpoint.memory import Memory
 from plait.train.comm.objects import gather
-from plait.train.comm.world import new_group
+from plait.train.comm.world import first_does, new_group
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import Part, assemble
@@ -32,7 +32,6 @@ from plait.train.engine.pipeline import Pipeline
 from plait.train.engine.steps import evaluate, train_step
 from plait.train.machine.control import Control
 from plait.train.machine.device import Device, torch_dtype
-from plait.train.record.journal import Journal
 from plait.train.record.meter import Meter
 from plait.train.record.recorder import open_recorder
 from plait.train.report import Reporter
@@ -100,10 +99,7 @@ class Session:
     def _prepared(self) -> Stream:
         """The corpus, prepared by rank 0, opened by all."""
         corpus = self.folder / "corpus"
-        if self.rank == 0:
-            prepare_corpus(self.job, corpus, self.report.say)
-        if dist.is_initialized():
-            dist.barrier()
+        first_does(lambda: prepare_corpus(self.job, corpus, self.report.say), "corpus")
         return Stream.open(self.job, corpus)
 
     def _settled(self, part: Part) -> Part:
@@ -168,12 +164,6 @@ class Session:
         job, part, rate = self.job.train, self.part, LearningRate.of(self.job.train)
         peak = self.job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.precision))
         meter = Meter.of(part.plan, job.global_batch_size, peak)
-        timeline, keep = self.folder / "timeline", self.job.run.timeline_steps
-        missing = self.report.missing("the timeline")
-        journal = Journal(
-            timeline, rank=self.rank, plan_hash=part.plan.hash, keep_steps=keep, missing=missing,
-            sample=self.job.run.timeline_sample,
-        )  # fmt: skip
         self.report.begin(start)
         self.control.save_from_now_on()
         done, asked = start, False
@@ -192,14 +182,14 @@ class Session:
                 stop=bool(self.control),
                 on_nan=job.on_nan,
             )
-            records = self.recorder.records()
-            journal.add(done, records, result.seconds)
-            measured = meter.metrics(result.seconds, records)
             asked = result.stop
-            metrics = {"step": done + 1, **result.metrics, "learning_rate": rate(done), **measured}
+            metrics = {"step": done + 1, **result.metrics, "learning_rate": rate(done)}
+            if self.report.speaks:
+                metrics |= meter.metrics(result.seconds, self.recorder.records())
+            else:  # nobody hears it here; the host's agent reads the ring
+                self.recorder.close_step()
             done += 1
             self._after(done, metrics, asked)
-        journal.close()
         return done
 
     def _after(self, done: int, metrics: dict[str, Any], asked: bool) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.channel import Channel
+from plait.core.collecting import collecting
 from plait.core.env import RankEnv, take_launcher, this_host
 from plait.core.errors import (
     DO_NOT_RETRY,
@@ -178,7 +179,9 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     from plait.train.session import Session
 
     run = plan.job.run
+    collects = not control.launched and rank.local_rank == 0  # a launcher's agent does, where there is one
     with (
+        collecting(folder, rank.rank, rank.local_world_size, is_rank=True) if collects else nullcontext(),
         joined(rank, run, control, store) as device,
         Reporter(folder, speaks=rank.rank == 0, steps=plan.job.train.steps) as report,
     ):
@@ -196,7 +199,9 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         if rank.rank == 0 and not control.launched:  # of an earlier start; a launcher has done that
             forget_hang(folder)
         with watchdog if rank.world_size > 1 else nullcontext():
-            return Session(plan, plan.job, folder, rank, device, report, control).train()
+            session = Session(plan, plan.job, folder, rank, device, report, control)
+            watchdog.note = session.recorder.look
+            return session.train()
 
 
 def _meet(rank: RankEnv, timeout: float) -> Store:

@@ -117,8 +117,9 @@ def test_what_is_no_whole_ring_is_told_and_left_out(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(DataError, match="cannot be read as a ring"):
             read_ring(path)
-        rings, problems = read_rings(tmp_path)
-        assert [ring.rank for ring in rings] == [1] and len(problems) == 1 and str(path) in problems[0]
+        problems: list[str] = []
+        assert [ring.rank for ring in read_rings(tmp_path, problems)] == [1]
+        assert len(problems) == 1 and str(path) in problems[0]
     newer = bytearray(other.read_bytes())
     newer[8] = ring_format.VERSION + 1
     path.write_bytes(newer)

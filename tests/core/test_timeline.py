@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import DataError
-from plait.core.timeline import Span, SpanKind, Timeline, hidden, hidden_by_step, join
+from plait.core.timeline import Span, SpanKind, Timeline, hidden
 
 
 def span(
@@ -87,15 +87,6 @@ def test_columns_are_arrays() -> None:
     assert columns["step"].dtype == "int64"
 
 
-def test_predicted_and_measured_join_on_the_key() -> None:
-    predicted = Timeline((span("compute", 0, 1), span("compute", 1, 2, seq=1), span("wait", 2, 3)))
-    measured = Timeline((span("wait", 5, 6), span("compute", 0, 9, seq=1), span("compute", 0, 9, step=1)))
-    assert join(predicted, measured) == [
-        (predicted.spans[2], measured.spans[0]),
-        (predicted.spans[1], measured.spans[1]),
-    ]
-
-
 # ---- hidden communication ----
 
 
@@ -117,8 +108,6 @@ def test_ranks_and_steps_add_up() -> None:
         span("wait", 0, 9, step=1),
     ]
     assert hidden(both).total == 5.0
-    steps = hidden_by_step(Timeline(tuple(both)))
-    assert [steps[0].fraction, steps[1].fraction] == [0.75, 0.0]
 
 
 def test_without_communication_there_is_no_fraction() -> None:

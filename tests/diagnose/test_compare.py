@@ -7,6 +7,7 @@ import pytest
 from plait.core.errors import DataError
 from plait.core.timeline import Hidden, Span, SpanKind, Timeline
 from plait.diagnose.compare import Row, Unmatched, compare
+from plait.diagnose.predicted import table_of
 
 
 def span(kind: SpanKind, start: float, end: float, name: str = "attn0.R0", *, step: int = 1, rank: int = 0) -> Span:
@@ -22,7 +23,7 @@ def test_rows_are_a_ranks_mean_step_of_what_both_have() -> None:
         span("compute", 10, 13), span("comm", 13, 17), span("wait", 14, 17), span("comm", 17, 19, "gath 0"),
         span("compute", 0, 3, rank=1), span("compute", 0, 99, step=8),
     ))  # fmt: skip
-    found = compare(predicted, measured)
+    found = compare(table_of(predicted), table_of(measured))
     assert (found.steps, found.ranks) == ((1,), (0, 1))
     assert found.rows == (
         Row("compute", "attn", "forward", 2.0, 3.0),
@@ -36,10 +37,10 @@ def test_rows_are_a_ranks_mean_step_of_what_both_have() -> None:
 
 
 def test_nothing_predicted_has_no_ratio() -> None:
-    found = compare(Timeline((span("wait", 1, 1),)), Timeline((span("wait", 1, 2),)))
+    found = compare(*(table_of(Timeline((span("wait", 1, end),))) for end in (1, 2)))
     assert found.rows[0].ratio is None
 
 
 def test_timelines_without_a_common_step_are_refused() -> None:
     with pytest.raises(DataError, match="no step of any rank in common"):
-        compare(Timeline((span("wait", 1, 1),)), Timeline((span("wait", 1, 2, step=2),)))
+        compare(*(table_of(Timeline((span("wait", 1, 2, step=step),))) for step in (1, 2)))

@@ -74,6 +74,10 @@ class _Late:
         """Nobody records these."""
         raise NotImplementedError
 
+    def is_completed(self) -> bool:
+        """Whether it is over."""
+        return self.future.done()
+
 
 @cache
 def wire() -> Wire:

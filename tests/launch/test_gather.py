@@ -17,8 +17,9 @@ from plait.core.evidence import STACKS, Evidence, Verdict
 from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
 from plait.core.ring import Header, Kind, read_ring
 from plait.core.ring_calls import ring_path
+from plait.core.ring_hosts import host_names
 from plait.core.ring_writer import RingWriter, this_process
-from plait.launch.gather import Seen, gather, host_names, kernel_says, print_stacks, printed_stack
+from plait.launch.gather import Seen, gather, kernel_says, print_stacks, printed_stack
 from plait.launch.hang import Nearby, Suspicion
 
 # A rank that records one collective which is over and one that is not, and then holds the interpreter's lock.

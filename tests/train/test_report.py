@@ -13,17 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from plait.core.errors import RankFailure
-from plait.core.records import Records
-from plait.core.ring import Kind
-from plait.core.schedule import Op
-from plait.train.machine.device import Device
-from plait.train.record.journal import PART, Journal
+from plait.core.missing import Missing
 from plait.train.record.metrics import MetricsFile
-from plait.train.record.missing import Missing
-from plait.train.record.recorder import Recorder
 from plait.train.report import Reporter, Screen
 
 
@@ -191,31 +184,3 @@ def test_a_run_folder_that_is_gone_is_an_error(tmp_path: Path, how: str) -> None
         file.add({"step": 2})
     file.close()
     assert not folder.exists() or not list(folder.iterdir())
-
-
-def test_a_timeline_that_cannot_be_written_is_counted_and_makes_no_folder(tmp_path: Path) -> None:
-    said: list[str] = []
-    missing = Missing("the timeline", said.append)
-    (tmp_path / "timeline").write_text("a file is in the way")
-    journal = Journal(tmp_path / "timeline", rank=0, plan_hash="x", keep_steps=100, missing=missing)
-    recorder = Recorder(Device(torch.device("cpu")))
-
-    def step() -> Records:
-        recorder.end(recorder.begin(Kind.COMPUTE, recorder.name_of(Op(0, "F", 0))))
-        return recorder.records()
-
-    for number in range(PART + 2):
-        journal.add(number, step(), 1.0)
-    journal._settle(wait=True)
-    assert missing.steps == PART
-    (tmp_path / "timeline").unlink()
-    journal.close()
-    assert missing.steps == PART
-    assert [line.split(" (")[0] for line in said] == [
-        "warning: the timeline cannot be written",
-        f"the timeline is written again; missing: the timeline of {PART} steps",
-    ]
-    gone = Journal(tmp_path / "no" / "timeline", rank=0, plan_hash="x", keep_steps=100, missing=missing)
-    gone.add(0, step(), 1.0)
-    gone.close()
-    assert not (tmp_path / "no").exists()

@@ -97,7 +97,10 @@ class SegmentExecutor:
         for phase, actions in lists.phases.items():
             check(replace(graph, phase=phase), actions)
             listed = with_units(graph, actions, model.units, strategy) if shards else actions
-            self.programmes[phase] = [(action, self._step(action)) for action in listed]
+            follows = [*listed[1:], None]
+            self.programmes[phase] = [
+                (action, self._step(action, then)) for action, then in zip(listed, follows, strict=True)
+            ]
             self._entries[phase] = [self._entry(action) for action in listed]
 
     # ---- micro-batches ----
@@ -115,7 +118,7 @@ class SegmentExecutor:
         spec, training = self.model.spec, self.model.training and self.gradients is not None
         dropping = training and (spec.dropout or spec.attention_dropout)
         dropout = DropoutKey(self.seed, batch.step) if dropping else None
-        return begin(self._shared, batch, self.device.torch_device, dropout, entering or {})
+        return begin(self._shared, batch, self.device, dropout, entering or {})
 
     def ahead(self, phase: Phase) -> None:
         """Start to gather what a phase reads first, where that overlaps computation."""
@@ -149,6 +152,8 @@ class SegmentExecutor:
                 number = recorder.begin(kind, name)
                 step(turn)
                 recorder.end(number)
+                if recorder.flying:
+                    recorder.look()
 
     def _entry(self, action: Action | UnitAction) -> tuple[Entry | None, int]:
         """What the recorder is told of an action."""
@@ -163,23 +168,24 @@ class SegmentExecutor:
 
     # ---- from actions to steps ----
 
-    def _step(self, action: Action | UnitAction) -> Callable[[Turn], object]:
+    def _step(self, action: Action | UnitAction, then: Action | UnitAction | None) -> Callable[[Turn], object]:
+        """then: what follows."""
         if isinstance(action, UnitAction):
             return self._unit(action.op)
         op = action.op
         if action.verb == "wait":
             return lambda turn: turn.handles.pop(op).wait()
         if action.verb == "start":
-            return self._start(op)
+            return self._start(op, awaited=then == Action("wait", op))
         kind = KINDS[op.site]
         return _bound(op, kind.runs, kind.run_parts)
 
-    def _start(self, op: SegmentOp) -> Callable[[Turn], object]:
-        """Start an op's collective."""
+    def _start(self, op: SegmentOp, *, awaited: bool) -> Callable[[Turn], object]:
+        """Start an op's collective. awaited: at once."""
         collective, wire = self.graph.collective(op), self.wire
         assert collective is not None, f"{op} has no collective"
         if isinstance(wire, LoggedWire):
-            wire = wire.named(op)
+            wire = wire.named(op, watched=not awaited)
         owner = op
         if op.kind == "J":  # it has given the segment before a gradient
             site, layer = self.graph.before(op)

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ class Watchdog:
 
     def __init__(self, folder: Path, rank: int, control: Control, *, deadline: float, address: str) -> None:
         self.folder, self.rank, self.control, self.deadline, self.address = folder, rank, control, deadline, address
+        self.note: Callable[[], None] = lambda: None
+        """Has the ring say what has ended, while the rank's own thread is busy with something else."""
         self._end = threading.Event()
         self._asked, self._answered, self._due = False, -RENEW, 0
         self._listener: socket.socket | None = None
@@ -59,6 +62,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._end.wait(PAUSE):
+            self.note()
             with suppress(OSError, DataError):  # a full disk, a folder that is gone: others may still tell
                 self._look()
         self._hang_up()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import RankFailure
-from plait.train.record.missing import Missing
+from plait.core.missing import Missing
 
 
 class MetricsFile:

@@ -1,5 +1,5 @@
-"""The always-on recorder: everything a rank does goes into its ring, bounded; after each step the records of
-it are read back."""
+"""The always-on recorder: everything a rank does goes into its ring, bounded, from where the host's agent
+collects it; a rank that tells people of its steps reads them back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.env import RankEnv
+from plait.core.missing import Missing
 from plait.core.records import SPANS, Records
 from plait.core.ring import NOBODY, Kind
 from plait.core.ring_calls import ring_path
@@ -17,7 +18,6 @@ from plait.core.ring_writer import RingWriter, this_process
 from plait.core.timeline import OpSpan
 from plait.train.comm.log import Log
 from plait.train.machine.device import Device
-from plait.train.record.missing import Missing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,30 +66,32 @@ class Recorder(Log):
         finally:
             self.step = step
 
-    def moved(self, number: int, start: int, end: int) -> None:
-        """A transfer was under way, by the host's clock."""
-        self.ring.start(number, start)
-        self.ring.end(number, end)
-
     def forget(self) -> None:
-        """Everything so far, also what belongs to the next step."""
+        """Everything so far, also what belongs to the next step; whoever reads the ring does too."""
         self.records()
+        now = time.monotonic_ns()
+        self._since = self.ring.begin(Kind.STEP, self.ring.name("forget"), NOBODY, now, now, now) + 1
         self._left = []
 
+    def close_step(self) -> int:
+        """The step ends here, and the next one follows; the number of its last record."""
+        self.resolve()
+        now = time.monotonic_ns()
+        last = self.ring.begin(Kind.STEP, self.ring.name("step"), self.step, self._began, self._began, now)
+        self.step, self._began = self.step + 1, now
+        return last
+
     def records(self) -> Records:
-        """What belongs to the step that ends here, and has not been read; the next one follows. What a thread
+        """``close_step``, and what belongs to that step or those before, and has not been read. What a thread
         of its own is still busy with comes with the step after."""
         import numpy as np
 
-        self.resolve()
-        step, now = self.step, time.monotonic_ns()
-        last = self.ring.begin(Kind.STEP, self.ring.name("step"), step, self._began, self._began, now)
+        step, last = self.step, self.close_step()
         numbers = np.concatenate([np.array(self._left, np.int64), np.arange(self._since, last + 1)])
         table = self.ring.rows(numbers[numbers > last - self.ring.header.capacity])
         due = (table["step"] <= step) & (table["ended"] != 0)
         later = (table["step"] > step) | ((table["step"] >= step - 1) & (table["ended"] == 0))
         self._since, self._left = last + 1, table["number"][later].tolist()
-        self.step, self._began = step + 1, now
         return Records(table[due & (table["step"] != NOBODY)], self.ring.names, self.ring.groups)
 
     def take(self) -> list[OpSpan]:

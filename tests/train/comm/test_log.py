@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +14,7 @@ from torch.futures import Future
 from plait.core.records import Records
 from plait.core.ring import Kind, Record, Ring, signature_of
 from plait.core.segments import Collective, SegmentOp
-from plait.train.comm.log import LoggedWire
+from plait.train.comm.log import WATCHED, LoggedWire
 from plait.train.machine.device import AsyncWork, Device, Mark
 from plait.train.record.recorder import Recorder
 
@@ -31,6 +33,9 @@ class Sent:
 
     def get_future(self) -> Future[object]:
         return self.future
+
+    def is_completed(self) -> bool:
+        return self.future.done()
 
 
 class Wire:
@@ -124,6 +129,54 @@ def test_a_collective_that_waits_its_turn_starts_when_the_one_before_ends() -> N
     for flight in flights:
         flight.wait()
     assert written(recorder) == done, "whoever waits later changes nothing"
+
+
+def test_an_end_that_nobody_watches_lies_between_two_looks() -> None:
+    recorder = Recorder(Device(CPU))
+    wire, logged = opened(recorder)
+    named = logged.named(FORWARD)
+    first = named.start("all_reduce", torch.zeros(4), torch.zeros(4))  # watched, as it is the first
+    assert recorder.flying == []
+    wire.sent[0].future.set_result([])
+    first.wait()
+    assert named.taken > 0
+    recorder.step = 1
+    for taken, expected in ((1, "looked"), (10**12, "now"), (None, "likely")):
+        flight = named.start("all_reduce", torch.zeros(4), torch.zeros(4))
+        assert recorder.flying == [flight]
+        recorder.look()
+        looked = flight.looked
+        wire.sent[-1].future.set_result([])
+        if taken is None:  # as long as the last time, and so on the way between the two looks
+            taken = looked + 1 - flight.enqueued
+        named.taken = taken
+        assert written(recorder)[-1].open
+        before = time.monotonic_ns()
+        if expected == "now":
+            flight.wait()
+        else:
+            recorder.look()
+        ended = written(recorder)[-1].ended
+        assert {"looked": ended == looked, "now": ended >= before, "likely": ended == looked + 1}[expected]
+        assert recorder.flying == []
+        flight.wait()
+        assert written(recorder)[-1].ended == ended, "whoever waits later changes nothing"
+
+
+def test_who_waits_sees_the_end_and_every_sixteenth_step_all_ends() -> None:
+    recorder = Recorder(Device(CPU))
+    wire, logged = opened(recorder)
+    named = logged.named(FORWARD)
+    named.taken, recorder.step = 5, 3
+    flight = named.start("all_reduce", torch.zeros(4), torch.zeros(4))
+    threading.Timer(0.05, lambda: wire.sent[0].future.set_result([])).start()
+    flight.wait()
+    [waited] = written(recorder)
+    assert waited.ended - waited.enqueued > 40_000_000 and recorder.flying == []
+    recorder.step = WATCHED
+    named.start("all_reduce", torch.zeros(4), torch.zeros(4))
+    wire.sent[1].future.set_result([])
+    assert not written(recorder)[1].open
 
 
 @pytest.mark.parametrize("watched", [True, False])

@@ -11,10 +11,10 @@ from unittest import mock
 import torch
 
 from plait.core.env import RankEnv
+from plait.core.missing import Missing
 from plait.core.ring import NOBODY, Kind, read_ring
 from plait.core.sharding import UnitOp
 from plait.train.machine.device import Device
-from plait.train.record.missing import Missing
 from plait.train.record.recorder import Recorder, open_recorder
 
 PUBLISH, NEED = UnitOp("publish", ("attn", 0), True), UnitOp("need", ("attn", 0), True)

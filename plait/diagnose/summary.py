@@ -1,0 +1,111 @@
+"""What a run's timeline says in few numbers: a mean step by kind of op, how much communication was hidden,
+over the whole run as far as it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import polars as pl
+
+from plait.core.timeline import Hidden
+from plait.diagnose.compare import LENGTH, WHAT, hidden_by_lane
+
+GROUPS = 5
+"""Groups of steps over which the trend of hidden communication is shown."""
+SLOWEST = 3
+"""Steps that are named."""
+
+
+class What(NamedTuple):
+    """Seconds of a rank's mean step: of the last steps, whose spans are kept, and of all, from roll-ups; None
+    where there are none, or none of it."""
+
+    kind: str
+    site: str
+    direction: str
+    seconds: float | None
+    of_all: float | None
+
+
+class Group(NamedTuple):
+    """Some steps that follow each other. hidden: of those whose spans are kept, all or a sample."""
+
+    first: int
+    last: int
+    hidden: Hidden
+
+
+class Slow(NamedTuple):
+    """A step that took long. seconds: of the rank that took the longest; times: of the median step."""
+
+    step: int
+    seconds: float
+    times: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """spans: how many are kept of the last steps, sampled: of others. lanes: steps of ranks whose spans are
+    kept. steps: that are known at all, from 0. slowest: the longest first."""
+
+    spans: int
+    sampled: int
+    lanes: int
+    steps: tuple[int, ...]
+    hidden: Hidden
+    whats: tuple[What, ...]
+    trend: tuple[Group, ...]
+    slowest: tuple[Slow, ...]
+
+
+def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame) -> Summary:
+    """spans: of the last steps. sampled: of some before them. rollups: of all, or nothing."""
+    lanes = spans.select("step", "rank").n_unique()
+    known = pl.concat([spans["step"], sampled["step"], rollups["step"]]).unique().sort().to_list()
+    by_lane = pl.concat([hidden_by_lane(sampled), hidden_by_lane(spans)])
+    recent = hidden_by_lane(spans)
+    return Summary(
+        spans=spans.height,
+        sampled=sampled.height,
+        lanes=lanes,
+        steps=tuple(known),
+        hidden=Hidden(float(recent["total"].sum()), float(recent["exposed"].sum())),
+        whats=_whats(spans, rollups, lanes),
+        trend=_trend(by_lane),
+        slowest=_slowest(rollups),
+    )
+
+
+def _whats(spans: pl.DataFrame, rollups: pl.DataFrame, lanes: int) -> tuple[What, ...]:
+    own = spans.group_by(WHAT).agg(seconds=LENGTH.sum() / max(1, lanes))
+    every = rollups.select("step", "rank").n_unique()
+    kinds = ("compute", "wait", "comm", "idle", "transfer", "data", "optimizer", "checkpoint", "evaluation")
+    told = rollups.filter(pl.col("kind").is_in(kinds)).with_columns(
+        site=pl.when(pl.col("site") == "").then(pl.col("kind")).otherwise("site")  # as spans without a place have it
+    )
+    all_of_them = told.group_by(WHAT).agg(of_all=pl.col("sum").sum() / max(1, every))
+    both = own.join(all_of_them, on=WHAT, how="full", coalesce=True)
+    ordered = both.sort(pl.max_horizontal("seconds", "of_all"), descending=True)
+    return tuple(What(*row) for row in ordered.select(*WHAT, "seconds", "of_all").iter_rows())
+
+
+def _trend(lanes: pl.DataFrame) -> tuple[Group, ...]:
+    """A few groups of equally many steps."""
+    steps = lanes.group_by("step").agg(pl.col("total").sum(), pl.col("exposed").sum()).sort("step")
+    size = max(1, -(-steps.height // GROUPS))
+    groups = [steps.slice(at, size) for at in range(0, steps.height, size)]
+    return tuple(
+        Group(own["step"][0], own["step"][-1], Hidden(float(own["total"].sum()), float(own["exposed"].sum())))
+        for own in groups
+    )
+
+
+def _slowest(rollups: pl.DataFrame) -> tuple[Slow, ...]:
+    """Of the steps that took at least a quarter longer than the median one."""
+    steps = rollups.filter(pl.col("kind") == "step").group_by("step").agg(pl.col("sum").max())
+    if steps.is_empty():
+        return ()
+    median = float(steps["sum"].median())  # type: ignore[arg-type]
+    slow = steps.filter(pl.col("sum") > 1.25 * median).sort("sum", descending=True).head(SLOWEST)
+    return tuple(Slow(step, seconds, seconds / median) for step, seconds in slow.iter_rows()) if median > 0 else ()

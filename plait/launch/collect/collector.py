@@ -1,0 +1,236 @@
+"""The agent that collects what the ranks of a host record.
+
+It reads their rings from outside, without asking them: a rank that is killed, or holds the interpreter's lock
+for ever, loses nothing that it had recorded. Whole steps go into the timeline's files, into live metrics for
+Prometheus, and what rank 0 measured into other tools' logs. It ends when its standard input does, which its
+starter holds, and then waits until the ranks have ended and takes what they left.
+
+A full disk costs the timeline, which is said once; nothing here costs the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from plait.core.clocks import FILE, aligned
+from plait.core.errors import DataError, PlaitError
+from plait.core.files import replacing
+from plait.core.missing import Missing
+from plait.core.plan import Plan
+from plait.core.process import process_since
+from plait.core.records import Records
+from plait.core.ring import read_ring
+from plait.core.ring_calls import RINGS, ring_path
+from plait.core.ring_follower import RingFollower
+from plait.core.ring_hosts import read_headers
+from plait.core.settings import RunSection
+from plait.launch.collect.journal import MOST, Journal
+from plait.launch.collect.live import Live
+from plait.launch.collect.loggers import Loggers, Tail
+
+LOOK = 1.0
+"""Seconds between two looks at the rings, at most."""
+QUICK = 0.05
+"""And at least, where a ring fills up fast: a quarter of it at each look."""
+FLUSH = 10.0
+"""Seconds between two writes of what is new, at least; so long that writing takes ``SHARE`` of the time."""
+SHARE = 0.005
+MANY = 64
+"""Rings up to which all are read to compare clocks; of more, one of each host."""
+GRACE = 5.0
+"""Seconds to wait for ranks that still run when their starter has ended, and with it soon they."""
+
+
+class RankFiles:
+    """What is collected of one rank."""
+
+    def __init__(self, ring: RingFollower, timeline: Path, run: RunSection) -> None:
+        self.ring = ring
+        self.journal: Journal | None = None
+        if run.timeline_steps:
+            self.journal = Journal(timeline, ring.header, keep_steps=run.timeline_steps, sample=run.timeline_sample)
+        self._taken = self.journal.written() if self.journal else -1
+        self._begun = self._taken >= 0
+        self.over = self.ended  # of an earlier start: what it left is written, but no news
+
+    def look(self, live: Live | None, *, last: bool = False) -> int:
+        """Take what is new, up to the step before the last whole one: what a rank does between two steps,
+        such as saving, belongs to the one before. last: take everything. How many records are new."""
+        fresh = self.ring.advance()
+        steps = self.ring.steps
+        if not self._begun and (steps or last):  # records from before the first step are of none
+            self._taken = (steps[0] if steps else max(self.ring.header.step, 0)) - 1
+            self._begun = True
+        until = max([*steps, self.ring.header.step], default=-1) if last else (steps[-2] if len(steps) > 1 else -1)
+        if until > self._taken:
+            rows = self.ring.take(self._taken + 1, until)
+            self._taken = until
+            records = Records(rows, self.ring.names, self.ring.groups)
+            if self.journal:
+                self.journal.ring = self.ring.header  # which plan it obeys may have changed
+                self.journal.add(records)
+            if live and not self.over:
+                live.add(self.ring.header, records)
+        if live and not self.over:
+            live.at(self.ring.header, self.ring.lost)
+        return fresh
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody writes the ring any more."""
+        header = self.ring.header
+        return bool(header.closed) or process_since(header.pid, header.process_started) is None
+
+
+class Collector:
+    """The rings of ranks ``first`` to ``first + count - 1`` of the run in ``folder``."""
+
+    def __init__(
+        self, folder: Path, first: int, count: int, run: RunSection, *, live: Live | None = None,
+        loggers: Loggers | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.run, self.live, self.loggers = folder, run, live, loggers
+        self._tail = Tail(folder / "metrics.jsonl") if first == 0 and (live or loggers) else None
+        self.missing = Missing("the timeline", say)
+        self._ranks: dict[int, RankFiles] = {}
+        self._wanted = range(first, first + count) if run.timeline_steps or live else range(0)
+        self._told: set[str] = set()
+        self._flushed, self._pause = time.monotonic(), FLUSH
+
+    def look(self) -> float:
+        """Take what is new of every rank; seconds until the next look."""
+        start, share = time.monotonic(), 0.0
+        for rank in self._wanted:
+            if (found := self._open(rank)) is not None:
+                share = max(share, self._tried(found, last=False) / found.ring.header.capacity)
+        waiting = max((found.journal.waiting for found in self._ranks.values() if found.journal), default=0)
+        if time.monotonic() - self._flushed > self._pause or waiting > MOST // 2:
+            self.flush()
+        self._pass_on()
+        wished = max(QUICK, LOOK * 0.25 / share) if share > 0.25 else LOOK
+        return max(0.0, wished - (time.monotonic() - start))
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        start, cost = time.monotonic(), time.process_time()
+        journals = [found.journal for found in self._ranks.values() if found.journal]
+        errors = [error for one in journals if (error := one.flush())]
+        if errors:
+            self.missing.failed(errors[0], 0)
+        elif journals:
+            self.missing.worked()
+        self._pause = max(FLUSH, (time.process_time() - cost) / SHARE)
+        self._flushed = start
+
+    def finish(self) -> None:
+        """Wait for the ranks to end, and take what they left."""
+        deadline = time.monotonic() + GRACE
+        self.look()
+        while time.monotonic() < deadline and not all(found.ended for found in self._ranks.values()):
+            time.sleep(0.02)
+            for found in self._ranks.values():
+                with suppress(DataError):
+                    found.ring.advance()
+        for rank in self._wanted:
+            if (found := self._open(rank)) is not None:
+                self._tried(found, last=True)
+        self.flush()
+        self._compare_clocks()
+        self._pass_on()
+        if self.loggers:
+            self.loggers.close()
+        lost = max((one.journal.lost for one in self._ranks.values() if one.journal), default=0)
+        records = sum(found.ring.lost for found in self._ranks.values())
+        if lost:
+            say(f"warning: the timeline misses {lost} steps")
+        if records:
+            say(f"warning: the timeline misses {records} records, which were overwritten before they were read")
+
+    def _open(self, rank: int) -> RankFiles | None:
+        """The rank's ring; of a new start, if there is one, once what the one before left is taken."""
+        known, path = self._ranks.get(rank), ring_path(self.folder, rank)
+        if known and known.ring.replaced:
+            self._tried(known, last=True)
+            if known.journal and (error := known.journal.flush()):
+                self.missing.failed(error, 0)
+            known.ring.close()
+            del self._ranks[rank]
+        if rank not in self._ranks and path.is_file():
+            try:
+                self._ranks[rank] = RankFiles(RingFollower(path), self.folder / "timeline", self.run)
+            except DataError as error:
+                self._tell(str(error))
+        return self._ranks.get(rank)
+
+    def _compare_clocks(self) -> None:
+        """Of all hosts, if there are several: by the agent of rank 0's, from one ring of each."""
+        headers, _ = read_headers(self.folder / RINGS)
+        hosts = {header.boot or header.host: rank for rank, header in sorted(headers.items(), reverse=True)}
+        if 0 not in self._ranks or not self.run.timeline_steps or len(hosts) < 2:
+            return
+        try:
+            rings = [read_ring(ring_path(self.folder, rank)) for rank in headers if len(headers) <= MANY]
+            clocks = aligned(rings or [read_ring(ring_path(self.folder, rank)) for rank in hosts.values()])
+            with replacing(self.folder / "timeline" / FILE, parents=False) as path:
+                path.write_text(json.dumps(clocks.to_dict()) + "\n")
+        except (DataError, OSError) as error:
+            self._tell(str(error))
+
+    def _pass_on(self) -> None:
+        """What rank 0 has measured."""
+        for line in self._tail.lines() if self._tail else ():
+            if self.live:
+                self.live.measured(line)
+            if self.loggers:
+                self.loggers.add(line)
+
+    def _tried(self, found: RankFiles, *, last: bool) -> int:
+        try:
+            return found.look(self.live, last=last)
+        except (DataError, OSError) as error:
+            self._tell(str(error))
+            return 0
+
+    def _tell(self, problem: str) -> None:
+        if problem not in self._told:
+            self._told.add(problem)
+            say(f"warning: {problem}")
+
+
+def say(text: str) -> None:
+    """A line for people, who may be gone."""
+    with suppress(OSError):
+        print(f"plait: {text}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Collect until standard input ends."""
+    folder, first, count = (arguments or sys.argv[1:])[:3]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # its starter says when it is over
+    os.nice(10)
+    try:
+        plan = Plan.read(Path(folder) / "plan.json")
+    except PlaitError as error:
+        say(str(error))
+        return error.exit_status
+    run = plan.job.run if plan.job else RunSection()
+    with ExitStack() as held:
+        live = Live(Path(folder), plan) if run.metrics_port else None
+        if live:
+            held.callback(live.serve(run.metrics_port, run.metrics_address, say))
+        loggers = Loggers(run.loggers, Path(folder), plan, say) if run.loggers and first == "0" else None
+        collector = Collector(Path(folder), int(first), int(count), run, live=live, loggers=loggers)
+        pause = 0.0
+        while not select.select([sys.stdin], [], [], pause)[0] or os.read(sys.stdin.fileno(), 4096):
+            pause = collector.look()
+        collector.finish()
+    return 0

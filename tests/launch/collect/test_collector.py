@@ -1,0 +1,230 @@
+"""The agent of a host's ranks: what is in a ring comes into files, however the rank ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from plait.core.cluster import HERE
+from plait.core.collecting import collecting
+from plait.core.job import Job
+from plait.core.ring import Kind, Place
+from plait.core.ring_calls import ring_path
+from plait.core.ring_writer import RingWriter, this_process
+from plait.core.settings import RunSection
+from plait.diagnose.reading import read_timeline
+from plait.launch.collect.collector import Collector
+from plait.launch.run_folder import write_run
+from plait.plan.make import make_plan
+from tests.launch.collect.test_live import JOB
+
+HASH = "feed"
+RANK = """
+import os, sys, time
+from pathlib import Path
+from tests.launch.collect.test_collector import open_ring, write_step
+ring = open_ring(Path(sys.argv[1]), int(sys.argv[2]))
+for number in range(10**9):
+    ring.step(number, time.monotonic_ns())
+    write_step(ring, number)
+    print(number, flush=True)
+    time.sleep(0.001)
+"""
+
+
+def open_ring(folder: Path, rank: int = 0, *, capacity: int = 1024) -> RingWriter:
+    return RingWriter(ring_path(folder, rank), this_process(rank=rank, world=2, plan=HASH, capacity=capacity))
+
+
+def write_step(ring: RingWriter, number: int, *, records: int = 3, ends: bool = True) -> None:
+    """Of some ops; ends: whether the step is over."""
+    name = ring.name("mlp0.F0", Place("mlp", 0, 0, True))
+    ring.step(number, time.monotonic_ns())
+    for _ in range(records):
+        at = time.monotonic_ns()
+        ring.begin(Kind.COMPUTE, name, number, at, at, at + 1000)
+    if ends:
+        at = time.monotonic_ns()
+        ring.begin(Kind.STEP, ring.name("step"), number, at, at - 5000, at)
+
+
+def collector(folder: Path, ranks: int = 1, **run: int) -> Collector:
+    (folder / "timeline").mkdir(parents=True, exist_ok=True)
+    return Collector(folder, 0, ranks, RunSection(**run))
+
+
+def steps_of(folder: Path) -> dict[int, int]:
+    """How many spans of each step are kept."""
+    spans = read_timeline(folder).spans
+    return dict(spans.group_by("step").len().sort("step").iter_rows())
+
+
+def test_whole_steps_come_while_the_rank_runs_and_the_rest_when_it_ends(tmp_path: Path) -> None:
+    ring = open_ring(tmp_path)
+    for number in range(5):
+        write_step(ring, number)
+    agent = collector(tmp_path)
+    agent.look()
+    agent.flush()
+    assert steps_of(tmp_path) == dict.fromkeys(range(4), 3), "the last one may not be all there"
+    at = time.monotonic_ns()
+    ring.begin(Kind.CHECKPOINT, ring.name("checkpoint"), 4, at, at, at + 1)
+    write_step(ring, 5, ends=False)
+    ring.close()
+    agent.finish()
+    assert steps_of(tmp_path) == {**dict.fromkeys(range(4), 3), 4: 4, 5: 3}
+    assert len(list((tmp_path / "timeline").glob("*.parquet"))) == 1
+
+
+def test_what_was_timed_before_training_and_steps_of_no_one_are_left_out(tmp_path: Path) -> None:
+    ring = open_ring(tmp_path)
+    write_step(ring, 0)
+    at = time.monotonic_ns()
+    ring.begin(Kind.STEP, ring.name("forget"), -1, at, at, at)
+    ring.begin(Kind.COMPUTE, ring.name("mlp0.F0", Place("mlp", 0, 0, True)), 0, at, at, at + 1)  # before resuming
+    write_step(ring, 7)
+    write_step(ring, 8)
+    ring.close()
+    agent = collector(tmp_path)
+    agent.look()
+    agent.finish()
+    assert steps_of(tmp_path) == {7: 3, 8: 3}
+
+
+def test_a_new_start_of_a_rank_appends_to_what_the_old_one_left(tmp_path: Path) -> None:
+    old = open_ring(tmp_path)
+    for number in range(6):
+        write_step(old, number)
+    agent = collector(tmp_path)
+    agent.look()
+    new = open_ring(tmp_path)  # in the place of the other, whose last steps nobody has taken
+    for number in range(4, 8):
+        write_step(new, number, records=2)
+    agent.look()
+    new.close()
+    agent.finish()
+    assert steps_of(tmp_path) == {**dict.fromkeys(range(4), 3), **dict.fromkeys(range(4, 8), 2)}
+
+
+def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
+    ring = open_ring(tmp_path)
+    for number in range(20):
+        write_step(ring, number)
+    first = collector(tmp_path)
+    first.look()
+    first.flush()  # and no more is heard of it
+    for number in range(20, 30):
+        write_step(ring, number)
+    ring.close()
+    collector(tmp_path).finish()
+    assert steps_of(tmp_path) == dict.fromkeys(range(30), 3)
+    rollups = read_timeline(tmp_path).rollups
+    assert rollups.filter(pl.col("kind") == "compute").sort("step")["step"].to_list() == list(range(30))
+
+
+def test_memory_stays_bounded_and_a_ring_that_goes_round_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring = open_ring(tmp_path, capacity=64)
+    for number in range(100):
+        write_step(ring, number)
+    ring.close()
+    agent = collector(tmp_path)
+    agent.finish()
+    assert min(steps_of(tmp_path)) > 80
+    assert "were overwritten before they were read" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_once_and_costs_the_timeline_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rings").mkdir()
+    ring = open_ring(tmp_path)
+    (tmp_path / "timeline").write_text("in the way")
+    agent = Collector(tmp_path, 0, 2, RunSection())
+    for number in range(10):
+        write_step(ring, number)
+        agent.look()
+        agent.flush()
+    said = capsys.readouterr().err
+    assert said.count("the timeline cannot be written") == 1
+    (tmp_path / "timeline").unlink()
+    ring.close()
+    agent.finish()
+    assert steps_of(tmp_path) == dict.fromkeys(range(10), 3)
+    assert "is written again" in capsys.readouterr().err
+
+
+def test_a_run_folder_that_is_gone_stays_gone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "timeline").mkdir(parents=True)
+    ring = open_ring(run)
+    write_step(ring, 0)
+    agent = collector(run)
+    agent.look()
+    run.rename(tmp_path / "elsewhere")
+    agent.look()
+    agent.flush()
+    agent.finish()
+    assert not run.exists()
+
+
+def test_damaged_rings_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ring = open_ring(tmp_path, 1)
+    ring_path(tmp_path, 0).write_bytes(b"nothing")
+    write_step(ring, 0)
+    agent = collector(tmp_path, 2)
+    agent.look()
+    agent.look()
+    ring.close()
+    agent.finish()
+    assert steps_of(tmp_path) == {0: 3}
+    assert capsys.readouterr().err.count("rank-00000.ring cannot be read as a ring") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_rank_that_is_killed_loses_nothing_that_it_had_recorded(tmp_path: Path, end: str) -> None:
+    write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
+    with collecting(tmp_path, 0, 2):
+        argv = [sys.executable, "-c", RANK, str(tmp_path), "0"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if int(line) == 150:
+                    os.kill(process.pid, signal.SIGSTOP if end == "stopped" else signal.SIGKILL)
+                    break
+            time.sleep(0.2)
+            process.kill()
+            last = max([150, *map(int, process.stdout.read().split())])
+    found = steps_of(tmp_path)
+    assert all(found.get(number) == 3 for number in range(last + 1))
+
+
+@pytest.mark.slow
+def test_the_agent_ends_with_its_starter(tmp_path: Path) -> None:
+    write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
+    ring = open_ring(tmp_path)
+    code = (
+        "import sys, time; from pathlib import Path; from plait.core.collecting import collecting\n"
+        "with collecting(Path(sys.argv[1]), 0, 1):\n    print('ready', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
+        write_step(ring, 0)
+        ring.close()
+        starter.kill()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children) == 1 and not Path(f"/proc/{children[0]}").exists()
+    assert steps_of(tmp_path) == {0: 3}

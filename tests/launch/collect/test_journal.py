@@ -1,0 +1,186 @@
+"""What is written of steps: spans of the last ones, a sample of the others, sums of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from plait.core.ring import Kind
+from plait.core.ring_writer import RingWriter, this_process
+from plait.core.segments import SegmentOp
+from plait.core.timeline import Span, Timeline, hidden, spans_of
+from plait.diagnose.reading import read_timeline
+from plait.launch.collect.journal import PART, Journal, Unusual
+from plait.train.machine.device import Device
+from plait.train.record.recorder import Recorder
+
+FORWARD, BACKWARD = SegmentOp("mlp", 0, "F", 0), SegmentOp("mlp", 0, "D", 0)
+
+
+def step(recorder: Recorder, number: int) -> None:
+    """Two forwards of 2 and 3 us, one backward of 4 us, one optimizer of 5 us."""
+    recorder.begins(number)
+    at = 10_000 * number + 100
+    for op, taken in ((FORWARD, 2000), (FORWARD, 3000), (BACKWARD, 4000)):
+        recorder.ring.begin(Kind.COMPUTE, recorder.name_of(op), number, at, at, at + taken)
+        at += taken
+    recorder.ring.begin(Kind.OPTIMIZER, recorder.ring.name("optimizer"), number, at, at, at + 5000)
+
+
+def run(folder: Path, steps: range, *, keep: int = PART, sample: int = 0, slow: int = -1, every: int = PART) -> Journal:
+    """Steps of 1 s, one of them of 5 s, all of them written; every: so many at once."""
+    header = this_process(rank=3, world=4, plan="feed")
+    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    journal = Journal(folder, header, keep_steps=keep, sample=sample)
+    for number in steps:
+        step(recorder, number)
+        records = recorder.records()
+        whole = records.table["kind"] == Kind.STEP
+        records.table["ended"][whole] = records.table["started"][whole] + (5 if number == slow else 1) * 10**9
+        journal.add(records)
+        if (number + 1) % every == 0:
+            assert journal.flush() is None
+    assert journal.flush() is None
+    return journal
+
+
+def sums(folder: Path) -> pl.DataFrame:
+    return pl.read_parquet(folder / "rollup" / "**" / "*.parquet", hive_partitioning=True).sort("step", maintain_order=True)
+
+
+def steps_in(folder: Path) -> list[int]:
+    parts = [Timeline.read_parquet(path) for path in sorted(folder.glob("*.parquet"))]
+    return sorted({span.step for part in parts for span in part.spans})
+
+
+def test_spans_of_the_last_steps_stay_whole(tmp_path: Path) -> None:
+    run(tmp_path, range(4 * PART))
+    assert steps_in(tmp_path) == list(range(3 * PART, 4 * PART))
+    [part] = [Timeline.read_parquet(path) for path in tmp_path.glob("*.parquet")]
+    first = [span for span in part.spans if span.step == 3 * PART]
+    assert part.plan_hash == "feed" and {span.rank for span in first} == {3}
+    assert [(span.kind, span.name, span.seq, span.direction) for span in first] == [
+        ("compute", "mlp0.F0", 0, "forward"),
+        ("compute", "mlp0.F0", 1, "forward"),
+        ("compute", "mlp0.D0", 0, "backward"),
+        ("optimizer", "optimizer", 0, ""),
+    ]
+    assert [round(span.seconds * 1e9) for span in first] == [2000, 3000, 4000, 5000]
+
+
+def test_of_older_steps_a_sample_stays_and_those_around_an_unusual_one(tmp_path: Path) -> None:
+    run(tmp_path, range(5 * PART), sample=40, slow=72)
+    assert steps_in(tmp_path / "sampled") == [0, 40, 71, 72, 73, 80, 120, 160]
+
+
+def test_sums_of_all_steps_stay_however_few_spans_do(tmp_path: Path) -> None:
+    run(tmp_path, range(1040), keep=1, every=20)
+    assert sorted(path.name for path in (tmp_path / "rollup").iterdir()) == ["block=0", "block=1"]
+    table = sums(tmp_path)
+    assert table["step"].unique().to_list() == list(range(1040)) and set(table["rank"]) == {3}
+    rows = table.filter(pl.col("step") == 1017, pl.col("kind") != "step").drop("step", "rank", "block").rows()
+    assert sorted(rows) == [
+        ("compute", "mlp", "backward", 1, 4000, 4000, 4000),
+        ("compute", "mlp", "forward", 2, 5000, 2000, 3000),
+        ("optimizer", "", "", 1, 5000, 5000, 5000),
+    ]
+
+
+def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
+    run(tmp_path / "timeline", range(70))
+    run(tmp_path / "timeline", range(60, 65))
+    run(tmp_path / "timeline", range(3))
+    found = read_timeline(tmp_path)
+    assert found.rollups["step"].unique().sort().to_list() == list(range(70))
+    assert found.rollups.filter(pl.col("kind") == "compute").height == 70 * 2, "what was done twice counts once"
+    assert found.spans.height == found.spans.unique(["step", "name", "seq"]).height
+
+
+def test_a_part_that_grows_has_one_file(tmp_path: Path) -> None:
+    run(tmp_path, range(30), every=7)
+    assert [path.name for path in tmp_path.glob("*.parquet")] == ["rank-00003-step-00000030.parquet"]
+    run(tmp_path / "other", range(120), keep=200, every=7)
+    assert steps_in(tmp_path / "other") == list(range(120))
+    assert len(list((tmp_path / "other").glob("*.parquet"))) == 3
+
+
+def test_what_an_agent_before_has_written_is_known(tmp_path: Path) -> None:
+    header = run(tmp_path, range(30)).ring
+    assert Journal(tmp_path, header, keep_steps=10).written() == 29
+    assert Journal(tmp_path, this_process(rank=3, world=4), keep_steps=10).written() == -1
+
+
+def test_a_full_disk_costs_what_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.launch.collect.journal.MOST", 100)
+    header = this_process(rank=0, world=1)
+    recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
+    (tmp_path / "timeline").write_text("in the way")
+    journal = Journal(tmp_path / "timeline", header, keep_steps=500)
+    for number in range(60):
+        step(recorder, number)
+        journal.add(recorder.records())
+        assert isinstance(journal.flush(), OSError)
+    assert journal.waiting <= 100 and journal.lost == 60 - 20
+    (tmp_path / "timeline").unlink()
+    assert journal.flush() is None
+    assert steps_in(tmp_path / "timeline") == list(range(40, 60))
+    assert sums(tmp_path / "timeline")["step"].n_unique() == 60, "sums are small enough to wait"
+
+
+READERS = ("duckdb", "pandas", "polars")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_others_read_the_folder_as_tables(tmp_path: Path, reader: str) -> None:
+    run(tmp_path, range(120), keep=100, sample=10)
+    spans, rollups = tmp_path / "*.parquet", tmp_path / "rollup"
+    if reader == "duckdb":
+        import duckdb
+
+        [(count, longest)] = duckdb.sql(f"select count(*), max(end_ns - start_ns) from '{spans}'").fetchall()
+        [(total,)] = duckdb.sql(
+            f"select sum(sum_ns) from read_parquet('{rollup_glob(rollups)}', hive_partitioning = true) "
+            "where kind = 'compute' and block = 0"
+        ).fetchall()
+    elif reader == "pandas":
+        import pandas
+
+        whole = pandas.concat([pandas.read_parquet(path) for path in tmp_path.glob("*.parquet")])
+        count, longest = len(whole), (whole["end_ns"] - whole["start_ns"]).max()
+        sums_of = pandas.read_parquet(rollups)
+        total = sums_of[sums_of["kind"] == "compute"]["sum_ns"].sum()
+    else:
+        whole = pl.read_parquet(spans)
+        count, longest = whole.height, whole.select((pl.col("end_ns") - pl.col("start_ns")).max()).item()
+        total = sums(tmp_path).filter(pl.col("kind") == "compute")["sum_ns"].sum()
+    assert (count, longest, total) == (120 * 4, 5000, 120 * 9000)
+
+
+def rollup_glob(folder: Path) -> Path:
+    return folder / "**" / "*.parquet"
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1.02, 0.9])
+def test_an_ordinary_step_is_not_unusual(seconds: float) -> None:
+    unusual = Unusual()
+    assert not any(unusual(1.0 + 0.01 * (i % 5)) for i in range(40))
+    assert not unusual(seconds)
+    assert unusual(2.0)
+
+
+def test_columns_and_spans_say_the_same() -> None:
+    recorder = Recorder(Device(torch.device("cpu")))
+    step(recorder, 0)
+    records = recorder.records()
+    recorder.forget()
+    step(recorder, 0)
+    found: list[Span] = spans_of(0, 0, recorder.take())
+    columns = records.spans(0)
+    ops = [i for i, kind in enumerate(columns["kind"]) if kind == "compute"]
+    assert [span.key for span in found] == [
+        (0, 0, str(columns["kind"][i]), str(columns["name"][i]), int(columns["seq"][i])) for i in ops
+    ]
+    assert hidden(found) == records.hidden()

@@ -1,0 +1,112 @@
+"""What Prometheus is told: its own parser reads it, and the dashboard asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from plait.core.cluster import HERE
+from plait.core.env import specs_folder
+from plait.core.job import Job
+from plait.core.records import Records
+from plait.core.ring import Kind, Place, Ring
+from plait.core.ring_writer import RingWriter, this_process
+from plait.launch.collect.live import MEASURED, Live
+from plait.launch.local import free_port
+from plait.plan.make import make_plan
+
+JOB = {
+    "model": {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2, "vocab": 16, "max_sequence": 8},
+    "data": {"sequence_length": 8},
+    "train": {"global_batch_size": 2, "micro_batch_size": 1},
+    "strategy": {"tp": 2},
+}
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Live:
+    return Live(tmp_path / "runs" / "gpt", make_plan(Job.from_dict(JOB), HERE, vocab=16))
+
+
+def add_step(live: Live, rank: int, number: int, seconds: float) -> None:
+    """A step in which half of 0.2 s of tp's communication is waited for, and 0.1 s for another stage."""
+    ring = RingWriter(None, this_process(rank=rank, world=2, capacity=64))
+    op = ring.name("attn0.R0", Place("attn", 0, 0, True))
+    gather = ring.name("gather mlp1", Place("mlp", 1, -1, True))
+    crossing = ring.name("0RECV_F0", Place("pp", 0, 0, True))
+    for kind, name, taken in (
+        (Kind.COMPUTE, op, 0.5), (Kind.COLLECTIVE, op, 0.2), (Kind.WAIT, op, 0.1), (Kind.IDLE, crossing, 0.1),
+        (Kind.WAIT, gather, 0.05),
+    ):  # fmt: skip
+        ring.begin(kind, name, number, 10**9, 10**9, 10**9 + round(taken * 1e9))
+    ring.begin(Kind.STEP, ring.name("step"), number, 10**9, 10**9, 10**9 + round(seconds * 1e9))
+    found = Ring(ring.header, ring.rows(np.arange(1, 7)), ring.names, ring.groups)
+    live.add(ring.header, Records.of(found))
+    live.at(replace(ring.header, step=number + 1, stepped=5), 0)
+
+
+def scraped(live: Live) -> Iterator[tuple[str, dict[str, str], float]]:
+    port = free_port()
+    close = live.serve(port, "127.0.0.1", pytest.fail)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    finally:
+        close()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            yield sample.name, dict(sample.labels), sample.value
+
+
+def test_sums_and_last_values_of_every_rank(live: Live) -> None:
+    for rank in (0, 1):
+        add_step(live, rank, 0, 0.9)
+        add_step(live, rank, 1, 1.2)
+    live.measured({"step": 2, "loss": 3.5, "mfu": 0.4, "tokens_per_second": 1000, "strange": "x"})
+    found = {(name, *(labels[key] for key in sorted(labels))): value for name, labels, value in scraped(live)}
+    assert found["plait_steps_total", "1"] == 2
+    assert found["plait_step_duration_seconds_count",] == 4
+    assert found["plait_step_duration_seconds_sum",] == pytest.approx(4.2)
+    assert found["plait_step_duration_seconds_bucket", "1.0"] == 2
+    assert found["plait_step_duration_seconds_bucket", "+Inf"] == 4
+    assert found["plait_communication_seconds_total", "tp", "0"] == pytest.approx(0.4)
+    exposed = {axis: found["plait_exposed_communication_seconds_total", axis, "0"] for axis in ("tp", "dp", "pp")}
+    assert exposed == pytest.approx({"tp": 0.2, "dp": 0.1, "pp": 0.2})
+    assert found["plait_activity_seconds_total", "compute", "1"] == pytest.approx(1.0)
+    assert found["plait_hidden_communication_ratio", "0"] == pytest.approx(0.25)
+    assert (found["plait_loss",], found["plait_model_flops_utilization_ratio",]) == (3.5, 0.4)
+    assert any(name == "plait_run_info" and labels["run"] == "gpt" for name, labels, _ in scraped(live))
+
+
+def test_series_stay_few_however_long_it_runs(live: Live) -> None:
+    add_step(live, 0, 0, 1.0)
+    before = len(list(scraped(live)))
+    for number in range(1, 50):
+        add_step(live, 0, number, 1.0)
+    assert len(list(scraped(live))) == before < 60
+
+
+def test_the_dashboard_asks_for_what_there_is(live: Live) -> None:
+    add_step(live, 0, 0, 1.0)
+    live.measured(dict.fromkeys(MEASURED, 1.0))
+    there = {name for name, _, _ in scraped(live)}
+    text = (specs_folder() / "dashboards" / "grafana.json").read_text()
+    asked = set(re.findall(r"\bplait_\w+", json.dumps([p["targets"] for p in json.loads(text)["panels"]])))
+    assert asked and asked <= there
+    assert not re.search(r"https?://", text), "nothing from elsewhere"
+
+
+def test_a_port_that_is_taken_costs_the_metrics_only(live: Live) -> None:
+    port, said = free_port(), list[str]()
+    close = live.serve(port, "127.0.0.1", said.append)
+    live.serve(port, "127.0.0.1", said.append)()
+    close()
+    assert len(said) == 1 and f"127.0.0.1:{port}" in said[0] and "run.metrics_port" in said[0]
