@@ -21,8 +21,8 @@ from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE, U
 from tests.dist.test_sharding import FULL, HALF, POINTS
 from tests.ranks import Ranks
 from tests.streams import running
-from tests.streams.rules import broken
 from tests.streams.running import Found
+from tests.streams.rules import broken
 
 Pool = Callable[[int], Ranks]
 QUEUES = 32

@@ -212,7 +212,7 @@ def test_what_a_lost_host_had_in_memory_its_neighbour_has(
     settings = ("run.memory_every=3", "train.checkpoint_every=0")
     run = Run(tmp_path / "run", "3x1", "dp = 2", settings=settings)
     run.to_the_end(cut(0), after=12)
-    first, second = check_as_undisturbed(run, undisturbed("2x1", "dp = 2"))
+    _, second = check_as_undisturbed(run, undisturbed("2x1", "dp = 2"))
     assert second.hosts == ("host2", "host1")
     assert second.resumed >= 9  # of which there is nothing on disk
     assert not memory_of(run.home).exists()

@@ -181,13 +181,13 @@ def first_does(work: Callable[[], object], name: str) -> None:
     started the ranks ends them. name: of what is done, once in a run."""
     if not dist.is_initialized():
         work()
-        return None
+        return
     store: Store = dist.distributed_c10d._get_default_store()
     key = f"plait/first/{name}"
     if dist.get_rank() == 0:
         work()
         store.set(key, "done")
-        return None
+        return
     while True:
         try:
             return store.wait([key], LOOK)
