@@ -18,6 +18,7 @@ from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.pipeline import _Step
 from plait.train.engine.segment import Adding, empty_like_gathered
 from plait.train.engine.shards import Shards
+from plait.train.engine.sublayers import Sublayer
 from tests.streams.device import Forked, VirtualDevice
 
 
@@ -71,7 +72,7 @@ def _strided() -> Generator[None]:
         self.g_y_full = empty_like_gathered(self.g_y, self.shared.wire.size)
         return self.g_y_full, self.g_y
 
-    with mock.patch.object(Adding, "gather_gradient", gather), mock.patch.object(wire, "_require_contiguous"):
+    with mock.patch.dict(Sublayer.sends, J=gather), mock.patch.object(wire, "_require_contiguous"):
         yield
 
 

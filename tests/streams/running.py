@@ -3,13 +3,15 @@ streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
 from plait.train.comm.wire import NullWire, Wire, open_wire
+from plait.train.engine.assembly import Part
+from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.steps import RankStep, StepResult
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
@@ -96,14 +98,24 @@ def _recorded(device: VirtualDevice) -> Generator[list[list[str]]]:
 @contextmanager
 def _uploaded(device: VirtualDevice) -> Generator[None]:
     """Batches lie in the host's memory until they are brought to the device."""
-    make = pipelining.micro_batches
+    make, take = pipelining.micro_batches, Part.own
 
-    def made(tokens: Any, targets: Any, samples: Any, size: int, step: int) -> Any:
-        for tensor in (tokens, targets, samples):
-            device.host.add(tensor)
-        return make(tokens, targets, samples, size, step)
+    def made(*given: Any) -> list[MicroBatch]:
+        return _in_host_memory(device, make(*given))
+
+    def owned(part: Part, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        return _in_host_memory(device, take(part, batches))
 
     with ExitStack() as stack:
         for module in (equality, pipelining, recording):
             stack.enter_context(mock.patch.object(module, "micro_batches", made))
+        stack.enter_context(mock.patch.object(Part, "own", owned))
         yield
+
+
+def _in_host_memory(device: VirtualDevice, batches: list[MicroBatch]) -> list[MicroBatch]:
+    for batch in batches:
+        for tensor in (batch.tokens, batch.targets, batch.samples, batch.positions):
+            if tensor is not None:
+                device.host.add(tensor)
+    return batches

@@ -247,7 +247,8 @@ def _attend_backward(
         )
     if kv_heads == q.shape[1]:
         return dq, dk, dv
-    return dq, *(t.unflatten(1, (kv_heads, -1)).sum(2) for t in (dk, dv))
+    dk, dv = (t.unflatten(1, (kv_heads, -1)).sum(2) for t in (dk, dv))
+    return dq, dk, dv
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
 
 from plait.core.env import RankEnv
 from plait.train.comm import world
@@ -19,7 +20,7 @@ from plait.train.comm import world
 class Counted:
     """A store that counts what is asked of it."""
 
-    def __init__(self, store: dist.Store) -> None:
+    def __init__(self, store: Store) -> None:
         self.store, self.asked = store, 0
 
     def __getattr__(self, name: str) -> Any:
@@ -29,7 +30,7 @@ class Counted:
 
 def agreed(gpus: list[str | None]) -> tuple[list[bool], int]:
     """What every rank finds, and the most that one asks of the store."""
-    store = dist.HashStore()
+    store = HashStore()
     store.set_timeout(timedelta(seconds=20))
     stores = [Counted(store) for _ in gpus]
     with ThreadPoolExecutor(len(gpus)) as pool:
@@ -93,7 +94,7 @@ def test_groups_of_equal_ranks_have_names_of_their_own() -> None:
 
 
 def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, told = dist.HashStore(), list[str]()
+    store, told = HashStore(), list[str]()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(world, "LOOK", timedelta(milliseconds=20))

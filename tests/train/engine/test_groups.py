@@ -1,0 +1,62 @@
+"""Which groups a rank opens, in worlds far larger than any that the suite starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from plait.core.layout import Layout, SequenceCut
+from plait.core.sharding import Sharding
+from plait.train.comm.wire import NullWire, Wire
+from plait.train.engine import groups
+from plait.train.machine.device import Device
+
+WORLDS = [64, 1024, 16384]
+
+
+class Opened:
+    """A stand-in for wires: notes who they would connect."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[int, ...]] = []
+
+    def __call__(self, backend: str, ranks: Sequence[int], *, urgent: bool = False) -> Wire:
+        if len(ranks) == 1:
+            return NullWire()
+        self.groups.append(tuple(ranks))
+        return NullWire(len(ranks))
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> list[tuple[int, ...]]:
+    """The groups of a rank of pp 4, tp 8, cp 2 and the rest dp, sharded over 8, in the order of opening."""
+    layout = Layout.of(pp=4, dp=world // 64, cp=2, tp=8)
+    sharding = Sharding(params=2, grads=2, optim=2)
+    plan: Any = SimpleNamespace(
+        layout=layout, sequence_cut=SequenceCut(cp=2, ring=2), shardings=[sharding] * 4, tied=True,
+        stages=[None] * 4, schedule=SimpleNamespace(rank_of=[0, 1, 2, 3]),
+    )  # fmt: skip
+    found = Opened()
+    monkeypatch.setattr(groups, "open_wire", found)
+    groups.open_groups(plan, rank, Device(torch.device("cpu")))
+    return found.groups
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_rank_opens_its_own_groups_and_as_many_in_any_world(monkeypatch: pytest.MonkeyPatch, world: int) -> None:
+    for rank in (0, world // 2 + 3, world - 1):
+        found = opened(monkeypatch, rank, world)
+        assert all(rank in group for group in found)
+        # tp, params, replicas of the shards where there are any, ring, world; the pipeline's ends: tied
+        assert len(found) == 4 + (world > 64) + (rank < world // 4 or rank >= world - world // 4)
+
+
+def test_ranks_that_share_groups_open_them_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [opened(monkeypatch, rank, 128) for rank in range(128)]
+    for first in every:
+        for second in every[::7]:
+            shared = [group for group in first if group in second]
+            assert shared == [group for group in second if group in first]
