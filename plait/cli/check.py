@@ -35,7 +35,7 @@ def check(
     """Try hosts before a run: loopback, neighbours, every pair, all at once; clocks; the disk.
 
     Exit status 1, and a line for each, when something is bad: a host that cannot be reached, a link or a
-    loopback with less than a third of the median of its kind, clocks too far apart, a disk that is full, slow
+    loopback with less than a quarter of the usual rate, clocks too far apart, a disk that is full, slow
     or cannot be written.
 
     Example: plait check --on lab:4x2@1gbit --least 900mbit

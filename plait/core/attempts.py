@@ -96,4 +96,5 @@ def _attempt(values: Any) -> Attempt:
     known = {one.name for one in fields(Attempt)}
     given: dict[str, Any] = {key: value for key, value in values.items() if key in known}
     given |= {key: tuple(given[key]) for key in ("ranks", "hosts") if key in given}
-    return Attempt(**given | {"attempt": int(given["attempt"]), "started": float(given["started"])})
+    given["attempt"], given["started"] = int(given["attempt"]), float(given["started"])
+    return Attempt(**given)

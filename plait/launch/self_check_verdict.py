@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SLOW = 1 / 3
+SLOW = 1 / 4
 """What has less than this share of the median of its kind is named ..."""
 LEAST = 3
 """... where there are so many of the kind."""
@@ -58,16 +58,29 @@ def findings(report: Mapping[str, Any], limits: Limits, names: Sequence[str] = (
     return found
 
 
-def _links(links: Iterable[Mapping[str, Any]], limits: Limits) -> list[Finding]:
-    found: list[Finding] = []
-    for kind in ("neighbours", "across"):
-        rates = {(one["from"], one["to"]): one.get("rate") for one in links if one["kind"] == kind}
-        errors = {(one["from"], one["to"]): one["error"] for one in links if one["kind"] == kind and "error" in one}
-        slow = _slow({pair: rate for pair, rate in rates.items() if pair not in errors}, limits.rate)
-        found += [
-            Finding(what="link", hosts=pair, why=f"the link from {pair[0]} to {pair[1]} ({kind}) {why}")
-            for pair, why in {**{pair: f"does not work: {text}" for pair, text in errors.items()}, **slow}.items()
-        ]
+def _links(links: Sequence[Mapping[str, Any]], limits: Limits) -> list[Finding]:
+    """Links that do not work or pass too little; hosts whose best link is slower than other hosts', and links
+    that are slower than what both ends reach with others."""
+    best: dict[str, float] = {}
+    for one in links:
+        for host in (one["from"], one["to"]):
+            best[host] = max(best.get(host, 0.0), one.get("rate", 0.0))
+    found = [
+        Finding(what="link", hosts=(host,), why=f"the link of {host}, to its best neighbour, {why}")
+        for host, why in (_slow(best, 0.0) if any(best.values()) else {}).items()
+    ]
+    for one in links:
+        ends, rate = (one["from"], one["to"]), one.get("rate")
+        usual = min(best[host] for host in ends)
+        why = ""
+        if rate is None:
+            why = f"does not work: {one['error']}"
+        elif rate < limits.rate:
+            why = f"passes {in_rate(rate)}, less than the {in_rate(limits.rate)} that were asked for"
+        elif rate < usual * SLOW:
+            why = f"passes {in_rate(rate)}, and with others both pass {in_rate(usual)}"
+        if why:
+            found.append(Finding(what="link", hosts=ends, why=f"the link from {ends[0]} to {ends[1]} {why}"))
     return found
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from plait.cli.running import InLab, Ranks
 from plait.core.attempts import Attempt, read_attempts
+from plait.core.host_memory import memory_of
 from plait.core.plan import Plan
 from plait.lab import running
 from tests.faults.runs import DEADLINE, ROOT, SHAPES
@@ -203,6 +204,18 @@ def test_with_too_few_hosts_the_run_goes_on_with_fewer_replicas(
     assert [m["step"] for m in run.metrics] == list(range(1, 61))
     for mine, its in zip(run.curve, good.curve, strict=True):  # sums in another order
         assert mine[1] == pytest.approx(its[1], rel=1e-4)
+
+
+def test_what_a_lost_host_had_in_memory_its_neighbour_has(
+    tmp_path: Path, undisturbed: Callable[[str, str], Run]
+) -> None:
+    settings = ("run.memory_every=3", "train.checkpoint_every=0")
+    run = Run(tmp_path / "run", "3x1", "dp = 2", settings=settings)
+    run.to_the_end(cut(0), after=12)
+    _, second = check_as_undisturbed(run, undisturbed("2x1", "dp = 2"))
+    assert second.hosts == ("host2", "host1")
+    assert second.resumed >= 9  # of which there is nothing on disk
+    assert not memory_of(run.home).exists()
 
 
 @pytest.mark.contract

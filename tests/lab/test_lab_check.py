@@ -31,12 +31,9 @@ def told(folder: Path, spec: str, harm: Callable[[Lab], object]) -> list[tuple[s
     return [(one.what, one.hosts) for one in findings(report, limits) if one.what != "loopback"]
 
 
-def test_a_slow_link_is_named_in_both_directions(tmp_path: Path) -> None:
-    found = told(tmp_path, "4x2@400mbit", lambda lab: lab.slow(2, "40mbit"))
-    links = [hosts for what, hosts in found if what == "link"]
-    assert links
-    assert all("host2" in hosts for hosts in links)
-    assert {"host1", "host3"} <= {host for hosts in links for host in hosts}
+def test_the_host_with_a_slow_link_is_named(tmp_path: Path) -> None:
+    found = told(tmp_path, "4x2@400mbit", lambda lab: lab.slow(2, "20mbit"))
+    assert ("link", ("host2",)) in found
 
 
 def test_a_cut_host_is_missing(tmp_path: Path) -> None:

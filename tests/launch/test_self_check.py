@@ -60,9 +60,17 @@ def test_what_is_slower_than_its_kind_is_named() -> None:
     told["hosts"]["n2"]["loopback"] = 1e9
     told["all_at_once"]["n3"] = 1e8
     assert named(told) == [("loopback", ("n2",)), ("link", ("n0", "n1")), ("all at once", ("n3",))]
-    told["links"][0]["rate"] = 4e8  # not yet a third
+    told["links"][0]["rate"] = 4e8  # not yet a quarter
     assert ("link", ("n0", "n1")) not in named(told)
     assert ("link", ("n0", "n1")) in named(told, Limits(rate=5e8))
+
+
+def test_a_host_all_of_whose_links_are_slow_is_named_and_not_those_whom_it_reaches() -> None:
+    told = report()
+    for link in told["links"]:
+        if "n2" in (link["from"], link["to"]):
+            link["rate"] = 5e7
+    assert named(told) == [("link", ("n2",))]
 
 
 @pytest.mark.parametrize(
