@@ -22,7 +22,9 @@ GREY = "#808890"
 class Figure(Protocol):
     """What can be saved."""
 
-    def savefig(self, fname: Any, /, **options: Any) -> Any: ...
+    def savefig(self, fname: Any, /, **options: Any) -> Any:
+        """Write it."""
+        ...
 
 
 def kind_of(path: Path) -> str:

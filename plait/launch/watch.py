@@ -168,6 +168,7 @@ class Watch:
         self._ended: dict[int, float] = {}
         self.stop: Stop | None = None
         self.killed = False
+        self._signalled_from: set[int] = set()
         self._looked = time.monotonic()
         self._selector = selectors.DefaultSelector()
         for rank in ranks:
@@ -218,10 +219,17 @@ class Watch:
             try:
                 if isinstance(key.data, Rank):
                     self._hear(key.data, now)
-                elif (number := key.data.take()) is not None:
+                elif (number := key.data.take()) is not None and self._is_news(key.data):
                     self.signals.append(number)
             except EOFError:  # it has ended, or soon will
                 self._selector.unregister(key.fileobj)
+
+    def _is_news(self, source: Source) -> bool:
+        """Whether a signal from there asks for more than has been asked: one Ctrl-C may reach every node."""
+        first = self.stop is None and not self._signalled_from
+        again = id(source) in self._signalled_from
+        self._signalled_from.add(id(source))
+        return first or again
 
     def _hear(self, rank: Rank, now: float) -> None:
         while (message := rank.channel.receive()) is not None:

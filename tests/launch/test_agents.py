@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,7 @@ from plait.core.errors import LaunchError, PlacementError, PlaitError
 from plait.core.rank_table import RankTable
 from plait.launch.agents import Agents
 from plait.launch.messages import KINDS, AgentMessage, Hello
-from plait.launch.watch import watched
+from plait.launch.watch import Watch, watched
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
 TABLE = RankTable(("left", "right"), 1)
@@ -81,3 +82,47 @@ def test_a_node_that_is_lost_is_named(agents: Agents, tmp_path: Path) -> None:
     agents.__exit__(None, None, None)
     for process in processes:
         process.communicate(timeout=30)
+
+
+class Node:
+    """A source that passes signals on."""
+
+    def __init__(self) -> None:
+        self.end, self.ours = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def take(self) -> int | None:
+        return self.ours.recv(1)[0]
+
+    def look(self, held_up: float) -> None:
+        pass
+
+    def got(self, number: int) -> None:
+        self.end.send(bytes([number]))
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_one_ctrl_c_that_reaches_every_node_is_one(tmp_path: Path, here: bool) -> None:
+    """The second one of any of them is a second one."""
+    nodes = [Node() for _ in range(3)]
+    signals = deque([signal.SIGINT.value] if here else [])
+    watch = Watch([], tmp_path, signals, timeout=30, lock=None, sources=nodes)
+
+    def listen() -> tuple[bool, bool]:
+        watch._listen()
+        while signals:
+            watch._signalled(signals.popleft())
+        return watch.stop is not None, watch.killed
+
+    if here:
+        assert listen() == (True, False)
+    for node in nodes:
+        node.got(signal.SIGINT)
+    assert listen() == (True, False)
+    nodes[1].got(signal.SIGINT)
+    assert listen() == (True, True)
+    for node in nodes:
+        node.end.close()
+        node.ours.close()
