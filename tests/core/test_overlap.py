@@ -134,8 +134,8 @@ def test_tries_that_are_left_out_would_come_out_twice(
 ) -> None:
     graph = SegmentGraph(num_layers=layers, p1=p1, phase=phase, sequence_parallel=True, recompute="full")
     found = domino_order(graph, costs(0.9), 6)
-    few = len(overlap._tries(graph))  # noqa: SLF001
-    every = [each for each in overlap._TRIES if p1 > 1 or not each[1].patience]  # noqa: SLF001
+    few = len(overlap._tries(graph))
+    every = [each for each in overlap._TRIES if p1 > 1 or not each[1].patience]
     assert few < len(every)
     monkeypatch.setattr(overlap, "_tries", lambda _: every)
     assert domino_order(graph, costs(0.9), 6) == found
