@@ -16,7 +16,7 @@ from plait.core.climb import Judge
 from plait.core.overlap import HELD_BACK, HELD_BACK_AGAIN, JUDGED, domino_order
 from plait.core.segment_costs import NumberedOps, SegmentCosts, makespan, simulate
 from plait.core.segment_lists import check, format_actions
-from plait.core.segments import Action, Need, SegmentGraph, needs_table
+from plait.core.segments import Action, Need, Phase, SegmentGraph, needs_table
 from tests.core.test_climb import costs
 from tests.core.test_repeats import deep
 from tests.core.test_segments import graphs
@@ -125,3 +125,17 @@ def test_few_layers_have_the_lists_they_have_always_had(case: tuple[SegmentGraph
     assert len(graph.ops()) <= overlap.SEARCHED
     text = format_actions(domino_order(graph, costs(ratio), 8))
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == found
+
+
+@pytest.mark.parametrize("phase", ["F", "I", "W"])
+@pytest.mark.parametrize(("p1", "layers"), [(1, 3), (2, 3), (3, 1)])
+def test_tries_that_are_left_out_would_come_out_twice(
+    phase: Phase, p1: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = SegmentGraph(num_layers=layers, p1=p1, phase=phase, sequence_parallel=True, recompute="full")
+    found = domino_order(graph, costs(0.9), 6)
+    few = len(overlap._tries(graph))
+    every = [each for each in overlap._TRIES if p1 > 1 or not each[1].patience]
+    assert few < len(every)
+    monkeypatch.setattr(overlap, "_tries", lambda _: every)
+    assert domino_order(graph, costs(0.9), 6) == found

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from plait.core.dry_run import PipelineCosts, dry_run, peak_activations, rank_peaks
 from plait.core.errors import ScheduleError
-from plait.core.schedule import Op
-from plait.core.schedules import GENERATORS, Shape, closed_form, enough_slack, generate, steady_period
+from plait.core.schedule import Op, with_transfers
+from plait.core.schedules import (
+    GENERATORS,
+    Shape,
+    closed_form,
+    enough_slack,
+    find_schedule,
+    generate,
+    steady_period,
+)
 
 SHAPES = [
     (ranks, count, chunks) for ranks in (1, 2, 3, 4, 8) for count in (1, 2, 3, 5, 8, 9, 16) for chunks in (1, 2, 3)
@@ -148,3 +156,9 @@ def test_a_v_shape_comes_back_to_the_first_rank() -> None:
 def test_what_does_not_fit_is_refused(name: str, shape: Shape, says: str) -> None:
     with pytest.raises(ScheduleError, match=says):
         generate(name, shape)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"])
+def test_a_generated_schedule_need_not_be_checked_again(name: str) -> None:
+    schedule = find_schedule(name, Shape(ranks=3, micro_batches=5, chunks=1))[0]
+    assert with_transfers(schedule, proven=True) == with_transfers(schedule)

@@ -22,11 +22,13 @@ def test_recorded_runs_are_predicted_from_a_profile() -> None:
 
 
 def test_a_strategy_in_words_is_the_strategy() -> None:
-    words = "p1=2 pp=2 tp=2 schedule=zb-h1 overlap.tp=domino micro_batch_size=8 sequence_parallel=true shard.optim=2"
+    words = (
+        "p1=2 pp=2 dp=2 tp=2 schedule=zb-h1 overlap.tp=domino micro_batch_size=4 sequence_parallel=true shard.optim=2"
+    )
     values = described(
         Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": {"global_batch_size": 16}}), words
     ).to_dict()
     said = values["strategy"]
     assert (said["pp"], said["tp"], said["schedule"], said["sequence_parallel"]) == (2, 2, "zb-h1", True)
     assert (said["slices"], said["shard"]["optim"]) == ({"p1": 2, "p2": 1}, 2)
-    assert values["train"]["micro_batch_size"] == 8
+    assert values["train"]["micro_batch_size"] == 4
