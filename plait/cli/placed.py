@@ -191,8 +191,15 @@ class Asked:
         return from_table(self.problem, table, self.spots)
 
     def check_again(self, placement: Placement) -> None:
-        """Raise PlacementError if the cluster has changed since it was read, in a way that matters."""
-        now = self._read_topology() if self.topology != "-" else self.tree
+        """Raise PlacementError if the cluster has changed since it was read, in a way that matters; of a pipe
+        nobody knows."""
+        if any(map(_read_once, (self.topology, *self.states))):
+            return
+        try:
+            now = self._read_topology()
+        except JobError as error:
+            changed = "It could be read when the job was placed: it has changed since. Nothing was written."
+            raise PlacementError(f"{error} {changed}") from None
         if now.key != placement.topology:
             check_still_there(placement, now, self.own)
 
@@ -254,6 +261,11 @@ def volumes_of(plan: Plan) -> tuple[Volume, ...]:
 
     step, ep = PlannedStep.of_plan(plan), plan.job.strategy.ep if plan.job else 1
     return tuple(expert_volume(step, place, ep) for place in range(len(plan.layout.degrees)))
+
+
+def _read_once(path: str) -> bool:
+    """Whether what has been read from there is gone."""
+    return path == "-" or (Path(path).exists() and not Path(path).is_file())
 
 
 def _check_types(tree: Topology, asked: Sequence[str]) -> None:

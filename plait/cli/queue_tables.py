@@ -190,12 +190,6 @@ def show_report(jobs: Trace, report: Report, level: float, out: Path) -> None:
 
     _show_source(jobs)
     terminal.title(f"Error of the predicted time on the last {counted(report.tested, 'job')} (root mean square)")
-    if report.tried:
-        settings = ", ".join(f"{name} {value}" for name, value in report.tried[0].settings.items())
-        terminal.text(
-            f"Of {len(report.tried)} settings these had the least error on jobs held back: {settings}. With the usual "
-            f"ones the error would be {report.rmse['ln seconds']['untuned']:.2f} in ln seconds."
-        )
     terminal.table(
         ("unit", "model", "mean", "mean per group"),
         [
@@ -208,6 +202,12 @@ def show_report(jobs: Trace, report: Report, level: float, out: Path) -> None:
         f"{report.late['split']:.1%} if nothing is learnt of them, {report.late['raw']:.1%} without a margin, "
         f"{report.late['constant']:.1%} by one quantile for all, {report.late['group']:.1%} by one for each group."
     )
+    if report.tried:
+        settings = ", ".join(f"{name} {value}" for name, value in report.tried[0].settings.items())
+        terminal.text(
+            f"Of {len(report.tried)} settings these had the least error on jobs held back: {settings}. With the usual "
+            f"ones the error would be {report.rmse['ln seconds']['untuned']:.2f} in ln seconds."
+        )
     terminal.text(f"The model is in {out}.")
 
 

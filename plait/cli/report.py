@@ -24,7 +24,7 @@ def report(
         raise DataError(f"{run}: no such run folder")
     watched = Watched(run, run.absolute().name, tools())
     found = watched.read()
-    if found.recording is None:
+    if found.recording is None and not found.hang:
         raise DataError(found.problem or f"{run} holds nothing that can be shown")
     try:
         size = write_report(watched, out)

@@ -3,29 +3,51 @@ numbers in a dictionary, all of it compressed by zstd. DuckDB, Polars and pandas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plait.core.errors import DataError
 from plait.core.files import replacing
 
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Coded(NamedTuple):
+    """A column of few different texts: what they are, and which of them stands in every row."""
+
+    texts: Sequence[str]
+    codes: np.ndarray
+
+    def tolist(self) -> list[str]:
+        """Row by row."""
+        return [self.texts[code] for code in self.codes.tolist()]
+
 
 def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: Mapping[str, str]) -> None:
-    """columns: by name, Arrow's type (``int64``, ``float64``, ``string``) and the values. The file appears
-    whole or not at all. Raises OSError."""
+    """columns: by name, Arrow's type (``int64``, ``float64``, ``string``) and the values, of texts also as
+    ``Coded``. The file appears whole or not at all. Raises OSError."""
     arrow, _ = _arrow()
-    schema = arrow.schema([(name, getattr(arrow, kind)()) for name, (kind, _) in columns.items()], metadata=metadata)
-    _write(path, arrow.table({name: values for name, (_, values) in columns.items()}, schema=schema))
+    arrays = {
+        name: arrow.DictionaryArray.from_arrays(arrow.array(values.codes, "int32"), arrow.array(values.texts, "string"))
+        if isinstance(values, Coded)
+        else arrow.array(values, getattr(arrow, kind)())
+        for name, (kind, values) in columns.items()
+    }
+    _write(path, arrow.table(arrays).replace_schema_metadata(metadata))
 
 
 def _write(path: Path, table: Any) -> None:
     _, parquet = _arrow()
-    texts = [field.name for field in table.schema if str(field.type) == "string"]
+    texts = [field.name for field in table.schema if str(field.type) not in ("int64", "double")]
     whole = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if str(field.type) == "int64"}
+    # Without Arrow's own schema, by which readers would take coded texts for something else than texts.
     with replacing(path) as partial:
-        parquet.write_table(table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole)
+        parquet.write_table(
+            table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole, store_schema=False
+        )  # fmt: skip
 
 
 def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], bool]) -> None:

@@ -5,7 +5,7 @@ them.
     ------------------  ----------------------------------------------  -------------------------------------
     RANK                this process's number in the run                a run of one process
     WORLD_SIZE          how many processes the run has                  1; needed as soon as RANK is set
-    LOCAL_WORLD_SIZE    how many of them are on this machine            all
+    LOCAL_WORLD_SIZE    how many of them are on this machine            all, if rank 0 is on it
     LOCAL_RANK          this process's number on this machine           RANK modulo LOCAL_WORLD_SIZE
     GROUP_RANK          this machine's number (torchrun; or NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
     MASTER_ADDR         where rank 0 listens                            127.0.0.1 on one machine, else needed
@@ -98,6 +98,12 @@ class RankEnv:
         world_size = _number(env, "WORLD_SIZE", 1, least=1)
         rank = _number(env, "RANK", 0, most=world_size - 1)
         local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
+        where = env.get("MASTER_ADDR", "127.0.0.1")
+        if world_size > 1 and "LOCAL_WORLD_SIZE" not in env and where != "localhost" and not where.startswith("127."):
+            raise LaunchError(
+                f"LOCAL_WORLD_SIZE is not set, and rank 0 listens at {where}: ranks may run on several machines. "
+                "Set it to how many run on this one, as plait train and torchrun do."
+            )
         if local_world_size < world_size and "MASTER_ADDR" not in env:
             raise LaunchError(
                 "MASTER_ADDR is not set though ranks run on several machines. "
@@ -316,7 +322,8 @@ LEAST_QUEUES, QUEUES = 8, 32
 
 
 def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ) -> None:
-    """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises LaunchError where these would let ranks wait for each other for ever.
+    """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises
+    LaunchError where these would let ranks wait for each other for ever.
 
     A hardware queue holds up everything behind a stream that waits, also across ranks, so there are as many
     as there can be. Kernels are loaded at the start: loading one may wait for the whole device, hence for a

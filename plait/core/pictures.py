@@ -13,7 +13,7 @@ from plait.core.errors import DataError
 from plait.core.files import replacing
 
 FORMATS = ("svg", "png", "pdf")
-SAME: Mapping[str, str] = {"svg.hashsalt": "plait", "svg.fonttype": "none"}
+SAME: Mapping[Any, Any] = {"svg.hashsalt": "plait", "svg.fonttype": "none"}
 """matplotlib's settings, to be in force while a figure is saved: the same picture is the same file."""
 GREY = "#808890"
 """Of lines and words: it can be read on white and on black."""

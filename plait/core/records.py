@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from plait.core.columns import Coded
 from plait.core.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
 from plait.core.timeline import Hidden, SpanKind, busy_time
 
@@ -66,9 +67,10 @@ class Records:
         """Those of a ring."""
         return Records(ring.table, ring.names, ring.groups)
 
-    def spans(self, rank: int) -> dict[str, np.ndarray]:
-        """The columns of ``plait.core.timeline.Span``, times in ns (``start_ns``, ``end_ns``), in order of
-        steps and starts. What has not ended, has failed, or belongs to no step is left out."""
+    def spans(self, rank: int) -> dict[str, Any]:
+        """The columns of ``plait.core.timeline.Span``, times in ns (``start_ns``, ``end_ns``), texts as
+        ``Coded``, in order of steps and starts. What has not ended, has failed, or belongs to no step is left
+        out."""
         import numpy as np
 
         table = self._of_a_timeline()
@@ -76,22 +78,27 @@ class Records:
         numbers, which = np.unique(table["name"], return_inverse=True)
         names = [self.names.get(int(number), Name("")) for number in numbers]
         places = [name.place for name in names]
-        number_of = {text: number for number, text in enumerate({name.text: None for name in names})}
+        kinds = _kind_numbers()[table["kind"]]
 
-        def each(values: Iterable[Any], kind: Any) -> np.ndarray:
-            return np.array(list(values), dtype=kind)[which] if len(names) else np.array([], dtype=kind)
+        def texts(values: Iterable[str]) -> Coded:
+            every = list(values)
+            known = {text: code for code, text in enumerate(dict.fromkeys(every))}
+            return Coded(list(known), np.array([known[text] for text in every], np.int32)[which])
 
-        same = each((number_of[name.text] for name in names), np.int64) * len(_WORDS) + _kind_numbers()[table["kind"]]
+        def whole(values: Iterable[int]) -> np.ndarray:
+            return np.array(list(values), np.int64)[which]
+
+        name = texts(one.text for one in names)
         return {
             "step": table["step"].astype(np.int64),
             "rank": np.full(len(table), rank, dtype=np.int64),
-            "kind": np.array(_WORDS)[_kind_numbers()[table["kind"]]],
-            "name": each((name.text for name in names), str),
-            "seq": _occurrence(table["step"], same),
-            "site": each((place.site if place else name.text for place, name in zip(places, names, strict=True)), str),
-            "layer": each((place.layer if place else -1 for place in places), np.int64),
-            "slice": each((place.slice if place else -1 for place in places), np.int64),
-            "direction": each((_direction(name) for name in names), str),
+            "kind": Coded(_WORDS, kinds.astype(np.int32)),
+            "name": name,
+            "seq": _occurrence(table["step"], name.codes.astype(np.int64) * len(_WORDS) + kinds),
+            "site": texts(place.site if place else one.text for place, one in zip(places, names, strict=True)),
+            "layer": whole(place.layer if place else -1 for place in places),
+            "slice": whole(place.slice if place else -1 for place in places),
+            "direction": texts(_direction(one) for one in names),
             "start_ns": table["started"],
             "end_ns": table["ended"],
             "bytes": self.sent(table),

@@ -89,10 +89,11 @@ class RingFollower:
         self.header = self._header()
         fresh = self._fresh()
         known, again = self.rows, self._again()
-        if len(again):
-            known = known[~np.isin(known["number"], again["number"])]
-        rows = np.concatenate([known, again, fresh])
-        self.rows = rows[np.argsort(rows["number"], kind="stable")]
+        at = np.minimum(np.searchsorted(known["number"], again["number"]), max(0, len(known) - 1))
+        there = known["number"][at] == again["number"] if len(known) else np.zeros(len(again), dtype=bool)
+        known[at[there]] = again[there]
+        rows = np.concatenate([known, again[~there], fresh])
+        self.rows = rows if there.all() else rows[np.argsort(rows["number"], kind="stable")]
         self._read_names()
         forgotten = self.rows["number"][(self.rows["kind"] == Kind.STEP) & (self.rows["step"] == NOBODY)]
         if len(forgotten):  # what came before belongs to no step: it was only timed

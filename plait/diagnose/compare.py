@@ -89,7 +89,12 @@ def hidden_by_lane(spans: pl.DataFrame) -> pl.DataFrame:
     )
     waits = spans.filter(pl.col("kind") == "wait").group_by(LANE).agg(exposed=LENGTH.sum())
     lanes = spans.select(LANE).unique()
-    return lanes.join(busy, on=LANE, how="left").join(waits, on=LANE, how="left").fill_null(0.0).sort(LANE)
+    return (
+        lanes.join(busy, on=LANE, how="left")
+        .join(waits, on=LANE, how="left")
+        .with_columns(pl.col("total", "exposed").fill_null(0.0))
+        .sort(LANE)
+    )
 
 
 def hidden_in(spans: pl.DataFrame) -> Hidden:

@@ -40,6 +40,8 @@ STATISTICS: dict[Statistic, pl.Expr] = {
 AXES = ("pp", "dp", "cp", "tp")
 KINDS = (*OWN, "optimizer", "checkpoint", "evaluation", "wait", "idle", "comm", "transfer")
 """In the order of columns: what a rank does itself, then what it waits for, then what runs beside."""
+LEAST = 0.001
+"""Share of own work beyond its equals' from which on a rank is listed."""
 ALL_OWN = "own work"
 """The segment that is all of ``OWN`` together."""
 
@@ -211,7 +213,7 @@ def unlike(heat: Heat, most: int = 10) -> list[Unlike]:
         return []
     middle = np.median(share[told])
     scale = max(SIGMA * float(np.median(np.abs(share[told] - middle))), 1e-9)
-    best = [row for row in np.argsort(-share, kind="stable") if told[row] and share[row] > 0][:most]
+    best = [row for row in np.argsort(-share, kind="stable") if told[row] and share[row] >= LEAST][:most]
     return [
         Unlike(int(heat.ranks[row]), float(excess[row]), float(share[row]), float((share[row] - middle) / scale))
         for row in best

@@ -62,6 +62,7 @@ class Summary:
 def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame) -> Summary:
     """spans: of the last steps. sampled: of some before them. rollups: of all, or nothing."""
     lanes = spans.select("step", "rank").n_unique()
+    rollups = rollups.with_columns(pl.col(WHAT).cast(pl.String))
     known = pl.concat([spans["step"], sampled["step"], rollups["step"]]).unique().sort().to_list()
     by_lane = pl.concat([hidden_by_lane(sampled), hidden_by_lane(spans)])
     recent = hidden_by_lane(spans)

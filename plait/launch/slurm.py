@@ -128,10 +128,15 @@ class Submitted(NamedTuple):
 
 
 def submit(batch: Batch) -> Submitted:
-    """Write the script into the run's folder and submit it."""
+    """Write the script into the run's folder and submit it. Raises JobError if a job of this run waits
+    already: it has no lock on the folder yet."""
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
+    script = batch.folder.resolve() / "slurm.sh"
+    waiting = dict(reversed(line.split("|", 1)) for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
+    if job := waiting.get(str(script)):
+        fix = f"End it first (scancel {job}), or give this run another name with run.name=NAME"
+        raise JobError(f"Slurm job {job} is this run, and has not ended", file=str(batch.folder), fix=fix)
     before = {file: file.stat().st_size for file in batch.log("*").parent.glob(batch.log("*").name)}
-    script = batch.folder / "slurm.sh"
     script.write_text(batch.script())
     if batch.table:
         batch.table.write(batch.folder / "placed_ranks.json")
@@ -166,6 +171,22 @@ def state(job: str) -> State:
     return State(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
 
 
+def patient_state(job: str, interrupted: Collection[int] = ()) -> State:
+    """A job's state, also if Slurm's controller is away for a while; at once where something comes into
+    ``interrupted``. Raises LaunchError as ``state``."""
+    since = time.monotonic()
+    while True:
+        try:
+            return state(job)
+        except LaunchError as error:
+            away = time.monotonic() - since
+            if interrupted or away > PATIENCE or GONE in str(error):
+                raise
+            if away < LOOK:
+                say(f"Slurm does not answer ({error}); asking again")
+            time.sleep(LOOK)
+
+
 def follow(submitted: Submitted) -> int:
     """Copy a job's log to standard output until the job ends; returns its exit status.
 
@@ -177,7 +198,7 @@ def follow(submitted: Submitted) -> int:
     shown, said = _Tail(log, sys.stdout.buffer, written), ""
     with catching_signals() as signals:
         asked_to_stop = False
-        while (now := _state_at_last(job, log, signals)).going:
+        while (now := _followed(submitted, signals)).going:
             shown.copy()
             if now.name != said and now.name in (*WAITING, "RUNNING"):
                 why = f" ({now.reason})" if now.reason not in ("", "None") else ""
@@ -199,22 +220,15 @@ def follow(submitted: Submitted) -> int:
     return now.status or (0 if now.name == "COMPLETED" else 1)
 
 
-def _state_at_last(job: str, log: Path, signals: Collection[int]) -> State:
-    """A job's state, also if Slurm's controller is away for a while."""
-    since = time.monotonic()
-    while True:
-        try:
-            return state(job)
-        except LaunchError as error:
-            away = time.monotonic() - since
-            if signals or away > PATIENCE or GONE in str(error):
-                raise LaunchError(
-                    f"{error} Job {job} is no longer followed. If it goes on, its output is in {log}, and scancel "
-                    f"{job} ends it."
-                ) from None
-            if away < LOOK:
-                say(f"Slurm does not answer ({error}); still following job {job}")
-            time.sleep(LOOK)
+def _followed(submitted: Submitted, signals: Collection[int]) -> State:
+    job, log, _ = submitted
+    try:
+        return patient_state(job, signals)
+    except LaunchError as error:
+        raise LaunchError(
+            f"{error} Job {job} is no longer followed. If it goes on, its output is in {log}, and scancel {job} ends "
+            "it."
+        ) from None
 
 
 class _Tail:

@@ -130,7 +130,7 @@ def main() -> int:
 def _again(folder: Path, status: int, before: int, restarts: int) -> int:
     """Have the job started again, unless it was cancelled, or makes no progress."""
     job, _ = slurm_job()
-    if slurm.state(job).name != "RUNNING":
+    if slurm.patient_state(job).name != "RUNNING":
         return status
     vain = starts_in_vain(folder, job, before)
     if vain > restarts:

@@ -64,7 +64,8 @@ def search(
     found: list[Tried] = []
     for number, one in enumerate([{name: getattr(settings, name) for name in GRID}, *_drawn(settings, draws)]):
         if progress:
-            progress(f"settings {number} of {draws}: {', '.join(f'{name} {value}' for name, value in one.items())}")
+            shown = ", ".join(f"{name} {value}" for name, value in one.items())
+            progress(f"{f'settings {number} of {draws}' if number else 'the usual settings'}: {shown}")
         found.append(Tried(settings=one, error=error(replace(settings, **one))))
     return sorted(found, key=lambda tried: tried.error)
 

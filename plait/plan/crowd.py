@@ -1,10 +1,11 @@
 """Ranks that share processors: how much faster some compute while others wait.
 
-A cluster's seconds are of ranks that all compute at once (``Cluster.crowd`` of them want each processor). While
-fewer do, each has a larger part of a processor, up to a whole one; all of those that compute are then equally
-faster. So a step in which nothing is sent is the same step with its time stretched: what takes dt while k of n
-ranks compute takes dt max(k, processors) / n. Where ranks wait for links as well, the mean of that factor over
-all moments at which any rank computes stands for all of them, since links do not become faster.
+A cluster's seconds are of ranks that all compute at once (``Cluster.crowd`` of them want each processor).
+While fewer do, each has a larger part of a processor, up to a whole one; all of those that compute are then
+equally faster. So a step in which nothing is sent is the same step with its time stretched: what takes dt
+while k of n ranks compute takes dt max(k, processors) / n. Where ranks wait for links as well, the mean of
+that factor over all moments at which any rank computes stands for all of them, since links do not become
+faster.
 """
 
 from __future__ import annotations

@@ -73,8 +73,9 @@ class MemoryReport:
 
 
 def memory_report(step: PlannedStep, cluster: Cluster) -> MemoryReport:
-    """Of a strategy that was chosen. The rank with the largest share stands for a place."""
-    found, overhead = estimate(step), cluster.overhead
+    """Of a strategy that was chosen. The rank with the largest share stands for a place, and what it sends is
+    not counted."""
+    found, overhead = estimate(step, traffic=False), cluster.overhead
     moving = [place.memory.activations + place.memory.buffers for place in found.places]
     strategy, pp = step.strategy, len(found.places)
     points = Points.of([

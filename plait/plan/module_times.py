@@ -1,5 +1,5 @@
-"""What the planner's forms say of the modules that a profile has measured (``ModuleTime``): a layer's segment ops
-on a described cluster, added up as the profile adds up those that it recorded."""
+"""What the planner's forms say of the modules that a profile has measured (``ModuleTime``): a layer's segment
+ops on a described cluster, added up as the profile adds up those that it recorded."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ class Prices(Protocol):
 
 @dataclass(frozen=True)
 class ClusterPrices:
-    """On a described cluster, whose nodes a plan's ranks fill in order. pace: of micro-batches' computation, as
-    a multiple of the seconds that the cluster says; optimizers run at once."""
+    """On a described cluster, whose nodes a plan's ranks fill in order. pace: of micro-batches' computation,
+    as a multiple of the seconds that the cluster says; optimizers run at once."""
 
     plan: Plan
     cluster: Cluster

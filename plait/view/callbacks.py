@@ -95,7 +95,8 @@ def status_of(snapshot: Snapshot) -> str:
 def _verdict(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("text", "children"), Output("hang", "children"), Output("notes", "children"),
-        Output("attempts-table", "children"), Input("version", "data"), State("run", "value"), prevent_initial_call=True,
+        Output("attempts-table", "children"), Input("version", "data"), State("run", "value"),
+        prevent_initial_call=True,
     )  # fmt: skip
     def _tell(_: str, number: object) -> tuple[Any, ...]:
         snapshot = chosen_run(runs, number)
@@ -137,17 +138,17 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> html.Table:
 
 def _grid(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
-        Output("grid-figure", "figure"), Output("grid-table", "children"), Input("version", "data"), Input("seen", "data"),
-        State("run", "value"), prevent_initial_call=True,
+        Output("grid-figure", "figure"), Output("grid-table", "children"), Input("version", "data"),
+        Input("seen", "data"), State("run", "value"), prevent_initial_call=True,
     )  # fmt: skip
     def _draw(_: str, seen: Any, number: object) -> tuple[Any, Any]:
         snapshot = chosen_run(runs, number)
         found = snapshot.standings()
-        if snapshot.recording is None:
+        if snapshot.grid is None:
             return nothing(snapshot.problem or "reading ..."), []
         if not seen:  # three dimensions are dear where there is no GPU
             return no_update, standing_table(found)
-        return grid_figure(found, snapshot.recording.grid), standing_table(found)
+        return grid_figure(found, snapshot.grid), standing_table(found)
 
 
 def standing_table(found: Sequence[Standing]) -> list[Any]:

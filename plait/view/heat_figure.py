@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from plait.diagnose.heat import Heat, Pooled, Segment
+from plait.diagnose.outliers import MINIMUM
 from plait.view.words import layout, packed, plain, seconds_text
 
 Value = Literal["excess", "seconds"]
@@ -102,16 +103,19 @@ def _colours(heat: Heat, shown: Pooled, value: Value) -> dict[str, Any]:
     the same at every zoom."""
     own = [n for n, one in enumerate(heat.columns) if not isinstance(one, Segment) or one.own]
     other = [n for n in range(len(heat.columns)) if n not in own]
+    works = heat.seconds[:, own]
+    sums = np.nansum(works, axis=1) if own and isinstance(heat.columns[0], Segment) else works[np.isfinite(works)]
+    worth = MINIMUM * float(np.median(sums)) * 1e3 if sums.size else 0.0  # less is noise, and stays pale
     found: dict[str, Any] = {}
     for name, at, colours, place, title in (
-        ("coloraxis", own, OWN_COLOURS, 1.1, "own work"),
-        ("coloraxis2", other, WAIT_COLOURS, 1.2, "waiting, network"),
+        ("coloraxis", own, OWN_COLOURS, 1.1, "own"),
+        ("coloraxis2", other, WAIT_COLOURS, 1.2, "waiting"),
     ):  # fmt: skip
         if not at:
             continue
         numbers = (heat.excess if value == "excess" else heat.seconds)[:, at] * 1e3
         numbers = numbers[np.isfinite(numbers)]
-        most = float(np.abs(numbers).max(initial=0.0)) or 1.0
+        most = max(float(np.abs(numbers).max(initial=0.0)), worth if value == "excess" else 0.0) or 1.0
         bar = {"x": place, "thickness": 12, "title": {"text": f"{title}<br>ms"}, "len": 0.9}
         ends = {"cmin": -most, "cmax": most} if value == "excess" else {"cmin": 0.0, "cmax": most}
         found[name] = {"colorscale": colours if value == "excess" else RISING, "colorbar": bar, **ends}

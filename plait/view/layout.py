@@ -73,10 +73,7 @@ def _section(name: str, children: list[Any]) -> html.Section:
 
 
 def _graph(name: str, figure: dict[str, Any] | None = None) -> dcc.Graph:
-    return dcc.Graph(
-        id=name, figure=figure or nothing("reading ..."), config={"displaylogo": False, "responsive": True},
-        responsive=True,
-    )  # fmt: skip
+    return dcc.Graph(id=name, figure=figure or nothing("reading ..."), config={"displaylogo": False})
 
 
 def _field(label: str, control: Any, *, hidden: bool = False) -> html.Div:

@@ -76,18 +76,8 @@ def _sections(watched: Watched, snapshot: Snapshot) -> Iterator[str]:
         shown = shown_of(snapshot, _worth_showing(snapshot), "pp", None)
         if shown and shown.window:
             yield _section("timeline", "Timeline", _timeline(snapshot, shown))
-        found = snapshot.standings()
-        ones = [one for one in found if one.state in STANDS_OUT or one.waits_for or one.error][:ROWS]
-        rows = [
-            (one.rank, one.host, one.state, one.doing, one.where, one.error, ", ".join(map(str, one.waits_for[:8])))
-            for one in ones
-        ]
-        heads = ("rank", "host", "state", "doing", "where", "error", "waits for")
-        states = "; ".join(
-            f"{state}: {words}" for state, words in STATES.items() if any(o.state == state for o in found)
-        )
-        picture = _figure("grid-figure", grid_figure(found, recording.grid)) + _words(states)
-        yield _section("grid", "The ranks' grid", picture + (_table(heads, rows) if rows else ""))
+    if snapshot.grid is not None:
+        yield _section("grid", "The ranks' grid", _grid(snapshot))
     if snapshot.run is not None:
         series = {snapshot.name: series_of(snapshot.run.metrics)}
         yield _section("progress", "Step time and loss", _figure("series-figure", series_figure(series)))
@@ -139,6 +129,21 @@ def _heat(snapshot: Snapshot) -> str:
             parts.append("<h3>Furthest above their equals</h3>" + _list(words))
             parts.append(_words("Below, all own work of every rank, step by step."))
     return "".join(parts) or _words("There are no sums of steps.")
+
+
+def _grid(snapshot: Snapshot) -> str:
+    assert snapshot.grid is not None
+    found = snapshot.standings()
+    rows = [
+        (one.rank, one.host, one.state, one.doing, one.where, one.error, ", ".join(map(str, one.waits_for[:8])))
+        for one in found
+        if one.state in STANDS_OUT or one.waits_for or one.error
+    ]
+    there = {one.state for one in found}
+    words = "; ".join(f"{state}: {means}" for state, means in STATES.items() if state in there)
+    heads = ("rank", "host", "state", "doing", "where", "error", "waits for")
+    table = _table(heads, rows[:ROWS]) if rows else ""
+    return _figure("grid-figure", grid_figure(found, snapshot.grid)) + _words(words) + table
 
 
 def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:

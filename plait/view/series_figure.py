@@ -14,7 +14,11 @@ from plait.view.words import layout, nothing, plain
 RUNS = ("#2f6db3", "#e08a2e", "#3a9a6a", "#b8425c", "#7a6a50", "#8a5cb8")
 POINTS = 2000
 """Of a line, at most."""
-PANELS = (("seconds",), ("loss", "eval_loss"), ("tokens_per_second",), ("mfu", "hidden"), ("norm",))
+PANELS = {
+    ("seconds",): "s of a step", ("loss", "eval_loss"): "loss", ("tokens_per_second",): "tokens/s",
+    ("mfu", "hidden"): "MFU, hidden", ("norm",): "norm",
+}  # fmt: skip
+"""Quantities that share a panel, and its title."""
 MEMORY = {
     "parameters": "#2f6db3", "gradients": "#e08a2e", "optimizer": "#b8425c", "buffers": "#7a6a50",
     "activations": "#3a9a6a",
@@ -36,17 +40,16 @@ def thinned(series: Series, most: int = POINTS) -> tuple[list[int], list[float]]
 def series_figure(runs: Mapping[str, Sequence[Series]]) -> dict[str, Any]:
     """A panel for each quantity, one below the other; a colour for each run."""
     there = {one.name for found in runs.values() for one in found}
-    panels = [[name for name in panel if name in there] for panel in PANELS]
-    panels = [panel for panel in panels if panel]
+    panels = {title: [name for name in panel if name in there] for panel, title in PANELS.items()}
+    panels = {title: panel for title, panel in panels.items() if panel}
     if not panels:
         return nothing("No metrics of steps: the run has no metrics.jsonl, or no step was finished yet.")
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
     high = 1 / len(panels)
-    for number, panel in enumerate(panels):
+    for number, (title, panel) in enumerate(panels.items()):
         suffix = "" if number == 0 else str(number + 1)
         top = 1 - number * high
-        title = ", ".join(SERIES[name] for name in panel)
         axes[f"yaxis{suffix}"] = {"domain": [top - high * 0.82, top], "title": {"text": title, "font": {"size": 11}}}
         if panel[0] in ("seconds", "tokens_per_second", "mfu"):
             axes[f"yaxis{suffix}"]["rangemode"] = "tozero"
@@ -92,7 +95,7 @@ def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: 
         })  # fmt: skip
     both = bool(predicted and measured)
     figure = layout(
-        height=360, barmode="stack", legend={"orientation": "h", "y": -0.2},
+        height=360, barmode="stack", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         xaxis={"domain": [0, 0.46 if both else 1], "title": {"text": "predicted, of a rank of each place"}},
         yaxis={"title": {"text": "MiB"}, "rangemode": "tozero"},
         xaxis2={"domain": [0.56 if both else 0, 1], "title": {"text": "step"}, "anchor": "y2" if predicted else "y"},

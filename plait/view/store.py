@@ -27,7 +27,7 @@ from plait.diagnose.alignment import Alignment, aligned
 from plait.diagnose.explain import Report
 from plait.diagnose.heat import Heat, Segment, Statistic, by_segment, heat_of_segments, heat_of_steps
 from plait.diagnose.reading import Run, read_run
-from plait.diagnose.recording import Recording
+from plait.diagnose.recording import Recording, grid_of
 from plait.diagnose.states import Standing, standings
 
 Hang = tuple[Verdict, Sequence[Evidence]]
@@ -63,7 +63,7 @@ class Tools:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
     """What is known of a run at a moment. generation: grows with every change. run: None until it is read;
-    whole: whether with all spans. problem: why there is nothing, for people."""
+    whole: whether with all spans. grid: where ranks stand. problem: why there is nothing, for people."""
 
     name: str
     folder: Path
@@ -75,6 +75,7 @@ class Snapshot:
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     said: tuple[str, ...] = ()
     clocks: Alignment | None = None
+    grid: pl.DataFrame | None = None
     problem: str = ""
     doing: str = "reading"
     live: bool = False
@@ -91,10 +92,10 @@ class Snapshot:
 
     def standings(self) -> list[Standing]:
         """Of every rank."""
-        if self.recording is None:
+        if self.grid is None:
             return []
         slow = self.told.report.stragglers if self.told else ()
-        return standings(self.recording.grid, hang=self.hang, stragglers=slow, errors=self.errors)
+        return standings(self.grid, hang=self.hang, stragglers=slow, errors=self.errors)
 
     def named(self) -> dict[int, str]:
         """Ranks that the diagnosis or the verdict on a hang names, and as what."""
@@ -205,11 +206,15 @@ class Watched:
         except PlaitError as error:
             hang = None
             said.append(str(error))
+        # A run that hung in its first step has no timeline, and yet there is much to see.
+        self._change(
+            hang=hang, errors=last_errors(self.folder), said=tuple(said), live=is_live(self.folder),
+            grid=planned_grid(self.folder),
+        )  # fmt: skip
         run = read_run(self.folder, spans=self._wanted)
         self._change(
-            run=run, hang=hang, errors=last_errors(self.folder), problem="", live=is_live(self.folder),
-            said=tuple(said), whole=self._wanted or not run.recording.spans.is_empty(), doing="",
-            clocks=aligned(run.recording),
+            run=run, problem="", whole=self._wanted or not run.recording.spans.is_empty(), doing="",
+            clocks=aligned(run.recording), grid=run.recording.grid,
         )  # fmt: skip
 
     def _second(self) -> None:
@@ -234,6 +239,14 @@ def chosen_run(runs: Sequence[Watched], number: object) -> Snapshot:
 
 
 # ---- what a folder says ----
+
+
+def planned_grid(folder: Path) -> pl.DataFrame | None:
+    """Where ranks stand, by the run's plan."""
+    try:
+        return grid_of(Plan.read(folder / "plan.json").layout)
+    except PlaitError:
+        return None
 
 
 def signature(folder: Path) -> tuple[object, ...]:

@@ -222,7 +222,12 @@ def clock_text(snapshot: Snapshot) -> str:
     clocks = snapshot.clocks
     if clocks is None or (not clocks.offsets and not clocks.lost):
         return "All ranks have one clock."
-    lost = f" The clock of {', '.join(clocks.lost[:5])} could not be compared." if clocks.lost else ""
+    lost = (
+        f" The clock of {', '.join(clocks.lost[:5])} could not be compared: nothing can be said of the order of what "
+        "happens there and elsewhere." if clocks.lost else ""
+    )  # fmt: skip
+    if clocks.error == 0:
+        return lost.strip()
     return (
         f"Clocks of hosts were led to each other by the ends of common collectives; what lies closer together than "
         f"{seconds_text(clocks.error)} on two hosts has no order.{lost}"
@@ -247,7 +252,7 @@ def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> dict[str, An
     lanes = both.bars.select("rank", "lane").unique(maintain_order=True).iter_rows()
     titles = [f"{('predicted', 'measured')[place]} {lane}" for place, lane in lanes]
     figure = timeline_figure(both, origin=0.0, titles=titles)
-    figure["layout"]["title"] = {"text": f"rank {shown.rank}, step {shown.step + 1}", "x": 0.5}
+    figure["layout"]["xaxis"]["title"]["text"] = f"rank {shown.rank}, step {shown.step + 1}: ms from its begin"
     return figure
 
 

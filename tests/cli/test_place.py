@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,33 @@ def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeyp
     with pytest.raises(PlacementError, match="a00 is no longer free"):
         run(folder, "plan.json", "--topology", "taken.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
     assert not (folder / "t").exists()
+
+
+@pytest.mark.parametrize("text", [None, "SwitchName=a0 Nod"])
+def test_a_topology_that_goes_while_solving(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    file = folder / "going.conf"
+    file.write_text(TOPOLOGY)
+    placing = Asked.placed
+
+    def meanwhile(asked: Asked) -> Placement:
+        found = placing(asked)
+        file.unlink() if text is None else file.write_text(text)
+        return found
+
+    monkeypatch.setattr(Asked, "placed", meanwhile)
+    with pytest.raises(PlacementError, match=r"going.conf: .* it has changed since. Nothing was written"):
+        run(folder, "plan.json", "--topology", "going.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
+    assert not (folder / "t").exists()
+
+
+def test_a_topology_from_a_pipe_is_read_once(folder: Path) -> None:
+    """As of ``--topology <(ssh login cat topology.conf)``."""
+    read, write = os.pipe()
+    os.write(write, TOPOLOGY.encode())
+    os.close(write)
+    out = run(folder, "plan.json", "--topology", f"/dev/fd/{read}", "--alpha", "0.3", "--out", "pipe/t.json")
+    os.close(read)
+    assert "the least there is (1.30)" in out
 
 
 def test_a_picture_and_hash_conflicts(folder: Path) -> None:

@@ -6,8 +6,9 @@ CPU's patience, has made them right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,19 +22,21 @@ from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE, U
 from tests.dist.test_sharding import FULL, HALF, POINTS
 from tests.ranks import Ranks
 from tests.streams import running
-from tests.streams.running import Found
 from tests.streams.rules import broken
+from tests.streams.running import Found
 
 Pool = Callable[[int], Ranks]
+PATIENCE = 300.0  # seconds, on busy cores
 QUEUES = 32
 """Streams of a GPU that can be busy at once (``plait.core.env``)."""
-WAITS = {"aten._local_scalar_dense", "Tensor.tolist", "anchor", "synchronize"}
+WAITS = ["Tensor.tolist", "anchor"]
+"""What the host waits for in a step: loss and norm of the whole job, once."""
 
 
 def observed(pool: Pool, size: int, function: Callable[..., Any], *args: Any, plant: str = "") -> list[Found]:
     if size == 1:
         return [running.observed(0, plant, function, *args)]
-    return pool(size).run(running.observed, plant, function, *args)
+    return pool(size).run(running.observed, plant, function, *args, timeout=PATIENCE)
 
 
 def assert_in_order(pool: Pool, size: int, function: Callable[..., Any], *args: Any) -> None:
@@ -44,25 +47,38 @@ def assert_in_order(pool: Pool, size: int, function: Callable[..., Any], *args: 
         assert not one.problems, f"{len(one.problems)}: " + "\n".join(one.problems[:5])
         assert one.accesses > 500
         assert len(one.streams) < QUEUES
+        assert all(waits == WAITS for waits in one.waits), one.waits
     assert not broken([one.calls for one in found])
 
 
-@pytest.mark.parametrize("name", ["gpt", "few_kv", "llama_block"])
-@pytest.mark.parametrize(("p1", "p2", "parallel", "again"), [
-    (1, 1, False, "none"), (2, 2, False, "none"), (3, 1, True, "none"), (2, 2, True, "full"), (2, 1, False, "selective"),
-])  # fmt: skip
-def test_slices(pool: Pool, name: str, p1: int, p2: int, parallel: bool, again: Any) -> None:
+def some(cases: Sequence[Any], *chosen: int) -> list[Any]:
+    """Those of these numbers in the suite; the mark ``contract`` has the others."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=() if at in chosen else pytest.mark.contract)
+        for at, case in enumerate(cases)
+    ]
+
+
+SLICES = [
+    (1, 1, False, "none"), (2, 2, False, "none"), (3, 1, True, "none"), (2, 2, True, "full"), (2, 1, False, "selective")
+]  # fmt: skip
+NAMES = ["gpt", "few_kv", "llama_block"]
+
+
+@pytest.mark.parametrize(("name", "slices"), some(list(product(NAMES, SLICES)), 1, 8))
+def test_slices(pool: Pool, name: str, slices: tuple[int, int, bool, Any]) -> None:
+    p1, p2, parallel, again = slices
     strategy = Strategy(tp=2, p1=p1, p2=p2, sequence_parallel=parallel, recompute=again)
     assert_in_order(pool, 2, equality.worst_error, ALL[name], strategy)
 
 
-@pytest.mark.parametrize("point", list(POINTS))
+@pytest.mark.parametrize("point", some(list(POINTS), 6))
 def test_sharding(pool: Pool, point: str) -> None:
     args = (replace(GPT, num_layers=2), [(4, 1)], "1f1b", 1, False, None, (), [POINTS[point]])
     assert_in_order(pool, 4, pipelining.worst_error, *args)
 
 
-@pytest.mark.parametrize(("spec", "degrees", "name", "p1", "parallel", "shardings"), [
+@pytest.mark.parametrize(("spec", "degrees", "name", "p1", "parallel", "shardings"), some([
     (GPT, [(1, 1)] * 3, "eager-1f1b", 1, False, ()),
     (LLAMA, [(1, 1)] * 2, "zb-v", 2, False, ()),
     (GPT, [(1, 2), (1, 2)], "1f1b", 2, True, ()),
@@ -71,7 +87,7 @@ def test_sharding(pool: Pool, point: str) -> None:
     (GPT, [(2, 1), (2, 1)], "zb-h1", 2, False, [FULL, HALF]),
     (LLAMA, [(2, 1), (2, 1)], "zb-v", 1, False, [FULL, FULL]),
     (GPT, [(2, 2)], "gpipe", 2, True, [FULL]),
-], ids=str)  # fmt: skip
+], 0, 2, 5), ids=str)  # fmt: skip
 def test_pipelines(
     pool: Pool, spec: Any, degrees: Any, name: str, p1: int, parallel: bool, shardings: list[Sharding]
 ) -> None:
@@ -79,8 +95,10 @@ def test_pipelines(
     assert_in_order(pool, size, pipelining.worst_error, spec, degrees, name, p1, parallel, None, (), shardings)
 
 
-@pytest.mark.parametrize("cut", [SequenceCut(cp=2), SequenceCut(cp=2, ring=2), SequenceCut(cp=4, ring=2)], ids=str)
-@pytest.mark.parametrize("again", ["none", "full"])
+CUTS = [SequenceCut(cp=2), SequenceCut(cp=2, ring=2), SequenceCut(cp=4, ring=2)]
+
+
+@pytest.mark.parametrize(("cut", "again"), some(list(product(CUTS, ["none", "full"])), 5), ids=str)
 def test_shared_sequences(pool: Pool, cut: SequenceCut, again: str) -> None:
     spec = replace(LLAMA, num_layers=2, attention_dropout=0.0)
     args = (spec, [(1, 1)], "1f1b", 2, False, None, (), (), cut, {"recompute": again})
@@ -90,13 +108,18 @@ def test_shared_sequences(pool: Pool, cut: SequenceCut, again: str) -> None:
 PIPELINE = (GPT, [(1, 1)] * 2, "1f1b")
 SHARDED = (replace(GPT, num_layers=2), [(2, 1)], "1f1b", 1, False, None, (), [FULL])
 PLANTED = {
-    "collective": (2, equality.worst_error, (GPT, Strategy(tp=2, p1=2)), "reads what"),
+    "collective": (2, equality.worst_error, (GPT, Strategy(tp=2, p1=2)), "neither waits for the other"),
     "forked": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "gathered": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "reduced": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "delivered": (2, pipelining.worst_error, PIPELINE, "neither waits for the other"),
     "message": (4, pipelining.worst_error, (LLAMA, [(2, 1), (1, 2)], "interleaved"), "neither waits for the other"),
-    "strided": (4, pipelining.worst_error, (replace(GPT, dropout=0.0), [(1, 2), (1, 2)], "1f1b", 2, True), "strides"),
+    "strided": (
+        4,
+        pipelining.worst_error,
+        (replace(GPT, dropout=0.0), [(1, 2), (1, 2)], "1f1b", 2, True),
+        "contiguous tensors only",
+    ),
     "freed": (2, pipelining.worst_error, PIPELINE, "is freed while that does not wait for it"),
 }
 
@@ -104,16 +127,5 @@ PLANTED = {
 @pytest.mark.parametrize("fault", list(PLANTED))
 def test_what_is_planted_is_found(pool: Pool, fault: str) -> None:
     size, function, args, said = PLANTED[fault]
-    if fault == "strided":  # it does not come so far as to a communicator
-        with pytest.raises(AssertionError, match=said):
-            observed(pool, size, function, *args, plant=fault)
-        return
     problems = [problem for one in observed(pool, size, function, *args, plant=fault) for problem in one.problems]
     assert any(said in problem for problem in problems), problems[:5]
-
-
-def test_the_host_waits_only_where_it_reads_what_a_step_has_come_to(pool: Pool) -> None:
-    """Once a step for loss and norm, never for a segment, a message or an input."""
-    found = observed(pool, 2, pipelining.worst_error, GPT, [(1, 1)] * 2, "1f1b")
-    for one in found:
-        assert set(one.waits) <= WAITS

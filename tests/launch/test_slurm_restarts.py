@@ -50,6 +50,22 @@ def test_a_job_that_was_cancelled_is_not_started_again(
     assert not said
 
 
+def test_a_controller_that_is_away_gives_no_job_up(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([LaunchError("Unable to contact."), slurm.State("RUNNING", 0, ("n1",), "")])
+
+    def look(job: str) -> slurm.State:
+        if isinstance(found := next(answers), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == 1
+    assert said == [("scontrol", "requeue", "7")]
+
+
 def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
     tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +149,8 @@ def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
     batch.log("7").write_text("old\n")
 
     def answer(*argv: str) -> str:
+        if argv[0] == "squeue":
+            return "6|/elsewhere/slurm.sh\n"
         with batch.log("7").open("a") as file:
             file.write("new\n")  # it has begun before sbatch was done
         return "7;cluster\n"

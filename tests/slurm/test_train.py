@@ -158,6 +158,16 @@ def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmClus
         print(log(tmp_path, number))  # pytest shows it where the test fails
 
 
+def test_a_run_that_waits_is_not_submitted_again(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job, later = write_job(tmp_path, 20, dp=2), 'slurm.options=["--begin=now+1hour"]'
+    number = submit(cluster, job, later)
+    argv = train(job, "--no-follow")
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(cluster))
+    assert done.returncode == 2
+    assert f"Slurm job {number} is this run, and has not ended. End it first (scancel {number})" in done.stderr
+    assert ask(cluster, "squeue", "-h", "-o", "%A").split() == [number]
+
+
 def test_one_ctrl_c_saves_a_followed_run_on_all_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
     """One that came to the launcher from every node would be taken for a second one, which saves nothing."""
     job, env = write_job(tmp_path, 100_000, dp=2), environment(cluster)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +29,10 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.order, self.host = order, host
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and importing the compiler takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -37,27 +41,38 @@ class Operators(TorchDispatchMode):
         return result
 
     def _called(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        name, waits, names, written = _about(func)
         reads: list[Tensor] = []
         writes: list[Tensor] = []
-        for argument, value in _bound(func._schema, args, kwargs):
-            alias = argument.alias_info
-            (writes if alias is not None and alias.is_write else reads).extend(_tensors(value))
+        for at, value in enumerate(args):
+            _collect(value, writes if at in written else reads)
+        for key, value in kwargs.items():
+            _collect(value, writes if names[key] in written else reads)
+        made: list[Tensor] = []
+        _collect(result, made)
         inputs = {key_of(tensor) for tensor in (*reads, *writes)}
-        fresh = [tensor for tensor in _tensors(result) if key_of(tensor) not in inputs]
-        name = str(func).removesuffix(".default")
-        if inputs and all(self.host.has(tensor) for tensor in (*reads, *writes)):
+        fresh = [tensor for tensor in made if key_of(tensor) not in inputs]
+        if not fresh and not writes and not waits:
+            return  # another view
+        if inputs and all(key in self.host.keys for key in inputs):
             for tensor in fresh:
                 self.host.add(tensor)
             return
-        waits = name.split(".")[0] + "." + name.split(".")[1] in WAITING
-        if not fresh and not writes and not waits:
-            return  # another view
         for tensor in fresh:
             self.order.allocated(tensor)
         here = [tensor for tensor in reads if not self.host.has(tensor)]
         self.order.submit(name, here, [*writes, *fresh])
         if waits:
             self.order.learn(self.order.event(), name)
+
+
+@cache
+def _about(func: Any) -> tuple[str, bool, dict[str, int], frozenset[int]]:
+    """An operator's name, whether the host waits for it, and by number its arguments, and those it writes."""
+    name, arguments = str(func).removesuffix(".default"), func._schema.arguments
+    written = {at for at, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write}
+    names = {each.name: at for at, each in enumerate(arguments)}
+    return name, ".".join(name.split(".")[:2]) in WAITING, names, frozenset(written)
 
 
 class Methods(TorchFunctionMode):
@@ -79,29 +94,20 @@ class Host:
     """Which tensors lie in the host's memory."""
 
     def __init__(self) -> None:
-        self._keys: dict[int, Any] = {}
+        self.keys: dict[int, Any] = {}
 
     def add(self, tensor: Tensor) -> None:
         """This one does. It is kept, so that its place in memory stays its own."""
-        self._keys[key_of(tensor)] = tensor.untyped_storage()
+        self.keys[key_of(tensor)] = tensor.untyped_storage()
 
     def has(self, tensor: Tensor) -> bool:
         """Whether it does."""
-        return key_of(tensor) in self._keys
+        return key_of(tensor) in self.keys
 
 
-def _bound(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """An operator's arguments with their values."""
-    for number, argument in enumerate(schema.arguments):
-        if number < len(args):
-            yield argument, args[number]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
-def _tensors(value: Any) -> list[Tensor]:
+def _collect(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        return [value] if value.layout is torch.strided else []
-    if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _tensors(one)]
-    return []
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _collect(one, found)

@@ -8,21 +8,25 @@ whoever waits): whoever starts a collective keeps its buffers.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from datetime import timedelta
-from itertools import count
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
-from torch.utils._python_dispatch import _disable_current_modes
 
 from plait.core.segments import Collective
 from plait.train.comm.wire import GlooWire
 from tests.streams.order import Clock, Order
 
 BACKEND = "virtual"
+
+
+def unwatched() -> Any:
+    """What the calling thread does with tensors in there is nobody's business."""
+    return torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
 
 
 class Call(NamedTuple):
@@ -50,10 +54,10 @@ class Communicators:
         self.strided: list[str] = []
         self.opened: dict[tuple[int, ...], int] = {}
 
-    def begin(self, communicator: str, what: str, stream: int, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Clock:  # fmt: skip
+    def begin(
+        self, communicator: str, what: str, stream: int, reads: Sequence[Tensor], writes: Sequence[Tensor]
+    ) -> Clock:
         """A kernel of the communicator's; what is over when it has ended."""
-        import threading
-
         order = self.order
         for tensor in (*reads, *writes):
             if not tensor.is_contiguous():
@@ -79,7 +83,7 @@ class VirtualWork:
 
     def land(self) -> None:
         """Let the data come, so that the CPU computes with it; no stream waits."""
-        with _disable_current_modes():
+        with unwatched():
             self._work.wait()
 
     def get_future(self) -> Future[object]:
@@ -90,8 +94,9 @@ class VirtualWork:
 class VirtualGroup(dist.ProcessGroup):
     """One group."""
 
-    def __init__(self, ranks: Sequence[int], rank: int) -> None:
-        super().__init__(rank, len(ranks))
+    def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
+        self._name = name
         assert Communicators.current is not None, "no device is watched"
         self.all, self.ranks = Communicators.current, list(ranks)
         self.order = self.all.order
@@ -100,8 +105,16 @@ class VirtualGroup(dist.ProcessGroup):
         self.label = f"{'-'.join(map(str, ranks))}#{number}"
         self._stream: int | None = None
         self._pairs: dict[int, int] = {}
-        with _disable_current_modes():
+        with unwatched():
             self._wire = GlooWire(ranks)
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """As it is registered: torch's own has none without one of torch's backends."""
+        return self._name
+
+    def shutdown(self) -> None:
+        """Nothing is left to do."""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         return BACKEND
@@ -117,7 +130,9 @@ class VirtualGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> VirtualWork:
         return self._start("reduce_scatter", output, source)
 
-    def all_to_all_single(self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None) -> VirtualWork:  # fmt: skip
+    def all_to_all_single(
+        self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
+    ) -> VirtualWork:
         kind: Collective = "rotate" if 0 in out else "all_to_all"
         return self._start(kind, output, source)
 
@@ -126,8 +141,8 @@ class VirtualGroup(dist.ProcessGroup):
             self._stream = self.order.stream(f"NCCL {self.label}")
         what = f"{kind} of {max(result.numel(), source.numel())} {source.dtype}"
         over = self.all.begin(self.label, what, self._stream, [source], [result])
-        with _disable_current_modes():
-            return VirtualWork(self.order, self._wire.start(kind, result, source), over)
+        with unwatched():
+            return VirtualWork(self.order, self._wire.start(kind, result, source.contiguous()), over)
 
     # ---- messages ----
 
@@ -147,22 +162,16 @@ class VirtualGroup(dist.ProcessGroup):
         what = f"message {self.ranks[src]}>{self.ranks[dst]} of {tensor.numel()} {tensor.dtype}"
         reads, writes = ([tensor], []) if sends else ([], [tensor])
         over = self.all.begin(f"{self.label} {low}~{high}", what, self._pairs[peer], reads, writes)
-        with _disable_current_modes():
+        with unwatched():
             call = self._wire._gloo.send if sends else self._wire._gloo.recv
             return VirtualWork(self.order, call([tensor], peer, tag), over)
 
 
-_NUMBERS = count()
-
-
 def _create(options: Any, _backend_options: Any) -> VirtualGroup:
-    return VirtualGroup(list(options.global_ranks_in_group), options.group_rank)
+    return VirtualGroup(list(options.global_ranks_in_group), options.group_rank, options.group_id)
 
 
 def register() -> None:
     """Make the backend known to torch.distributed."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
-
-
-PATIENCE = timedelta(seconds=60)

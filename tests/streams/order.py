@@ -209,12 +209,12 @@ def _join(clock: Clock, other: Clock) -> None:
 
 def _range(tensor: Tensor) -> tuple[int, int]:
     """The bytes of its storage from its first to its last element."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    low, high = tensor.storage_offset(), tensor.storage_offset() + span
-    return low * tensor.element_size(), high * tensor.element_size()
+    size, low, span = tensor.element_size(), tensor.storage_offset(), tensor.numel()
+    if not tensor.is_contiguous():
+        span = 1 + sum((count - 1) * apart for count, apart in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(low) * size, int(low + span) * size
 
 
 def key_of(tensor: Tensor) -> int:
     """The same for tensors that share memory."""
     return tensor.untyped_storage()._cdata
-

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 from plait.core.segments import Action
+from plait.train.comm import wire
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.lanes import Lane
 from plait.train.comm.log import Flight
@@ -26,7 +27,7 @@ def _without_joining(where: type, method: str) -> Generator[None]:
     original = getattr(where, method)
 
     def patched(self: Any, *args: Any, **named: Any) -> Any:
-        with mock.patch.object(VirtualDevice, "join", lambda self, after: None):
+        with mock.patch.object(VirtualDevice, "join", return_value=None):
             return original(self, *args, **named)
 
     with mock.patch.object(where, method, patched):
@@ -43,7 +44,8 @@ def _collective() -> AbstractContextManager[Any]:
 
         def land(turn: Any) -> None:
             handle = turn.handles.pop(action.op)
-            (handle._work if isinstance(handle, Flight) else handle).land()
+            work: Any = handle._work if isinstance(handle, Flight) else handle
+            work.land()
 
         return land
 
@@ -61,14 +63,16 @@ def _forked() -> AbstractContextManager[Any]:
     return mock.patch.object(Background, "start", start)
 
 
-def _strided() -> AbstractContextManager[Any]:
-    """A slice of what came from another stage is gathered as it lies."""
+@contextmanager
+def _strided() -> Generator[None]:
+    """A slice of what came from another stage is gathered as it lies, and the wire does not look."""
 
     def gather(self: Adding) -> Any:
         self.g_y_full = empty_like_gathered(self.g_y, self.shared.wire.size)
         return self.g_y_full, self.g_y
 
-    return mock.patch.object(Adding, "gather_gradient", gather)
+    with mock.patch.object(Adding, "gather_gradient", gather), mock.patch.object(wire, "_require_contiguous"):
+        yield
 
 
 def _freed() -> AbstractContextManager[Any]:

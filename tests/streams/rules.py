@@ -35,7 +35,8 @@ def different(ranks: Sequence[Sequence[Call]]) -> list[str]:
         for rank, what in others:
             for number, (ours, theirs) in enumerate(zip_longest(wanted, what)):
                 if ours != theirs:
-                    found.append(f"{communicator}: rank {first} asks for {ours} where rank {rank} asks for {theirs}, as number {number}")  # fmt: skip
+                    said = f"rank {first} asks for {ours} where rank {rank} asks for {theirs}, as number {number}"
+                    found.append(f"{communicator}: {said}")
                     break
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -14,19 +15,22 @@ from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
 from tests.dist import equality, pipelining, recording
 from tests.streams.device import VirtualDevice
-from tests.streams.nccl import BACKEND, Call
+from tests.streams.nccl import BACKEND, Call, unwatched
+
+EXPECTED = equality.expected
 
 
 class Found(NamedTuple):
     """problems: what a GPU would do otherwise one day. calls: what was asked of communicators. result: of the
-    function. streams: their names; accesses: how many there were; waits: what made the host wait."""
+    function. streams: their names; accesses: how many there were; waits: what made the host wait in each
+    step."""
 
     problems: list[str]
     calls: list[Call]
     result: Any
     streams: list[str]
     accesses: int
-    waits: list[str]
+    waits: list[list[str]]
 
 
 def observed(rank: int, plant: str, function: Callable[..., Any], *args: Any) -> Found:
@@ -40,15 +44,22 @@ def observed(rank: int, plant: str, function: Callable[..., Any], *args: Any) ->
     with ExitStack() as stack:
         for module in (equality, pipelining, recording):
             stack.enter_context(mock.patch.object(module, "DEVICE", device))
-        stack.enter_context(mock.patch.object(equality, "wire", lambda: _wire(device)))
+        for module in (equality, pipelining):
+            stack.enter_context(mock.patch.object(module, "expected", _expected))
+        stack.enter_context(mock.patch.object(equality, "wire", partial(_wire, device)))
         stack.enter_context(_uploaded(device))
-        stack.enter_context(_recorded())
+        waits = stack.enter_context(_recorded(device))
         stack.enter_context(device.watching())
         if plant:
             stack.enter_context(planted.FAULTS[plant]())
         result = function(rank, *args)
-    order = device.order
-    return Found(device.problems, device.communicators.calls, result, device.streams, order.accesses, order.waits)
+    return Found(device.problems, device.communicators.calls, result, device.streams, device.order.accesses, waits)
+
+
+def _expected(*args: Any, **named: Any) -> Any:
+    """The reference computes for itself."""
+    with unwatched():
+        return EXPECTED(*args, **named)
 
 
 def _wire(device: VirtualDevice) -> Wire:
@@ -63,21 +74,23 @@ def _wire(device: VirtualDevice) -> Wire:
 
 
 @contextmanager
-def _recorded() -> Generator[None]:
-    """What is assembled is recorded, and read after every step."""
-    make, train = pipelining.assemble, pipelining.train_step
+def _recorded(device: VirtualDevice) -> Generator[list[list[str]]]:
+    """What is assembled is recorded, and read after every step; what the host waits for in these."""
+    make, train, waits = pipelining.assemble, pipelining.train_step, list[list[str]]()
 
-    def assembled(plan: Any, rank: int, device: Device, **more: Any) -> Any:
-        return make(plan, rank, device, **{"recorder": Recorder(device), **more})
+    def assembled(plan: Any, rank: int, on: Device, **more: Any) -> Any:
+        return make(plan, rank, on, **{"recorder": Recorder(on), **more})
 
     def trained(step: RankStep, *args: Any, **named: Any) -> StepResult:
+        before = len(device.order.waits)
         result = train(step, *args, **named)
         if step.recorder:
             step.recorder.records()
+        waits.append(device.order.waits[before:])
         return result
 
     with mock.patch.object(pipelining, "assemble", assembled), mock.patch.object(pipelining, "train_step", trained):
-        yield
+        yield waits
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plait.core.evidence import Evidence, Verdict
 from plait.core.layout import Layout
 from plait.diagnose.dependencies import Key, around
-from plait.diagnose.heat import by_segment, heat_of_segments, pooled
+from plait.diagnose.heat import Heat, Segment, by_segment, excess_of, heat_of_segments, pooled
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import grid_of
 from plait.diagnose.series import Series
@@ -66,11 +66,20 @@ def test_the_heat_map_shows_the_slow_rank_and_points_at_it(recording: Any) -> No
     assert len(figure["data"]) == 2, "own work and waiting have colours of their own"
 
 
+def test_noise_stays_pale() -> None:
+    """Colours begin where a verdict would: at 3 % of a rank's own work."""
+    columns = (Segment("compute", "mlp"), Segment("wait", "mlp"))
+    seconds = np.array([[1.0, 0.1], [1.001, 0.1], [1.002, 0.2]])
+    heat = Heat(ranks=np.arange(3), columns=columns, seconds=seconds, excess=excess_of(seconds, [0, 0, 0]))
+    shown = pooled(heat)
+    layout = heat_figure(heat, shown, grid_of(Layout.of(dp=3)), order=("dp",))["layout"]
+    assert layout["coloraxis"]["cmax"] == pytest.approx(30.03, abs=0.01)
+    assert layout["coloraxis2"]["cmax"] == pytest.approx(100.0)
+
+
 def test_many_ranks_are_labelled_by_the_axis_that_changes() -> None:
     grid = grid_of(Layout.of(pp=4, dp=64, tp=8))
     ranks = np.arange(2048)
-    from plait.diagnose.heat import Heat, Segment
-
     heat = Heat(
         ranks=ranks, columns=(Segment("compute", "mlp"),), seconds=np.ones((2048, 1)), excess=np.zeros((2048, 1))
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ import pytest
 
 from plait.cli.view import tools
 from plait.core.errors import DataError, JobError
+from plait.core.evidence import Evidence, Verdict, write_hang
 from plait.view.app import make_app, make_server, names_of
+from plait.view.report import report_of
 from plait.view.store import Watched, last_errors, signature
 from tests.diagnose.made import write_run
 from tests.view.served import CULPRIT, SLOW, served
@@ -161,10 +164,24 @@ def test_a_run_without_anything_says_so_and_lives_on(tmp_path: Path) -> None:
         assert "holds no timeline" in watched[0].snapshot.problem
         assert ask(url, "/")[0] == 200
         write_run(tmp_path / "run", SLOW)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while watched[0].look(all_of_it=True).told is None and time.monotonic() < end:
             time.sleep(0.05)
         assert watched[0].snapshot.named() == {CULPRIT: "slow processor"}
+
+
+def test_a_run_that_hung_in_its_first_step_shows_its_grid(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SLOW)
+    shutil.rmtree(run / "timeline")
+    verdict = Verdict(cause="stopped", why="rank 3 <i>is</i> stopped", ranks=(3,))
+    write_hang(run, verdict, [Evidence(rank=rank, state="runs", thread="waits") for rank in range(8)])
+    watched = Watched(run, "run", tools())
+    found = watched.read()
+    assert found.run is None
+    assert [one.state for one in found.standings()] == ["waits"] * 3 + ["named"] + ["waits"] * 4
+    text = report_of(watched, found)
+    assert "rank 3 &lt;i&gt;is&lt;/i&gt; stopped" in text
+    assert 'id="grid"' in text
 
 
 def test_a_live_run_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
@@ -176,7 +193,7 @@ def test_a_live_run_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     assert signature(run) != before
     watched._not_before = 0.0
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while watched.look(all_of_it=True).told is None or not watched.snapshot.run.metrics:  # type: ignore[union-attr]
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -41,8 +41,8 @@ LOOK = 1.0
 QUICK = 0.05
 """And at least, where a ring fills up fast: a quarter of it at each look."""
 FLUSH = 10.0
-"""Seconds between two writes of what is new, at least; so long that writing takes ``SHARE`` of the time."""
-SHARE = 0.005
+"""Seconds between two writes of what is new, at least; so long that writing takes ``SHARE`` of one core."""
+SHARE = 0.002
 MANY = 64
 """Rings up to which all are read to compare clocks; of more, one of each host."""
 GRACE = 5.0
@@ -118,11 +118,11 @@ class Collector:
         wished = max(QUICK, LOOK * 0.25 / share) if share > 0.25 else LOOK
         return max(0.0, wished - (time.monotonic() - start))
 
-    def flush(self) -> None:
+    def flush(self, *, last: bool = False) -> None:
         """Write what was taken."""
         start, cost = time.monotonic(), time.process_time()
         journals = [found.journal for found in self._ranks.values() if found.journal]
-        errors = [error for one in journals if (error := one.flush())]
+        errors = [error for one in journals if (error := one.flush(last=last))]
         if errors:
             self.missing.failed(errors[0], 0)
         elif journals:
@@ -142,7 +142,7 @@ class Collector:
         for rank in self._wanted:
             if (found := self._open(rank)) is not None:
                 self._tried(found, last=True)
-        self.flush()
+        self.flush(last=True)
         self._compare_clocks()
         self._pass_on()
         if self.loggers:
@@ -159,7 +159,7 @@ class Collector:
         known, path = self._ranks.get(rank), ring_path(self.folder, rank)
         if known and known.ring.replaced:
             self._tried(known, last=True)
-            if known.journal and (error := known.journal.flush()):
+            if known.journal and (error := known.journal.flush(last=True)):
                 self.missing.failed(error, 0)
             known.ring.close()
             del self._ranks[rank]

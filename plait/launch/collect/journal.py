@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PART = 50
 """Steps in one file of spans, at least."""
+SUMMED = 100
+"""Steps after which sums are written anew."""
 MOST = 1 << 18
 """Records that may wait to be written: 18 MB. What comes then is left out."""
 SAMPLED = "sampled"
@@ -65,6 +67,7 @@ class Journal:
         self._groups: dict[int, RingGroup] = {}
         self._sums: list[dict[str, np.ndarray]] = []  # of the block under way
         self._block: Path | None = None
+        self._summed = -1
         self._files: deque[Path] = deque(sorted(folder.glob(f"rank-{self.rank:05d}-step-*.parquet")))
 
     @property
@@ -96,10 +99,13 @@ class Journal:
             self._open_block(int(own["step"].min()))
             self._sums.append(Records(own, records.names, records.groups).rolled_up(self.rank))
 
-    def flush(self) -> OSError | None:
+    def flush(self, *, last: bool = False) -> OSError | None:
         """Write what there is; what went wrong. A part of fewer than ``PART`` steps is written once more when
-        there is more of it."""
-        error = self._write_block() or self._write_part()
+        there is more of it, and so are sums, which are rewritten each time and wait until it pays, or is the
+        last time."""
+        error = self._write_part()
+        if not error and (last or self.last >= self._summed + SUMMED):
+            error = self._write_block()
         while not error and self._files and _last_step(self._files[0]) <= self.last - self.keep:
             error = self._thin_out(self._files.popleft())
         if error:
@@ -172,7 +178,7 @@ class Journal:
         if block is None or not self._sums:
             return None
         columns = {name: np.concatenate([one[name] for one in self._sums]) for name in self._sums[0]}
-        self._sums = [columns]
+        self._sums, self._summed = [columns], int(columns["step"].max())
         return self._tried(
             block, lambda: write_rollup(block, columns, self.ring.plan, self.ring.wall, self.ring.token)
         )  # fmt: skip

@@ -145,8 +145,7 @@ class Lane:
         return _Posted(self._post(message, buffer), buffer, stage, record)
 
     def _settle(self, posted: _Posted) -> None:
-        """Wait until a message has arrived, or has left; on a GPU this thread's stream waits, and the host goes
-        on."""
+        """Wait until a message has arrived, or has left; on a GPU its stream waits, not the host."""
         posted.work.wait()
         if self.messages is not None:
             self.messages.settled(posted.record)

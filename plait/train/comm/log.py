@@ -31,7 +31,6 @@ from plait.core.segments import Collective
 from plait.core.timeline import NamedOp
 from plait.train.machine.device import AsyncWork, Device, Mark
 
-
 WATCHED = 16
 """One step in so many has every end of a collective as it happens."""
 

@@ -55,8 +55,8 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
         store = store or open_store(rank, run.timeout)
         if run.device != "cpu" and not all_have_one(store, rank.world_size, None if gpu is None else gpu_name(gpu)):
             if run.device == "cuda":
-                raise JobError("some ranks have no GPU of their own, or share one", key="run.device",
-                               fix="Start as many ranks on each node as it has GPUs, or use device = \"cpu\"")  # fmt: skip
+                fix = 'Start as many ranks on each node as it has GPUs, or use device = "cpu"'
+                raise JobError("some ranks have no GPU of their own, or share one", key="run.device", fix=fix)
             if gpu is not None:
                 gpu = None
                 cores()
@@ -190,10 +190,12 @@ def first_does(work: Callable[[], object], name: str) -> None:
         return
     while True:
         try:
-            return store.wait([key], LOOK)
+            store.wait([key], LOOK)
         except dist.DistStoreError as error:
             if "timeout" not in str(error).lower():
                 raise
+        else:
+            return
 
 
 def _listener(rank: RankEnv) -> int | None:

@@ -88,10 +88,7 @@ def _slices(shared: Shared, batch: MicroBatch, device: Device, dropout: DropoutK
             slice(ends[number], ends[number + 1]),
             tokens,
             targets,
-            [
-                SliceContext(samples, own[: local >> level], dropout, spread)
-                for level in range(model.spec.levels + 1)
-            ],
+            [SliceContext(samples, own[: local >> level], dropout, spread) for level in range(model.spec.levels + 1)],
             RowExchange(next(there), next(there)) if graph.embeds else None,
         )
 

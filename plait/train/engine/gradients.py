@@ -119,7 +119,7 @@ class Gradients:
         counted = [(held.piece.replicas, view) for held, view in self.held if not held.piece.copy]
         if not counted:
             return torch.zeros((), dtype=torch.float64, device=self.flat.device)
-        norms = torch.stack(torch._foreach_norm([view for _, view in counted])).double()
+        norms = torch.stack(torch._foreach_norm([view for _, view in counted])).double()  # type: ignore[attr-defined]
         if self._shares is None:
             self._shares = norms.new_tensor([1 / replicas for replicas, _ in counted])
         return norms.square() @ self._shares

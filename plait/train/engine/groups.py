@@ -64,7 +64,9 @@ def open_groups(plan: Plan, rank: int, device: Device, log: Log | None = None) -
 
     everybody = tuple(range(layout.world_size))
     tp = open_one(own.group_of(rank, "tp"), "tp")
-    shards: dict[Axis, Wire] = {axis: open_one(_shard_group(own, rank, plan.shardings[place], axis), axis) for axis in AXES}
+    shards: dict[Axis, Wire] = {
+        axis: open_one(_shard_group(own, rank, plan.shardings[place], axis), axis) for axis in AXES
+    }
     heads, ring = (open_one(_sequence_group(own, rank, cut, kind), kind) for kind in ("ulysses", "ring"))
     ends = sorted({*layout.meshes[0].ranks, *layout.meshes[last].ranks}) if plan.tied else [rank]
     return Groups(

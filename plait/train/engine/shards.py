@@ -267,5 +267,6 @@ class Shards:
         self._free[buffer.numel(), buffer.dtype].append(buffer)
 
     def stop(self) -> None:
-        """End the thread, when what was started is done."""
+        """End the thread, when what was started is done; what was published may then be read."""
+        self.settle()
         self._background.close()

@@ -219,8 +219,8 @@ class CudaDevice(Device):
         self._bases.append((base, time.monotonic_ns()))
 
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
-        # Of collectives in flight on several groups one that ends early is marked late: the side stream waits for
-        # them in the order of their starts. Those of one group end in that order.
+        # The side stream waits in the order of the starts, in which collectives of one group end. Of several
+        # groups' one that ends early would be marked late.
         with torch.cuda.stream(self._side):
             work.wait()  # makes the side stream wait, not the host
             callback(self.mark(), False)
@@ -246,12 +246,12 @@ class CudaDevice(Device):
         torch.cuda.current_stream(self.torch_device).wait_event(after)
 
     def enter_thread(self) -> None:
-        # A thread begins on the first GPU, and leaving a stream of another makes it return there, which costs
-        # the first one half a gigabyte for a context.
+        # A thread begins on the first GPU, and returns there when it leaves a stream of another, which costs
+        # that GPU half a gigabyte for a context.
         torch.cuda.set_device(self.torch_device)
 
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        # One copy of everything, from pinned memory: a copy from other memory waits until the stream is empty.
+        # One copy of everything, from pinned memory: one from other memory waits until the stream is empty.
         packed = torch.empty(_packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
         for piece, tensor in zip(_pieces(packed, tensors), tensors, strict=True):
             piece.copy_(tensor)

@@ -218,7 +218,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, T
     if q.dtype == torch.float64:
         return plain_attention(q, k, v, causal=causal)
     out, lse, *_ = ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
-    return out, lse[:, :, : q.shape[2]]  # the kernel pads it
+    return out, lse.narrow(2, 0, q.shape[2])  # the kernel pads it
 
 
 def _attend_backward(

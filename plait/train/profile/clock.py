@@ -92,6 +92,14 @@ class Clock:
             self.device.synchronize()
         return worked[0] if computes and worked else time.perf_counter() - start
 
+    def carried(self, run: Callable[[], object], times: int) -> float:
+        """Processor seconds that this process's other threads take for one run; of the rank that takes
+        most."""
+        start = time.process_time() - time.thread_time()
+        for _ in range(times):
+            run()
+        return slowest([(time.process_time() - time.thread_time() - start) / times])[0]
+
     @contextmanager
     def work(self) -> Generator[list[float]]:
         """Gets the seconds that this thread's computation takes while all ranks that share its core compute;

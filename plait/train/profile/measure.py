@@ -19,7 +19,7 @@ from plait.core.profile import Curve, Machine, ModuleTime, Overlap, Profile
 from plait.core.settings import Precision
 from plait.core.strategy import Strategy
 from plait.train.machine.device import Device, torch_dtype
-from plait.train.profile.clock import Clock
+from plait.train.profile.clock import Clock, slowest
 from plait.train.profile.collectives import Lines, layouts, measure_collectives
 from plait.train.profile.compute import measure_attention, measure_passes, measure_products
 from plait.train.profile.modules import measure_modules
@@ -58,7 +58,8 @@ def measure_profile(
     kind = device.torch_device.type
     precision: Precision = order.precision or ("fp32" if kind == "cpu" else "bf16-mixed")
     machine = machine_of(rank, device, cores)
-    clock = Clock(device, deadline, machine.crowd)
+    (crowd,) = slowest([machine.crowd])  # the same on all, since it decides what they do together
+    clock = Clock(device, deadline, crowd)
     found = layouts(rank.world_size, rank.local_world_size, order.nodes_per_minipod)
     lines = Lines(device, rank.rank, found, rank.local_world_size) if found else None
     products = measure_products(device, precision, order.model, clock.part(SHARES["products"]), say)
@@ -72,7 +73,7 @@ def measure_profile(
         overlaps = measure_overlaps(lines, products, precision, clock, say)
         lines.close()
     return Profile(
-        machine=machine,
+        machine=machine.model_copy(update={"crowd": crowd}),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions={
             "plait": __version__,

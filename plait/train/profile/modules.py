@@ -30,6 +30,7 @@ from plait.train.tune.timing import RECORDED, mean_over_ranks, median_costs, rec
 
 SYNC = Strategy(overlap="sync")
 
+
 def measure_modules(
     device: Device, model: ModelSpec, batch: int, precision: Precision, wire: Wire | None, clock: Clock
 ) -> list[ModuleTime]:

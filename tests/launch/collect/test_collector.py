@@ -119,7 +119,7 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on(tmp_path: Path
         write_step(ring, number)
     first = collector(tmp_path)
     first.look()
-    first.flush()  # and no more is heard of it
+    first.flush(last=True)  # and no more is heard of it
     for number in range(20, 30):
         write_step(ring, number)
     ring.close()

@@ -43,12 +43,14 @@ def run(folder: Path, steps: range, *, keep: int = PART, sample: int = 0, slow: 
         journal.add(records)
         if (number + 1) % every == 0:
             assert journal.flush() is None
-    assert journal.flush() is None
+    assert journal.flush(last=True) is None
     return journal
 
 
 def sums(folder: Path) -> pl.DataFrame:
-    return pl.read_parquet(folder / "rollup" / "**" / "*.parquet", hive_partitioning=True).sort("step", maintain_order=True)
+    return pl.read_parquet(folder / "rollup" / "**" / "*.parquet", hive_partitioning=True).sort(
+        "step", maintain_order=True
+    )
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -125,7 +127,7 @@ def test_a_full_disk_costs_what_does_not_fit_into_memory(tmp_path: Path, monkeyp
         assert isinstance(journal.flush(), OSError)
     assert journal.waiting <= 100 and journal.lost == 60 - 20
     (tmp_path / "timeline").unlink()
-    assert journal.flush() is None
+    assert journal.flush(last=True) is None
     assert steps_in(tmp_path / "timeline") == list(range(40, 60))
     assert sums(tmp_path / "timeline")["step"].n_unique() == 60, "sums are small enough to wait"
 
@@ -179,8 +181,6 @@ def test_columns_and_spans_say_the_same() -> None:
     step(recorder, 0)
     found: list[Span] = spans_of(0, 0, recorder.take())
     columns = records.spans(0)
-    ops = [i for i, kind in enumerate(columns["kind"]) if kind == "compute"]
-    assert [span.key for span in found] == [
-        (0, 0, str(columns["kind"][i]), str(columns["name"][i]), int(columns["seq"][i])) for i in ops
-    ]
+    keys = zip(columns["kind"].tolist(), columns["name"].tolist(), columns["seq"].tolist(), strict=True)
+    assert [span.key for span in found] == [(0, 0, *key) for key in keys if key[0] == "compute"]
     assert hidden(found) == records.hidden()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from threading import local
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +33,9 @@ def agreed(gpus: list[str | None]) -> tuple[list[bool], int]:
     store.set_timeout(timedelta(seconds=20))
     stores = [Counted(store) for _ in gpus]
     with ThreadPoolExecutor(len(gpus)) as pool:
-        found = list(pool.map(lambda one: world.all_have_one(one[0], len(gpus), one[1]), zip(stores, gpus, strict=True)))  # type: ignore[arg-type]
+        found = list(
+            pool.map(lambda one: world.all_have_one(one[0], len(gpus), one[1]), zip(stores, gpus, strict=True))
+        )  # type: ignore[arg-type]
     return found, max(one.asked for one in stores)
 
 
@@ -86,3 +90,25 @@ def test_groups_of_equal_ranks_have_names_of_their_own() -> None:
     assert len(set(names)) == 3
     assert names[0].rpartition("/")[0] == names[2].rpartition("/")[0]
     assert len(world.group_name(range(16384))) < 40
+
+
+def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, told = dist.HashStore(), list[str]()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(world, "LOOK", timedelta(milliseconds=20))
+    ranks = local()
+    monkeypatch.setattr(dist, "get_rank", lambda: ranks.rank)
+
+    def prepare() -> None:
+        time.sleep(0.2)  # many looks
+        told.append("prepared")
+
+    def run(rank: int) -> list[str]:
+        ranks.rank = rank
+        world.first_does(prepare, "corpus")
+        return list(told)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run, range(3))) == [["prepared"]] * 3
+    assert told == ["prepared"]
