@@ -70,7 +70,7 @@ class LabFleet:
 
     def crew(self) -> Crew:
         """Ranks on the hosts of the table, which they compare with where they are."""
-        from plait.cli.running import silenced, suspicion_of
+        from plait.cli.running import collected, silenced, suspicion_of
         from plait.launch.supervisor import Crew
 
         ranks = replace(self.ranks, world=self.plan.layout.world_size)
@@ -78,7 +78,7 @@ class LabFleet:
         start = partial(self.lab.popen, argv=ranks.argv)
         return Crew(
             start=silenced(start) if ranks.silent else start, world=ranks.world, hosts=self.table.hosts,
-            suspicion=partial(suspicion_of, ranks), plan=self.plan.hash,
+            suspicion=partial(suspicion_of, ranks), plan=self.plan.hash, beside=partial(collected, ranks),
         )  # fmt: skip
 
     def mend(self, failure: RankFailure) -> str:

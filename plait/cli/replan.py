@@ -16,11 +16,27 @@ if TYPE_CHECKING:
 
 
 def repaired(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
-    """The table with spares in place of the hosts that are down, such that groups spread over no more
-    minipods than they must. Raises PlacementError if there are too few."""
+    """The table with spares in place of the hosts that are down, of which there are no more.
+
+    Groups spread over no more minipods than they must. Where placing finds nothing (no room for what stays
+    together in one minipod, nothing known of what the job sends), spares are taken in their order: the run is
+    to go on.
+    """
+    from plait.core.errors import PlaitError
+
+    try:
+        return _placed(plan, lab, table, down, spares)
+    except PlaitError:
+        for host, spare in zip(down, spares, strict=False):
+            table = table.with_host(table.node_rank(host), spare)
+        return table
+
+
+def _placed(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spares: Sequence[str]) -> RankTable:
+    """As ``plait place --repair`` has it. Raises PlacementError."""
     from plait.cli.placed import volumes_of
     from plait.core.communication import CommunicationMatrix
-    from plait.place.affinity import affinity_of, read_profiled
+    from plait.place.affinity import affinity_of, known_profiled
     from plait.place.pools import Wanted, pools_of, spots_of
     from plait.place.problem import Problem
     from plait.place.repair import from_table, repair
@@ -30,7 +46,7 @@ def repaired(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], sp
     spots = spots_of(tree, None)
     elsewhere = frozenset(spots) - {*table.hosts, *spares}
     problem = Problem.of(
-        matrix, pools_of(tree, Wanted(avoid=elsewhere)), alpha=affinity_of(matrix, read_profiled(None), "").alpha,
+        matrix, pools_of(tree, Wanted(avoid=elsewhere)), alpha=affinity_of(matrix, known_profiled(), "").alpha,
         plan=plan.hash, topology=tree.key,
     )  # fmt: skip
     old = replace(from_table(problem, table, spots), spares=tuple(spares))

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from plait.core.cluster import Hosts
     from plait.core.job import Job
     from plait.core.lock import RunLock
@@ -126,6 +128,7 @@ class Here:
             lambda: Crew(
                 start=silenced(start()) if ranks.silent else start(), world=ranks.world, hosts=(this_host(),),
                 suspicion=partial(suspicion_of, ranks), plan=ranks.plan.hash if ranks.plan else "",
+                beside=partial(collected, ranks),
             )
         )  # fmt: skip
         return _kept_going(fleet, ranks)
@@ -321,15 +324,21 @@ def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
 
 
 def _watched(start: Start, ranks: Ranks) -> int:
-    from contextlib import nullcontext
-
-    from plait.core.collecting import collecting
     from plait.launch.local import run_ranks
 
     chosen = silenced(start) if ranks.silent else start
     suspicion = suspicion_of(ranks)
-    with collecting(ranks.folder, 0, ranks.world) if ranks.folder else nullcontext():
+    with collected(ranks):
         return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
+
+
+def collected(ranks: Ranks) -> AbstractContextManager[None]:
+    """What ranks record is collected meanwhile, if they have a folder for it."""
+    from contextlib import nullcontext
+
+    from plait.core.collecting import collecting
+
+    return collecting(ranks.folder, 0, ranks.world) if ranks.folder else nullcontext()
 
 
 def suspicion_of(ranks: Ranks) -> Suspicion | None:

@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,13 +39,15 @@ KEPT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """Who is started in an attempt. hosts: by node rank. plan: its hash."""
+    """Who is started in an attempt. hosts: by node rank. plan: its hash. beside: what goes on as long as the
+    ranks do."""
 
     start: Start
     world: int
     hosts: tuple[str, ...]
     suspicion: Callable[[], Suspicion | None]
     plan: str = ""
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class Fleet(Protocol):
@@ -168,10 +170,11 @@ class Supervisor:
         """The exit status of an attempt; raises RankFailure where another may do better."""
         progress, note = Progress(crew.world, stepped=self._goes_on), self._history.note
         try:
-            status = run_ranks(
-                crew.start, crew.world, self.logs, timeout=self.timeout, lock=self.lock, suspicion=crew.suspicion(),
-                signals=signals, progress=progress,
-            )  # fmt: skip
+            with crew.beside():
+                status = run_ranks(
+                    crew.start, crew.world, self.logs, timeout=self.timeout, lock=self.lock,
+                    suspicion=crew.suspicion(), signals=signals, progress=progress,
+                )  # fmt: skip
         except BaseException as error:
             self._stopping = progress.stopping
             failure = error if isinstance(error, RankFailure) else RankFailure(str(error), cause=type(error).__name__)

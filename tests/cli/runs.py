@@ -147,8 +147,14 @@ def wait_for_step(process: subprocess.Popen[str], job: Path, step: int, name: st
 
 
 def rank_pids(process: subprocess.Popen[str]) -> list[int]:
-    """Processes of the ranks, in rank order."""
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    """Processes of the ranks, in rank order; the launcher has other children too."""
+    found: dict[int, int] = {}
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        with suppress(OSError):  # ended meanwhile
+            for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if word.startswith(b"RANK="):
+                    found[int(word[5:])] = int(pid)
+    return [found[rank] for rank in sorted(found)]
 
 
 def kill_rank(process: subprocess.Popen[str], rank: int) -> None:

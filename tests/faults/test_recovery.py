@@ -47,10 +47,11 @@ log_every = 1
 slices = {{ p1 = 1, p2 = 1 }}
 {strategy}
 [run]
-hang_deadline = 4
 timeout = 60
 """
 EVERY = 5
+SOON = "run.hang_deadline=4"
+"""For what is told by its silence alone; elsewhere a busy machine is not to be mistaken for a hung one."""
 
 
 @dataclass
@@ -177,7 +178,7 @@ def test_a_killed_rank_moves_to_a_spare(tmp_path: Path, undisturbed: Callable[[s
 
 def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, undisturbed: Callable[[str, str], Run]) -> None:
     """Of two hosts that cannot reach each other either may be to blame; the spare tells which."""
-    run = Run(tmp_path / "run", "3x1", "dp = 2")
+    run = Run(tmp_path / "run", "3x1", "dp = 2", settings=(SOON,))
     run.to_the_end(cut(0), after=12)
     first, second = check_as_undisturbed(run, undisturbed("2x1", "dp = 2"))
     assert (first.cause, second.hosts) == ("cut off", ("host2", "host1"))
@@ -195,7 +196,7 @@ def test_without_a_spare_a_killed_rank_comes_back_where_it_was(
 def test_with_too_few_hosts_the_run_goes_on_with_fewer_replicas(
     tmp_path: Path, undisturbed: Callable[[str, str], Run]
 ) -> None:
-    run = Run(tmp_path / "run", "2x1", "dp = 2")
+    run = Run(tmp_path / "run", "2x1", "dp = 2", settings=(SOON,))
     said = run.to_the_end(cut(1), after=12)
     first, second = run.attempts
     assert (first.world, second.world, second.hosts) == (2, 1, ("host0",))
@@ -209,7 +210,7 @@ def test_with_too_few_hosts_the_run_goes_on_with_fewer_replicas(
 def test_what_a_lost_host_had_in_memory_its_neighbour_has(
     tmp_path: Path, undisturbed: Callable[[str, str], Run]
 ) -> None:
-    settings = ("run.memory_every=3", "train.checkpoint_every=0")
+    settings = (SOON, "run.memory_every=3", "train.checkpoint_every=0")
     run = Run(tmp_path / "run", "3x1", "dp = 2", settings=settings)
     run.to_the_end(cut(0), after=12)
     _, second = check_as_undisturbed(run, undisturbed("2x1", "dp = 2"))
@@ -226,7 +227,7 @@ def test_larger_jobs(
     tmp_path: Path, undisturbed: Callable[[str, str], Run], strategy: str, where: int,
     what: Callable[[int], Callable[[subprocess.Popen[str]], None]],
 ) -> None:  # fmt: skip
-    run = Run(tmp_path / "run", "5x2", strategy)
+    run = Run(tmp_path / "run", "5x2", strategy, settings=(SOON,))
     run.to_the_end(what(where * 2 if what is kill else where), after=12)
     _, second = check_as_undisturbed(run, undisturbed("4x2", strategy))
     assert "host4" in second.hosts
