@@ -155,7 +155,7 @@ def standing_table(found: Sequence[Standing]) -> list[Any]:
     """How many ranks are in each state; those that matter one by one, the most important first."""
     counts = {state: sum(one.state == state for one in found) for state in STATES}
     words = "; ".join(f"{n} {state}: {STATES[state]}" for state, n in counts.items() if n)
-    place = {state: n for n, state in enumerate(STATES)}
+    place: dict[str, int] = {state: n for n, state in enumerate(STATES)}
     ones = [one for one in found if one.state in STANDS_OUT or one.waits_for or one.error]
     ones.sort(key=lambda one: (place[one.state], one.rank))
     rows = [
