@@ -62,6 +62,9 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
         Output("version", "data"), Output("status", "children"), Output("order", "options"), Output("order", "value"),
         Input("tick", "n_intervals"), Input("run", "value"), State("version", "data"), State("order", "value"),
         State("status", "children"),
+        # No tick while one is answered: Dash drops an answer if its question was asked again meanwhile, so
+        # that a slow machine would never see any.
+        running=[(Output("tick", "disabled"), True, False)],
     )  # fmt: skip
     def _look(ticks: int | None, number: object, version: str, order: str | None, status: str) -> tuple[Any, ...]:
         place = number if isinstance(number, int) and 0 <= number < len(runs) else 0

@@ -15,7 +15,7 @@ from tests.view.served import CULPRIT, SLOW, browser, served
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-WAIT = 240_000
+WAIT = 120_000
 """Milliseconds: the machine may have other things to do."""
 
 
