@@ -158,9 +158,9 @@ def standing_table(found: Sequence[Standing]) -> list[Any]:
     """How many ranks are in each state; those that matter one by one, the most important first."""
     counts = {state: sum(one.state == state for one in found) for state in STATES}
     words = "; ".join(f"{n} {state}: {STATES[state]}" for state, n in counts.items() if n)
-    place: dict[str, int] = {state: n for n, state in enumerate(STATES)}
+    order = list(STATES)
     ones = [one for one in found if one.state in STANDS_OUT or one.waits_for or one.error]
-    ones.sort(key=lambda one: (place[one.state], one.rank))
+    ones.sort(key=lambda one: (order.index(one.state), one.rank))
     rows = [
         (
             one.rank, one.host, one.state, one.doing, one.where, one.error,

@@ -95,15 +95,8 @@ def _number(name: str, label: str) -> html.Div:
 
 def _keyed(name: str, label: str, child: Any) -> html.Div:
     """A figure that takes keys when it has the focus."""
-    return html.Div(
-        child,
-        id=name,
-        tabIndex=0,
-        role="application",
-        className="keyed",
-        **_said("label", label),
-        **{"data-keys": name},
-    )
+    more: dict[str, Any] = _said("label", label) | {"data-keys": name}
+    return html.Div(child, id=name, tabIndex=0, role="application", className="keyed", **more)
 
 
 def _heat(first: dict[str, Any]) -> list[Any]:
