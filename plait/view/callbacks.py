@@ -156,8 +156,8 @@ def _grid(app: Dash, runs: Sequence[Watched]) -> None:
 
 def standing_table(found: Sequence[Standing]) -> list[Any]:
     """How many ranks are in each state; those that matter one by one, the most important first."""
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
-    words = "; ".join(f"{n} {state}: {STATES[state]}" for state, n in counts.items() if n)
+    counts = [(sum(one.state == state for one in found), state, means) for state, means in STATES.items()]
+    words = "; ".join(f"{n} {state}: {means}" for n, state, means in counts if n)
     order = list(STATES)
     ones = [one for one in found if one.state in STANDS_OUT or one.waits_for or one.error]
     ones.sort(key=lambda one: (order.index(one.state), one.rank))
