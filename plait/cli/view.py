@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from plait.cli import terminal
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from plait.core.plan import Plan
     from plait.diagnose.reading import Run
     from plait.plan.simulate import Simulated
@@ -63,7 +61,7 @@ def tools() -> Tools:
 
     simulated: dict[str, Simulated | None] = {}
 
-    def predicted(plan: Plan, ranks: Sequence[int]) -> pl.DataFrame | None:
+    def predicted(plan: Plan, ranks: Sequence[int]) -> Any:
         from plait.core.errors import PlaitError
         from plait.diagnose.predicted import table_of
         from plait.diagnose.recording import grid_of, with_axes

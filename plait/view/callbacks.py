@@ -62,6 +62,9 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
         Output("version", "data"), Output("status", "children"), Output("order", "options"), Output("order", "value"),
         Input("tick", "n_intervals"), Input("run", "value"), State("version", "data"), State("order", "value"),
         State("status", "children"),
+        # No tick while one is answered: Dash drops an answer if its question was asked again meanwhile, so
+        # that a slow machine would never see any.
+        running=[(Output("tick", "disabled"), True, False)],
     )  # fmt: skip
     def _look(ticks: int | None, number: object, version: str, order: str | None, status: str) -> tuple[Any, ...]:
         place = number if isinstance(number, int) and 0 <= number < len(runs) else 0
@@ -153,11 +156,11 @@ def _grid(app: Dash, runs: Sequence[Watched]) -> None:
 
 def standing_table(found: Sequence[Standing]) -> list[Any]:
     """How many ranks are in each state; those that matter one by one, the most important first."""
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
-    words = "; ".join(f"{n} {state}: {STATES[state]}" for state, n in counts.items() if n)
-    place = {state: n for n, state in enumerate(STATES)}
+    counts = [(sum(one.state == state for one in found), state, means) for state, means in STATES.items()]
+    words = "; ".join(f"{n} {state}: {means}" for n, state, means in counts if n)
+    order = list(STATES)
     ones = [one for one in found if one.state in STANDS_OUT or one.waits_for or one.error]
-    ones.sort(key=lambda one: (place[one.state], one.rank))
+    ones.sort(key=lambda one: (order.index(one.state), one.rank))
     rows = [
         (
             one.rank, one.host, one.state, one.doing, one.where, one.error,

@@ -177,7 +177,7 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
         )
         if ctx.triggered_id == "heat-at":
             return figure, text, no_update
-        segments, _, _ = asked(snapshot, [*controls[:2], "segments", *controls[3:]])
+        segments = asked(snapshot, [*controls[:2], "segments", *controls[3:]])[0]
         return figure, text, _list(unlike(segments) if segments else [], snapshot)
 
 

@@ -24,6 +24,8 @@ TIME_KEYS = (
     "Keys: left and right go to the span before and after, up and down to other rows, + and - zoom, 0 shows the "
     "whole step, n goes to what the span needed last, b to what needed it."
 )
+POLITE: dict[str, Any] = {"aria-live": "polite"}
+"""What changes there is read out when there is time."""
 WITH = {
     "pp": "its pipeline", "dp": "its dp group", "tp": "its tp group", "cp": "its cp group", "host": "its host",
     "rank": "nobody else",
@@ -40,8 +42,8 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
             _field("Run", dcc.Dropdown(
                 [{"label": name, "value": n} for n, name in enumerate(runs)], 0, id="run", clearable=False,
             ), hidden=len(runs) < 2),
-            html.P(id="status", role="status", **{"aria-live": "polite"}),
-            html.Nav([html.A(title, href=f"#{name}") for name, title in SECTIONS], **{"aria-label": "Sections"}),
+            html.P(id="status", role="status", **POLITE),
+            html.Nav([html.A(title, href=f"#{name}") for name, title in SECTIONS], **_said("label", "Sections")),
         ]),
         html.Main([
             _section("verdict", [
@@ -65,10 +67,15 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
     ], id="page")  # fmt: skip
 
 
+def _said(what: str, words: str) -> dict[str, Any]:
+    """For those who do not see the page."""
+    return {f"aria-{what}": words}
+
+
 def _section(name: str, children: list[Any]) -> html.Section:
     title = dict(SECTIONS)[name]
     return html.Section(
-        [html.H2(title, id=f"{name}-title"), *children], id=name, **{"aria-labelledby": f"{name}-title"}
+        [html.H2(title, id=f"{name}-title"), *children], id=name, **_said("labelledby", f"{name}-title")
     )
 
 
@@ -88,9 +95,8 @@ def _number(name: str, label: str) -> html.Div:
 
 def _keyed(name: str, label: str, child: Any) -> html.Div:
     """A figure that takes keys when it has the focus."""
-    return html.Div(
-        child, id=name, tabIndex=0, role="application", className="keyed", **{"aria-label": label, "data-keys": name}
-    )
+    more: dict[str, Any] = _said("label", label) | {"data-keys": name}
+    return html.Div(child, id=name, tabIndex=0, role="application", className="keyed", **more)
 
 
 def _heat(first: dict[str, Any]) -> list[Any]:
@@ -116,7 +122,7 @@ def _heat(first: dict[str, Any]) -> list[Any]:
             _number("first", "From step"), _number("last", "to step"),
         ], className="controls"),
         _keyed("heat-box", f"Heat map. {HEAT_KEYS}", _graph("heat-figure", first.get("figure"))),
-        html.P(id="cell", role="status", **{"aria-live": "polite"}),
+        html.P(id="cell", role="status", **POLITE),
         html.P(HEAT_KEYS, className="hint"),
         html.H3("Furthest above their equals"),
         html.Div(id="unlike"),
@@ -135,6 +141,6 @@ def _timeline() -> list[Any]:
         html.P(id="clocks"),
         _keyed("time-box", f"Timeline. {TIME_KEYS}", _graph("timeline-figure")),
         html.P(TIME_KEYS, className="hint"),
-        html.Div(id="span", role="status", **{"aria-live": "polite"}),
+        html.Div(id="span", role="status", **POLITE),
         html.Div(id="links"),
     ]  # fmt: skip

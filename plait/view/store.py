@@ -234,8 +234,9 @@ class Watched:
 
 def chosen_run(runs: Sequence[Watched], number: object) -> Snapshot:
     """The run of this number; the first, whatever else a request says."""
-    known = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(runs)
-    return runs[number if known else 0].snapshot
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(runs):
+        return runs[number].snapshot
+    return runs[0].snapshot
 
 
 # ---- what a folder says ----

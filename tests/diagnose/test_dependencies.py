@@ -94,8 +94,8 @@ def test_a_window_shows_every_span_or_says_that_it_does_not(recording: Recording
     few = window(recording.spans, ranks, (3, 3), most=20)
     assert few and not few.single
     assert few.bars.height <= 60
-    assert few.bars["busy"].sum() <= whole.bars["busy"].sum() + 1e-9
-    assert few.bars["count"].max() > 1
+    assert sum(few.bars["busy"].to_list()) <= sum(whole.bars["busy"].to_list()) + 1e-9
+    assert max(few.bars["count"].to_list()) > 1
     near = window(recording.spans, ranks, (3, 3), between=(whole.begin, whole.begin + 0.25), most=20)
     assert near and near.single, "close enough, each stands alone"
     assert window(recording.spans, [99], (3, 3)) is None
