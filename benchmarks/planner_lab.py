@@ -3,21 +3,27 @@ for it, and the best strategies and random ones are really run.
 
     python benchmarks/planner_lab.py [--json] [--rounds 1] [--random 20] [--steps 8] [--nic 1gbit] [--seed 0]
         [--save FILE]
+    python benchmarks/planner_lab.py --again RESULT --profile PROFILE
 
 Needs Linux and root or user namespaces. Four ranks share the machine's cores, in the profile as in the runs.
 Every strategy is a ``plait train`` of its own; its time is the median of its steps, the first ones left out.
 Random strategies are drawn from the whole space of the job, each family (arrangement, micro-batch, schedule,
 recomputation) as likely as the others.
+
+--again: nothing is run. The strategies of a kept result are predicted from a profile of that machine, and
+compared with what was measured then.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +72,12 @@ WARM = 3
 def main() -> int:
     """Profile, plan, measure."""
     options = _options()
+    if options.again:
+        result = work_out(again(Path(options.again), Path(options.profile)))
+        if not options.json:
+            show(result)
+        keep(result, options)
+        return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.toml").write_text(JOB.format(steps=WARM + options.steps))
@@ -146,6 +158,39 @@ def describe(one: Candidate) -> str:
     )
 
 
+def again(result: Path, profile: Path) -> list[dict[str, Any]]:
+    """Rows of a kept result, predicted anew; the fastest of them first, which is the one that is chosen."""
+    job = Job.from_dict(tomllib.loads(JOB.format(steps=WARM + 1)) | {"cluster": {"profile": str(profile), "ranks": 4}})
+    planner, rows = Planner(job, find_cluster(job), vocab=256), list[dict[str, Any]]()
+    for row in json.loads(result.read_text())["rows"]:
+        one = planner.predict(described(job, row["strategy"]))
+        seconds = row["measured_s"]
+        found = {"predicted_s": one.seconds, "error": one.seconds / seconds - 1, "parts": dict(one.parts)}
+        rows.append(row | found | {"in_band": one.low <= seconds <= one.high})
+    return sorted(rows, key=lambda row: row["predicted_s"])
+
+
+def described(job: Job, words: str) -> Job:
+    """The job with the strategy that ``describe`` put into words."""
+    said = dict(word.split("=") for word in words.split())
+    strategy: dict[str, Any] = {"pp": 1, "dp": 1, "tp": 1, "cp": 1, "schedule": "1f1b", "recompute": "none"}
+    tables: dict[str, dict[str, Any]] = {
+        "slices": {"p1": 1, "p2": 1},
+        "shard": {"params": 1, "grads": 1, "optim": 1},
+        "overlap": {"tp": "domino", "shard": "both"},
+    }
+    micro = int(said.pop("micro_batch_size", "1"))
+    strategy["sequence_parallel"] = said.pop("sequence_parallel", "false") == "true"
+    for key, word in said.items():
+        outer, _, inner = ("slices." + key if key in ("p1", "p2") else key).partition(".")
+        value = int(word) if word.isdigit() else word
+        (tables[outer] if inner else strategy)[inner or outer] = value
+    values = job.to_dict()
+    values["strategy"] |= strategy | tables
+    values["train"] |= {"micro_batch_size": micro}
+    return Job.from_dict(values)
+
+
 def work_out(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors, and what the choice cost."""
     errors = [abs(row["error"]) for row in rows]
@@ -173,7 +218,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8, help="steps that count (default 8)")
     parser.add_argument("--nic", default="1gbit", help="rate of each host's link (default 1gbit)")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    parser.add_argument("--again", metavar="RESULT", help="predict the runs of a kept result anew, and run nothing")
+    parser.add_argument("--profile", help="of the machine on which they ran")
+    options = parser.parse_args()
+    if bool(options.again) != bool(options.profile):
+        parser.error("--again and --profile go together")
+    return options
 
 
 if __name__ == "__main__":

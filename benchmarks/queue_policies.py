@@ -23,7 +23,8 @@ from plait.core.errors import DataError, JobError
 from plait.place.forecast import Predicted, assess, walk_forward
 from plait.place.jct import JctSettings
 from plait.place.policy import POLICIES
-from plait.place.replay import ClusterShape, Planned, replay
+from plait.place.replay import replay
+from plait.place.reservation import ClusterShape, Planned
 from plait.place.summary import Summary, summary
 from plait.place.traces.columns import parse_columns
 from plait.place.traces.read import read_trace
@@ -32,6 +33,8 @@ from plait.place.workload import Workload, workload
 
 KINDS = (".csv", ".json", ".csv.gz", ".csv.zip")
 HOUR = 3600.0
+MOVING = ("no-jct", "jct-mean", "jct-quantile", "oracle")
+"""Policies that are also played with nodes of the zone exchanged every ten minutes."""
 BAND = (0.08, 0.12)
 """Late jobs that an upper quantile of 0.9 may have."""
 
@@ -108,6 +111,7 @@ def measured(trace: Trace, given: Namespace) -> dict[str, Any]:
     window = planned.arrival + planned.duration
     jobs = loaded(trace, predicted, given, window)
     found = {name: played(jobs, name, planned, given) for name in POLICIES}
+    found |= {f"{name}, moving": played(jobs, name, planned, given, replan=600.0) for name in MOVING}
     jct = asdict(report) | {"level": 0.9, "fit_seconds": fitted, "walk_forward_seconds": walked}
     speed = scale(trace, predicted, given, planned)
     return {
@@ -130,10 +134,10 @@ def loaded(trace: Trace, predicted: Predicted, given: Namespace, window: float) 
     return workload(trace, predicted, gpus=8 * given.nodes, load=given.load, window=window)
 
 
-def played(jobs: Workload, name: str, planned: Planned, given: Namespace) -> Summary:
+def played(jobs: Workload, name: str, planned: Planned, given: Namespace, replan: float = 0.0) -> Summary:
     """One policy."""
-    outcome = replay(jobs, ClusterShape(nodes=given.nodes), POLICIES[name], planned)
-    return summary(outcome, jobs, planned, given.nodes, 8 * given.nodes)
+    outcome = replay(jobs, ClusterShape(nodes=given.nodes), POLICIES[name], [planned], replan=replan)
+    return summary(outcome, jobs, [planned], given.nodes, 8 * given.nodes)
 
 
 def scale(trace: Trace, predicted: Predicted, given: Namespace, planned: Planned) -> dict[str, float]:
@@ -142,7 +146,7 @@ def scale(trace: Trace, predicted: Predicted, given: Namespace, planned: Planned
     a_day = max(1.0, float((loaded(trace, predicted, given, 3 * day).submit >= 0).sum()) / 3)
     jobs = loaded(trace, predicted, given, 1.05 * day * 100_000 / a_day)
     began, used = time.perf_counter(), time.process_time()
-    replay(jobs, ClusterShape(nodes=given.nodes), POLICIES["jct-quantile"], planned)
+    replay(jobs, ClusterShape(nodes=given.nodes), POLICIES["jct-quantile"], [planned], replan=600.0)
     return {
         "jobs": len(jobs),
         "seconds": time.perf_counter() - began,
@@ -168,6 +172,9 @@ def checks(found: dict[str, Summary], jct: dict[str, Any], speed: dict[str, floa
         "waits less than without JCT": waits["jct-quantile"] <= waits["no-jct"],
         "idles less than without JCT": found["jct-quantile"].idle_gpu_hours <= found["no-jct"].idle_gpu_hours,
         "oracle is never late": found["oracle"].late == 0,
+        "a moving zone is emptier just before": all(
+            (found[f"{name}, moving"].retention_before or 0) <= (found[name].retention_before or 0) for name in MOVING
+        ),
         "late rate of the quantile": BAND[0] <= jct["late"]["online"] <= BAND[1],
         "better than constant": all(by["model"] < by["constant"] for by in jct["rmse"].values()),
         "better than mean per group": all(by["model"] < by["group"] for by in jct["rmse"].values()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
@@ -14,6 +15,9 @@ settings.register_profile(
 )
 settings.register_profile("plait", settings.get_profile("drawn"), derandomize=True)
 settings.load_profile("plait")
+
+# What somebody has measured on this machine is no part of what is tested.
+os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), "plait-tests-no-data")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any test; ranks started by tests inherit it
 

@@ -2,6 +2,7 @@
 sizes, docstrings.
 
 core  <-  plan, place, train, diagnose, launch, lab  <-  cli
+                            diagnose  <-  view  <-  cli
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ ONLY_IN = {
     "lightgbm": ("plait/place/jct.py", "plait/place/model_files.py"),
     "pandas": ("plait/place/traces/",),
     "typer": ("plait/cli/",),
-    "polars": ("plait/diagnose/",),
+    "polars": ("plait/diagnose/", "plait/view/"),
+    "plotly": ("plait/view/report.py",),
+    **{
+        name: tuple(
+            f"plait/view/{file}.py" for file in ("app", "layout", "callbacks", "heat_callbacks", "timeline_callbacks")
+        )
+        for name in ("dash", "flask", "werkzeug")
+    },
     "perfetto": ("plait/diagnose/perfetto.py",),
     "prometheus_client": ("plait/launch/collect/live.py",),
     "tensorboardX": ("plait/launch/collect/loggers.py",),
@@ -64,6 +72,10 @@ STARTS_FAST = {
     "safetensors",
     "tokenizers",
     "transformers",
+    "dash",
+    "flask",
+    "werkzeug",
+    "plotly",
 }  # slow; core imports them inside functions
 
 
@@ -99,14 +111,16 @@ def _folders(tree: ast.AST) -> set[str]:
     return {
         name.split(".")[1]
         for name in _imports(tree)
-        if name.startswith("plait.") and name.split(".")[1] in {*VERBS, "core", "cli"}
+        if name.startswith("plait.") and name.split(".")[1] in {*VERBS, "view", "core", "cli"}
     }
 
 
 @pytest.mark.parametrize("file", FILES, ids=_name)
 def test_imports_follow_the_arrows(file: Path) -> None:
     folder = file.relative_to(ROOT / "plait").parts[0]
-    allowed = {"core": {"core"}, "cli": {"core", "cli", *VERBS}} | {verb: {"core", verb} for verb in VERBS}
+    allowed = {"core": {"core"}, "cli": {"core", "cli", "view", *VERBS}, "view": {"core", "diagnose", "view"}} | {
+        verb: {"core", verb} for verb in VERBS
+    }
     assert _folders(_tree(file)) <= allowed.get(folder, set()), "data crosses between verbs, not calls"
 
 
@@ -126,7 +140,10 @@ def test_heavy_libraries_stay_where_they_belong(file: Path) -> None:
 def test_nothing_slow_is_imported_at_the_top(file: Path) -> None:
     top = [node for node in _tree(file).body if isinstance(node, (ast.Import, ast.ImportFrom))]
     # What these compute on: columns of strategies, of nodes and jobs, of recordings.
-    numbers = {folder: {"numpy"} for folder in ("plan", "place", "traces")} | {"diagnose": {"numpy", "polars"}}
+    numbers = {folder: {"numpy"} for folder in ("plan", "place", "traces")} | {
+        "diagnose": {"numpy", "polars"},
+        "view": {"numpy", "polars", "dash", "flask", "werkzeug"},  # cli imports it inside the verb
+    }
     columns = numbers.get(file.parent.name, set[str]())
     assert {name.split(".")[0] for node in top for name in _imports(node)} & (STARTS_FAST - columns) == set()
 

@@ -33,19 +33,22 @@ def up(
     """
     from plait.cli import terminal
     from plait.core.errors import JobError
+    from plait.core.text import counted
     from plait.lab import slurm
 
     if kind != "slurm":
         raise JobError(f"'{kind}' is no kind of cluster", key="KIND", fix="Write: plait cluster up slurm")
     spec = _spec(topology, nodes) if topology else slurm.SlurmSpec.tree(8 if nodes is None else nodes)
     cluster = slurm.up(spec, name)
-    terminal.text(f"{name}: {len(cluster.nodes)} nodes are idle. To use it, in this shell:")
+    idle = f"{counted(len(cluster.nodes), 'node')} {'is' if len(cluster.nodes) == 1 else 'are'} idle"
+    terminal.text(f"{name}: {idle}. To use it, in this shell:")
     _variables(cluster)
 
 
 def _spec(file: Path, nodes: int | None) -> SlurmSpec:
     """The cluster of a topology in any form that is read, checked as everywhere; a tree."""
     from plait.core.errors import JobError
+    from plait.core.text import counted
     from plait.lab.slurm import SlurmSpec
     from plait.place.readers import read_topology
     from plait.place.writers import written
@@ -53,7 +56,7 @@ def _spec(file: Path, nodes: int | None) -> SlurmSpec:
     topology, _ = read_topology(str(file))
     names = tuple(node.name for node in topology.nodes)
     if nodes not in (None, len(names)):
-        raise JobError(f"has {len(names)} nodes, not {nodes}", file=str(file), fix="Leave out --nodes")
+        raise JobError(f"has {counted(len(names), 'node')}, not {nodes}", file=str(file), fix="Leave out --nodes")
     return SlurmSpec.of(names, written(topology, "topology.conf"), str(file))
 
 
@@ -71,6 +74,7 @@ def down(name: Name = None) -> None:
 def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the clusters that run here, and the state of their nodes."""
     from plait.cli import terminal
+    from plait.core.text import counted
     from plait.lab import slurm
 
     clusters = slurm.running()
@@ -83,7 +87,9 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
     if not clusters:
         typer.echo("no emulated cluster is running")
     for cluster in clusters:
-        terminal.say(f"{cluster.name}  {len(cluster.nodes)} nodes  pid {cluster.keeper}  SLURM_CONF={cluster.conf}")
+        terminal.say(
+            f"{cluster.name}  {counted(len(cluster.nodes), 'node')}  pid {cluster.keeper}  SLURM_CONF={cluster.conf}"
+        )
         for node, state in cluster.states().items():
             terminal.say(f"  {node}  {state}")
 
@@ -137,11 +143,13 @@ def reserve(
     import getpass
 
     from plait.core.rank_table import RankTable
+    from plait.core.text import counted
     from plait.launch.slurm import reserve as hold
 
     table = RankTable.read(rank_table)
     hold(table, name, start=start, duration=duration, users=users or [getpass.getuser()])
-    typer.echo(f"{name}: {len(table.hosts)} nodes are reserved")
+    are = "is" if len(table.hosts) == 1 else "are"
+    typer.echo(f"{name}: {counted(len(table.hosts), 'node')} {are} reserved")
 
 
 def _variables(cluster: object) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plait.core.plan import Plan
     from plait.diagnose.explain import Report
     from plait.diagnose.predicted import Prediction
+    from plait.diagnose.reading import Run
     from plait.diagnose.recording import Recording
 
 STRAGGLER = 3
@@ -62,12 +63,17 @@ def _of_trace(trace: Path, meta: Path | None) -> Report:
 
 
 def _of_run(folder: Path) -> Report:
-    from plait.diagnose.explain import explain
     from plait.diagnose.reading import read_run
 
-    run = read_run(folder)
+    return report_of(read_run(folder))
+
+
+def report_of(run: Run) -> Report:
+    """All that is said of a run, with what its plan predicts."""
+    from plait.diagnose.explain import explain
+
     prediction, notes = _prediction(run.plan, run.recording) if run.plan else (None, [])
-    return explain(run.recording, str(folder), run=run, prediction=prediction, notes=[*run.notes, *notes])
+    return explain(run.recording, str(run.folder), run=run, prediction=prediction, notes=[*run.notes, *notes])
 
 
 def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, list[str]]:

@@ -51,11 +51,11 @@ def _found(folder: Path) -> tuple[Verdict, list[Evidence]]:
         raise DataError(f"{folder} has no rings: nothing is known of its ranks. {' '.join(gathered.problems)}".strip())
     for problem in gathered.problems:
         typer.echo(terminal.fitted(f"plait: left out: {problem}", sys.stderr), err=True)
-    deadline = _deadline(folder)
+    deadline = deadline_of(folder)
     return localise(gathered.evidence, world=len(gathered.evidence), deadline=deadline), gathered.evidence
 
 
-def _deadline(folder: Path) -> float:
+def deadline_of(folder: Path) -> float:
     """Of the run's plan; the default's if it has none."""
     from plait.core.errors import PlaitError
     from plait.core.plan import Plan

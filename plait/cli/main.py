@@ -10,6 +10,7 @@ import typer
 from plait import __version__
 from plait.cli import (
     calibrate,
+    check,
     cluster,
     diagnose,
     export,
@@ -19,6 +20,7 @@ from plait.cli import (
     plan,
     profile,
     queue,
+    report,
     reshard,
     sample,
     schedule,
@@ -27,6 +29,7 @@ from plait.cli import (
     topology,
     trace,
     train,
+    view,
 )
 from plait.core.errors import PlaitError
 
@@ -40,12 +43,15 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("place")(place.place)
+app.command("check")(check.check)
 app.command("calibrate")(calibrate.calibrate)
 app.command("job")(job.job)
 app.command("export")(export.export)
 app.command("sample")(sample.sample)
 app.command("timeline")(timeline.timeline)
 app.command("diagnose")(diagnose.diagnose)
+app.command("view")(view.view)
+app.command("report")(report.report)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(reshard.app, name="reshard")
 app.add_typer(topology.app, name="topology")

@@ -71,6 +71,6 @@ class InSlurm(Managed):
         batch = self.batch(plan.job, folder, plan.layout.world_size)
         with RunLock(folder):  # nobody else starts there meanwhile; the job takes it in turn
             write_run(plan, folder)
-            number = slurm.submit(batch)
-        terminal.text(f"submitted as Slurm job {number}; its output goes to {batch.log(number)}")
-        return slurm.follow(number, batch.log(number)) if follow else 0
+            submitted = slurm.submit(batch)
+        terminal.text(f"submitted as Slurm job {submitted.job}; its output goes to {submitted.log}")
+        return slurm.follow(submitted) if follow else 0

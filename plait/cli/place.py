@@ -25,7 +25,8 @@ def place(
     alpha: Annotated[float | None, typer.Option(help="Weight of the spread of DP groups, 0 to 1.")] = None,
     beta: Annotated[float | None, typer.Option(help="Weight of the spread of PP groups: 1 - alpha.")] = None,
     affinity: Annotated[
-        str, typer.Option(help="auto: alpha of the nearest profiled job; or a file of profiled jobs.")
+        str,
+        typer.Option(help="auto: alpha of the nearest job profiled, by you or as published; or a file of such jobs."),
     ] = "auto",
     by: Annotated[
         str, typer.Option(help="What is to be least: spread, weighted by alpha; or predicted seconds.")
@@ -89,7 +90,7 @@ def place(
     if out is not None and not out.name:
         raise JobError(f"'{out}' is no file", key="--out", fix="Give the file for the rank table")
     if draw:
-        from plait.diagnose.plots import check_format
+        from plait.core.pictures import check_format
 
         check_format(draw)
     asked = replace(asked, alpha=alpha_of(alpha, beta))
@@ -128,20 +129,21 @@ def _refuse_down() -> None:
 def _finish(
     asked: Asked, placement: Placement, target: Path, draw: Path | None, as_json: bool, repaired: Repair | None
 ) -> None:
-    """Check once more, write, draw, tell."""
+    """Draw, check once more, write, tell. Ranks are bound by the table: it comes last, when nothing else can
+    fail."""
     from plait.cli import place_tables, terminal
     from plait.cli.placed import beside
+    from plait.core.files import explained
 
     table = placement.rank_table  # refuses a host that would be two nodes
     asked.check_again(placement)
+    if draw:
+        with explained(f"{draw} cannot be written", fix="Choose another with --draw"):
+            asked.draw(placement, draw)
+        asked.check_again(placement)
     target = target if not target.name.endswith("placement.json") else target.with_name("rank_table.json")
     _write(lambda: placement.write(beside(target)), beside(target))
     _write(lambda: table.write(target), target)
-    if draw:
-        from plait.core.files import explained
-
-        with explained(f"{draw} cannot be written", fix="Choose another with --draw"):
-            asked.draw(placement, draw)
     if as_json:
         moves = [{"node_rank": m.node_rank, "old": m.old, "new": m.new} for m in repaired.moves] if repaired else None
         values = placement.to_dict() | {"rank_table": str(target), "affinity": asked.why, "moves": moves}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from plait.cli import terminal
 from plait.core.placement import Placement
+from plait.core.text import counted
 from plait.place.pools import ranges
 from plait.place.problem import Problem
 from plait.place.repair import Repair, Spot
@@ -20,8 +21,8 @@ def show(placement: Placement, problem: Problem, why: str) -> None:
     nodes, heights = len(placement.hosts), placement.heights
     shape = f"{heights[0]} x {len(heights)}" if len(set(heights)) == 1 else f"{'+'.join(map(str, heights))}"
     terminal.title(
-        f"{nodes:,} nodes of {placement.ranks_per_node} ranks ({shape} cells: PP groups x stages) on "
-        f"{placement.used} of {len(problem.minipods)} minipods"
+        f"{counted(nodes, 'node')} of {counted(placement.ranks_per_node, 'rank')} ({shape} cells: PP groups x "
+        f"stages) on {placement.used} of {counted(len(problem.minipods), 'minipod')}"
     )
     terminal.say("")
     terminal.table(("minipod", "nodes", "free", "stages", "node ranks"), _minipods(placement, problem))
@@ -33,16 +34,18 @@ def show(placement: Placement, problem: Problem, why: str) -> None:
     if why and placement.by == "spread":
         terminal.text(f"alpha {placement.alpha:.2f}: {why}.")
     if placement.seconds is not None:
+        experts = f", {placement.ep_seconds:.3g} s among experts" if placement.ep_seconds else ""
         terminal.text(
             f"Predicted for what a step sends, if nothing hides it: {placement.dp_seconds or 0:.3g} s along DP, "
-            f"{placement.pp_seconds or 0:.3g} s along PP."
+            f"{placement.pp_seconds or 0:.3g} s along PP{experts}."
         )
     note = f" ({placement.note})" if placement.note else ""
     terminal.text(f"By {placement.method}{note}, in {placement.solved_in:.3f} s.")
     if placement.spares:
         terminal.text(f"Spares: {', '.join(placement.spares[:12])}{' ...' if len(placement.spares) > 12 else ''}")
     if placement.preempted:
-        terminal.text(f"Other jobs have to give up {len(placement.preempted)} nodes: {', '.join(placement.preempted)}")
+        held = counted(len(placement.preempted), "node")
+        terminal.text(f"Other jobs have to give up {held}: {', '.join(placement.preempted)}")
 
 
 def _scored(placement: Placement) -> str:
@@ -58,7 +61,7 @@ def _scored(placement: Placement) -> str:
 
 
 def _minipods_of(spread: int) -> str:
-    return f"{spread} minipod{'s' * (spread > 1)}"
+    return counted(spread, "minipod")
 
 
 def _minipods(placement: Placement, problem: Problem) -> list[tuple[str, ...]]:
@@ -83,7 +86,8 @@ def _short(text: str, most: int = 36) -> str:
 def show_moves(repaired: Repair, spots: Mapping[str, Spot]) -> None:
     """What moves."""
     moves = repaired.moves
-    terminal.title(f"{len(moves)} of {len(repaired.placement.hosts)} nodes move")
+    verb = "moves" if len(moves) == 1 else "move"
+    terminal.title(f"{len(moves)} of {counted(len(repaired.placement.hosts), 'node')} {verb}")
     rows = [(str(m.node_rank), m.old, m.new, *spots.get(m.new, ("", ""))) for m in moves]
     terminal.table(("node rank", "was", "is now", "minipod", "leaf"), rows[:MOST_MOVES])
     if len(rows) > MOST_MOVES:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plait.core.communication import CommunicationMatrix, Volume
-from plait.core.errors import JobError, PlacementError
+from plait.core.errors import JobError, PlacementError, nearest
 from plait.core.hostlist import expand
 from plait.core.placement import Placement
 from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.topology import Topology
-from plait.place.affinity import affinity_of, read_profiled
+from plait.place.affinity import affinity_of, known_profiled, read_profiled
+from plait.place.bounds import lower_bound
 from plait.place.network import Network
 from plait.place.placing import BASELINES, METHODS, place
 from plait.place.pools import Wanted, check_still_there, gpus_per_node, pools_of, spots_of, types_of
@@ -56,6 +57,7 @@ class Asked:
         plan, rate, device, each = plan_of(self.job, self.overrides)
         self.tree = self._read_topology()
         self.spots = spots_of(self.tree, self.level or None)
+        _check_types(self.tree, [one.rpartition("=")[2] for one in self.gpus])
         kind = next((one for one in self.gpus if "=" not in one), "")
         each = self.gpus_per_node or gpus_per_node(self.tree, kind) or each
         if each < 1:
@@ -63,7 +65,7 @@ class Asked:
             raise JobError(problem, key="--gpus-per-node", fix="Give it")
         matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
         if self.alpha is None:
-            jobs = read_profiled(None if affinity == "auto" else Path(affinity))
+            jobs = known_profiled() if affinity == "auto" else read_profiled(Path(affinity))
             found = affinity_of(matrix, jobs, kind or next(iter(types_of(self.tree)), "") or device)
             self.alpha, self.why = found.alpha, found.why
         stages = len(matrix.heights)
@@ -115,18 +117,30 @@ class Asked:
         """By the method asked for; on the best type of GPU, where there are several and none is named."""
         types = types_of(self.tree)
         if self.gpus or len(types) < 2:
-            return place(self.problem, self.method)
+            return self._best(self.problem)
         found: list[Placement] = []
         refused: PlacementError | None = None
         for kind in types:
             try:
-                found.append(place(replace(self.problem, pools=self._pools(kind)), self.method))
+                found.append(self._best(replace(self.problem, pools=self._pools(kind))))
             except PlacementError as error:
                 refused = refused or error
         if not found:
             assert refused is not None
             raise PlacementError(f"On one type of GPU alone ({', '.join(types)}): {refused}")
         return min(found, key=lambda one: one.score)
+
+    def _best(self, problem: Problem) -> Placement:
+        """With nodes that share out experts in one minipod, where that is to be had for the same score."""
+        apart, together = place(problem, self.method), problem.together
+        if together is None or self.method not in METHODS:
+            return apart
+        bound = lower_bound(replace(problem, expert_cells=1))
+        try:
+            whole = place(together, self.method)
+        except PlacementError:  # minipods have not as many nodes free in such blocks
+            return replace(apart, bound=bound)
+        return replace(whole if whole.score <= apart.score + 1e-9 else apart, bound=bound)
 
     def all_placements(self) -> list[Placement | tuple[str, str]]:
         """By every method; where one cannot, its name and why."""
@@ -155,6 +169,9 @@ class Asked:
         if not failed:
             raise PlacementError(f"No node of {old} is down. Name those that failed with --down.")
         self.own = (*before.hosts, *before.spares)
+        together = self.problem.together
+        if together and before.nodes_per_cell == together.nodes_per_cell:
+            self.problem = together
         return repair(self.problem, before, down=failed, where=self.spots, move_price=move_price)
 
     own: Sequence[str] = ()
@@ -174,8 +191,15 @@ class Asked:
         return from_table(self.problem, table, self.spots)
 
     def check_again(self, placement: Placement) -> None:
-        """Raise PlacementError if the cluster has changed since it was read, in a way that matters."""
-        now = self._read_topology() if self.topology != "-" else self.tree
+        """Raise PlacementError if the cluster has changed since it was read, in a way that matters; of a pipe
+        nobody knows."""
+        if any(map(_read_once, (self.topology, *self.states))):
+            return
+        try:
+            now = self._read_topology()
+        except JobError as error:
+            changed = "It could be read when the job was placed: it has changed since. Nothing was written."
+            raise PlacementError(f"{error} {changed}") from None
         if now.key != placement.topology:
             check_still_there(placement, now, self.own)
 
@@ -220,6 +244,9 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
         job = with_own_vocabulary(Job.read(file, list(overrides)).named(file.stem))
         vocab = load_tokenizer(job.data.tokenizer).vocab
         job, _ = planned(job, vocab, None)
+        if job.cluster.ranks not in (0, job.world_size):
+            problem = f"{job.cluster.ranks} are not the {job.world_size} ranks of the strategy"
+            raise JobError(problem, key="cluster.ranks", fix="Leave it out, or leave a degree of the strategy out")
         cluster = the_cluster(job, None)
         plan = Planner(job, cluster, vocab).plan(job)
         if job.cluster.file is None and job.cluster.preset == "here":
@@ -228,13 +255,27 @@ def plan_of(file: Path, overrides: Sequence[str]) -> tuple[Plan, float | None, s
 
 
 def volumes_of(plan: Plan) -> tuple[Volume, ...]:
-    """As the planner counts them; none for a model with experts, which it does not."""
-    from plait.plan.estimate import PlannedStep, place_volume
+    """As the planner counts them."""
+    from plait.plan.estimate import PlannedStep
+    from plait.plan.expert_volumes import expert_volume
 
-    if plan.model.experts is not None:
-        return ()
-    step = PlannedStep.of_plan(plan)
-    return tuple(place_volume(step, place) for place in range(len(plan.layout.degrees)))
+    step, ep = PlannedStep.of_plan(plan), plan.job.strategy.ep if plan.job else 1
+    return tuple(expert_volume(step, place, ep) for place in range(len(plan.layout.degrees)))
+
+
+def _read_once(path: str) -> bool:
+    """Whether what has been read from there is gone."""
+    return path == "-" or (Path(path).exists() and not Path(path).is_file())
+
+
+def _check_types(tree: Topology, asked: Sequence[str]) -> None:
+    """Raise JobError for a type of GPU that no node has."""
+    there = sorted({node.hardware.device for node in tree.nodes} - {""})
+    for kind in asked:
+        if kind.lower() not in map(str.lower, there):
+            problem = f"no node has GPUs of type '{kind}'{nearest(kind, there)}"
+            fix = f"Types there are: {', '.join(there)}" if there else "The topology names no types: leave it out"
+            raise JobError(problem, key="--gpu", fix=fix)
 
 
 def alpha_of(alpha: float | None, beta: float | None) -> float | None:

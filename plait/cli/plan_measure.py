@@ -53,6 +53,7 @@ def _short(plan: Plan, folder: Path, name: str) -> Plan:
     changes = {
         "train.steps": STEPS, "train.warmup_steps": 0, "train.lr_decay_steps": 0, "train.lr_wsd_decay_steps": 0,
         "train.eval_every": 0, "train.checkpoint_every": 0, "train.log_every": STEPS, "run.timeline_steps": 0,
+        "run.restarts": 0,
     }  # fmt: skip
     names = [f"run.folder={json.dumps(str(folder))}", f"run.name={json.dumps(name)}"]
     return replace(plan, job=plan.job.changed([*(f"{key}={value}" for key, value in changes.items()), *names]))

@@ -74,9 +74,10 @@ def profile(
     Examples: plait profile; plait profile --on lab:2x2@1gbit; plait profile --import all_reduce.log
     What spreading over minipods costs: plait profile placement --help
     """
-    from plait.core.files import explained
+    from plait.core.files import check_target, explained
     from plait.core.profile import Profile
 
+    check_target(out, fix="Choose another with --out")
     if files:
         from plait.core.errors import JobError
         from plait.plan.profile_import import import_profiles

@@ -44,7 +44,12 @@ def placement(
         "placement-profile.json"
     ),
     affinity: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Append the job's row, for plait place --affinity FILE.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append the job's row, for plait place --affinity FILE.",
+            show_default="of a cluster, not of a lab: your own file, which plait place knows",
+        ),
     ] = None,
     network: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what spreading costs, for plait place --network FILE.")
@@ -59,10 +64,11 @@ def placement(
     """
     from plait.cli import terminal
     from plait.cli.placement_profile_tables import draw_profile, show
+    from plait.cli.running import place_of
     from plait.core.errors import JobError
     from plait.core.files import explained
+    from plait.core.pictures import check_format
     from plait.core.placement_profile import affinity_row, network_file
-    from plait.diagnose.plots import check_format
 
     if draw:
         check_format(draw)
@@ -73,13 +79,14 @@ def placement(
         timed = _timed(job, on, topology, rounds, seed, quiet=as_json)
         found = found.model_copy(update={"job": timed})
         found.write(out)
+    if job and not affinity and place_of(on).lab is None:
+        affinity = _own(found)
     if affinity:
         row = affinity_row(found)
-        with (
-            explained(f"{affinity} cannot be written", fix="Choose another with --affinity"),
-            affinity.open("a") as end,
-        ):
-            end.write(row)
+        with explained(f"{affinity} cannot be written", fix="Choose another with --affinity"):
+            affinity.parent.mkdir(parents=True, exist_ok=True)
+            with affinity.open("a") as end:
+                end.write(row)
     if network:
         with explained(f"{network} cannot be written", fix="Choose another with --network"):
             network.write_text(network_file(found))
@@ -97,6 +104,19 @@ def placement(
         ):
             if file:
                 terminal.text(f"{file} has {what}.")
+
+
+def _own(found: PlacementProfile) -> Path | None:
+    """The user's own file, if a row follows from what was measured."""
+    from plait.core.errors import JobError
+    from plait.core.placement_profile import affinity_row
+    from plait.place.affinity import own_rows
+
+    try:
+        affinity_row(found)
+    except JobError:
+        return None
+    return own_rows()
 
 
 def _collectives(
@@ -153,7 +173,7 @@ def _timed(file: Path, on: str, topology: str, rounds: int, seed: int, *, quiet:
     mean = matrix.mean
     return PlacedJob(
         name=plan.job.run.name or file.stem, micro_batch=matrix.micro_batch,
-        weights=mean.weights, dp=mean.dp, pp=mean.pp,
+        weights=mean.weights, dp=mean.dp + mean.ep, pp=mean.pp,
         steps=tuple(one.model_copy(update={"seconds": tuple(taken[one.order])}) for one in orders),
     )  # fmt: skip
 

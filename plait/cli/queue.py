@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.queue_tables import about, show, show_report, source, tell, write
+from plait.core.text import counted
 
 if TYPE_CHECKING:
     from plait.place.policy import Policy
-    from plait.place.replay import Outcome, Planned
+    from plait.place.replay import Outcome
+    from plait.place.reservation import Planned
     from plait.place.traces.table import Trace
 
 app = typer.Typer(
@@ -26,7 +28,8 @@ Columns = Annotated[
     str | None,
     typer.Option(
         metavar="FIELD=COLUMN,...",
-        help="Which column holds what: submit, gpus, duration (or start, end), group, queue, user, cpus, ...",
+        help="Which column holds what: submit, gpus, duration (or start, end), group, queue, user, cpus, ...; "
+        "times with their unit or order where it is not seen: duration=took:min, submit=day:dmy.",
         show_default="by the file's form, else by usual names",
     ),
 ]
@@ -35,6 +38,7 @@ Level = Annotated[float, typer.Option(help="The upper quantile of how long a job
 TIME = re.compile(
     r"\+?(?:(?P<d>\d+(?:\.\d+)?)d)?(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?"
 )
+REPLAN = "10m"
 
 
 @app.command()
@@ -42,10 +46,14 @@ def replay(
     trace: TraceFile,
     nodes: Annotated[int, typer.Option(help="Of the cluster.")] = 2000,
     reserve: Annotated[
-        str | None, typer.Option(metavar="NODES@TIME", help="A planned job: 1200@+22h after the replay's start.")
+        list[str] | None,
+        typer.Option(metavar="NODES@TIME", help="A planned job: 1200@+22h after the replay's start; may be repeated."),
     ] = None,
     announce: Annotated[str, typer.Option(metavar="TIME", help="How long before its arrival it is known.")] = "4h",
-    planned_for: Annotated[str, typer.Option(metavar="TIME", help="How long the planned job runs.")] = "12h",
+    planned_for: Annotated[str, typer.Option(metavar="TIME", help="How long a planned job runs.")] = "12h",
+    replan: Annotated[
+        str, typer.Option(metavar="TIME", help="After this long reserved nodes are chosen anew, and again; 0s: never.")
+    ] = REPLAN,
     policy: Annotated[
         str,
         typer.Option(
@@ -70,7 +78,10 @@ def replay(
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of a node.")] = 8,
     minipod: Annotated[int, typer.Option(help="Nodes of a minipod; the planned job is packed by them.")] = 50,
     zone: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON list of the node numbers that a placement has chosen.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="JSON list of the node numbers that a placement has chosen; one a --reserve."
+        ),
     ] = None,
     on_late: Annotated[
         str, typer.Option("--late", help="Jobs still there when the planned one comes: preempt them, or delay it.")
@@ -92,11 +103,11 @@ def replay(
     from plait.core.errors import JobError
     from plait.place.forecast import walk_forward
     from plait.place.policy import find_policies
-    from plait.place.replay import ClusterShape, check_planned
     from plait.place.replay import replay as play
+    from plait.place.reservation import ClusterShape, check_planned
     from plait.place.summary import summary
     from plait.place.traces.table import MOST_GPUS
-    from plait.place.workload import workload
+    from plait.place.workload import copies_of, workload
 
     policies, settings = find_policies(policy), _settings(level)
     if overlay is not None and load is not None:
@@ -115,13 +126,17 @@ def replay(
     if on_late not in ("preempt", "delay"):
         raise JobError(f"'{on_late}' is not allowed", key="--late", fix="Allowed: preempt, delay")
     cluster = ClusterShape(nodes=nodes, gpus_per_node=gpus_per_node, minipod=minipod)
-    planned = _planned(reserve, announce, planned_for, zone)
-    if planned:
-        check_planned(planned, cluster)
-    how: dict[str, Any] = {"delay_late": on_late == "delay", "checkpoint": _time("--checkpoint", checkpoint)}
+    planned = _planned(reserve or [], announce, planned_for, zone or [])
+    check_planned(planned, cluster)
+    how: dict[str, Any] = {
+        "delay_late": on_late == "delay",
+        "checkpoint": _time("--checkpoint", checkpoint),
+        "replan": _replan(replan),
+    }
     until = _window(window, planned, overlay is not None or load is not None)
     jobs_in = _read(trace, columns)
     gpus = nodes * gpus_per_node
+    copies_of(jobs_in, gpus=gpus, copies=overlay, load=load, window=until)  # refused before it takes long
     predicted = walk_forward(jobs_in, settings, progress=tell)
     jobs = workload(jobs_in, predicted, gpus=gpus, copies=overlay, load=load, window=until)
     how["sample"] = max(300.0, jobs.window / 2000)
@@ -150,6 +165,9 @@ def fit(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the model goes.")] = Path("jct-model"),
     columns: Columns = None,
     level: Level = 0.9,
+    search: Annotated[
+        int, typer.Option(metavar="N", min=0, max=400, help="Try N settings drawn from a grid, and use the best.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Fit a model of how long jobs run to the first nine tenths of a trace, and test it on the rest.
@@ -163,7 +181,7 @@ def fit(
     from plait.place.model_files import save
 
     jobs = _read(trace, columns)
-    model, report = assess(jobs, _settings(level), progress=tell)
+    model, report = assess(jobs, _settings(level), progress=tell, draws=search)
     save(model, out)
     tell("")
     if as_json:
@@ -213,7 +231,7 @@ def predict(
     if as_json:
         typer.echo(json.dumps(source(jobs) | {"level": fitted.settings.level, "bucket_s": BUCKET, "jobs": rows}))
         return
-    terminal.title(f"Predicted hours of the last {len(rows)} jobs")
+    terminal.title(f"Predicted hours of the last {counted(len(rows), 'job')}")
     header = ("job", "GPUs", "typical", "mean", f"{fitted.settings.level:.0%} end within", "ran")
     terminal.table(
         header,
@@ -271,37 +289,61 @@ def _time(option: str, text: str) -> float:
     return sum(float(found[unit] or 0) * size for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)))
 
 
-def _planned(reserve: str | None, announce: str, planned_for: str, zone: Path | None) -> Planned | None:
+def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Path]) -> list[Planned]:
     from plait.core.errors import JobError
-    from plait.place.replay import Planned
+    from plait.place.reservation import Planned
 
-    if reserve is None:
-        return None
-    count, at, when = reserve.partition("@")
-    if not at or not count.strip().isdigit():
-        raise JobError(f"'{reserve}' is no NODES@TIME", key="--reserve", fix="Write for example 1200@+22h")
-    chosen = None
-    if zone:
-        try:
-            chosen = [int(node) for node in json.loads(zone.read_text())]
-        except (OSError, ValueError, TypeError) as error:
-            raise JobError(f"no JSON list of node numbers: {error}", file=str(zone), key="--zone") from None
-    duration = _time("--planned-for", planned_for)
+    if zones and len(zones) != len(reserve):
+        problem = f"{counted(len(zones), 'file')} for {counted(len(reserve), 'planned job')}"
+        raise JobError(problem, key="--zone", fix="Give one for each --reserve, or none")
+    duration, notice = _time("--planned-for", planned_for), _time("--announce", announce)
     _positive("--planned-for", duration)
-    return Planned(
-        nodes=int(count),
-        arrival=_time("--reserve", when),
-        notice=_time("--announce", announce),
-        duration=duration,
-        zone=chosen,
-    )
+    found: list[Planned] = []
+    for at, text in enumerate(reserve):
+        count, sign, when = text.partition("@")
+        if not sign or not count.strip().isdigit():
+            raise JobError(f"'{text}' is no NODES@TIME", key="--reserve", fix="Write for example 1200@+22h")
+        zone = _zone(zones[at]) if zones else None
+        arrival = _time("--reserve", when)
+        found.append(Planned(nodes=int(count), arrival=arrival, notice=notice, duration=duration, zone=zone))
+    return found
 
 
-def _window(text: str | None, planned: Planned | None, overlaid: bool) -> float | None:
+def _replan(text: str) -> float:
+    from plait.core.errors import JobError
+
+    seconds = _time("--replan", text)
+    if 0 < seconds < 60:
+        raise JobError(f"'{text}' is too often", key="--replan", fix="Use 0s, for never, or at least 1m")
+    return seconds
+
+
+def _zone(file: Path) -> list[int]:
+    """The node numbers of a file. Raises JobError for anything else."""
+    from plait.core.errors import JobError
+
+    def refuse(why: object) -> JobError:
+        return JobError(f"no JSON list of node numbers: {why}", file=str(file), key="--zone", fix="Write [0, 1, 2]")
+
+    if file.exists() and not file.is_file():
+        raise refuse("it is no regular file")
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise refuse(error) from None
+    if not isinstance(found, list):
+        raise refuse("it is no list")
+    for node in found:
+        if not isinstance(node, int) or isinstance(node, bool):
+            raise refuse(f"{json.dumps(node)[:40]} is no number of a node")
+    return found
+
+
+def _window(text: str | None, planned: list[Planned], overlaid: bool) -> float | None:
     if text is not None:
         seconds = _time("--window", text)
         _positive("--window", seconds)
         return seconds
     if not overlaid:
         return None
-    return planned.arrival + planned.duration if planned else 7 * 86400.0
+    return max((one.arrival + one.duration for one in planned), default=7 * 86400.0)

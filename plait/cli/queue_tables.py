@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.core.text import counted
+
 if TYPE_CHECKING:
     from plait.place.forecast import Report
-    from plait.place.replay import ClusterShape, Outcome, Planned
+    from plait.place.replay import Outcome
+    from plait.place.reservation import ClusterShape, Planned
     from plait.place.summary import Summary
     from plait.place.traces.table import Trace
     from plait.place.workload import Workload
@@ -43,6 +47,7 @@ def source(jobs: Trace) -> dict[str, Any]:
         "jobs": len(jobs),
         "dropped": dict(jobs.dropped),
         "changed": dict(jobs.changed),
+        "read": list(jobs.how),
     }
 
 
@@ -50,7 +55,7 @@ def about(
     jobs: Trace,
     work: Workload,
     cluster: ClusterShape,
-    planned: Planned | None,
+    planned: Sequence[Planned],
     overlay: float | None,
     load: float | None,
 ) -> dict[str, Any]:
@@ -65,17 +70,19 @@ def about(
         "arrivals": int((work.submit >= 0).sum()),
         "running_at_start": int((work.submit < 0).sum()),
         "oversize": [jobs.id[job] for job in work.oversize],
-        "planned": planned
-        and {
-            "nodes": planned.nodes,
-            "arrival_h": planned.arrival / 3600,
-            "notice_h": planned.notice / 3600,
-            "duration_h": planned.duration / 3600,
-        },
+        "planned": [
+            {
+                "nodes": one.nodes,
+                "arrival_h": one.arrival / 3600,
+                "notice_h": one.notice / 3600,
+                "duration_h": one.duration / 3600,
+            }
+            for one in planned
+        ],
     }
 
 
-def show(jobs: Trace, work: Workload, found: list[Summary], planned: Planned | None, out: Path | None) -> None:
+def show(jobs: Trace, work: Workload, found: list[Summary], planned: Sequence[Planned], out: Path | None) -> None:
     """What the policies came to, for people."""
     from plait.cli import terminal
 
@@ -83,14 +90,12 @@ def show(jobs: Trace, work: Workload, found: list[Summary], planned: Planned | N
     if work.oversize:
         some = ", ".join(jobs.id[job] for job in work.oversize[:5])
         more = len(work.oversize) - 5
-        terminal.text(
-            f"{len(work.oversize)} jobs want more GPUs than there are and are left out: {some}"
-            + (f" and {more} more." if more > 0 else ".")
-        )
+        names = some + (f" and {more} more" if more > 0 else "")
+        terminal.text(f"Left out, since the cluster has fewer GPUs: {counted(len(work.oversize), 'job')} ({names}).")
     arrivals = int((work.submit >= 0).sum())
     terminal.title(
-        f"{arrivals:,} jobs arrive in {work.window / 3600:.0f} h, {len(work) - arrivals:,} run before; "
-        f"they ask for {work.offered:.0%} of the GPUs"
+        f"{counted(arrivals, 'arrival')} in {work.window / 3600:.0f} h, {counted(len(work) - arrivals, 'job')} running "
+        f"before; all ask for {work.offered:.0%} of the GPUs"
     )
     terminal.table(*_table(found, planned))
     if planned:
@@ -99,39 +104,69 @@ def show(jobs: Trace, work: Workload, found: list[Summary], planned: Planned | N
             "held: reserved nodes that others hold just before the arrival, then: just after. idle: node-hours from "
             "the announcement to the last arrival of a job. in: jobs let into the zone, late: of them still there. "
             "out: jobs preempted. start: hours by which the planned job starts late."
+            + (" Of several planned jobs the worst counts." if len(planned) > 1 else "")
+        )
+    if len(planned) > 1 or any(one.moved for summary in found for one in summary.planned):
+        terminal.say("")
+        header = ("policy", "planned", "at first", "held", "then", "moved", "in", "late", "start")
+        terminal.table(header, _each_planned(found, planned))
+        terminal.text(
+            "at first: reserved nodes that others held at the announcement. moved: reserved nodes exchanged for others "
+            "that are empty sooner."
         )
     if out:
         terminal.text(f"Series, summary and picture are in {out}.")
 
 
-def _table(found: list[Summary], planned: Planned | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    def hours(seconds: float) -> str:
-        return f"{seconds / 3600:.2f}" if seconds < 360_000 else f"{seconds / 3600:.0f}"
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2f}" if seconds < 360_000 else f"{seconds / 3600:.0f}"
 
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1%}"
 
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _each_planned(found: list[Summary], planned: Sequence[Planned]) -> list[tuple[str, ...]]:
+    """Rows of every policy and planned job."""
+    return [
+        (
+            summary.policy,
+            f"{one.nodes} at {planned[at].arrival / 3600:g} h",
+            _share(one.announced),
+            _share(one.before),
+            _share(one.at),
+            str(one.moved),
+            str(one.admitted),
+            str(one.late),
+            "-" if one.delay is None else _hours(one.delay),
+        )
+        for summary in found
+        for at, one in enumerate(summary.planned)
+    ]
+
+
+def _table(found: list[Summary], planned: Sequence[Planned]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     if not planned:
         header = ("policy", "mean wait h", "p50", "p95", "nodes in use", "GPUs in use")
         return header, [
-            (one.policy, *map(hours, (one.delay.mean, one.delay.p50, one.delay.p95)), share(one.allocation),
-             share(one.gpu_allocation))
+            (one.policy, *map(_hours, (one.delay.mean, one.delay.p50, one.delay.p95)), _share(one.allocation),
+             _share(one.gpu_allocation))
             for one in found
         ]  # fmt: skip
     header = ("policy", "mean", "p95", "all", "held", "then", "idle", "in", "late", "out", "start")
     return header, [
         (
             one.policy,
-            hours(one.notice.mean),
-            hours(one.notice.p95),
-            hours(one.delay.mean),
-            share(one.retention_before),
-            share(one.retention_at),
+            _hours(one.notice.mean),
+            _hours(one.notice.p95),
+            _hours(one.delay.mean),
+            _share(one.retention_before),
+            _share(one.retention_at),
             f"{one.idle_node_hours:.0f}",
             str(one.admitted),
             str(one.late),
             str(one.preempted),
-            "-" if one.planned_delay is None else hours(one.planned_delay),
+            "-" if one.planned_delay is None else _hours(one.planned_delay),
         )
         for one in found
     ]
@@ -140,11 +175,13 @@ def _table(found: list[Summary], planned: Planned | None) -> tuple[tuple[str, ..
 def _show_source(jobs: Trace) -> None:
     from plait.cli import terminal
 
-    said = f"{jobs.name} ({jobs.schema}): {len(jobs):,} jobs of {jobs.rows:,} rows"
+    said = f"{jobs.name} ({jobs.schema}): {counted(len(jobs), 'job')} of {counted(jobs.rows, 'row')}"
     gone = [f"{count} {reason}" for reason, count in jobs.dropped.items()]
     terminal.text(said + (f"; left out: {', '.join(gone)}" if gone else "") + ".")
     for reason, count in jobs.changed.items():
-        terminal.text(f"{count} jobs: {reason}.")
+        terminal.text(f"{counted(count, 'job')}: {reason}.")
+    for decided in jobs.how:
+        terminal.text(f"{decided[0].upper()}{decided[1:]}.")
 
 
 def show_report(jobs: Trace, report: Report, level: float, out: Path) -> None:
@@ -152,7 +189,7 @@ def show_report(jobs: Trace, report: Report, level: float, out: Path) -> None:
     from plait.cli import terminal
 
     _show_source(jobs)
-    terminal.title(f"Error of the predicted time on the last {report.tested:,} jobs (root mean square)")
+    terminal.title(f"Error of the predicted time on the last {counted(report.tested, 'job')} (root mean square)")
     terminal.table(
         ("unit", "model", "mean", "mean per group"),
         [
@@ -165,11 +202,17 @@ def show_report(jobs: Trace, report: Report, level: float, out: Path) -> None:
         f"{report.late['split']:.1%} if nothing is learnt of them, {report.late['raw']:.1%} without a margin, "
         f"{report.late['constant']:.1%} by one quantile for all, {report.late['group']:.1%} by one for each group."
     )
+    if report.tried:
+        settings = ", ".join(f"{name} {value}" for name, value in report.tried[0].settings.items())
+        terminal.text(
+            f"Of {len(report.tried)} settings these had the least error on jobs held back: {settings}. With the usual "
+            f"ones the error would be {report.rmse['ln seconds']['untuned']:.2f} in ln seconds."
+        )
     terminal.text(f"The model is in {out}.")
 
 
 def write(
-    out: Path, about: dict[str, Any], found: list[Summary], outcomes: list[Outcome], planned: Planned | None
+    out: Path, about: dict[str, Any], found: list[Summary], outcomes: list[Outcome], planned: Sequence[Planned]
 ) -> None:
     """The folder that ``--out`` names."""
     from plait.core.errors import DataError
@@ -198,8 +241,8 @@ def write(
                         curves.append(Curve(outcome.policy, points))
         with replacing(out / "summary.json") as partial:
             partial.write_text(json.dumps(about | {"policies": [one.to_dict() for one in found]}, indent=1) + "\n")
-        marks = [(planned.arrival - planned.notice) / 3600, planned.arrival / 3600] if planned else []
-        title = f"{about['trace']} on {about['nodes']} nodes"
+        marks = [at / 3600 for one in planned for at in (one.announced, one.arrival)]
+        title = f"{about['trace']} on {counted(about['nodes'], 'node')}"
         draw_curves(panels, out / "queue.svg", title=title, across="hours", marks=marks)
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}. Choose another with --out.") from None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from plait.lab import LabSpec
     from plait.launch.hang import Suspicion
     from plait.launch.local import Start
+    from plait.launch.supervisor import Fleet
 
 LOCAL = "local"
 
@@ -34,7 +35,9 @@ class Ranks:
 
     logs: the folder of what they print. timeout: seconds that one may be silent. lock: of their run, if it
     has one. silent: what rank 0 prints goes to its log as well. folder: of the run, if its ranks leave there
-    what tells why they hang. deadline: seconds that a call of theirs may take.
+    what tells why they hang. deadline: seconds that a call of theirs may take. plan: of the run that they
+    train; they are started again when they fail, ``restarts`` times in a row without a new checkpoint.
+    open_job: as the user wrote it, for another plan.
     """
 
     module: str
@@ -46,6 +49,9 @@ class Ranks:
     silent: bool = False
     folder: Path | None = None
     deadline: float = 0.0
+    plan: Plan | None = None
+    restarts: int = 0
+    open_job: Job | None = None
 
     @property
     def argv(self) -> list[str]:
@@ -76,6 +82,10 @@ class Place(Protocol):
         """Whether its memory and devices are this machine's."""
         ...
 
+    def takes(self, world: int) -> bool:
+        """Whether a job of so many ranks can run there."""
+        ...
+
     def run(self, ranks: Ranks) -> int:
         """Start ranks and see them to their end; returns and raises what ``launch.local.run_ranks`` does."""
         ...
@@ -96,12 +106,29 @@ class Here:
 
         return HERE
 
+    def takes(self, world: int) -> bool:
+        """Any."""
+        return True
+
     def run(self, ranks: Ranks) -> int:
         """As processes; they meet at MASTER_PORT, where that is set."""
-        from plait.core.env import chosen_port
+        from plait.core.env import chosen_port, this_host
         from plait.launch.local import local_start
 
-        return _watched(local_start(ranks.argv, ranks.world, port=chosen_port()), ranks)
+        def start() -> Start:
+            return local_start(ranks.argv, ranks.world, port=chosen_port())
+
+        if ranks.plan is None:
+            return _watched(start(), ranks)
+        from plait.launch.supervisor import Crew, OneHost
+
+        fleet = OneHost(
+            lambda: Crew(
+                start=silenced(start()) if ranks.silent else start(), world=ranks.world, hosts=(this_host(),),
+                suspicion=partial(suspicion_of, ranks), plan=ranks.plan.hash if ranks.plan else "",
+            )
+        )  # fmt: skip
+        return _kept_going(fleet, ranks)
 
 
 @dataclass(frozen=True)
@@ -127,7 +154,7 @@ class InLab:
 
     @property
     def _nodes(self) -> tuple[int, ...]:
-        """The host of every node."""
+        """The host of every node, if all take part."""
         from plait.core.lab_hosts import number
 
         return tuple(map(number, self.table.hosts)) if self.table else tuple(range(self.lab.hosts))
@@ -142,14 +169,23 @@ class InLab:
         """Its hosts and the rate of their links."""
         return self.lab.as_hosts
 
+    def takes(self, world: int) -> bool:
+        """As many as it has, or fewer on whole hosts: the others are spares."""
+        each = self.lab.ranks_per_host
+        return world == self.world or (self.table is None and world < self.world and world % each == 0)
+
     def run(self, ranks: Ranks) -> int:
         """As processes on the lab's hosts."""
         from plait.core.rank_table import NAME
         from plait.lab import Lab
 
-        if self.table:  # ranks compare it with where they are
-            self.table.write(ranks.logs.parent / NAME)
-        with Lab(self.lab, command=ranks.argv, nodes=self._nodes) as running:
+        with Lab(self.lab, command=ranks.argv, nodes=self._nodes[: ranks.world // self.lab.ranks_per_host]) as running:
+            if ranks.plan is not None:
+                from plait.cli.fleet import LabFleet
+
+                return _kept_going(LabFleet(running, ranks, ranks.plan), ranks)
+            if self.table:  # ranks compare it with where they are
+                self.table.write(ranks.logs.parent / NAME)
             return _watched(partial(running.popen, argv=ranks.argv), ranks)
 
 
@@ -170,6 +206,10 @@ class Managed(ABC):
         from plait.core.cluster import HERE
 
         return HERE
+
+    def takes(self, world: int) -> bool:
+        """Its manager says."""
+        return True
 
     @property
     def inside(self) -> bool:
@@ -244,8 +284,9 @@ def with_table(place: Place, rank_table: Path | None) -> Place:
     return place
 
 
-def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) -> int:
-    """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status."""
+def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, open_job: Job | None = None) -> int:
+    """Train as the plan says, in a folder that is this process's alone meanwhile; the exit status. open_job:
+    as the user wrote it, where the plan has closed what it leaves open."""
     from plait.core.lock import RunLock
     from plait.core.rank_table import NAME
     from plait.launch.run_folder import WORKER, write_run
@@ -257,9 +298,26 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False) ->
         ranks = Ranks(
             module=WORKER, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
             timeout=plan.job.run.timeout, lock=lock, silent=silent,
-            folder=folder, deadline=plan.job.run.call_deadline,
+            folder=folder, deadline=plan.job.run.call_deadline, plan=plan, restarts=plan.job.run.restarts,
+            open_job=open_job,
         )  # fmt: skip
         return place.run(ranks)
+
+
+def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
+    from contextlib import ExitStack
+
+    from plait.core.host_memory import close_memory, open_memory
+    from plait.launch.supervisor import Supervisor
+
+    assert ranks.folder is not None
+    with ExitStack() as held:
+        if ranks.plan and ranks.plan.job and ranks.plan.job.run.memory_every:
+            held.callback(close_memory, ranks.folder)
+            open_memory(ranks.folder)
+        return Supervisor(
+            fleet, ranks.folder, ranks.logs, timeout=ranks.timeout, restarts=ranks.restarts, lock=ranks.lock
+        ).run()
 
 
 def _watched(start: Start, ranks: Ranks) -> int:
@@ -268,7 +326,7 @@ def _watched(start: Start, ranks: Ranks) -> int:
     from plait.core.collecting import collecting
     from plait.launch.local import run_ranks
 
-    chosen = _silent(start) if ranks.silent else start
+    chosen = silenced(start) if ranks.silent else start
     suspicion = suspicion_of(ranks)
     with collecting(ranks.folder, 0, ranks.world) if ranks.folder else nullcontext():
         return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
@@ -285,7 +343,7 @@ def suspicion_of(ranks: Ranks) -> Suspicion | None:
     return Suspicion(ranks.folder, ranks.world, deadline=ranks.deadline, localise=explain)
 
 
-def _silent(start: Start) -> Start:
+def silenced(start: Start) -> Start:
     """What rank 0 prints goes to its log as well."""
 
     def started(rank: int, *, stdout: IO[bytes] | None, stderr: IO[bytes], **more: Any) -> subprocess.Popen[Any]:

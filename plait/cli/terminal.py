@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TextIO
 
 import typer
@@ -18,6 +20,8 @@ from plait.core.env import no_colour, terminal_width
 
 WIDEST_TEXT = 100
 """Columns of running text: longer lines are hard to read."""
+_kept: ContextVar[list[str] | None] = ContextVar("kept", default=None)
+"""Where lines of this thread go that are not to be printed."""
 
 
 def prepare() -> None:
@@ -27,6 +31,17 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+@contextmanager
+def captured() -> Iterator[list[str]]:
+    """Lines that this thread would print meanwhile, as they would stand in a file."""
+    lines: list[str] = []
+    token = _kept.set(lines)
+    try:
+        yield lines
+    finally:
+        _kept.reset(token)
+
+
 def drawing_width() -> int:
     """Columns for a drawing, which needs some width in a file too."""
     return terminal_width(sys.stdout) or 80
@@ -34,33 +49,41 @@ def drawing_width() -> int:
 
 def fitted(message: str, stream: TextIO | None = None, indent: str = "") -> str:
     """Running text in lines that fit; one line in a file or a pipe. Paths are never broken."""
-    columns = terminal_width(stream or sys.stdout)
+    columns = None if _kept.get() is not None else terminal_width(stream or sys.stdout)
     return plain.paragraph(message, columns and min(columns, WIDEST_TEXT), indent)
 
 
 def say(line: str) -> None:
     """One line, as long as it is."""
-    typer.echo(plain.printable(line))
+    _print(plain.printable(line))
 
 
 def text(message: str, *, indent: str = "") -> None:
     """Running text. indent: before every line but the first."""
-    typer.echo(fitted(message, indent=indent))
+    _print(fitted(message, indent=indent))
 
 
 def title(line: str) -> None:
     """What comes below is about this."""
-    typer.echo(coloured(fitted(line), bold=True))
+    _print(coloured(fitted(line), bold=True))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table; what does not fit beside the rest stands on further lines of every row."""
-    for line in plain.table(header, rows, terminal_width(sys.stdout)):
+    for line in plain.table(header, rows, None if _kept.get() is not None else terminal_width(sys.stdout)):
+        _print(line)
+
+
+def _print(line: str) -> None:
+    kept = _kept.get()
+    if kept is None:
         typer.echo(line)
+    else:
+        kept.append(line)
 
 
 def coloured(words: str, front: str | None = None, back: str | None = None, *, bold: bool | None = None) -> str:
     """``words`` in colours, where there are any."""
-    if no_colour() or not sys.stdout.isatty() or not (front or back or bold):
+    if _kept.get() is not None or no_colour() or not sys.stdout.isatty() or not (front or back or bold):
         return words
     return typer.style(words, fg=front, bg=back, bold=bold)

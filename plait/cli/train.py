@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from plait.cli.running import Place
     from plait.core.job import Job
     from plait.core.plan import Plan
+    from plait.lab import LabSpec
 
 CHECKED = 64
 """Ranks up to which a dry run also plans every transfer, as a run does."""
@@ -51,6 +52,7 @@ def train(
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
     from plait.cli.running import Managed, place_of, run_plan, with_table
+    from plait.core.job import Job
     from plait.launch.run_folder import write_run
 
     place = with_table(place_of(on), rank_table)
@@ -61,17 +63,46 @@ def train(
         plan, folder = _written(job, overrides or [], place)
     else:  # torchrun's ranks may stand on other machines too
         plan, folder = _planned(job, overrides or [], place, refuse=place.ours and not plan_only)
-    if place.world not in (None, plan.layout.world_size):
-        from plait.core.errors import JobError
-
-        problem = f"{on} has {place.world} ranks, the job needs {plan.layout.world_size}"
-        raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
+    _check_ranks(plan, place, on)
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return
     if isinstance(place, Managed) and not place.inside:
         raise typer.Exit(place.submit(plan, folder, follow=follow))
-    raise typer.Exit(run_plan(plan, folder, place))
+    open_job = Job.read(job, overrides or []).named(job.stem) if job.suffix != ".json" else None
+    raise typer.Exit(run_plan(plan, folder, place, open_job=open_job))
+
+
+def _check_ranks(plan: Plan, place: Place, on: str) -> None:
+    """Raise JobError for a plan of more ranks than the place has, or of other hosts; say which hosts are
+    spares."""
+    from plait.cli import terminal
+    from plait.core.errors import JobError
+    from plait.core.lab_hosts import name
+
+    world = plan.layout.world_size
+    if not place.takes(world):
+        problem = f"{on} has {place.world} ranks, the job needs {world}"
+        raise JobError(problem, key="--on", fix="Change one of the two, or strategy.tp, dp, pp")
+    if place.lab and place.world and world < place.world:
+        used, hosts = world // place.lab.ranks_per_host, place.lab.hosts
+        spares = ", ".join(name(host) for host in range(used, hosts)[:5]) + (", ..." if hosts - used > 5 else "")
+        terminal.text(f"{hosts - used} of {hosts} hosts are spares: {spares}")
+
+
+def _lab(job: Job, place: Place) -> LabSpec | None:
+    """The lab to plan for: without the hosts that the job wants kept free."""
+    from dataclasses import replace
+
+    from plait.core.errors import JobError
+
+    lab, spares = place.lab, job.run.spares
+    if lab is None or not spares:
+        return lab
+    if spares >= lab.hosts or (lab.hosts - spares) % lab.pods:
+        problem = f"{spares} of {lab.hosts} hosts in {lab.pods} minipods leave no equal minipods"
+        raise JobError(problem, key="run.spares", fix="Choose fewer, or more hosts with --on")
+    return replace(lab, hosts=lab.hosts - spares)
 
 
 def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None:
@@ -95,7 +126,7 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
         job = Job.read(file, overrides).named(file.stem)
         vocab, folder = load_tokenizer(job.data.tokenizer).vocab, job.run.path
         refuse_experts(job.model_spec(vocab))
-        job, chosen = planned(job, vocab, place.lab)
+        job, chosen = planned(job, vocab, _lab(job, place))
         if chosen and not as_json:
             terminal.text(chosen)
         there = room(job.run.device, job.world_size) if place.ours else None
@@ -140,7 +171,7 @@ def _planned(file: Path, overrides: list[str], place: Place, *, refuse: bool = F
     job = Job.read(file, overrides).named(file.stem)
     vocab = load_tokenizer(job.data.tokenizer).vocab
     refuse_experts(job.model_spec(vocab))
-    job, chosen = planned(job, vocab, place.lab)
+    job, chosen = planned(job, vocab, _lab(job, place))
     if chosen:
         terminal.text(chosen)
     if refuse:

@@ -23,11 +23,13 @@ from plait.core.plan import Plan
 @dataclass(frozen=True, kw_only=True)
 class Volume:
     """What one GPU holds and sends in a step, in bytes. weights: of its parameters. dp: gradients and
-    parameters, to ranks with the same weights. pp: activations and their gradients, to other stages."""
+    parameters, to ranks with the same weights. pp: activations and their gradients, to other stages. ep: rows
+    of tokens, to the ranks of the same stage that have their experts, and back."""
 
     weights: float = 0.0
     dp: float = 0.0
     pp: float = 0.0
+    ep: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class CommunicationMatrix:
     """heights: cells of every column. nodes_per_cell: neighbours that share tensor- or context-parallel
     groups, and stay in one minipod. edges: columns that hand activations to each other, both in order.
     volumes: by column; none where nobody has counted them. micro_batch: sequences of a replica.
+    expert_cells: so many neighbours of a column share out experts, and send each other tokens all to all.
 
     >>> matrix = CommunicationMatrix.of_layout(Layout.of(pp=2, dp=6, tp=8), ranks_per_node=8)
     >>> matrix.heights, matrix.rows[1]
@@ -47,6 +50,7 @@ class CommunicationMatrix:
     edges: tuple[tuple[int, int], ...] = ()
     volumes: tuple[Volume, ...] = ()
     micro_batch: int = 1
+    expert_cells: int = 1
 
     @staticmethod
     def of(plan: Plan, *, ranks_per_node: int, volumes: Sequence[Volume] = ()) -> CommunicationMatrix:
@@ -59,6 +63,7 @@ class CommunicationMatrix:
             edges=tuple(sorted({(min(edge), max(edge)) for edge in edges})),
             volumes=volumes,
             micro_batch=plan.largest_share(0),
+            ep=plan.job.strategy.ep if plan.job else 1,
         )
 
     @staticmethod
@@ -69,16 +74,18 @@ class CommunicationMatrix:
         edges: Sequence[tuple[int, int]] | None = None,
         volumes: Sequence[Volume] = (),
         micro_batch: int = 1,
+        ep: int = 1,
     ) -> CommunicationMatrix:
-        """edges: between places; without them each place and the next. Raises PlacementError for places that
-        are no whole number of nodes, nor nodes of places."""
+        """edges: between places; without them each place and the next. ep: neighbours of dp x cp that share
+        out experts. Raises PlacementError for places that are no whole number of nodes, nor nodes of
+        places."""
         each = min(ranks_per_node, layout.world_size)
         edges = [(at, at + 1) for at in range(len(layout.degrees) - 1)] if edges is None else edges
         shared = _places_per_node(layout, each)
         if shared > 1:
             edges = sorted({(a // shared, b // shared) for a, b in edges if a // shared != b // shared})
             volumes = [_sum(volumes[at : at + shared]) for at in range(0, len(volumes), shared)]
-            heights, block = (1,) * (len(layout.degrees) // shared), 1
+            heights, block, experts = (1,) * (len(layout.degrees) // shared), 1, 1
         else:
             nodes = [len(mesh.ranks) // each for mesh in layout.meshes]
             block = max(_block(mesh, each) for mesh in layout.meshes)
@@ -88,9 +95,10 @@ class CommunicationMatrix:
                     "these are no equal blocks of nodes. Use the same cp x tp in all stages."
                 )
             heights = tuple(count // block for count in nodes)
+            experts = max(-(-ep * mesh.tp // (block * each)) for mesh in layout.meshes)
         return CommunicationMatrix(
             heights=heights, ranks_per_node=each, nodes_per_cell=block, edges=tuple(edges),
-            volumes=tuple(volumes), micro_batch=micro_batch,
+            volumes=tuple(volumes), micro_batch=micro_batch, expert_cells=min(experts, *heights),
         )  # fmt: skip
 
     @property
@@ -119,10 +127,11 @@ class CommunicationMatrix:
         return rows_of(self.heights)
 
     def vector(self, cell: int) -> tuple[float, float, float]:
-        """[v_w, v_d, v_p] of each GPU of a cell, in bytes."""
+        """[v_w, v_d, v_p] of each GPU of a cell, in bytes; what experts exchange stays in the column, and is
+        part of v_d."""
         ends = list(accumulate(self.heights))
         volume = self.volumes[next(at for at, end in enumerate(ends) if cell < end)]
-        return volume.weights, volume.dp, volume.pp
+        return volume.weights, volume.dp + volume.ep, volume.pp
 
     @cached_property
     def mean(self) -> Volume:
@@ -135,9 +144,10 @@ class CommunicationMatrix:
         much there is to compute for what is sent, and for which groups. None where nothing is sent along one
         of the axes, or nobody has counted."""
         mean = self.mean
-        if not mean.dp or not mean.pp:
+        down = mean.dp + mean.ep
+        if not down or not mean.pp:
             return None
-        return self.micro_batch * mean.weights / (mean.dp + mean.pp), mean.dp / mean.pp
+        return self.micro_batch * mean.weights / (down + mean.pp), down / mean.pp
 
 
 def columns_of(heights: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -185,6 +195,7 @@ def _sum(volumes: Sequence[Volume]) -> Volume:
         weights=max(one.weights for one in volumes),
         dp=max(one.dp for one in volumes),
         pp=max(one.pp for one in volumes),
+        ep=max(one.ep for one in volumes),
     )
 
 
@@ -196,4 +207,5 @@ def _mean(volumes: Sequence[Volume], heights: Sequence[int]) -> Volume:
         weights=sum(one.weights * height for one, height in pairs) / cells,
         dp=sum(one.dp * height for one, height in pairs) / cells,
         pp=sum(one.pp * height for one, height in pairs) / cells,
+        ep=sum(one.ep * height for one, height in pairs) / cells,
     )

@@ -5,7 +5,7 @@ them.
     ------------------  ----------------------------------------------  -------------------------------------
     RANK                this process's number in the run                a run of one process
     WORLD_SIZE          how many processes the run has                  1; needed as soon as RANK is set
-    LOCAL_WORLD_SIZE    how many of them are on this machine            all
+    LOCAL_WORLD_SIZE    how many of them are on this machine            all, if rank 0 is on it
     LOCAL_RANK          this process's number on this machine           RANK modulo LOCAL_WORLD_SIZE
     GROUP_RANK          this machine's number (torchrun; or NODE_RANK)  RANK divided by LOCAL_WORLD_SIZE
     MASTER_ADDR         where rank 0 listens                            127.0.0.1 on one machine, else needed
@@ -21,6 +21,8 @@ them.
     NO_COLOR            if not empty: no colours, whatever is printed   colours on a terminal
     TERM                if dumb: no colours, no line that changes       a terminal that can do both
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
+    CUDA_DEVICE_MAX_CONNECTIONS  a GPU's hardware queues, 8 to 32       32
+    CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER: at the start
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
 scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
@@ -96,6 +98,12 @@ class RankEnv:
         world_size = _number(env, "WORLD_SIZE", 1, least=1)
         rank = _number(env, "RANK", 0, most=world_size - 1)
         local_world_size = _number(env, "LOCAL_WORLD_SIZE", world_size, least=1, most=world_size)
+        where = env.get("MASTER_ADDR", "127.0.0.1")
+        if world_size > 1 and "LOCAL_WORLD_SIZE" not in env and where != "localhost" and not where.startswith("127."):
+            raise LaunchError(
+                f"LOCAL_WORLD_SIZE is not set, and rank 0 listens at {where}: ranks may run on several machines. "
+                "Set it to how many run on this one, as plait train and torchrun do."
+            )
         if local_world_size < world_size and "MASTER_ADDR" not in env:
             raise LaunchError(
                 "MASTER_ADDR is not set though ranks run on several machines. "
@@ -286,6 +294,13 @@ def specs_folder() -> Path:
     return checkout if (package.parent / "pyproject.toml").is_file() and checkout.is_dir() else package / "specs"
 
 
+def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where what a user has measured is kept from one job to the next: ``plait`` in XDG_DATA_HOME."""
+    chosen = environ.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if chosen and Path(chosen).is_absolute() else Path.home() / ".local" / "share"
+    return base / "plait"
+
+
 def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
     text = env.get(name)
     if text is None:
@@ -300,6 +315,29 @@ def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, 
     if value < least or (most is not None and value > most):
         raise LaunchError(f"The environment variable {name} is {value}. Allowed: {allowed}.")
     return value
+
+
+LEAST_QUEUES, QUEUES = 8, 32
+"""Hardware queues of a GPU: fewer are refused, and what is asked for otherwise."""
+
+
+def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ) -> None:
+    """What a GPU's driver reads once, before it is first asked anything; the user's own values win. Raises
+    LaunchError where these would let ranks wait for each other for ever.
+
+    A hardware queue holds up everything behind a stream that waits, also across ranks, so there are as many
+    as there can be. Kernels are loaded at the start: loading one may wait for the whole device, hence for a
+    message that is posted and whose sender waits for this rank.
+    """
+    queues = _number(environ, "CUDA_DEVICE_MAX_CONNECTIONS", QUEUES, least=1, most=QUEUES)
+    if queues < LEAST_QUEUES:
+        raise LaunchError(
+            f"The environment variable CUDA_DEVICE_MAX_CONNECTIONS is {queues}. Plait keeps communication of several "
+            f"groups under way at once, which so few queues can bring to a standstill. Allowed: {LEAST_QUEUES} to "
+            f"{QUEUES}; unset it for {QUEUES}."
+        )
+    environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
+    environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 def expand_segments(environ: MutableMapping[str, str] = os.environ) -> None:

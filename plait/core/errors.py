@@ -23,6 +23,9 @@ import difflib
 from collections.abc import Iterable
 
 ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
+DO_NOT_RETRY = 93
+"""Exit status of a rank, or of a start, that would only end the same way again (NVIDIA's resiliency tools
+have it so)."""
 
 
 class PlaitError(Exception):
@@ -77,9 +80,17 @@ class LaunchError(PlaitError):
 
 
 class RankFailure(PlaitError):
-    """A running rank died or stopped answering: names the rank and the cause."""
+    """A running rank died or stopped answering: names the rank and the cause.
+
+    ranks: whose fault it is, as far as is known. cause: a word for it (``killed``, ``ended``, ``silent``, or
+    a verdict's). words: the last that the rank has said.
+    """
 
     exit_status = 1
+
+    def __init__(self, message: str, *, ranks: Iterable[int] = (), cause: str = "", words: str = "") -> None:
+        super().__init__(message)
+        self.ranks, self.cause, self.words = tuple(ranks), cause, words
 
 
 class NotFinite(PlaitError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,6 +25,19 @@ def explained(problem: str, *, fix: str) -> Generator[None]:
         yield
     except OSError as error:
         raise LaunchError(f"{problem}: {error.strerror or error}. {fix}.") from None
+
+
+def check_target(path: str | Path, *, fix: str) -> None:
+    """Raise LaunchError for a file that could not be written, before the work of which it is the result.
+    fix: what to change."""
+    target = Path(path)
+    with explained(f"{target} cannot be written", fix=fix):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        there = next(folder for folder in (target.parent, *target.parent.parents) if folder.exists())
+        handle, name = mkstemp(dir=there, prefix=f".{target.name}.")
+        os.close(handle)
+        os.unlink(name)
 
 
 @contextmanager

@@ -106,8 +106,12 @@ _TRIES: tuple[_Try, ...] = tuple((factor, policy) for factor in ASSUMED for poli
 
 
 def _tries(graph: SegmentGraph) -> list[_Try]:
-    """Those that may differ: a slice that is alone has no other to be patient with."""
-    return [each for each in _TRIES if graph.p1 > 1 or not each[1].patience]
+    """Those that may differ: a slice that is alone has no other to be patient with, weight gradients fill
+    nothing in a phase that has none, and alone they leave nothing to choose."""
+    if graph.phase == "W":
+        return list(_TRIES[:1])
+    fills = graph.phase in ("step", "B")
+    return [each for each in _TRIES if (graph.p1 > 1 or not each[1].patience) and (fills or each[1].fill)]
 
 
 class _Orders:

@@ -27,8 +27,9 @@ class Placement:
     row_spread, column_spread: over how many minipods the most spread PP group and DP group lie. used:
     minipods. crossings: pairs of neighbours in a group that lie in different ones. score: eq. 2 with alpha,
     or predicted seconds where ``by`` says so, plus what preempting costs. bound: what no placement on these
-    nodes can beat. dp_seconds, pp_seconds: predicted for the groups that take longest, if nothing hides them;
-    None without volumes. plan, topology: hashes of what it was made for. solved_in: seconds.
+    nodes can beat. dp_seconds, pp_seconds, ep_seconds: predicted for the groups that take longest (the last
+    of experts), if nothing hides them; None without volumes. plan, topology: hashes of what it was made for.
+    solved_in: seconds.
     """
 
     hosts: tuple[str, ...]
@@ -50,6 +51,7 @@ class Placement:
     note: str = ""
     dp_seconds: float | None = None
     pp_seconds: float | None = None
+    ep_seconds: float | None = None
     plan: str = ""
     topology: str = ""
     solved_in: float = 0.0
@@ -61,8 +63,10 @@ class Placement:
 
     @property
     def seconds(self) -> float | None:
-        """Predicted for communication along both axes."""
-        return None if self.dp_seconds is None or self.pp_seconds is None else self.dp_seconds + self.pp_seconds
+        """Predicted for communication along both axes and among experts."""
+        if self.dp_seconds is None or self.pp_seconds is None:
+            return None
+        return self.dp_seconds + self.pp_seconds + (self.ep_seconds or 0.0)
 
     @property
     def rank_table(self) -> RankTable:

@@ -13,6 +13,7 @@ several samples, of which the slowest rank's counts.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +23,7 @@ from pydantic import Field, ValidationError
 from plait.core.errors import JobError
 from plait.core.explain import explain
 from plait.core.files import replacing
+from plait.core.segment_costs import SegmentCosts
 from plait.core.settings import Count, Natural, NotNegative, Positive, Precision, Section
 from plait.core.stamped import Stamp, digest
 
@@ -180,6 +182,36 @@ class ModuleTime(Section):
     seconds: NotNegative
 
 
+PHASES: dict[str, ModulePhase] = {
+    "F": "forward",
+    "R": "forward",
+    "L": "forward",
+    "D": "input gradient",
+    "C": "input gradient",
+    "W": "weight gradient",
+}
+NORMS: dict[str, ModulePhase] = {"N": "forward", "J": "input gradient"}
+"""Ops between two modules: the residual addition and the norm. J has the norm's weight gradient as well."""
+SITES: tuple[ModuleSite, ...] = ("embed", "attn", "mlp", "block", "head")
+
+
+def by_module(costs: SegmentCosts) -> dict[tuple[ModuleSite, ModulePhase], float]:
+    """Seconds of modules from those of segment ops; of a norm, the mean over those of a layer.
+
+    >>> by_module(SegmentCosts({"mlp.F": 2.0, "mlp.R": 1.0, "mlp.N": 0.5, "attn.N": 0.7}, {}))
+    {('mlp', 'forward'): 3.0, ('norm', 'forward'): 0.6}
+    """
+    found: dict[tuple[ModuleSite, ModulePhase], float] = defaultdict(float)
+    norms: dict[ModulePhase, list[float]] = defaultdict(list)
+    for key, seconds in costs.compute.items():
+        site, _, kind = key.partition(".")
+        if kind in PHASES and site in SITES:
+            found[site, PHASES[kind]] += seconds
+        elif kind in NORMS and site in ("attn", "mlp", "block"):
+            norms[NORMS[kind]].append(seconds)
+    return {**found, **{("norm", phase): sum(each) / len(each) for phase, each in norms.items()}}
+
+
 class Overlap(Section):
     """Matrix products beside one kind of collective."""
 
@@ -215,6 +247,9 @@ class Machine(Section):
     ranks_per_node: Count
     backend: str
     """Of collectives: ``gloo``, ``nccl``."""
+    crowd: Annotated[float, Field(ge=1)] = 1.0
+    """Ranks that want each core at the same time, those of all nodes that are emulated on it; 1 where each
+    rank has a device of its own. Computation was measured as it is with all of them at work."""
 
 
 class Profile(Section):

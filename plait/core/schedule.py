@@ -344,41 +344,40 @@ def with_edges(schedule: Schedule, edges: Iterable[Edge]) -> Schedule:
     return replace(schedule, edges=tuple(sorted(set(edges))))
 
 
-def with_transfers(schedule: Schedule, ahead: int = 2) -> Schedule:
+def with_transfers(schedule: Schedule, ahead: int = 2, *, proven: bool = False) -> Schedule:
     """The schedule with every transfer written out: sent right after its op, its receive posted ``ahead``
     computations before its reader.
 
     Posting a receive earlier keeps a buffer longer and, on NCCL, a waiting kernel; later, the transfer starts
     late where sender and receiver must meet. Two computations are one forward and one backward, a whole
     period of the steady state. A channel's receives stand in the sender's order: one that is overtaken is
-    posted with the one that overtook it.
+    posted with the one that overtook it. proven: the schedule was made by rules that give whole lists in
+    order, and is not checked again.
     """
-    check(schedule)
+    if not proven:
+        check(schedule)
+    leaving = [[schedule.departures(op) for op in ops] for ops in schedule.ranks]
+    readers = {
+        transfer: at for ops in schedule.ranks for at, op in enumerate(ops) for transfer in schedule.arrivals(op)
+    }
+    channels: dict[tuple[int, int], list[Transfer]] = {}  # from rank to rank, in the sender's order
+    for rank, each in enumerate(leaving):
+        for transfers in each:
+            for transfer in transfers:
+                channels.setdefault((rank, schedule.rank_of[transfer.target]), []).append(transfer)
     posts: list[dict[int, list[Op]]] = [{} for _ in schedule.ranks]
-    for (_, receiver), transfers in _channels(schedule).items():
-        position = {op: i for i, op in enumerate(schedule.ranks[receiver])}
-        readers = {transfer: i for op, i in position.items() for transfer in schedule.arrivals(op)}
-        latest = len(position)
+    for (_, receiver), transfers in channels.items():
+        latest = len(schedule.ranks[receiver])
         for transfer in reversed(transfers):
             latest = min(latest, max(0, readers[transfer] - ahead))
             posts[receiver].setdefault(latest, []).insert(0, ends(transfer)[1])
     ranks: list[tuple[Op, ...]] = []
-    for ops, posted in zip(schedule.ranks, posts, strict=True):
+    for ops, each, posted in zip(schedule.ranks, leaving, posts, strict=True):
         lowered: list[Op] = []
-        for i, op in enumerate(ops):
-            lowered += [*posted.get(i, ()), op, *(ends(transfer)[0] for transfer in schedule.departures(op))]
+        for at, (op, transfers) in enumerate(zip(ops, each, strict=True)):
+            lowered += [*posted.get(at, ()), op, *(ends(transfer)[0] for transfer in transfers)]
         ranks.append(tuple(lowered))
     return replace(schedule, ranks=tuple(ranks))
-
-
-def _channels(schedule: Schedule) -> dict[tuple[int, int], list[Transfer]]:
-    """Transfers from rank to rank in the sender's order."""
-    channels: dict[tuple[int, int], list[Transfer]] = {}
-    for rank, ops in enumerate(schedule.ranks):
-        for op in ops:
-            for transfer in schedule.departures(op):
-                channels.setdefault((rank, schedule.rank_of[transfer.target]), []).append(transfer)
-    return channels
 
 
 def forward_only(schedule: Schedule, micro_batches: int) -> Schedule:

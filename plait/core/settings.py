@@ -288,6 +288,24 @@ class RunSection(Section):
     tensorboardX), ``wandb`` (Weights & Biases, offline where it has no login; needs the package wandb)."""
     timeout: Positive = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
+    restarts: Natural = 3
+    """Restarts in a row that may save no new checkpoint before a run that fails is given up; of ranks on this
+    machine or in a lab. 0: it is never restarted. A mistake in the job, or numbers that are not finite, are
+    no reason to restart in any case."""
+    spares: Natural = 0
+    """Hosts of a lab that are kept free, to take the place of others that fail, where the planner chooses how
+    many ranks there are. A job that says so itself keeps all hosts that it does not need."""
+    shrink: bool = True
+    """When hosts fail and no spare is left, go on with fewer data-parallel ranks, planned anew; if not, the
+    run waits for hosts to come back, as long as ``restarts`` allows."""
+    memory_every: Natural = 0
+    """Steps between copies of the state in the memory of hosts, from which a restarted run goes on if they
+    are newer than the checkpoints on disk. They live as long as the launcher. 0: none."""
+    memory_neighbour: bool = True
+    """Each host keeps the copies of another one too, so that they outlive its loss."""
+    on_save_failure: Literal["continue", "stop"] = "continue"
+    """When a checkpoint could not be written (a full disk): ``continue`` says so, trains on and tries again
+    after the next interval; ``stop`` ends the run."""
     selfcheck: Literal["off", "warn", "stop"] = "warn"
     """Before the first step of a run on several machines the links between neighbours, and across, are tried:
     what to do about one that has less than a third of the median rate."""

@@ -112,6 +112,15 @@ def progress_line(done: int, total: int, loss: str, left: float | None, more: Se
     return _GAP.join([step, "━" * full + "─" * (length - full), loss, *shown, remaining])
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "node"), counted(1200, "node")
+    ('1 node', '1,200 nodes')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def duration(seconds: float) -> str:
     """A time to wait, as on a clock.
 

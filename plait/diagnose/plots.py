@@ -8,9 +8,9 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.errors import DataError
 from plait.core.files import replacing
 from plait.core.gantt import Bar, Curve
+from plait.core.pictures import FORMATS, GREY, SAME, check_format, kind_of, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
 
-FORMATS = ("svg", "png", "pdf")
-GREY = "#808890"
 COLOURS = {"waiting": "#b8bec6"}
 """Of kinds that are not to stand out."""
 MANY = 500
@@ -100,12 +98,6 @@ def _names(panels: Sequence[tuple[str, Sequence[Curve]]]) -> list[str]:
     return list(dict.fromkeys(curve.name for _, curves in panels for curve in curves))
 
 
-def check_format(path: Path, known: Sequence[str] = FORMATS) -> None:
-    """Raise DataError for a picture that cannot be drawn as its name says."""
-    if path.suffix.lstrip(".").lower() not in known:
-        raise DataError(f"{path}: a picture's name ends in .{', .'.join(known)}")
-
-
 def _figure(height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -146,20 +138,18 @@ def _legend(axes: Axes, columns: int, below: float) -> None:
 def _save(figure: Figure, path: Path, title: str) -> None:
     from matplotlib import rc_context
 
-    kind = path.suffix.lstrip(".").lower()
-    see_through = kind in ("svg", "html")
-    if see_through:
+    kind = kind_of(path)
+    if kind in ("svg", "html"):
         for axes in figure.axes:
             _tone_down(axes)
-    same = rc_context({"svg.hashsalt": "plait", "svg.fonttype": "none"})  # the same bars, the same file
-    with replacing(path) as partial, same:
-        if kind == "html":
-            drawn = StringIO()
-            figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-            partial.write_text(PAGE.format(title=escape(title), svg=drawn.getvalue().partition("<svg")[2]))
+    with rc_context(dict(SAME)):
+        if kind != "html":
+            save(figure, path)
             return
-        metadata = {"Date": None} if see_through else None
-        figure.savefig(partial, format=kind, dpi=120, transparent=see_through, metadata=metadata)
+        drawn = StringIO()
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+        with replacing(path) as partial:
+            partial.write_text(PAGE.format(title=escape(title), svg=drawn.getvalue().partition("<svg")[2]))
 
 
 def _tone_down(axes: Axes) -> None:

@@ -9,7 +9,7 @@ steps where spans are kept of some. Times are seconds (``start``, ``sum``) or wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.ring_calls import RINGS
 from plait.core.ring_hosts import host_names, read_headers
+from plait.core.rollup import FOLDER as ROLLUPS
 from plait.core.timeline import PLANNED
 from plait.diagnose.recording import (
     ROLLUP,
@@ -61,20 +62,26 @@ class Run:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_run(folder: Path) -> Run:
-    """Raises DataError for a folder that is missing or holds no timeline that can be read."""
+def read_run(folder: Path, *, spans: bool = True) -> Run:
+    """spans: False to read the sums of every step alone, which are small, where there are any.
+
+    Raises DataError for a folder that is missing or holds no timeline that can be read.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
     notes: list[str] = []
     plan = _plan(folder / "plan.json", notes)
-    spans, rollups = _tables(folder / "timeline", plan.hash if plan else None, notes)
-    if spans.is_empty() and rollups.is_empty():
+    timeline = folder / "timeline"
+    sums = [] if spans else sorted((timeline / ROLLUPS).rglob("*.parquet"))
+    ops, rollups = _tables(sums or _files(timeline), plan.hash if plan else None, notes)
+    if ops.is_empty() and rollups.is_empty():
         more = f" ({notes[0]})" if notes else ""
         raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
     metrics = tuple(_lines(folder / "metrics.jsonl", notes))
     hosts, agree = _hosts(folder, notes)
-    spans = _on_one_clock(spans, folder, notes)
-    recording = recorded(spans, rollups, plan, hosts=hosts, clocks_agree=agree, metrics=metrics)
+    recording = recorded(
+        _on_one_clock(ops, folder, notes), rollups, plan, hosts=hosts, clocks_agree=agree, metrics=metrics
+    )
     attempts = tuple(_lines(folder / "attempts.jsonl", notes))
     return Run(folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes))
 
@@ -95,7 +102,7 @@ def read_timeline(folder: Path) -> Tables:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
     notes: list[str] = []
-    spans, rollups = _tables(folder / "timeline", None, notes)
+    spans, rollups = _tables(_files(folder / "timeline"), None, notes)
     if spans.is_empty() and rollups.is_empty():
         raise DataError(f"{folder} holds no timeline; train with run.timeline_steps above 0")
     newest = spans if spans.height else rollups
@@ -204,13 +211,17 @@ class _File(NamedTuple):
     plan: str
 
 
-def _tables(timeline: Path, plan: str | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _files(timeline: Path) -> list[Path]:
+    return sorted(timeline.rglob("*.parquet"))
+
+
+def _tables(files: Sequence[Path], plan: str | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Spans and roll-ups, with the columns ``plan`` and ``sampled``; of a step that a rank did twice, the
     second time. plan: the hash of the one whose they are; None: all."""
     kinds: dict[tuple[str, str], list[_File]] = {}
     skipped: list[str] = []
     other = 0
-    for path in sorted(timeline.rglob("*.parquet")):
+    for path in files:
         try:
             metadata = pl.read_parquet_metadata(path)
         except (OSError, pl.exceptions.PolarsError) as error:

@@ -13,12 +13,16 @@ from typing import Any, Self
 
 from plait.core.env import rank_base
 from plait.core.errors import LaunchError
+from plait.core.lab_hosts import address
 from plait.lab.environment import rank_environment
 from plait.lab.network import Network, tool
 from plait.lab.registry import Entry, note, strike
 from plait.lab.spec import LabSpec
 
 _KEEPER = Path(__file__).with_name("keeper.py")
+_PROBE = Path(__file__).with_name("probe.py")
+PROBE_PORT = "29499"
+"""Where probes of the network listen, below the port at which ranks meet."""
 
 
 class Lab:
@@ -129,6 +133,32 @@ class Lab:
         process = subprocess.Popen(self.rank_command(rank, argv), env=env, **options)
         self._ranks.append(process)
         return process
+
+    def reached(self) -> list[set[int]]:
+        """Which hosts each host reaches over the network now, itself included."""
+        addresses = [address(host) for host in range(self.spec.hosts)]
+        probes = [
+            subprocess.Popen(
+                self.network.enter(host, [sys.executable, "-I", "-S", str(_PROBE), str(host), PROBE_PORT, *addresses]),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            )
+            for host in range(self.spec.hosts)
+        ]  # fmt: skip
+        try:
+            for probe in probes:
+                assert probe.stdout is not None
+                probe.stdout.readline()
+            for probe in probes:
+                assert probe.stdin is not None
+                probe.stdin.write("\n")
+                probe.stdin.flush()
+            return [set(json.loads((probe.stdout and probe.stdout.readline()) or "[]")) for probe in probes]
+        except BrokenPipeError:
+            raise LaunchError("the lab's network cannot be probed: a probe ended early.") from None
+        finally:
+            for probe in probes:
+                probe.kill()
+                probe.communicate()
 
     def cut(self, host: int) -> None:
         """Pull a host's cable."""

@@ -27,7 +27,9 @@ from plait.launch.local import LocalProcess, free_port, start_process
 from plait.launch.messages import (
     KINDS,
     PATIENCE,
+    PULSE,
     AgentMessage,
+    Alive,
     Begin,
     Done,
     Ended,
@@ -100,6 +102,7 @@ class _Agent:
     def serve(self, signals: Any) -> int:
         """Until the launcher has heard of every rank's end and hangs up."""
         done: int | None = None
+        beat = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self.line, selectors.EVENT_READ)
             while True:
@@ -114,6 +117,9 @@ class _Agent:
                         return (1 if self.running else 0) if done is None else done
                 while signals:
                     self.line.send(Signalled(signals.popleft()))
+                if time.monotonic() > beat + PULSE:
+                    beat = time.monotonic()
+                    self.line.send(Alive())
                 self._look()
 
     def _look(self) -> None:

@@ -24,6 +24,7 @@ from plait.core.errors import ERROR_MARK, LaunchError, PlacementError
 from plait.core.rank_table import RankTable
 from plait.launch.messages import (
     KINDS,
+    LOST,
     PATIENCE,
     AgentMessage,
     Begin,
@@ -76,6 +77,7 @@ class Agent:
     def __init__(self, line: Line[AgentMessage], hello: Hello) -> None:
         self.line, self.hello = line, hello
         self.ranks: dict[int, RemoteProcess] = {}
+        self.heard = time.monotonic()
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
@@ -87,6 +89,7 @@ class Agent:
         signal: int | None = None
         try:
             while (message := self.line.receive()) is not None:
+                self.heard = time.monotonic()
                 match message:
                     case Ended(rank, status, said):
                         self.ranks[rank].ended(status, said)
@@ -97,13 +100,20 @@ class Agent:
                     case _:
                         pass
         except EOFError:
-            for rank, process in self.ranks.items():
-                lost = (
-                    f"{ERROR_MARK}{self.hello.host} was lost, and rank {rank} with it: its agent ended without a word"
-                )
-                process.ended(1, f"{lost} (the node failed, or the cluster manager has ended it)")
+            self._lost("its agent ended without a word")
             raise
         return signal
+
+    def look(self, held_up: float) -> None:
+        """Give up a host whose agent has been silent for too long."""
+        self.heard += held_up
+        if (silent := time.monotonic() - self.heard) > LOST:
+            self._lost(f"its agent has been silent for {silent:.0f} s")
+
+    def _lost(self, why: str) -> None:
+        for rank, process in self.ranks.items():
+            lost = f"{ERROR_MARK}{self.hello.host} was lost, and rank {rank} with it: {why}"
+            process.ended(1, f"{lost} (the node failed, or the cluster manager has ended it)")
 
 
 class Agents:
@@ -173,6 +183,7 @@ class Agents:
             if isinstance(first_message, LineOf):
                 channels[first_message.rank] = Channel(self._held.enter_context(line.taken()))
         for agent in self.agents.values():
+            agent.heard = time.monotonic()
             agent.line.send(Go())
         return [self._rank(number, channels[number]) for number in range(self.table.world_size)]
 

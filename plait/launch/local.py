@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from plait.core.env import launcher_variable, rank_base, rank_variables
 from plait.core.lock import RunLock
 from plait.core.process import process_state
 from plait.launch.hang import Suspicion
+from plait.launch.progress import Progress
 from plait.launch.watch import Rank, Watch, catching_signals
 
 
@@ -106,24 +108,26 @@ def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> 
 
 def run_ranks(
     start: Start, world: int, logs: Path, *, timeout: float, lock: RunLock | None = None,
-    suspicion: Suspicion | None = None,
+    suspicion: Suspicion | None = None, signals: deque[int] | None = None, progress: Progress | None = None,
 ) -> int:  # fmt: skip
     """Run all ranks to their end. Returns 0, or 128 + signal if they were asked to stop and have saved.
 
-    suspicion: finds out why they wait for each other, if they do for too long.
+    suspicion: finds out why they wait for each other, if they do for too long. signals: those that the caller
+    catches. progress: takes note of how far they are.
 
     Raises the error of the first rank that failed, RankFailure for one that is silent for ``timeout`` seconds
     or that the others wait for, RunLost when the run's lock is lost.
     """
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
-        signals = held.enter_context(catching_signals())
+        caught = held.enter_context(catching_signals()) if signals is None else signals
         ranks: list[Rank] = []
         held.callback(_kill, ranks)
         for number in range(world):
             log = held.enter_context(open(logs / f"rank-{number}.log", "w+b"))
             ranks.append(_start(start, number, log))
-        return Watch(ranks, logs, signals, timeout=timeout, lock=lock, suspicion=suspicion).until_ended()
+        watch = Watch(ranks, logs, caught, timeout=timeout, lock=lock, suspicion=suspicion, progress=progress)
+        return watch.until_ended()
 
 
 def _start(start: Start, number: int, log: IO[bytes]) -> Rank:

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 PATIENCE = 120.0
 """Seconds in which all agents must have come."""
+PULSE = 5.0
+"""Seconds between two signs of life of an agent."""
+LOST = 60.0
+"""Seconds without one after which its host counts as lost: a machine without power hangs up on nobody."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """From an agent, every few seconds."""
+
+
+@dataclass(frozen=True)
 class Kill:
     """To an agent: end this rank for certain."""
 
@@ -92,5 +101,5 @@ class Done:
     status: int
 
 
-AgentMessage = Done | Hello | Begin | Refused | LineOf | Go | Halted | Ended | Signalled | Kill
-KINDS = (Done, Hello, Begin, Refused, LineOf, Go, Halted, Ended, Signalled, Kill)
+AgentMessage = Done | Hello | Begin | Refused | LineOf | Go | Halted | Ended | Signalled | Kill | Alive
+KINDS = (Done, Hello, Begin, Refused, LineOf, Go, Halted, Ended, Signalled, Kill, Alive)

@@ -6,13 +6,12 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from plait.core.errors import DO_NOT_RETRY as DO_NOT_RETRY
 from plait.core.files import explained, replacing
 from plait.core.plan import Plan
 
 WORKER = "plait.train.worker"
 """The module that every rank of a run is."""
-DO_NOT_RETRY = 93
-"""Exit status of a start that would only end the same way again (NVIDIA's resiliency tools have it so)."""
 
 
 def write_run(plan: Plan, folder: Path) -> None:

@@ -13,21 +13,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from plait.core.errors import JobError, LaunchError
 from plait.core.hostlist import expand, fold
 from plait.core.rank_table import RankTable
 from plait.core.settings import SlurmSection
+from plait.core.slurm_lines import lines
 from plait.launch.watch import catching_signals, say
 
 LOOK = 1.0
 """Seconds between two questions for a job's state."""
+PATIENCE = 300.0
+"""Seconds that Slurm's controller may be away while a job is followed: jobs go on meanwhile."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+GONE = "Invalid job id"
+"""What Slurm says of a job that it has forgotten."""
 GOING = (*WAITING, "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 
@@ -113,16 +118,32 @@ def gpus_of_a_node(partition: str) -> int:
     return min(counts, default=0)
 
 
-def submit(batch: Batch) -> str:
-    """Write the script into the run's folder and submit it; returns the job's number."""
+class Submitted(NamedTuple):
+    """A job. log: where its output goes. written: bytes that stood there before; another Slurm, or this one
+    some years ago, has had a job of this number."""
+
+    job: str
+    log: Path
+    written: int = 0
+
+
+def submit(batch: Batch) -> Submitted:
+    """Write the script into the run's folder and submit it. Raises JobError if a job of this run waits
+    already: it has no lock on the folder yet."""
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
-    script = batch.folder / "slurm.sh"
+    script = batch.folder.resolve() / "slurm.sh"
+    waiting = dict(reversed(line.split("|", 1)) for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
+    if job := waiting.get(str(script)):
+        fix = f"End it first (scancel {job}), or give this run another name with run.name=NAME"
+        raise JobError(f"Slurm job {job} is this run, and has not ended", file=str(batch.folder), fix=fix)
+    before = {file: file.stat().st_size for file in batch.log("*").parent.glob(batch.log("*").name)}
     script.write_text(batch.script())
     if batch.table:
         batch.table.write(batch.folder / "placed_ranks.json")
     else:
         (batch.folder / "placed_ranks.json").unlink(missing_ok=True)
-    return command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    job = command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    return Submitted(job, batch.log(job), before.get(batch.log(job), 0))
 
 
 @dataclass(frozen=True)
@@ -150,17 +171,34 @@ def state(job: str) -> State:
     return State(found.get("JobState", "UNKNOWN"), status, nodes, found.get("Reason", ""))
 
 
-def follow(job: str, log: Path) -> int:
+def patient_state(job: str, interrupted: Collection[int] = ()) -> State:
+    """A job's state, also if Slurm's controller is away for a while; at once where something comes into
+    ``interrupted``. Raises LaunchError as ``state``."""
+    since = time.monotonic()
+    while True:
+        try:
+            return state(job)
+        except LaunchError as error:
+            away = time.monotonic() - since
+            if interrupted or away > PATIENCE or GONE in str(error):
+                raise
+            if away < LOOK:
+                say(f"Slurm does not answer ({error}); asking again")
+            time.sleep(LOOK)
+
+
+def follow(submitted: Submitted) -> int:
     """Copy a job's log to standard output until the job ends; returns its exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that still waits is cancelled.
-    The second one cancels it at once.
+    The second one cancels it at once. Raises LaunchError where Slurm does not answer for long, or when it is
+    to be told to end the job.
     """
-    shown = _Tail(log, sys.stdout.buffer)
-    said = ""
+    job, log, written = submitted
+    shown, said = _Tail(log, sys.stdout.buffer, written), ""
     with catching_signals() as signals:
         asked_to_stop = False
-        while (now := state(job)).going:
+        while (now := _followed(submitted, signals)).going:
             shown.copy()
             if now.name != said and now.name in (*WAITING, "RUNNING"):
                 why = f" ({now.reason})" if now.reason not in ("", "None") else ""
@@ -171,9 +209,9 @@ def follow(job: str, log: Path) -> int:
                 signals.popleft()
                 if asked_to_stop or now.name in WAITING:
                     command("scancel", job)
-                else:
+                else:  # to the launcher alone: one that came from every node would be taken for a second one
                     with suppress(LaunchError):
-                        command("scancel", f"--signal={signal.SIGINT.value}", job)
+                        command("scancel", "--batch", f"--signal={signal.SIGINT.value}", job)
                 asked_to_stop = True
             time.sleep(LOOK)
     shown.copy()
@@ -182,11 +220,22 @@ def follow(job: str, log: Path) -> int:
     return now.status or (0 if now.name == "COMPLETED" else 1)
 
 
+def _followed(submitted: Submitted, signals: Collection[int]) -> State:
+    job, log, _ = submitted
+    try:
+        return patient_state(job, signals)
+    except LaunchError as error:
+        raise LaunchError(
+            f"{error} Job {job} is no longer followed. If it goes on, its output is in {log}, and scancel {job} ends "
+            "it."
+        ) from None
+
+
 class _Tail:
     """A file that grows, and may not be there yet."""
 
-    def __init__(self, path: Path, sink: BinaryIO) -> None:
-        self.path, self.sink, self.read = path, sink, 0
+    def __init__(self, path: Path, sink: BinaryIO, read: int = 0) -> None:
+        self.path, self.sink, self.read = path, sink, read
 
     def copy(self) -> None:
         with suppress(FileNotFoundError), open(self.path, "rb") as file:
@@ -215,18 +264,18 @@ def node_addresses(nodes: Sequence[str]) -> dict[str, str]:
 
 def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
     """Nodes so that those under one switch are neighbours, by what ``scontrol show topology`` prints; in
-    their own order where it says nothing of them.
+    their own order where it says nothing of them. Raises JobError or ValueError for what is no such text.
 
     >>> lines = "SwitchName=s1 Nodes=b,d", "SwitchName=s0 Nodes=a,c", "SwitchName=r Switches=s0,s1"
     >>> in_topological_order(["a", "b", "c", "d"], chr(10).join(lines))
     ['a', 'c', 'b', 'd']
     """
-    found = [dict(_FIELD.findall(line)) for line in topology.splitlines()]
-    inside = {one["SwitchName"]: expand(one["Switches"]) for one in found if one.get("Switches", "(null)") != "(null)"}
+    found = [words for _, words in lines(topology)]
+    inside = {one["switchname"]: expand(one["switches"]) for one in found if one.get("switches", "(null)") != "(null)"}
     leaves = {
-        one.get("SwitchName") or one["BlockName"]: expand(one["Nodes"])
+        one.get("switchname") or one.get("blockname", ""): expand(one["nodes"])
         for one in found
-        if one.get("Nodes", "(null)") != "(null)" and one.get("SwitchName") not in inside
+        if one.get("nodes", "(null)") != "(null)" and one.get("switchname") not in inside
     }
     below = {switch for switches in inside.values() for switch in switches}
     place: dict[str, int] = {}

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from plait.core.env import cluster_job, inherited, slurm_job, this_host
-from plait.core.errors import LaunchError, PlacementError, PlaitError
+from plait.core.errors import JobError, LaunchError, PlacementError, PlaitError
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
@@ -28,7 +28,7 @@ from plait.launch.watch import say, watched
 
 PLACED = "placed_ranks.json"
 """The rank table that the user has given, in the run's folder."""
-TERMINATED = 128 + signal.SIGTERM
+TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 
 def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None) -> int:
@@ -90,10 +90,10 @@ def _table(folder: Path, nodes: Sequence[str], world_size: int) -> RankTable:
     else:
         if world_size % len(nodes):
             raise PlacementError(f"{world_size} ranks do not spread evenly over the {len(nodes)} nodes of this job.")
-        topology = ""
-        with suppress(LaunchError):  # a cluster without one
-            topology = slurm.command("scontrol", "show", "topology")
-        table = RankTable(tuple(slurm.in_topological_order(nodes, topology)), world_size // len(nodes))
+        ordered = list(nodes)
+        with suppress(LaunchError, JobError, ValueError):  # a cluster without switches, or with none that we can read
+            ordered = slurm.in_topological_order(nodes, slurm.command("scontrol", "show", "topology"))
+        table = RankTable(tuple(ordered), world_size // len(nodes))
     if table.world_size != world_size:
         raise PlacementError(f"The rank table has {table.world_size} ranks, and the run needs {world_size}.")
     table.write(folder / NAME)
@@ -123,12 +123,14 @@ def main() -> int:
     except PlaitError as error:
         print(f"plait: {error}", file=sys.stderr, flush=True)
         return DO_NOT_RETRY
+    except KeyboardInterrupt:  # before there were ranks to ask
+        return INTERRUPTED
 
 
 def _again(folder: Path, status: int, before: int, restarts: int) -> int:
     """Have the job started again, unless it was cancelled, or makes no progress."""
     job, _ = slurm_job()
-    if slurm.state(job).name != "RUNNING":
+    if slurm.patient_state(job).name != "RUNNING":
         return status
     vain = starts_in_vain(folder, job, before)
     if vain > restarts:

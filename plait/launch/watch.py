@@ -22,11 +22,14 @@ from types import FrameType
 from typing import Any, Protocol
 
 from plait.core.channel import ENDINGS, Beat, Channel, Stop
-from plait.core.errors import ERROR_MARK, PlaitError, RankFailure
+from plait.core.env import terminal_width
+from plait.core.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure
 from plait.core.evidence import Verdict
 from plait.core.lock import RunLock
+from plait.core.text import paragraph
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
+from plait.launch.progress import Progress
 
 LOOK = 0.05
 """Seconds between two looks at all ranks."""
@@ -74,6 +77,11 @@ class Source(Protocol):
 
     def take(self) -> int | None:
         """Take what has come; a signal that somebody else has got. Raises EOFError when no more will come."""
+        ...
+
+    def look(self, held_up: float) -> None:
+        """Called again and again, to judge its silence. held_up: seconds in which this process was held
+        up."""
         ...
 
 
@@ -134,11 +142,13 @@ def _heeded(number: int) -> bool:
 def say(text: str) -> None:
     """A line for people, who may be gone with their terminal."""
     with suppress(OSError):
-        print(f"plait: {text}", file=sys.stderr, flush=True)
+        columns = terminal_width(sys.stderr)
+        print(paragraph(f"plait: {text}", columns and min(columns, 100)), file=sys.stderr, flush=True)
 
 
 class Watch:
-    """``signals``: those that have arrived, oldest first. sources: what else is listened to."""
+    """``signals``: those that have arrived, oldest first. sources: what else is listened to. progress: takes
+    note of how far ranks are."""
 
     def __init__(
         self,
@@ -150,9 +160,11 @@ class Watch:
         lock: RunLock | None,
         sources: Sequence[Source] = (),
         suspicion: Suspicion | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        self.progress = progress or Progress(len(ranks))
         self.ranks, self.logs, self.signals, self.timeout, self.lock = ranks, logs, signals, timeout, lock
-        self.suspicion = suspicion
+        self.suspicion, self.sources = suspicion, sources
         self._ended: dict[int, float] = {}
         self.stop: Stop | None = None
         self.killed = False
@@ -200,6 +212,8 @@ class Watch:
         self._looked = now
         for rank in self.ranks:
             rank.heard += held_up
+        for source in self.sources:
+            source.look(held_up)
         for key, _ in ready:
             try:
                 if isinstance(key.data, Rank):
@@ -214,6 +228,7 @@ class Watch:
             rank.heard, rank.warned = now, False
             if isinstance(message, Beat):
                 rank.beat = message
+                self.progress.heard(rank.number, message.step, now)
             else:
                 self._ask(message, f"{rank.name} got ")
 
@@ -231,6 +246,7 @@ class Watch:
         if self.stop is not None:
             return
         self.stop = stop
+        self.progress.stopping = True
         for rank in self.ranks:
             rank.channel.send(stop)
         then = (
@@ -254,7 +270,7 @@ class Watch:
 
     def _hangs(self, verdict: Verdict) -> RankFailure:
         log = f" Its log: {self._log(self.ranks[verdict.ranks[0]])}" if verdict.ranks else ""
-        return RankFailure(f"{verdict.why} All ranks were ended.{log}")
+        return RankFailure(f"{verdict.why} All ranks were ended.{log}", ranks=verdict.ranks, cause=verdict.cause)
 
     def _seen(self) -> dict[int, Seen]:
         """What is known of all ranks from here."""
@@ -287,7 +303,8 @@ class Watch:
             if verdict and verdict.certain:
                 raise self._hangs(verdict)
             more = f" {verdict.why}" if verdict and verdict.cause == "unknown" else ""
-            raise RankFailure(f"{first.silent(now)}; the other ranks were ended.{more} Its log: {self._log(first)}")
+            problem = f"{first.silent(now)}; the other ranks were ended.{more} Its log: {self._log(first)}"
+            raise RankFailure(problem, ranks=[first.number], cause="stopped" if first.stopped else "silent")
         if not first.warned:
             first.warned = True
             say(f"{first.silent(now)}; after {self.timeout:g} s the run is ended (run.timeout)")
@@ -307,15 +324,22 @@ class Watch:
                 return self._hangs(verdict)
         if stopped and not killed:
             return RankFailure(f"{stopped[0].silent(time.monotonic())}; the other ranks waited for it in vain and were "
-                               f"ended. Its log: {self._log(stopped[0])}")  # fmt: skip
+                               f"ended. Its log: {self._log(stopped[0])}",
+                               ranks=[stopped[0].number], cause="stopped")  # fmt: skip
         first = (killed or [rank for rank in ended if self._message(rank)] or ended)[0]
         code, message = first.process.returncode or 0, self._message(first)
+        if code == RankFailure.exit_status and message:  # a victim, most often: whose fault it is it cannot say
+            return RankFailure(message, cause="gave up")
         if code > 0 and message:
             error = PlaitError(message)
-            error.exit_status = code
+            error.exit_status = RankFailure.exit_status if code == DO_NOT_RETRY else code
             return error
+        if code < 0:
+            self.progress.died(min(self._ended.get(rank.number, time.monotonic()) for rank in killed) - LOOK)
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
-        return RankFailure(f"{first.name} {how}; the other ranks were ended. Its log: {self._log(first)}")
+        problem = f"{first.name} {how}; the other ranks were ended. Its log: {self._log(first)}"
+        cause = "killed" if code < 0 else "ended"
+        return RankFailure(problem, ranks=[first.number], cause=cause, words=self._last_words(first))
 
     def _message(self, rank: Rank) -> str:
         _, mark, message = rank.process.said().rpartition(ERROR_MARK)

@@ -16,12 +16,13 @@ from statistics import pstdev
 from typing import Any
 
 from plait.core.communication import CommunicationMatrix, Volume
-from plait.core.env import specs_folder
+from plait.core.env import data_folder, specs_folder
 from plait.core.errors import JobError
 from plait.core.toml import read_toml
 
 NUMBERS = ("micro_batch", "weights", "dp", "pp", "gain_dp", "gain_pp")
 TEXTS = ("name", "gpu", "source", "date")
+NAME = "affinity.toml"
 NEUTRAL = 0.5
 """Where measured gains favour neither."""
 
@@ -60,9 +61,20 @@ class Affinity:
     why: str
 
 
-def read_profiled(path: Path | None = None) -> tuple[Profiled, ...]:
-    """The jobs of a file, or of the one that ships. Raises JobError naming file and key."""
-    path = path or specs_folder() / "placement" / "affinity.toml"
+def own_rows() -> Path:
+    """The file where ``plait profile placement`` keeps the rows of this user's jobs."""
+    return data_folder() / NAME
+
+
+def known_profiled() -> tuple[Profiled, ...]:
+    """This user's own jobs, the newest first, and those that ship. Raises JobError as ``read_profiled``."""
+    own = own_rows()
+    measured = read_profiled(own)[::-1] if own.is_file() else ()
+    return (*measured, *read_profiled(specs_folder() / "placement" / NAME))
+
+
+def read_profiled(path: Path) -> tuple[Profiled, ...]:
+    """The jobs of a file. Raises JobError naming file and key."""
     jobs = read_toml(path).get("jobs")
     if not isinstance(jobs, list) or not jobs:
         raise JobError("lists no profiled jobs", file=str(path), key="jobs", fix="Write [[jobs]] for each")
@@ -95,9 +107,8 @@ def affinity_of(matrix: CommunicationMatrix, jobs: Sequence[Profiled], gpu: str 
         return Affinity(alpha=0.0, why="each DP group is inside one node")
     ratios = matrix.ratios
     if ratios is None:
-        alone = not matrix.volumes or not any(one.dp or one.pp for one in matrix.volumes)
-        if alone:
-            return Affinity(alpha=NEUTRAL, why="what the job sends is not counted, as for all models with experts")
+        if not any(one.dp or one.ep or one.pp for one in matrix.volumes):
+            return Affinity(alpha=NEUTRAL, why="what the job sends is not counted")
         quiet = any(one.pp for one in matrix.volumes)
         return Affinity(alpha=0.0 if quiet else 1.0, why="the job sends along one axis only")
     same = [job for job in jobs if gpu and job.gpu.lower() == gpu.lower()]

@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.errors import DataError
-from plait.core.files import replacing
+from plait.core.pictures import GREY, SAME, check_format, save
 from plait.core.topology import Level, Node, Topology
 from plait.place.outline import spreads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = ("svg", "png", "pdf")
 STATE_COLOURS = {"free": "#dfe4ea", "busy": "#9aa4b0", "down": "#d64545"}
-GREY = "#808890"
 MOST_NAMED = 24
 """Groups in the legend."""
 GAP = 1.6
@@ -48,8 +45,7 @@ def draw(
 ) -> None:  # fmt: skip
     """groups: of placed nodes, the name of theirs. Appears whole or not at all; the file's ending names its
     format. Raises DataError for another ending, JobError for a node or level that is not there."""
-    if path.suffix.lstrip(".").lower() not in FORMATS:
-        raise DataError(f"{path}: a picture's name ends in .{', .'.join(FORMATS)}")
+    check_format(path)
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -66,11 +62,8 @@ def draw(
     _draw_cells(axes, frames, dict(groups or {}), len(topology.nodes))
     _draw_frames(axes, frames, groups or {}, topology.switches[0].name, width)
     _draw_legend(axes, spread)
-    svg = path.suffix.lower() == ".svg"
-    same = rc_context({"svg.hashsalt": "plait", "svg.fonttype": "none"})  # the same topology, the same file
-    with replacing(path) as partial, same:
-        kind = path.suffix.lstrip(".").lower()
-        figure.savefig(partial, format=kind, dpi=120, transparent=svg, metadata={"Date": None} if svg else None)
+    with rc_context(dict(SAME)):
+        save(figure, path)
 
 
 def colours_of(groups: Sequence[str]) -> dict[str, str]:

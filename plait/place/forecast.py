@@ -13,6 +13,7 @@ from plait.core.errors import DataError
 from plait.place.conformal import follow
 from plait.place.features import Features, features
 from plait.place.jct import BUCKET, FEWEST, LONGEST, Forecast, JctSettings, Predictor, fit, from_history
+from plait.place.jct_search import HeldBack, Tried, search
 from plait.place.traces.table import Ints, Trace
 
 Floats = NDArray[np.float64]
@@ -72,7 +73,8 @@ class Report:
     """How a model of the first ``1 - test`` of the jobs does on the rest. rmse: by unit and by predictor
     (``model``, ``constant``, ``group``); late: share of jobs that ran longer than the upper quantile, by way
     (``online`` is what the queue uses, ``split`` never learns after the fit, ``raw`` is LightGBM's own,
-    ``constant`` and ``group`` are quantiles of the training part)."""
+    ``constant`` and ``group`` are quantiles of the training part). tried: settings of a search, the best
+    first."""
 
     jobs: int
     tested: int
@@ -81,14 +83,22 @@ class Report:
     late: dict[str, float]
     margin: float
     spread: float
+    tried: tuple[Tried, ...] = ()
 
 
 def assess(
-    trace: Trace, settings: JctSettings | None = None, test: float = 0.1, progress: Progress | None = None
+    trace: Trace,
+    settings: JctSettings | None = None,
+    test: float = 0.1,
+    progress: Progress | None = None,
+    *,
+    draws: int = 0,
 ) -> tuple[Predictor, Report]:
     """Fit to the first jobs, all that had ended when the last ones began to arrive, and test on those.
 
-    Raises DataError where too few jobs have ended for a model.
+    draws: so many settings of a grid are tried, on the last tenth of the first jobs, and the best are used.
+    The error of the settings as they were is reported beside (``untuned``). Raises DataError where too few
+    jobs have ended for a model.
     """
     settings, told = settings or JctSettings(), progress or (lambda _: None)
     told(f"{len(trace)} jobs: what was known when each was submitted")
@@ -100,6 +110,9 @@ def assess(
         raise DataError(
             f"{trace.name}: {len(ended)} jobs ended before the last {test:.0%} arrived; a model needs {FEWEST}."
         )
+    usual, tried = settings, _tried(trace, known, logs, cut, settings, draws, told)
+    if tried:
+        settings = replace(settings, **tried[0].settings)
     told(f"fitting to {len(ended)} jobs")
     model = fit(before, past, over, settings, names_of(trace))
     forecast = model.predict(_rows(known, rest), names_of(trace))
@@ -118,6 +131,9 @@ def assess(
         "group": float((truth > _by_group(code, logs, ended, rest, level)).mean()),
     }
     rmse = {"ln seconds": _rmse(truth, forecast.log, logs, ended, rest, code)}
+    if tried:
+        other = fit(before, past, over, usual, names_of(trace)).predict(_rows(known, rest), names_of(trace))
+        rmse["ln seconds"]["untuned"] = float(np.sqrt(np.mean((other.log - truth) ** 2)))
     for hours in (4, 24):
         cap = hours * 3600 / BUCKET
         told(f"fitting 10-minute buckets up to {hours} h")
@@ -134,8 +150,23 @@ def assess(
         late=late,
         margin=margin,
         spread=float(forecast.spread.mean()),
+        tried=tuple(tried),
     )
     return replace(model, margin=margin), report
+
+
+def _tried(
+    trace: Trace, known: Features, logs: Floats, cut: int, settings: JctSettings, draws: int, told: Progress
+) -> list[Tried]:
+    """Settings judged on the last tenth of the first ``cut`` jobs, by those of it that had ended by then."""
+    if not draws:
+        return []
+    held = int(0.9 * cut)
+    past, ended = _so_far(trace, held)
+    _, over = _so_far(trace, cut)
+    truth = np.where(over[held:], logs[held:cut], np.nan)
+    found = HeldBack(known=_rows(known, slice(0, cut)), past=past, ended=ended, truth=truth, names=names_of(trace))
+    return search(found, settings, draws, told) if ended.sum() >= FEWEST else []
 
 
 def _rmse(

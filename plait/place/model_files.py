@@ -40,6 +40,8 @@ def save(model: Predictor, folder: Path) -> None:
 
 def load(folder: Path) -> Predictor:
     """Read what ``save`` has written. Raises DataError for anything else."""
+    if (folder / ABOUT).exists() and not (folder / ABOUT).is_file():
+        raise DataError(f"{folder} holds no model of plait queue fit: its {ABOUT} is no file")
     try:
         about = json.loads((folder / ABOUT).read_text())
         if about["version"] != VERSION:

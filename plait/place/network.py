@@ -8,11 +8,9 @@ to compare placements by, not seconds of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from plait.core.communication import Volume
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
 from plait.core.toml import read_toml
@@ -62,9 +60,3 @@ class Network:
     def _seconds(self, sent: float, spread: int, most: float) -> float:
         crossing = self.conflicts if spread > 1 else 1.0
         return sent / (self.rate * (1 - most * (1 - 1 / spread))) * crossing
-
-    def predicted(self, volumes: Sequence[Volume], columns: Sequence[int], rows: int) -> tuple[float, float]:
-        """Of the slowest DP group and of the slowest neighbours in a PP group. columns: the spread of every
-        column; rows: of the most spread row."""
-        dp = max(self.collective(one.dp, spread) for one, spread in zip(volumes, columns, strict=True))
-        return dp, max(self.p2p(one.pp, rows) for one in volumes)

@@ -17,7 +17,7 @@ from plait.place.cpsat import cpsat
 from plait.place.exact import exact
 from plait.place.hosts import arranged, hosts_of
 from plait.place.mip import mip
-from plait.place.problem import Problem, check_legal, spread_of
+from plait.place.problem import Problem, check_legal, seconds_of, spread_of
 
 Method = Callable[[Problem], Answer]
 METHODS: Mapping[str, Method] = {"exact": exact, "mip": mip, "cpsat": cpsat}
@@ -50,10 +50,7 @@ def place(problem: Problem, method: str = "exact") -> Placement:
     spread = spread_of(problem, cells)
     took = time.perf_counter() - begun
     pods = [problem.minipod_of[pool] for pool in cells]
-    dp = pp = None
-    if problem.volumes and problem.network:
-        columns = [len({pods[cell] for cell in column}) for column in problem.columns]
-        dp, pp = problem.network.predicted(problem.volumes, columns, spread.rows)
+    dp, pp, ep = seconds_of(problem, pods, spread.rows) or (None, None, None)
     return Placement(
         hosts=hosts.nodes,
         minipods=tuple(problem.minipods[pod] for pod in pods for _ in range(problem.nodes_per_cell)),
@@ -74,6 +71,7 @@ def place(problem: Problem, method: str = "exact") -> Placement:
         note=answer.note,
         dp_seconds=dp,
         pp_seconds=pp,
+        ep_seconds=ep,
         plan=problem.plan,
         topology=problem.topology,
         solved_in=took,

@@ -6,52 +6,54 @@ nodes and, for what is left over, part of one more. Ties go to the lowest number
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 Held = list[tuple[int, int]]
 """Nodes of a job, and how many GPUs of each."""
+OUTSIDE = 0
+"""The part of the cluster that is kept for nobody."""
 
 
 class Pool:
-    """Nodes of equal size, some of them in a reserved zone.
+    """Nodes of equal size, each in one part of the cluster: ``OUTSIDE``, or in the zone of this number.
 
-    ``busy`` nodes have a GPU in use; ``used`` counts GPUs, ``zone_busy`` nodes of the zone.
+    ``busy`` nodes have a GPU in use, ``busy_in`` so many of each part; ``used`` counts GPUs.
     """
 
-    def __init__(self, nodes: int, size: int) -> None:
+    def __init__(self, nodes: int, size: int, zones: int = 0) -> None:
         self.size = size
         self.free = [size] * nodes
-        self.inside = bytearray(nodes)
-        self.busy = self.used = self.zone_busy = 0
-        self._heaps: tuple[list[list[int]], ...] = ([[] for _ in range(size + 1)], [[] for _ in range(size + 1)])
-        self._heaps[0][size] = list(range(nodes))
-        self._counts = ([0] * (size + 1), [0] * (size + 1))
-        self._counts[0][size] = nodes
+        self.part = [OUTSIDE] * nodes
+        self.busy = self.used = 0
+        self.busy_in = [0] * (zones + 1)
+        self._heaps: list[list[list[int]]] = [[[] for _ in range(size + 1)] for _ in range(zones + 1)]
+        self._heaps[OUTSIDE][size] = list(range(nodes))
+        self._counts = [[0] * (size + 1) for _ in range(zones + 1)]
+        self._counts[OUTSIDE][size] = nodes
 
-    def fits(self, gpus: int, zone: bool) -> bool:
-        """Whether a job of so many GPUs finds room. zone: it may use the reserved zone too."""
+    def fits(self, gpus: int, parts: Sequence[int]) -> bool:
+        """Whether a job of so many GPUs finds room in these parts."""
         full, rest = divmod(gpus, self.size)
-        sides = self._counts if zone else self._counts[:1]
-        whole = sum(side[self.size] for side in sides)
+        counts = self._counts
+        whole = sum([counts[part][self.size] for part in parts])
         if whole < full:
             return False
-        return not rest or whole > full or any(side[free] for side in sides for free in range(rest, self.size))
+        return not rest or whole > full or any(counts[part][free] for part in parts for free in range(rest, self.size))
 
-    def take(self, gpus: int, zone: bool) -> Held:
-        """Room for a job that fits, outside the zone as far as there is."""
-        assert self.fits(gpus, zone)
+    def take(self, gpus: int, parts: Sequence[int]) -> Held:
+        """Room for a job that fits, in the first parts as far as there is."""
+        assert self.fits(gpus, parts)
         full, rest = divmod(gpus, self.size)
-        sides = (0, 1) if zone else (0,)
         held: Held = []
-        for side in sides:
-            while len(held) < full and self._counts[side][self.size]:
-                held.append((self._grab(side, self.size, self.size), self.size))
+        for part in parts:
+            while len(held) < full and self._counts[part][self.size]:
+                held.append((self._grab(part, self.size, self.size), self.size))
         if rest:
-            side, level = next(
-                (side, level) for side in sides for level in range(rest, self.size + 1) if self._counts[side][level]
+            part, level = next(
+                (part, level) for part in parts for level in range(rest, self.size + 1) if self._counts[part][level]
             )
-            held.append((self._grab(side, level, rest), rest))
+            held.append((self._grab(part, level, rest), rest))
         return held
 
     def release(self, held: Held) -> None:
@@ -59,15 +61,17 @@ class Pool:
         for node, gpus in held:
             self._move(node, self.free[node] + gpus)
 
-    def reserve(self, zone: Iterable[int]) -> None:
-        """Nodes that belong to the zone from now on."""
+    def reserve(self, zone: Iterable[int], part: int) -> None:
+        """Nodes that belong to this part from now on."""
         for node in zone:
-            self._side(node, 1)
-
-    def open(self, zone: Iterable[int]) -> None:
-        """Nodes that belong to it no more."""
-        for node in zone:
-            self._side(node, 0)
+            was, free = self.part[node], self.free[node]
+            if was != part:
+                self._counts[was][free] -= 1
+                self._counts[part][free] += 1
+                self.part[node] = part
+                heappush(self._heaps[part][free], node)
+                self.busy_in[was] -= free < self.size
+                self.busy_in[part] += free < self.size
 
     def occupy(self, zone: Iterable[int]) -> Held:
         """Take empty nodes whole."""
@@ -78,33 +82,22 @@ class Pool:
             held.append((node, self.size))
         return held
 
-    def _grab(self, side: int, level: int, gpus: int) -> int:
-        heap = self._heaps[side][level]
+    def _grab(self, part: int, level: int, gpus: int) -> int:
+        heap = self._heaps[part][level]
         while True:  # entries of nodes that are elsewhere now are left in the heaps
             node = heappop(heap)
-            if self.free[node] == level and self.inside[node] == side:
+            if self.free[node] == level and self.part[node] == part:
                 self._move(node, level - gpus)
                 return node
 
     def _move(self, node: int, free: int) -> None:
-        side, was = self.inside[node], self.free[node]
+        part, was = self.part[node], self.free[node]
         assert 0 <= free <= self.size, "a node is never over-committed"
-        self._counts[side][was] -= 1
-        self._counts[side][free] += 1
-        heappush(self._heaps[side][free], node)
+        self._counts[part][was] -= 1
+        self._counts[part][free] += 1
+        heappush(self._heaps[part][free], node)
         self.free[node] = free
         self.used += was - free
         change = (was == self.size) - (free == self.size)
         self.busy += change
-        self.zone_busy += change * side
-
-    def _side(self, node: int, side: int) -> None:
-        free = self.free[node]
-        if self.inside[node] == side:
-            return
-        self._counts[1 - side][free] -= 1
-        self._counts[side][free] += 1
-        self.inside[node] = side
-        heappush(self._heaps[side][free], node)
-        if free < self.size:
-            self.zone_busy += 1 if side else -1
+        self.busy_in[part] += change

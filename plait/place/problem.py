@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from plait.core.communication import CommunicationMatrix, Volume, columns_of, rows_of
 from plait.core.errors import PlacementError
+from plait.core.text import counted
 from plait.place.network import Network
 
 Unit = Literal["both", "pp", "dp"]
@@ -72,6 +73,8 @@ class Problem:
     """What is least: eq. 2, or the predicted seconds of what is sent."""
     unit: Unit = "both"
     nodes_per_cell: int = 1
+    expert_cells: int = 1
+    """So many neighbours of a column send each other tokens for their experts."""
     edges: tuple[tuple[int, int], ...] = ()
     spares: Spares = field(default_factory=Spares)
     price: float | None = None
@@ -108,7 +111,7 @@ class Problem:
         """To place a job's matrix. more: further fields."""
         return Problem(
             heights=matrix.heights, pools=tuple(pools), nodes_per_cell=matrix.nodes_per_cell, edges=matrix.edges,
-            volumes=matrix.volumes, ranks_per_node=matrix.ranks_per_node, **more,  # type: ignore[arg-type]
+            expert_cells=matrix.expert_cells, volumes=matrix.volumes, ranks_per_node=matrix.ranks_per_node, **more,  # type: ignore[arg-type]
         )  # fmt: skip
 
     @cached_property
@@ -154,6 +157,18 @@ class Problem:
         special = self.price is not None or self.forbidden or any(self.gpus)
         return self.shape is not None and not special and len(self.minipods) == len(self.pools)
 
+    @property
+    def together(self) -> Problem | None:
+        """The same with the nodes that share out experts in one minipod; None where that asks for nothing, or
+        they are no whole number of each column's cells."""
+        many = self.expert_cells
+        if many == 1 or any(height % many for height in self.heights):
+            return None
+        return replace(
+            self, heights=tuple(height // many for height in self.heights), nodes_per_cell=self.nodes_per_cell * many,
+            expert_cells=1,
+        )  # fmt: skip
+
     def score(self, rows: int, columns: int) -> float:
         """Of the largest spreads of rows and of columns: it never falls where one of them grows."""
         return self.row_score(rows) + self.column_score(columns)
@@ -165,9 +180,10 @@ class Problem:
         return (1 - self.alpha) * self.counted(spread)
 
     def column_score(self, spread: int) -> float:
-        """The columns' part: of eq. 2, or seconds along DP."""
+        """The columns' part: of eq. 2, or seconds along DP and among experts, who lie in no more minipods."""
         if self.by == "seconds" and self.network:
-            return self.network.collective(max(one.dp for one in self.volumes), spread)
+            among = self.network.collective(max(one.ep for one in self.volumes), min(spread, self.expert_cells))
+            return self.network.collective(max(one.dp for one in self.volumes), spread) + among
         return self.alpha * self.counted(spread)
 
     def counted(self, spread: int) -> int:
@@ -188,16 +204,16 @@ class Problem:
         if free + held < need + extra:
             beside = f" and {extra} spare" if extra else ""
             raise PlacementError(
-                f"The job needs {need} nodes{beside}; {free + held} are free: {need + extra - free - held} are "
-                "missing. Free some, give back or put right nodes that are down, or plan the job for fewer ranks"
-                f"{', or keep fewer spares' if extra else ''}{_or_take(self)}."
+                f"The job needs {counted(need, 'node')}{beside}; {free + held} are free: "
+                f"{need + extra - free - held} are missing. Free some, give back or put right nodes that are down, or "
+                f"plan the job for fewer ranks{', or keep fewer spares' if extra else ''}{_or_take(self)}."
             )
         if capacity * each + held < need:
             blocks = f" as {self.num_cells} blocks of {each} of one minipod" if each > 1 else ""
             kept = f", with {self.spares.per_minipod} spare in each minipod" if self.spares.per_minipod else ""
             raise PlacementError(
-                f"The job needs {need} nodes{blocks}{kept}; {free} are free, but only {capacity * each} of them in "
-                f"that form: {need - capacity * each} are missing. "
+                f"The job needs {counted(need, 'node')}{blocks}{kept}; {free} are free, but only {capacity * each} of "
+                f"them in that form: {need - capacity * each} are missing. "
                 + ("Keep fewer spares." if kept else "Plan with a smaller tp x cp, or free whole minipods.")
             )
 
@@ -226,6 +242,21 @@ def spread_of(problem: Problem, cells: Cells) -> Spread:
     down = sum(pod[cell] != pod[cell + 1] for column in problem.columns for cell in column[:-1])
     across = sum(pod[row[a]] != pod[row[b]] for row in problem.rows for a, b in problem.edges)
     return Spread(rows=rows, columns=columns, used=len(set(pod)), crossings=down + across)
+
+
+def seconds_of(problem: Problem, pods: Sequence[int], rows: int) -> tuple[float, float, float] | None:
+    """Predicted along DP, along PP and among experts, of the slowest group of each kind; None where nobody
+    has counted what is sent. pods: the minipod of every cell. rows: spread of the most spread row."""
+    network = problem.network
+    if not problem.volumes or not network:
+        return None
+    dp = ep = 0.0
+    for volume, column in zip(problem.volumes, problem.columns, strict=True):
+        own = [pods[cell] for cell in column]
+        dp = max(dp, network.collective(volume.dp, len(set(own))))
+        groups = [own[at : at + problem.expert_cells] for at in range(0, len(own), problem.expert_cells)]
+        ep = max(ep, network.collective(volume.ep, max(len(set(group)) for group in groups)))
+    return dp, max(network.p2p(one.pp, rows) for one in problem.volumes), ep
 
 
 def check_legal(problem: Problem, cells: Cells) -> None:

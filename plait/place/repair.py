@@ -18,7 +18,7 @@ from plait.core.placement import Placement
 from plait.core.rank_table import RankTable
 from plait.place.bounds import lower_bound
 from plait.place.placing import place
-from plait.place.problem import Pool, Problem, Spares, spread_of
+from plait.place.problem import Pool, Problem, Spares, seconds_of, spread_of
 
 
 class Spot(NamedTuple):
@@ -241,16 +241,13 @@ def _result(problem: Problem, old: Placement, fixed: _Repairing, note: str) -> R
     )
     cells = tuple(known[pod] for pod in fixed.pods)
     spread = spread_of(plain, cells)
-    dp, pp = old.dp_seconds, old.pp_seconds
-    if problem.volumes and problem.network:
-        columns = [len(pods) for pods in fixed.column_pods]
-        dp, pp = problem.network.predicted(problem.volumes, columns, spread.rows)
+    dp, pp, ep = seconds_of(problem, cells, spread.rows) or (old.dp_seconds, old.pp_seconds, old.ep_seconds)
     placement = replace(
         old, hosts=tuple(fixed.hosts), minipods=tuple(fixed.minipods),
         spares=tuple(host for host in fixed.spares if host not in set(fixed.hosts)),
         preempted=(), row_spread=spread.rows, column_spread=spread.columns, used=spread.used,
         crossings=spread.crossings, score=problem.score(spread.rows, spread.columns), bound=lower_bound(problem),
-        alpha=problem.alpha, note=note, dp_seconds=dp, pp_seconds=pp,
+        alpha=problem.alpha, note=note, dp_seconds=dp, pp_seconds=pp, ep_seconds=ep,
         topology=problem.topology, solved_in=0.0,
     )  # fmt: skip
     return Repair(placement=placement, moves=_moves(old.hosts, placement.hosts))

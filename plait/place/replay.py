@@ -1,4 +1,4 @@
-"""A trace played back on a cluster: jobs arrive, wait, run, end; nodes are reserved for one planned job.
+"""A trace played back on a cluster: jobs arrive, wait, run, end; nodes are reserved for planned jobs.
 
 Time advances from event to event. At each the policy lets in whom it lets in (``Waiting.next``); nothing
 looks ahead except through the predictions that it is given.
@@ -7,50 +7,32 @@ looks ahead except through the predictions that it is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.core.errors import PlacementError
 from plait.place.meter import Meter, Series
 from plait.place.policy import Policy
-from plait.place.pool import Held, Pool
-from plait.place.waiting import Waiting
+from plait.place.pool import OUTSIDE, Held, Pool
+from plait.place.reservation import ClusterShape, Kept, Planned, Reservation, check_planned, queued
+from plait.place.waiting import Parts, Waiting
 from plait.place.workload import Workload
 from plait.place.zone import check_zone, choose_zone
 
 Floats = NDArray[np.float64]
-END, ANNOUNCED, PLANNED = 0, 1, 2
+END, ANNOUNCED, MOVED, PLANNED = 0, 1, 2, 3
 """Kinds of events, in the order in which they happen at one time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A job that is known before it comes: nodes, when it arrives, how long before it is announced, how
-    long it runs; seconds from the replay's start. zone: its nodes, if a placement has chosen them."""
-
-    nodes: int
-    arrival: float
-    notice: float
-    duration: float = 12 * 3600.0
-    zone: Sequence[int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterShape:
-    """nodes of so many GPUs each; minipod: how many of them one has, numbered one after the other."""
-
-    nodes: int
-    gpus_per_node: int = 8
-    minipod: int = 50
+WORTH_MOVING = 0.01
+"""A zone moves if so much of its GPUs more will be free in time: a smaller gain is within what predictions
+miss."""
 
 
 class Run(NamedTuple):
-    """A job, -1 for the planned one, on its GPUs from ``start`` to ``end``; preempted jobs run several
-    times."""
+    """A job, -1 for the first planned one, -2 for the second, on its GPUs from ``start`` to ``end``;
+    preempted jobs run several times."""
 
     job: int
     start: float
@@ -61,29 +43,15 @@ class Run(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one policy made of a workload. started: first start of each job, ended: its end, both (J,) and
-    in seconds of the replay; restarts: how often it was preempted. late: jobs let into the zone by a
-    prediction that were still there when the planned job came; spared: preemptible ones that were; held:
-    those from before the announcement. admitted: jobs let into the zone, flexible: the preemptible ones of
-    them. planned_start: when the planned job started. lost: GPU-seconds of work done twice. announced,
-    before, at: share of the zone that others held when it was announced, just before the planned arrival,
-    and just after."""
+    in seconds of the replay; restarts: how often it was preempted. planned: what came of every planned job.
+    lost: GPU-seconds of work done twice."""
 
     policy: str
     started: Floats
     ended: Floats
     restarts: NDArray[np.int64]
-    admitted: int = 0
-    flexible: int = 0
-    late: int = 0
-    spared: int = 0
-    held: int = 0
-    planned_start: float | None = None
-    planned_end: float | None = None
+    planned: tuple[Kept, ...] = ()
     lost: float = 0.0
-    announced: float | None = None
-    before: float | None = None
-    at: float | None = None
-    zone: tuple[int, ...] = ()
     runs: tuple[Run, ...] = ()
     series: Series
 
@@ -92,100 +60,65 @@ def replay(
     jobs: Workload,
     cluster: ClusterShape,
     policy: Policy,
-    planned: Planned | None = None,
+    planned: Sequence[Planned] = (),
     *,
     delay_late: bool = False,
     checkpoint: float = 3600.0,
+    replan: float = 0.0,
     sample: float = 300.0,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Play a workload back until every job has ended.
 
-    delay_late: the planned job waits for those that are late instead of preempting them (preemptible jobs go
-    in any case). checkpoint: a preempted job keeps its work up to the last whole multiple of so many seconds.
-    sample: seconds between points of the series. Raises PlacementError for a planned job that cannot be.
+    delay_late: a planned job waits for those that are late instead of preempting them (preemptible jobs go in
+    any case). checkpoint: a preempted job keeps its work up to the last whole multiple of so many seconds.
+    replan: seconds after which the nodes of a zone are chosen anew, again and again, by what jobs have ended
+    and begun meanwhile; 0 for never. A zone that a placement has given stays. sample: seconds between points
+    of the series. Raises PlacementError for planned jobs that cannot be.
     """
-    if planned is not None:
-        check_planned(planned, cluster)
-    queue = planned is not None and not policy.reserves
-    whole = _with_planned(jobs, cluster, planned) if planned and queue else jobs
-    run = _Run(whole, cluster, policy, planned, delay_late, checkpoint, sample)
+    check_planned(planned, cluster)
+    whole = jobs if policy.reserves else queued(jobs, planned, cluster)
+    run = _Run(whole, cluster, policy, planned, delay_late, checkpoint, replan, sample)
     run.play(progress)
-    return run.outcome(queue)
-
-
-def check_planned(planned: Planned, cluster: ClusterShape) -> None:
-    """Raise PlacementError for a planned job that no cluster of this shape can take."""
-    if not 0 < planned.nodes <= cluster.nodes:
-        raise PlacementError(
-            f"The planned job wants {planned.nodes} nodes; the cluster has {cluster.nodes}. Reserve from 1 to as many."
-        )
-    if planned.notice < 0 or planned.arrival < planned.notice:
-        raise PlacementError(
-            f"The planned job arrives {planned.arrival / 3600:g} h after the replay's start and is announced "
-            f"{planned.notice / 3600:g} h before that. Let it arrive later, or be announced later."
-        )
-    if planned.zone is not None:
-        check_zone(planned.zone, cluster.nodes, planned.nodes)
-
-
-def _with_planned(jobs: Workload, cluster: ClusterShape, planned: Planned) -> Workload:
-    """The planned job as one that queues when it comes, behind those that came at the same time."""
-    at = int(np.searchsorted(jobs.submit, planned.arrival, side="right"))
-    own = {
-        "submit": planned.arrival,
-        "duration": planned.duration,
-        "gpus": planned.nodes * cluster.gpus_per_node,
-        "mean": np.inf,
-        "upper": np.inf,
-        "preemptible": False,
-        "job": -1,
-    }
-    return replace(jobs, **{name: np.insert(getattr(jobs, name), at, value) for name, value in own.items()})
+    return run.outcome(len(planned))
 
 
 class _Run:
     """One replay under way."""
 
     def __init__(
-        self, jobs: Workload, cluster: ClusterShape, policy: Policy, planned: Planned | None, delay_late: bool,
-        checkpoint: float, sample: float,
+        self, jobs: Workload, cluster: ClusterShape, policy: Policy, planned: Sequence[Planned], delay_late: bool,
+        checkpoint: float, replan: float, sample: float,
     ) -> None:  # fmt: skip
         self.jobs, self.cluster, self.policy, self.checkpoint = jobs, cluster, policy, checkpoint
         self.evicts = policy.evicts and not delay_late
-        self.planned = planned if policy.reserves else None
+        self.replan = replan if policy.evicts else 0.0
+        kept = planned if policy.reserves else ()
+        self.reserved = [Reservation(number=number, planned=one) for number, one in enumerate(kept, 1)]
         self.submit, self.gpus = jobs.submit.tolist(), jobs.gpus.tolist()
         self.left = jobs.duration.tolist()  # seconds of work
         self.jct, self.preemptible = policy.jct(jobs).tolist(), jobs.preemptible.tolist()
-        self.pool, self.waiting = Pool(cluster.nodes, cluster.gpus_per_node), Waiting()
+        self.pool, self.waiting = Pool(cluster.nodes, cluster.gpus_per_node, len(kept)), Waiting()
+        self.rooms: list[Parts] = [(OUTSIDE,)]
         self.held: dict[int, Held] = {}
         self.since: dict[int, float] = {}
-        self.inside: dict[int, bool] = {}  # who entered the zone while it was one, by a prediction or not
+        self.inside: dict[int, frozenset[int]] = {}  # who entered which zones while they were ones
         self.events: list[tuple[float, int, int, int]] = []
         self.turn = [0] * len(jobs)  # starts of a job; an end of an earlier one does not count
         self.started, self.ended = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan)
         self.restarts = np.zeros(len(jobs), np.int64)
-        self.zone: list[int] = []
-        self.due = np.inf  # when the zone must be empty; inf: there is none
-        self.closed = False  # the planned job waits, or runs, in its zone
         self.now = 0.0
-        self.admitted = self.flexible = self.late = self.spared = self.held_over = 0
         self.lost = 0.0
         self.runs: list[Run] = []
-        self.announced: float | None = None
-        self.before: float | None = None
-        self.at: float | None = None
-        self.planned_start: float | None = None
-        self.planned_end: float | None = None
         self.meter = Meter(cluster.nodes, cluster.gpus_per_node, sample)
 
     # ---- events ----
 
     def play(self, progress: Callable[[float], None] | None) -> None:
         """Until every job has ended."""
-        if self.planned:
-            heappush(self.events, (self.planned.arrival - self.planned.notice, ANNOUNCED, -1, 0))
-            heappush(self.events, (self.planned.arrival, PLANNED, -1, 0))
+        for at, one in enumerate(self.reserved):
+            heappush(self.events, (one.planned.announced, ANNOUNCED, at, 0))
+            heappush(self.events, (one.due, PLANNED, at, 0))
         arrived = self._running_at_start()
         count, done, told = len(self.submit), 0, 0
         while arrived < count or self.events or len(self.waiting):
@@ -205,72 +138,76 @@ class _Run:
         self.meter.finish(self.pool)
 
     def _retention(self) -> float:
-        """The share of the zone that others hold; NaN where there is no zone."""
-        if self.due == np.inf:
+        """The share of the reserved nodes that others hold; NaN where there are none."""
+        zones = [one for one in self.reserved if one.zone]
+        if not zones:
             return np.nan
-        return 0.0 if self.planned_start is not None else self.pool.zone_busy / len(self.zone)
+        held = sum(self.pool.busy_in[one.number] for one in zones if one.kept.start is None)
+        return held / sum(len(one.zone) for one in zones)
 
     def _running_at_start(self) -> int:
         """Start what was submitted before the replay, the largest first; what finds no room waits."""
         before = int(np.searchsorted(self.jobs.submit, 0.0, side="left"))
         for job in sorted(range(before), key=lambda job: (-self.gpus[job], job)):
-            if self.pool.fits(self.gpus[job], False):
+            if self.pool.fits(self.gpus[job], (OUTSIDE,)):
                 self.left[job] += self.submit[job]  # which is negative: it has run that long
-                self._start(job, False)
+                self._start(job, (OUTSIDE,))
                 self.started[job] = self.submit[job]
                 self.since[job] = self.submit[job]
             else:
                 self._enqueue(job)
         return before
 
-    def _happen(self, kind: int, job: int, turn: int) -> int:
+    def _happen(self, kind: int, which: int, turn: int) -> int:
         """One event; how many jobs ended in it."""
-        if kind == END and job < 0:
-            self._leave()
-        elif kind == END:
-            if self.turn[job] != turn:
-                return 0  # it was preempted meanwhile
-            self._stop(job)
-            self.ended[job] = self.now
+        if kind == ANNOUNCED:
+            self._announce(self.reserved[which])
+        elif kind == MOVED:
+            self._move(self.reserved[which])
+        elif kind == PLANNED:
+            self._arrive(self.reserved[which])
+        elif which < 0:
+            self._leave(self.reserved[-1 - which])
+        elif self.turn[which] == turn:  # else it was preempted meanwhile
+            self._stop(which)
+            self.ended[which] = self.now
             self._enter()
             return 1
-        elif kind == ANNOUNCED:
-            self._announce()
-        else:
-            self._arrive()
         return 0
 
     # ---- ordinary jobs ----
 
     def _enqueue(self, job: int) -> None:
         self.waiting.add(job, self.gpus[job])
-        if self.due < np.inf and not self.closed and self._may_enter(job):
-            self.waiting.admit(job, self.gpus[job])
+        for one in self.reserved:
+            if one.open and self._may_enter(job, one.number):
+                self.waiting.admit(job, self.gpus[job], one.number)
 
-    def _may_enter(self, job: int) -> bool:
+    def _may_enter(self, job: int, zone: int) -> bool:
         """Algorithm 1: preemptible, or out again before the planned job arrives."""
-        return self.preemptible[job] or self.now + self.jct[job] <= self.due
+        one = self.reserved[zone - 1]
+        return one.open and (self.preemptible[job] or self.now + self.jct[job] <= one.due)
 
     def _admit(self) -> None:
         """Start whoever finds room."""
         if self.policy.strict:
-            while (job := self.waiting.first()) is not None and self.pool.fits(self.gpus[job], False):
-                self._start(job, False)
+            while (job := self.waiting.first()) is not None and self.pool.fits(self.gpus[job], (OUTSIDE,)):
+                self._start(job, (OUTSIDE,))
             return
-        still = self._may_enter if self.due < np.inf and not self.closed else None
-        while found := self.waiting.next(self.pool.fits, still):
+        while found := self.waiting.next(self.pool.fits, self.rooms, self._may_enter):
             self._start(*found)
 
-    def _start(self, job: int, zone: bool) -> None:
+    def _start(self, job: int, room: Parts) -> None:
         self.waiting.remove(job)
-        self.held[job] = held = self.pool.take(self.gpus[job], zone)
+        self.held[job] = held = self.pool.take(self.gpus[job], room)
         self.since[job] = self.now
         if np.isnan(self.started[job]):
             self.started[job] = self.now
-        if zone:
-            self.inside[job] = not self.preemptible[job]
-            self.admitted += 1
-            self.flexible += self.preemptible[job]
+        if len(room) > 1:
+            self.inside[job] = zones = frozenset(self.pool.part[node] for node, _ in held) - {OUTSIDE}
+            for zone in zones:
+                self.reserved[zone - 1].count("admitted")
+                self.reserved[zone - 1].count("flexible", int(self.preemptible[job]))
         self.turn[job] += 1
         assert held
         heappush(self.events, (self.now + self.left[job], END, job, self.turn[job]))
@@ -292,91 +229,121 @@ class _Run:
         self.restarts[job] += 1
         self._enqueue(job)
 
-    # ---- the planned job ----
+    # ---- planned jobs ----
 
-    def _announce(self) -> None:
-        assert self.planned is not None
-        if self.planned.zone is not None:
-            self.zone = check_zone(self.planned.zone, self.cluster.nodes, self.planned.nodes)
+    def _announce(self, one: Reservation) -> None:
+        """Reserve its nodes. If a planned job that is late has them still, when that ends."""
+        given = one.planned.zone
+        elsewhere = [part != OUTSIDE for part in self.pool.part]
+        if given is not None:
+            zone = check_zone(given, self.cluster.nodes, one.planned.nodes)
+            if any(elsewhere[node] for node in zone):
+                return
+        elif len(elsewhere) - sum(elsewhere) < one.planned.nodes:
+            return
         else:
-            self.zone = choose_zone(self._stays(), self.planned.nodes, self.cluster.minipod)
-        self.due = self.planned.arrival
-        self.pool.reserve(self.zone)
-        self.announced = self.pool.zone_busy / len(self.zone)
+            zone = choose_zone(self._stays(one), one.planned.nodes, self.cluster.minipod)
+        self._reserve(one, zone)
+        one.note(announced=self.pool.busy_in[one.number] / len(zone))
         for job in self.waiting:
-            if self._may_enter(job):
-                self.waiting.admit(job, self.gpus[job])
+            if self._may_enter(job, one.number):
+                self.waiting.admit(job, self.gpus[job], one.number)
+        if self.replan and given is None:
+            heappush(self.events, (self.now + self.replan, MOVED, one.number - 1, 0))
+        if self.now > one.due:
+            self._arrive(one)
 
-    def _stays(self) -> list[float]:
-        """For each node the GPUs in use that nobody expects to be free when the planned job comes."""
-        assert self.planned is not None
-        stays = [0.0] * self.cluster.nodes
+    def _move(self, one: Reservation) -> None:
+        """Choose its nodes anew; keep the old ones unless clearly more will be empty in time."""
+        if not one.open:
+            return
+        stays = self._stays(one)
+        zone = choose_zone(stays, one.planned.nodes, self.cluster.minipod)
+        gain = sum(stays[node] for node in one.zone) - sum(stays[node] for node in zone)
+        if gain > WORTH_MOVING * len(zone) * self.cluster.gpus_per_node:
+            one.count("moved", len(set(zone) - set(one.zone)))
+            self._reserve(one, zone)
+        heappush(self.events, (self.now + self.replan, MOVED, one.number - 1, 0))
+
+    def _reserve(self, one: Reservation, zone: list[int]) -> None:
+        """From now on these are its nodes, none if there are none."""
+        self.pool.reserve(set(one.zone) - set(zone), OUTSIDE)
+        self.pool.reserve(zone, one.number)
+        one.zone = zone
+        self._open_rooms()
+
+    def _open_rooms(self) -> None:
+        """Who ends before one planned job is due ends before those that are due later."""
+        zones = [one.number for one in sorted(self.reserved, key=lambda one: -one.due) if one.open]
+        self.rooms = [(OUTSIDE, *zones[:many]) for many in range(len(zones) + 1)]
+
+    def _stays(self, one: Reservation) -> list[float]:
+        """For each node the GPUs in use that nobody expects to be free when a planned job comes; inf where
+        nodes are kept for another one."""
+        stays = [0.0 if part in (OUTSIDE, one.number) else np.inf for part in self.pool.part]
         for job, held in self.held.items():
-            ends = self.since[job] + self.jct[job] if self.policy.foresees else np.inf
-            goes = self.preemptible[job] or self.now < ends <= self.planned.arrival
+            ends = self.since[job] + self.jct[job] if self.policy.foresees and job >= 0 else np.inf
+            goes = job >= 0 and (self.preemptible[job] or self.now < ends <= one.due)
             for node, gpus in held:
                 stays[node] += 0 if goes else gpus
         return stays
 
-    def _arrive(self) -> None:
-        """The zone must be empty now; who is in it goes, or the planned job waits."""
-        self.closed = True
-        self.before = self.pool.zone_busy / len(self.zone)
-        zone = set(self.zone)
+    def _arrive(self, one: Reservation) -> None:
+        """Its zone must be empty now; who is in it goes, or the planned job waits."""
+        if one.closed or not one.zone:
+            return
+        one.closed = True
+        self._open_rooms()
+        one.note(before=self.pool.busy_in[one.number] / len(one.zone))
+        zone = set(one.zone)
         for job in sorted(self.held):
             if not any(node in zone for node, _ in self.held[job]):
                 continue
-            by_prediction = self.inside.get(job)
-            self.late += by_prediction is True
-            self.spared += by_prediction is False
-            self.held_over += by_prediction is None
+            let_in = one.number in self.inside.get(job, ())
+            one.count("held" if not let_in else "spared" if self.preemptible[job] else "late")
             if self.evicts or (self.preemptible[job] and self.policy.evicts):
                 self._preempt(job)
-        self.at = self.pool.zone_busy / len(self.zone)
+        one.note(at=self.pool.busy_in[one.number] / len(one.zone))
         self._enter()
 
     def _enter(self) -> None:
-        """Start the planned job, if it is there and its nodes are empty."""
-        if self.closed and self.planned and self.planned_start is None and not self.pool.zone_busy:
-            self.planned_start = self.now
-            self.held[-1] = self.pool.occupy(self.zone)
-            heappush(self.events, (self.now + self.planned.duration, END, -1, 0))
+        """Start the planned jobs that are there, and whose nodes are empty."""
+        for one in self.reserved:
+            if one.closed and one.zone and one.kept.start is None and not self.pool.busy_in[one.number]:
+                one.note(start=self.now)
+                self.held[-one.number] = self.pool.occupy(one.zone)
+                heappush(self.events, (self.now + one.planned.duration, END, -one.number, 0))
 
-    def _leave(self) -> None:
-        self.planned_end = self.now
-        assert self.planned_start is not None
-        held = self.held.pop(-1)
+    def _leave(self, one: Reservation) -> None:
+        held = self.held.pop(-one.number)
         self.pool.release(held)
-        self.runs.append(Run(-1, self.planned_start, self.now, held))
-        self.pool.open(self.zone)
-        self.due, self.closed = np.inf, False
+        assert one.kept.start is not None
+        self.runs.append(Run(-one.number, one.kept.start, self.now, held))
+        one.note(zone=tuple(one.zone), end=self.now)
+        self._reserve(one, [])
+        for other in self.reserved:
+            if not other.zone and not other.closed and self.now > other.planned.announced:
+                self._announce(other)
 
     # ---- result ----
 
-    def outcome(self, queued: bool) -> Outcome:
-        """What came of it. queued: the planned job is one of the jobs."""
-        keep = self.jobs.job >= 0
-        if queued:
-            own = int(np.flatnonzero(~keep)[0])
-            self.planned_start, self.planned_end = float(self.started[own]), float(self.ended[own])
-            self.runs = [run._replace(job=-1 if run.job == own else run.job - (run.job > own)) for run in self.runs]
+    def outcome(self, planned: int) -> Outcome:
+        """What came of it. planned: how many planned jobs there were."""
+        number = self.jobs.job
+        keep = number >= 0
+        kept = tuple(one.kept for one in self.reserved)
+        if not self.policy.reserves:
+            at = {-1 - int(number[row]): row for row in np.flatnonzero(~keep)}
+            kept = tuple(Kept(start=float(self.started[at[i]]), end=float(self.ended[at[i]])) for i in range(planned))
+            own = np.where(keep, np.cumsum(keep) - 1, number).tolist()
+            self.runs = [run._replace(job=own[run.job]) for run in self.runs]
         return Outcome(
             policy=self.policy.name,
             started=self.started[keep],
             ended=self.ended[keep],
             restarts=self.restarts[keep],
-            admitted=self.admitted,
-            flexible=self.flexible,
-            late=self.late,
-            spared=self.spared,
-            held=self.held_over,
-            planned_start=self.planned_start,
-            planned_end=self.planned_end,
+            planned=kept,
             lost=self.lost,
-            announced=self.announced,
-            before=self.before,
-            at=self.at,
-            zone=tuple(self.zone),
             runs=tuple(self.runs),
             series=self.meter.series(),
         )

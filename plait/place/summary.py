@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.place.replay import Outcome, Planned
+from plait.place.replay import Outcome
+from plait.place.reservation import Kept, Planned
 from plait.place.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -32,15 +34,46 @@ class Delay:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OfPlanned:
+    """Of one planned job. delay: seconds from planned arrival to start. announced, before, at: share of its
+    nodes that others held when it was announced, just before the planned arrival, and just after; None where
+    nothing is reserved. moved: of its nodes, exchanged meanwhile. The rest as ``Kept`` counts it."""
+
+    nodes: int
+    delay: float | None
+    announced: float | None
+    before: float | None
+    at: float | None
+    moved: int
+    admitted: int
+    late: int
+    held: int
+
+    @classmethod
+    def of(cls, planned: Planned, kept: Kept) -> OfPlanned:
+        """What came of it."""
+        return cls(
+            nodes=planned.nodes,
+            delay=None if kept.start is None else kept.start - planned.arrival,
+            announced=kept.announced,
+            before=kept.before,
+            at=kept.at,
+            moved=kept.moved,
+            admitted=kept.admitted,
+            late=kept.late,
+            held=kept.held,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """Of one policy. delay: of all jobs that arrived during the replay; notice: of those that arrived
-    between the announcement and the planned arrival. allocation: mean share of nodes in use,
-    gpu_allocation: of GPUs, while jobs arrive. idle_node_hours, idle_gpu_hours: from the announcement
-    (without one, the start) until the last arrival. planned_delay: seconds from planned arrival to start.
-    retention_before and retention_at: share of the reserved nodes that others held just before and after
-    the planned arrival; None where nothing is reserved. admitted, late, late_share: jobs let into the zone,
-    and those of them that were predicted out and still there; held: jobs from before the announcement that
-    had to go, or to be waited for; preempted: jobs stopped, lost_gpu_hours: work that they do again."""
+    between an announcement and the planned arrival. allocation: mean share of nodes in use,
+    gpu_allocation: of GPUs, while jobs arrive. idle_node_hours, idle_gpu_hours: from the first announcement
+    (without one, the start) until the last arrival. admitted, late, late_share: jobs let into a zone, and
+    those of them that were predicted out and still there; held: jobs that nobody let in and had to go, or to
+    be waited for; preempted: jobs stopped, lost_gpu_hours: work that they do again. planned: of each planned
+    job."""
 
     policy: str
     delay: Delay
@@ -49,33 +82,51 @@ class Summary:
     gpu_allocation: float
     idle_node_hours: float
     idle_gpu_hours: float
-    planned_delay: float | None
-    retention_announced: float | None
-    retention_before: float | None
-    retention_at: float | None
     admitted: int
     late: int
     late_share: float
     held: int
     preempted: int
     lost_gpu_hours: float
+    planned: tuple[OfPlanned, ...] = ()
+
+    @property
+    def retention_before(self) -> float | None:
+        """Of the planned job of whose nodes others held the most just before it arrived."""
+        return self._most("before")
+
+    @property
+    def retention_at(self) -> float | None:
+        """Of the planned job of whose nodes others held the most just after it arrived."""
+        return self._most("at")
+
+    @property
+    def planned_delay(self) -> float | None:
+        """Of the planned job that started latest."""
+        return self._most("delay")
+
+    def _most(self, name: str) -> float | None:
+        return max((value for one in self.planned if (value := getattr(one, name)) is not None), default=None)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
-        return asdict(self)
+        worst = ("planned_delay", "retention_before", "retention_at")
+        return asdict(self) | {name: getattr(self, name) for name in worst}
 
 
-def summary(outcome: Outcome, jobs: Workload, planned: Planned | None, nodes: int, gpus: int) -> Summary:
+def summary(outcome: Outcome, jobs: Workload, planned: Sequence[Planned], nodes: int, gpus: int) -> Summary:
     """Numbers of one outcome. nodes, gpus: of the cluster."""
     arrived = jobs.submit >= 0
     waited = np.maximum(0.0, outcome.started - jobs.submit)
     notice = np.zeros(len(jobs), bool)
-    start = 0.0
-    if planned:
-        start = planned.arrival - planned.notice
-        notice = arrived & (jobs.submit >= start) & (jobs.submit < planned.arrival)
+    for one in planned:
+        notice |= arrived & (jobs.submit >= one.announced) & (jobs.submit < one.arrival)
+    start = min((one.announced for one in planned), default=0.0)
     idle_nodes, idle_gpus = outcome.series.idle(start, jobs.window)
     all_nodes, all_gpus = outcome.series.idle(0.0, jobs.window)
+    admitted, flexible, late, held = (
+        sum(getattr(one, name) for one in outcome.planned) for name in ("admitted", "flexible", "late", "held")
+    )
     return Summary(
         policy=outcome.policy,
         delay=Delay.of(waited[arrived]),
@@ -84,14 +135,11 @@ def summary(outcome: Outcome, jobs: Workload, planned: Planned | None, nodes: in
         gpu_allocation=1 - all_gpus / jobs.window / gpus,
         idle_node_hours=idle_nodes / 3600,
         idle_gpu_hours=idle_gpus / 3600,
-        planned_delay=None if not planned or outcome.planned_start is None else outcome.planned_start - planned.arrival,
-        retention_announced=outcome.announced,
-        retention_before=outcome.before,
-        retention_at=outcome.at,
-        admitted=outcome.admitted,
-        late=outcome.late,
-        late_share=outcome.late / max(1, outcome.admitted - outcome.flexible),
-        held=outcome.held,
+        admitted=admitted,
+        late=late,
+        late_share=late / max(1, admitted - flexible),
+        held=held,
         preempted=int((outcome.restarts > 0).sum()),
         lost_gpu_hours=outcome.lost / 3600,
+        planned=tuple(map(OfPlanned.of, planned, outcome.planned)),
     )

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+
+Parts = tuple[int, ...]
+"""Parts of the cluster where a job may be, by the pool's numbers; the last is the one let into last."""
+EVERYBODY = 0
 
 
 class Waiting:
     """Numbers of jobs, in the order of their submission within each number of GPUs.
 
-    Two lists each: all jobs, and those that may enter the reserved zone. What fits is monotone in the number
-    of GPUs, so one look at the heads of the lists that fit finds what Algorithm 1's walk over the sorted
-    queue would start next: whatever it passed over still finds no room, since room only shrinks in a walk.
+    A list of all jobs, and one for each reserved zone of those that may enter it. What fits is monotone in
+    the number of GPUs, so one look at the heads of the lists that fit finds what Algorithm 1's walk over the
+    sorted queue would start next: whatever it passed over still finds no room, since room only shrinks in a
+    walk.
     """
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
-        self._lists: dict[int, tuple[list[int], list[int]]] = {}
+        self._lists: dict[int, dict[int, list[int]]] = {}
         self._order: list[int] = []
         self._there: set[int] = set()
 
@@ -31,14 +37,14 @@ class Waiting:
         """A job that waits from now on."""
         if gpus not in self._lists:
             insort(self._sizes, gpus)
-            self._lists[gpus] = ([], [])
-        heappush(self._lists[gpus][0], job)
+            self._lists[gpus] = defaultdict(list)
+        heappush(self._lists[gpus][EVERYBODY], job)
         heappush(self._order, job)
         self._there.add(job)
 
-    def admit(self, job: int, gpus: int) -> None:
-        """A waiting job that may enter the zone."""
-        heappush(self._lists[gpus][1], job)
+    def admit(self, job: int, gpus: int, zone: int) -> None:
+        """A waiting job that may enter this zone."""
+        heappush(self._lists[gpus][zone], job)
 
     def remove(self, job: int) -> None:
         """A job that waits no more."""
@@ -48,33 +54,29 @@ class Waiting:
         """The one that has waited longest."""
         return self._head(self._order, None)
 
-    def next(self, fits: Callable[[int, bool], bool], still: Callable[[int], bool] | None) -> tuple[int, bool] | None:
-        """The one that has waited longest of those that find room, and whether it needs the zone for it.
-
-        still: whether a job may enter the zone now; once not, never again. None: nobody may.
-        """
+    def next(
+        self, fits: Callable[[int, Parts], bool], rooms: Sequence[Parts], still: Callable[[int, int], bool]
+    ) -> tuple[int, Parts] | None:
+        """The one that has waited longest of those that find room, and where: in the first of ``rooms`` that
+        has it. rooms: outside, then outside with zones; who may enter the last zone of one may enter the
+        others. still: whether a job may enter a zone now; once not, never again."""
         best: int | None = None
-        for size in tuple(self._sizes):
-            if not fits(size, False):
-                break
-            head = self._head(self._lists[size][0], None)
-            if head is None:
-                self._sizes.remove(size)
-                del self._lists[size]
-            elif best is None or head < best:
-                best = head
-        inside: int | None = None
-        for size in self._sizes if still else ():
-            if not fits(size, True):
-                break
-            head = self._head(self._lists[size][1], still)
-            if head is not None and (inside is None or head < inside):
-                inside = head
-        if inside is not None and (best is None or inside < best):
-            return inside, True
-        return None if best is None else (best, False)
+        where: Parts = ()
+        for room in rooms:
+            zone = room[-1]
+            for size in tuple(self._sizes):
+                if not fits(size, room):
+                    break
+                head = self._head(self._lists[size][zone], still if zone else None, zone)
+                if head is None:
+                    if not zone:
+                        self._sizes.remove(size)
+                        del self._lists[size]
+                elif best is None or head < best:
+                    best, where = head, room
+        return None if best is None else (best, where)
 
-    def _head(self, heap: list[int], still: Callable[[int], bool] | None) -> int | None:
-        while heap and (heap[0] not in self._there or (still is not None and not still(heap[0]))):
+    def _head(self, heap: list[int], still: Callable[[int, int], bool] | None, zone: int = 0) -> int | None:
+        while heap and (heap[0] not in self._there or (still is not None and not still(heap[0], zone))):
             heappop(heap)
         return heap[0] if heap else None

@@ -14,6 +14,8 @@ from plait.place.traces.table import Trace
 Floats = NDArray[np.float64]
 INSTANCES = 1000
 """Periods over which a job may last in an overlay."""
+MOST_JOBS = 5_000_000
+"""Of a replay: minutes, and gigabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +58,40 @@ def workload(
     be running at the start runs then. Of a part of a copy (2.5) every second job is taken. load: as many
     copies as ask for this share of the GPUs. window: seconds of arrivals.
     """
-    fits = trace.gpus <= gpus
-    oversize = tuple(np.flatnonzero(~fits).tolist())
-    chosen = np.flatnonzero(fits)
+    oversize = tuple(np.flatnonzero(trace.gpus > gpus).tolist())
+    window = trace.span if window is None else window
+    chosen, one, copies = copies_of(trace, gpus=gpus, copies=copies, load=load, window=window)
+    if copies is None:
+        chosen = chosen[trace.submit[chosen] < window]
+        found = _columns(trace, predicted, chosen, trace.submit[chosen], window)
+    else:
+        found = _overlaid(trace, predicted, chosen, copies, window)
+    if load is not None and not len(found):
+        raise DataError(f"{trace.name}: a load of {load:g} asks for less than one of its jobs. Give it copies instead.")
+    return replace(found, oversize=oversize, offered=one * (copies or 1.0))
+
+
+def copies_of(
+    trace: Trace, *, gpus: int, copies: float | None, load: float | None, window: float | None
+) -> tuple[NDArray[np.int64], float, float | None]:
+    """The jobs that fit the cluster, the share of its GPUs that one copy of these asks for, and how many
+    copies there are to be. Raises DataError for a load that no copies make, and for more jobs than can be
+    played back: those that arrive, and those that run before."""
+    chosen = np.flatnonzero(trace.gpus <= gpus)
     one = float(trace.gpus[chosen] @ trace.duration[chosen]) / trace.span / gpus
     if load is not None:
         if not one:
             raise DataError(f"{trace.name}: no job fits the cluster, so no number of copies loads it.")
         copies = load / one
     if copies is None:
-        window = trace.span if window is None else window
-        chosen = chosen[trace.submit[chosen] < window]
-        found = _columns(trace, predicted, chosen, trace.submit[chosen], window)
-    else:
-        window = trace.span if window is None else window
-        found = _overlaid(trace, predicted, chosen, copies, window)
-    if load is not None and not len(found):
-        raise DataError(f"{trace.name}: a load of {load:g} asks for less than one of its jobs. Give it copies instead.")
-    return replace(found, oversize=oversize, offered=one * (copies or 1.0))
+        return chosen, one, None
+    asked = copies * float((trace.duration[chosen] + (window or trace.span)).sum()) / trace.span
+    if asked > MOST_JOBS:
+        raise DataError(
+            f"{trace.name}: {copies:.4g} copies have {asked:.3g} jobs; a replay has at most {MOST_JOBS:,}. Ask for "
+            "fewer copies, less load, or a shorter window."
+        )
+    return chosen, one, copies
 
 
 def _overlaid(trace: Trace, predicted: Predicted, chosen: NDArray[np.int64], copies: float, window: float) -> Workload:

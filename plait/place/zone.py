@@ -10,14 +10,17 @@ import numpy as np
 
 def choose_zone(stays: Sequence[float], nodes: int, minipod: int) -> list[int]:
     """``nodes`` of the cluster, packed by minipod. stays: for each node of the cluster what it costs to
-    empty it (0: free in time). minipod: nodes of one, numbered one after the other.
+    empty it (0: free in time; inf: it may not be taken). minipod: nodes of one, numbered one after the other.
 
     >>> choose_zone([1, 1, 0, 0, 0, 1], nodes=3, minipod=2)
     [2, 3, 4]
     """
     cost = np.asarray(stays, float)
-    assert 0 < nodes <= len(cost)
-    pods = [np.arange(first, min(first + minipod, len(cost))) for first in range(0, len(cost), minipod)]
+    assert 0 < nodes <= np.isfinite(cost).sum()
+    pods = [
+        first + np.flatnonzero(np.isfinite(cost[first : first + minipod])) for first in range(0, len(cost), minipod)
+    ]
+    pods = [pod for pod in pods if len(pod)]
     chosen: list[int] = []
     open_pods = list(range(len(pods)))
     while len(chosen) < nodes:

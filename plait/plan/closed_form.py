@@ -135,6 +135,8 @@ class _Step:
             hidden=layer.options.transfers_hidden,
             steps_overlap=layer.options.steps_overlap,
         )
+        # While a place waits, others have its part of the processors that they share.
+        bubble = np.maximum(0, (run.work + run.bubble) / cluster.crowd - run.work) if cluster.crowd > 1 else run.bubble
         # The slowest place's own work, part by part.
         longest = stages.longest(points.pp)
         ended = np.where(longest == stages.last, layers[2], np.where(longest == stages.first, layers[0], layers[1]))
@@ -145,7 +147,7 @@ class _Step:
         linear = times * (layer.three + redone * layer.linear)
         attention = times * (layer.attention_forward * (1 + redone) + layer.attention_backward)
         sync, optimizer = self._sync(layers), self._optimizer(layers)
-        spent = run.work + run.bubble + run.transfers + sync + optimizer
+        spent = run.work + bubble + run.transfers + sync + optimizer
         nodes = -(-points.ranks // cluster.ranks_per_node)
         return Seconds(
             linear=linear,
@@ -156,7 +158,7 @@ class _Step:
             cp=times * (layer.cp_forward + layer.cp_backward),
             ep=times * (2 * layer.ep_forward + again * layer.ep_again),
             sharding=times * (layer.shard_forward + layer.shard_backward),
-            bubble=run.bubble,
+            bubble=bubble,
             transfers=run.transfers,
             sync=sync,
             optimizer=optimizer,

@@ -168,15 +168,16 @@ class PlannedStep:
         return schedule
 
 
-def estimate(step: PlannedStep) -> Estimate:
-    """Of every place. Raises JobError for a model with experts, which no list has."""
+def estimate(step: PlannedStep, *, traffic: bool = True) -> Estimate:
+    """Of every place. traffic: whether to count what it sends, which takes as long as its memory. Raises
+    JobError for a model with experts, which no list has."""
     refuse_experts(step.model, "walked")
     return Estimate(
         parameters=step.model.num_parameters,
         schedule=step.schedule.name,
         micro_batches=step.workload.num_micro_batches,
         virtual_stages=len(step.stages) // len(step.layout.degrees),
-        places=tuple(_place(step, index) for index in range(len(step.layout.degrees))),
+        places=tuple(_place(step, index, traffic=traffic) for index in range(len(step.layout.degrees))),
         hidden=hidden_behind(step),
     )
 
@@ -223,12 +224,12 @@ def _one(step: PlannedStep, index: int) -> _OnePlace:
     return _OnePlace(step, strategy, stages, step.shardings[index], mesh.replicas, share)
 
 
-def _place(step: PlannedStep, index: int) -> Place:
+def _place(step: PlannedStep, index: int, *, traffic: bool) -> Place:
     mesh, one = step.layout.meshes[index], _one(step, index)
     return Place(
         index=index, ranks=(mesh.ranks[0], mesh.ranks[-1]), dp=mesh.dp, cp=mesh.cp, tp=mesh.tp,
         layers={stage.index: stage.num_layers for stage in one.stages}, share=one.share,
-        memory=one.memory(one.walked(index)), sent=one.sent(index),
+        memory=one.memory(one.walked(index)), sent=one.sent(index) if traffic else {},
     )  # fmt: skip
 
 

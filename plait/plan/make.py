@@ -135,7 +135,7 @@ def _shape(job: Job) -> Shape:
 @lru_cache(maxsize=8)
 def _lowered(name: str, shape: Shape, edges: tuple[Edge, ...]) -> Schedule:
     """A generated schedule with its transfers."""
-    return with_transfers(with_edges(find_schedule(name, shape)[0], edges))
+    return with_transfers(with_edges(find_schedule(name, shape)[0], edges), proven=True)
 
 
 def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:

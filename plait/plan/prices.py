@@ -7,7 +7,7 @@ costs from shapes, whose proportions mean more than their seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from plait.core.cluster import Cluster
@@ -84,10 +84,12 @@ class Prices(Protocol):
 
 @dataclass(frozen=True)
 class ClusterPrices:
-    """On a described cluster, whose nodes a plan's ranks fill in order."""
+    """On a described cluster, whose nodes a plan's ranks fill in order. pace: of micro-batches' computation,
+    as a multiple of the seconds that the cluster says; optimizers run at once."""
 
     plan: Plan
     cluster: Cluster
+    pace: float = 1.0
 
     @property
     def slow(self) -> tuple[float, float]:
@@ -112,8 +114,18 @@ class ClusterPrices:
 
     def costs(self, place: int) -> SegmentCosts:
         plan = self.plan
-        return cluster_costs(
+        found = cluster_costs(
             plan.model, plan.strategy_of(place), self._load(place), self.cluster, precision=plan.workload.precision
+        )
+        if self.pace == 1.0:
+            return found
+        waiting = self.waiting(place)
+        return replace(
+            found,
+            compute={
+                key: waiting.get(key, 0.0) + (seconds - waiting.get(key, 0.0)) * self.pace
+                for key, seconds in found.compute.items()
+            },
         )
 
     def waiting(self, place: int) -> Mapping[str, float]:

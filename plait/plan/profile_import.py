@@ -58,13 +58,17 @@ def import_profile(file: Path) -> Profile:
     except (OSError, ValueError) as error:
         raise JobError(f"cannot be read: {error}", file=str(file)) from None
     date = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).date().isoformat()
-    if not text.lstrip().startswith("{"):
-        return nccl_tests(text, str(file), date)
     try:
-        values: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise JobError(f"is no JSON, or only a part of it: {error}", file=str(file)) from None
-    return Profile.from_json(text, str(file)) if "version" in values else galvatron(values, str(file), date)
+        if not text.lstrip().startswith("{"):
+            return nccl_tests(text, str(file), date)
+        try:
+            values: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise JobError(f"is no JSON, or only a part of it: {error}", file=str(file)) from None
+        return Profile.from_json(text, str(file)) if "version" in values else galvatron(values, str(file), date)
+    except (ValueError, OverflowError) as error:  # numbers of thousands of digits, times that vanish
+        told = str(error).partition("\n")[0]
+        raise JobError(f"has a number that cannot be: {told}", file=str(file)) from None
 
 
 # ---- nccl-tests ----
@@ -131,7 +135,7 @@ def _line(log: _Log, line: str, where: str) -> None:
     words = line.split()
     if words[:2] == ["#", "size"]:
         log.columns = tuple(words[1:])
-    elif log.columns and words and words[0].isdigit() and len(words) == len(log.columns):
+    elif log.columns and words and words[0].isascii() and words[0].isdigit() and len(words) == len(log.columns):
         _row(log, dict(zip(_numbered(log.columns), words, strict=True)), where)
 
 
@@ -260,7 +264,7 @@ def _spaced(ranks: int, stride: int, world: int, per_node: int, file: str, key: 
 def _positive(told: Any, file: str, where: str) -> float:
     try:
         value = float(told) if not isinstance(told, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not 0 < value < math.inf:
         raise JobError(f"{told!r} is not allowed", file=file, key=where, fix="Allowed: a number above 0")

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.core.cluster import MEMORY_RATE, Cluster
 from plait.core.efficiency import Links
 from plait.core.errors import JobError
 from plait.core.profile import AttentionCore, Curve, MemoryPass, Point, Product, Profile
 from plait.plan.constants import constant_of, with_constants
+
+if TYPE_CHECKING:
+    from plait.plan.calibrate import Calibrated, Known
 
 NOISE = 0.1
 """Relative error of a point that is no outlier yet, beside the spread of its samples."""
@@ -26,6 +29,8 @@ ROUNDS = 60
 """Of a fit; it ends before if nothing changes."""
 SMALLEST = 1e-9
 """What is fitted on a logarithmic scale does not begin at nothing."""
+MODULE_CONSTANTS = ("elementwise", "logit_bytes", "matmul", "attention_forward", "attention_backward")
+"""That modules tell of. The last three are known from plain operations, and stay near what these said."""
 
 Columns = Any
 """A numpy column."""
@@ -40,7 +45,7 @@ def with_profile(cluster: Cluster, profile: Profile) -> Cluster:
     Raises JobError for a profile of another kind of device or of nodes of another size.
     """
     _check(cluster, profile)
-    for refit in (_matmul, _attention, _memory, _links, _overlap):
+    for refit in (_matmul, _attention, _memory, _modules, _links, _overlap):
         cluster = refit(cluster, profile)
     return cluster
 
@@ -53,6 +58,11 @@ def here(profile: Profile) -> Cluster:
         raise JobError(
             "has no matrix products, so it does not say how fast a device is", key="products",
             fix="Measure them with plait profile, or name a cluster that is described",
+        )  # fmt: skip
+    if not machine.memory:
+        raise JobError(
+            "is 0: nobody knows how much memory a device has", key="machine.memory",
+            fix="Measure it with plait profile, or name a cluster that is described",
         )  # fmt: skip
     peaks: dict[str, float] = {}
     for product in profile.products:
@@ -67,6 +77,7 @@ def here(profile: Profile) -> Cluster:
             "name": machine.name or "here",
             "ranks_per_node": machine.ranks_per_node,
             "nodes": -(-machine.ranks // machine.ranks_per_node),
+            "crowd": machine.crowd,
             "device": {
                 "name": machine.device or machine.kind,
                 "kind": machine.kind,
@@ -143,6 +154,47 @@ def _memory(cluster: Cluster, profile: Profile) -> Cluster:
     return _fitted(cluster, profile, ("memory",), lambda tried: rates.memory_bound(tried, sizes), profile.passes)
 
 
+def _modules(cluster: Cluster, profile: Profile) -> Cluster:
+    """What a layer takes in the executor that trains: elementwise operations and the loss, and by how much
+    products and attention there differ from such alone. A module is worth as much as its share of its
+    layer's time, and the whole layer as all of its modules together."""
+    import numpy as np
+
+    from plait.plan.module_times import layer_of, module_seconds
+
+    points = [
+        one for one in profile.modules if one.seconds and one.site != "embed" and one.precision in cluster.device.peak
+    ]
+    if not points:
+        return cluster
+    layers = [layer_of(one) for one in points]
+    whole = np.array([[layer == other for other in layers] for layer in dict.fromkeys(layers)], dtype=np.float64)
+    measured = np.array([one.seconds for one in points])
+    totals = whole @ measured
+    share = measured / (whole.T @ totals)
+
+    def predict(tried: Cluster) -> Columns:
+        said = module_seconds(tried, points)
+        return np.concatenate([said, whole @ said])
+
+    priors = {name: _near(cluster, name) for name in MODULE_CONSTANTS}
+    count = len(points) / len(totals)
+    found = _found(
+        cluster, profile, priors, predict, np.concatenate([measured, totals]),
+        weights=np.concatenate([share * count, np.full(len(totals), count)]),
+    )  # fmt: skip
+    return _with(cluster, profile, found)
+
+
+def _near(cluster: Cluster, name: str) -> Known:
+    """A constant as it is known so far."""
+    from plait.plan.calibrate import Known
+
+    known = constant_of(cluster, name)
+    loose = LOOSE if name in ("elementwise", "logit_bytes") else max(NOISE, known.error)
+    return Known(value=max(known.value, SMALLEST), error=loose)
+
+
 def _links(cluster: Cluster, profile: Profile) -> Cluster:
     """Links inside nodes first, since what crosses nodes passes them too."""
     usable = [curve for curve in profile.collectives if _as_in_training(curve, cluster)] or profile.collectives
@@ -207,25 +259,35 @@ def _fitted(
         return cluster
     import numpy as np
 
-    from plait.plan.calibrate import Known, calibrate
+    from plait.plan.calibrate import Known
 
     names = names if len(points) >= len(names) + 2 else names[:1]
     priors = {name: Known(value=max(constant_of(cluster, name).value, SMALLEST), error=LOOSE) for name in names}
     measured = np.array([point.seconds for point in points])
+    off = float(np.median(predict(cluster) / measured))  # times fall as a share grows
+    found = _found(
+        cluster, profile, priors, predict, measured,
+        weights=[(NOISE / (NOISE + point.spread)) ** 2 for point in points],
+        start={names[0]: priors[names[0]].value * off},
+    )  # fmt: skip
+    return _with(cluster, profile, found)
+
+
+def _found(
+    cluster: Cluster, profile: Profile, priors: Mapping[str, Known], predict: Predict, measured: Columns, **more: Any
+) -> Calibrated:
+    """The constants with which ``predict`` comes nearest."""
+    from plait.plan.calibrate import calibrate
 
     def predicted(values: Mapping[str, float]) -> Columns:
         return predict(_replaced(cluster, {name: (value, 0.0) for name, value in values.items()}, profile))
 
-    off = float(np.median(predict(cluster) / measured))  # times fall as a share grows
-    found = calibrate(
-        predicted,
-        measured,
-        priors,
-        start={names[0]: priors[names[0]].value * off},
-        weights=[(NOISE / (NOISE + point.spread)) ** 2 for point in points],
-        noise=NOISE,
-        rounds=ROUNDS,
-    )
+    return calibrate(predicted, measured, priors, noise=NOISE, rounds=ROUNDS, **more)
+
+
+def _with(cluster: Cluster, profile: Profile, found: Calibrated) -> Cluster:
+    import numpy as np
+
     left = float(np.sqrt(np.mean(found.residuals**2)))
     constants = {name: (one.value, math.hypot(left, one.error)) for name, one in found.constants.items()}
     return _replaced(cluster, constants, profile)

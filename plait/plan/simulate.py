@@ -26,6 +26,7 @@ from plait.core.plan import Plan
 from plait.core.schedule import Op
 from plait.core.timeline import Timeline
 from plait.plan.course import AXES, Course, Moved, Way, script_of
+from plait.plan.crowd import shared_pace
 from plait.plan.phase import Key
 from plait.plan.places import Place, PlaceLists
 from plait.plan.prices import ClusterPrices, PlanPrices, Prices
@@ -70,8 +71,11 @@ def simulate_plan(plan: Plan, cluster: Cluster | None = None, *, jitter_seed: in
     the plan's precision.
     """
     refuse_experts(plan.model, "simulated")
-    simulation = Simulation(plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed)
-    return simulation.simulated
+    found = Simulation(plan, ClusterPrices(plan, cluster) if cluster else PlanPrices(plan), jitter_seed).simulated
+    if cluster is None or cluster.crowd == 1.0:
+        return found
+    pace = shared_pace(found.simulation.run().courses, cluster.crowd)
+    return Simulation(plan, ClusterPrices(plan, cluster, pace), jitter_seed).simulated
 
 
 class Run:

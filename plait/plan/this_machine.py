@@ -4,6 +4,7 @@ each as fast as the lab's description has a core. Good enough to choose by; a pr
 from __future__ import annotations
 
 from plait.core.cluster import Cluster, Hosts
+from plait.core.efficiency import Constant
 from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.core.process import usable_cores
@@ -42,6 +43,9 @@ def _like_the_lab(name: str, given: Hosts, *, hosts: int, device: str) -> Cluste
     there = room(device, each * hosts)
     free = there.total(each * hosts) / (each * hosts) if there else lab.device.memory.value
     memory = lab.device.memory.model_copy(update={"value": free, "source": "free on this machine, shared by all ranks"})
+    crowd = max(1.0, each * hosts / usable_cores())
+    peak = {precision: _shared(rate, crowd) for precision, rate in lab.device.peak.items()}
+    memory_rate = _shared(lab.device.memory_rate, crowd)
     inner, outer = lab.tiers
     tiers = [inner.model_copy(update={"ranks": each if hosts > 1 else 0})]
     if hosts > 1:
@@ -55,7 +59,13 @@ def _like_the_lab(name: str, given: Hosts, *, hosts: int, device: str) -> Cluste
             "name": name,
             "ranks_per_node": each,
             "nodes": hosts,
+            "crowd": crowd,
             "tiers": tuple(tiers),
-            "device": lab.device.model_copy(update={"memory": memory}),
+            "device": lab.device.model_copy(update={"memory": memory, "peak": peak, "memory_rate": memory_rate}),
         }
     )
+
+
+def _shared(rate: Constant, crowd: float) -> Constant:
+    """What a rank has of a core's rate while all that share it compute."""
+    return rate.model_copy(update={"value": rate.value / crowd})

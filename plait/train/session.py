@@ -10,15 +10,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from plait.core.env import RankEnv
+from plait.core.env import RankEnv, this_host
 from plait.core.errors import CheckpointError, NotFinite
+from plait.core.host_memory import memory_of
 from plait.core.job import Job
 from plait.core.plan import Plan
 from plait.core.refine import refine
 from plait.core.ring import Kind
-from plait.train.checkpoint.checkpoints import Checkpoints
+from plait.train.checkpoint.checkpoints import Checkpoints, Restored
 from plait.train.checkpoint.huggingface import load as load_huggingface
-from plait.train.comm.world import new_group
+from plait.train.checkpoint.memory import Memory
+from plait.train.comm.objects import gather
+from plait.train.comm.world import first_does, new_group
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import Part, assemble
@@ -62,6 +65,7 @@ class Session:
             keep=job.train.keep_checkpoints,
             group=new_group() if dist.is_initialized() else None,
         )
+        self.memory = self._memory(rank)
 
     def train(self) -> int:
         """Train to the job's last step, or until asked to stop. Returns the exit status."""
@@ -81,6 +85,8 @@ class Session:
         self.control.doing(f"saving after step {done}", step=done, patient=True)
         with self.recorder.during(Kind.CHECKPOINT, "checkpoint", step=done - 1):
             self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
+        if self.memory:
+            self.memory.finish()
         self.recorder.ring.close()
         tokens = (done - start) * self.job.train.global_batch_size * self.job.data.sequence_length
         stopped = done < steps
@@ -93,10 +99,7 @@ class Session:
     def _prepared(self) -> Stream:
         """The corpus, prepared by rank 0, opened by all."""
         corpus = self.folder / "corpus"
-        if self.rank == 0:
-            prepare_corpus(self.job, corpus, self.report.say)
-        if dist.is_initialized():
-            dist.barrier()
+        first_does(lambda: prepare_corpus(self.job, corpus, self.report.say), "corpus")
         return Stream.open(self.job, corpus)
 
     def _settled(self, part: Part) -> Part:
@@ -114,9 +117,30 @@ class Session:
         self.recorder.ring.obeys(plan.hash)
         return settled
 
+    def _memory(self, rank: RankEnv) -> Memory | None:
+        """Copies in the memory of hosts, where the job wants them and a launcher keeps them."""
+        if not self.job.run.memory_every:
+            return None
+        if not all(gather(memory_of(self.folder).is_dir())):  # made by the launcher of a run here or in a lab
+            self.report.say("warning: run.memory_every has no effect here")
+            return None
+        several = rank.world_size > rank.local_world_size and self.job.run.memory_neighbour
+        return Memory(
+            memory_of(self.folder) / this_host(), plan=self.part.plan.hash,
+            neighbour=rank.local_world_size if several else 0, group=new_group() if dist.is_initialized() else None,
+        )  # fmt: skip
+
+    def _restored(self) -> Restored | None:
+        """The newest state there is: of the hosts' memory, or on disk."""
+        step = self.memory.newest() if self.memory else 0
+        if self.memory and step > self.checkpoints.newest():
+            self.report.say(f"the state after step {step} is still in memory")
+            return Restored(step, self.memory.restore(step, self.optimizer.state()), ())
+        return self.checkpoints.restore(self.optimizer.state())
+
     def _resume(self) -> int:
-        """Load the newest usable checkpoint, if there is one; returns the number of steps already done."""
-        restored = self.checkpoints.restore(self.optimizer.state())
+        """Load the newest usable state, if there is one; returns the number of steps already done."""
+        restored = self._restored()
         if restored is None:
             return 0
         for warning in restored.warnings:
@@ -176,6 +200,14 @@ class Session:
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
         if job.checkpoint_every and done % job.checkpoint_every == 0 and not last and not asked:
             self._save(done)
+        elif self.memory and done % self.job.run.memory_every == 0 and not last and not asked:
+            self.control.doing(f"copying the state after step {done}", step=done)
+            check_state(self.optimizer, self.part.groups, done)
+            self.memory.keep(done, self.optimizer.state(), self._state())
+            if problem := self.memory.failure:
+                self.report.warn(
+                    f"warning: the state after step {done} is not in memory ({problem}). Training goes on."
+                )
 
     def _evaluate(self, evaluator: Pipeline, done: int) -> float:
         self.control.doing(f"evaluating after step {done}", step=done)
@@ -188,7 +220,7 @@ class Session:
 
     def _save(self, done: int) -> None:
         """Start a checkpoint; if the one before could not be written (a full disk), that costs the
-        checkpoint, not the run."""
+        checkpoint, or the run if the job says so."""
         check_state(self.optimizer, self.part.groups, done)
         self.control.doing(f"saving after step {done}", step=done, patient=True)
         try:
@@ -196,7 +228,7 @@ class Session:
                 self.checkpoints.save(done, self.optimizer.state(), self._state())
             self.saved = done
         except CheckpointError as error:
-            if not self.folder.is_dir():  # nothing of what is trained from here on would be kept
+            if self.job.run.on_save_failure == "stop" or not self.folder.is_dir():
                 raise
             self.report.say(f"warning: {str(error).rstrip('.')}. Training goes on.")
 

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 from plait.core.channel import Channel
 from plait.core.collecting import collecting
 from plait.core.env import RankEnv, take_launcher, this_host
-from plait.core.errors import ERROR_MARK, JobError, LaunchError, PlaitError, RankFailure
+from plait.core.errors import (
+    DO_NOT_RETRY,
+    ERROR_MARK,
+    JobError,
+    LaunchError,
+    NotFinite,
+    PlaitError,
+    RankFailure,
+    RunLost,
+)
 from plait.core.experts import refuse_experts
 from plait.core.job import Job
 from plait.core.lock import RunLock
@@ -62,7 +71,8 @@ def main() -> int:
         except PlaitError as error:
             mark = ERROR_MARK if control.launched else "plait: "
             print(f"{mark}{error}", file=sys.stderr, flush=True)
-            return error.exit_status
+            again = not isinstance(error, (NotFinite, RunLost))
+            return error.exit_status if again or not control.launched else DO_NOT_RETRY
 
 
 def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:

@@ -157,8 +157,8 @@ def kill_rank(process: subprocess.Popen[str], rank: int) -> None:
 
 
 def start_and_kill(job: Path, rank: int, step: int, *settings: str) -> None:
-    """Begin training and kill a rank after ``step``: the run fails and names it."""
-    process = start(job, *settings)
+    """Begin training and kill a rank after ``step``: the run, which is not restarted, fails and names it."""
+    process = start(job, "run.restarts=0", *settings)
     wait_for_step(process, job, step)
     kill_rank(process, rank)
     _, errors = process.communicate(timeout=60)

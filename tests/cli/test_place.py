@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +58,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     (folder / "job.toml").write_text(JOB)
     (folder / "topology.conf").write_text(TOPOLOGY)
+    typed = ["topology", "generate", "--minipods", "2", "--nodes", "16", "--out", str(folder / "typed.toml")]
+    CliRunner().invoke(app, typed, catch_exceptions=False)
+    text = (folder / "typed.toml").read_text()
+    (folder / "typed.toml").write_text(text.replace("gpus = 8", 'device = "H100", gpus = 8', 1))
     argv = [sys.executable, "-m", "plait.cli.main", "plan", str(folder / "job.toml")]
     subprocess.run(argv, check=True, capture_output=True)
     return folder
@@ -123,6 +129,9 @@ def test_a_solver_for_what_is_special(folder: Path) -> None:
         (("--topology", "topology.conf", "--down", "a00"), "give that one with --repair"),
         (("--topology", "topology.conf", "--repair", "topology.conf"), "cannot be read as a rank table"),
         (("--topology", "topology.conf", "--affinity", "none.toml"), "none.toml"),
+        (("--topology", "topology.conf", "--gpu", "FOO"), "--gpu: no node has GPUs of type 'FOO'. The topology names"),
+        (("--topology", "typed.toml", "--gpu", "H10"), "'H10' (did you mean 'H100'?). Types there are: H100"),
+        (("--topology", "typed.toml", "--gpu", "1=A100"), "no node has GPUs of type 'A100'"),
     ],
 )
 def test_mistakes_are_one_paragraph(folder: Path, args: tuple[str, ...], message: str) -> None:
@@ -150,6 +159,33 @@ def test_a_node_taken_while_solving_leaves_nothing_written(folder: Path, monkeyp
     assert not (folder / "t").exists()
 
 
+@pytest.mark.parametrize("text", [None, "SwitchName=a0 Nod"])
+def test_a_topology_that_goes_while_solving(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    file = folder / "going.conf"
+    file.write_text(TOPOLOGY)
+    placing = Asked.placed
+
+    def meanwhile(asked: Asked) -> Placement:
+        found = placing(asked)
+        file.unlink() if text is None else file.write_text(text)
+        return found
+
+    monkeypatch.setattr(Asked, "placed", meanwhile)
+    with pytest.raises(PlacementError, match=r"going.conf: .* it has changed since. Nothing was written"):
+        run(folder, "plan.json", "--topology", "going.conf", "--alpha", "0.3", "--out", "t/rank_table.json")
+    assert not (folder / "t").exists()
+
+
+def test_a_topology_from_a_pipe_is_read_once(folder: Path) -> None:
+    """As of ``--topology <(ssh login cat topology.conf)``."""
+    read, write = os.pipe()
+    os.write(write, TOPOLOGY.encode())
+    os.close(write)
+    out = run(folder, "plan.json", "--topology", f"/dev/fd/{read}", "--alpha", "0.3", "--out", "pipe/t.json")
+    os.close(read)
+    assert "the least there is (1.30)" in out
+
+
 def test_a_picture_and_hash_conflicts(folder: Path) -> None:
     picture = folder / "cluster.svg"
     args = ("--alpha", "0.3", "--draw", str(picture), "--flows", "1", "--out", "d/t.json")
@@ -166,3 +202,52 @@ def test_a_picture_that_cannot_be_written_is_one_paragraph(folder: Path, tmp_pat
     with pytest.raises(PlaitError, match=r"x.svg cannot be written: .* Choose another with --draw"):
         run(folder, "plan.json", "--topology", "topology.conf", "--out", str(tmp_path / "t.json"),
             "--draw", str(tmp_path / "file" / "x.svg"))  # fmt: skip
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file"]  # ranks are bound by a table, or nothing is
+
+
+def test_ranks_that_the_strategy_does_not_fill_are_refused(folder: Path) -> None:
+    with pytest.raises(PlaitError, match=r"cluster\.ranks: 7 are not the 96 ranks of the strategy"):
+        run(folder, "job.toml", "cluster.ranks=7", "--topology", "topology.conf", "--out", "x/rank_table.json")
+    assert not (folder / "x").exists()
+
+
+def test_a_compressed_topology_and_one_node(folder: Path) -> None:
+    (folder / "one.conf.gz").write_bytes(gzip.compress(b"SwitchName=s Nodes=n1\n"))
+    job = ("job.toml", "strategy.pp=1", "strategy.dp=1", "train.global_batch_size=8", "cluster.ranks=8")
+    out = run(folder, *job, "--topology", str(folder / "one.conf.gz"), "--out", "one/t.json")
+    assert "1 node of 8 ranks (1 x 1 cells: PP groups x stages) on 1 of 1 minipod\n" in out
+
+
+EXPERTS = """
+[model]
+preset = "mixtral-8x7b"
+[data]
+sequence_length = 4096
+[train]
+global_batch_size = 96
+micro_batch_size = 1
+precision = "bf16-mixed"
+[strategy]
+tp = 4
+pp = 2
+dp = 12
+ep = 4
+[cluster]
+preset = "h100"
+ranks = 96
+"""
+
+
+def test_experts_are_counted_and_kept_together(folder: Path) -> None:
+    """Four replicas of four ranks are two nodes: a pair of them shares out experts."""
+    (folder / "experts.toml").write_text(EXPERTS)
+    args = ("experts.toml", "--topology", "topology.conf", "--out", "e/t.json", "--json")
+    told = json.loads(run(folder, *args))
+    assert told["ep_seconds"] > told["dp_seconds"] > told["pp_seconds"] > 0
+    assert "nearest profiled job" in told["affinity"]
+    assert told["nodes_per_cell"] == 2 and told["minipods"][0::2] == told["minipods"][1::2]
+    more = ("--repair", "e/t.json", "--down", told["hosts"][0], "--avoid", "b03")
+    mended = json.loads(run(folder, *args, *more))
+    assert [move["old"] for move in mended["moves"]] == [told["hosts"][0]]
+    by_seconds = json.loads(run(folder, *args, "--by", "seconds"))
+    assert by_seconds["gap"] >= 0 and by_seconds["ep_seconds"] <= told["ep_seconds"]

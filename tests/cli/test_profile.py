@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from plait.core.profile import Profile
 from tests.cli.runs import on_terminal, write_job
+from tests.core.test_placement_profile import JOB, PROFILE
 
 LOG = """# Collective test starting: all_reduce_perf
 # Using devices
@@ -107,3 +109,21 @@ def test_a_measurement_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "profile.json").read_text() == "as it was"
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("on", "kept"), [("slurm", True), ("lab:4x1@1gbit,2pods@300mbit", False)])
+def test_a_clusters_row_is_known_to_place_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: str, kept: bool
+) -> None:
+    """A lab's is not: its processors and links are nobody's cluster."""
+    from plait.cli import profile_placement
+    from plait.cli.main import app
+    from plait.place.affinity import known_profiled, own_rows
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(profile_placement, "_collectives", lambda *_, **__: PROFILE)
+    monkeypatch.setattr(profile_placement, "_timed", lambda *_, **__: JOB)
+    words = ["profile", "placement", "job.toml", "--on", on, "--out", str(tmp_path / "p.json")]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert (str(own_rows()) in done.stdout) == kept == own_rows().is_file()
+    assert (known_profiled()[0].name == "small") == kept

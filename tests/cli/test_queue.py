@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,10 +70,10 @@ def test_a_table_that_fits(jobs: Path) -> None:
 def test_a_trace_as_it_is_without_a_planned_job(jobs: Path) -> None:
     done = queue("replay", jobs, "--nodes", 4, "--policy", "fifo", "--json")
     found = json.loads(done.stdout)
-    assert found["planned"] is None and found["running_at_start"] == 0
+    assert found["planned"] == [] and found["running_at_start"] == 0
     assert found["oversize"] and found["arrivals"] + len(found["oversize"]) == 900
     said = queue("replay", jobs, "--nodes", 4, "--policy", "fifo").stdout
-    assert f"{len(found['oversize'])} jobs want more GPUs than there are and are left out" in said
+    assert f"Left out, since the cluster has fewer GPUs: {len(found['oversize'])} jobs (" in said
 
 
 def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
@@ -92,9 +93,13 @@ def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
         (["--policy", "fivo"], "there is no policy 'fivo' (did you mean 'fifo'?)"),
         (["--reserve", "1200"], "'1200' is no NODES@TIME"),
         (["--reserve", "12@noon"], "--reserve: 'noon' is no time"),
-        (["--reserve", "3000@9h"], "wants 3000 nodes; the cluster has 2000"),
+        (["--reserve", "3000@9h"], "wants 3,000 nodes; the cluster has 2,000"),
         (["--reserve", "30@1h"], "Let it arrive later"),
         (["--load", "0.9", "--overlay", "2"], "both are given"),
+        (["--load", "1e9"], "copies have"),
+        (["--replan", "1s"], "--replan: '1s' is too often"),
+        (["--reserve", "3@9h", "--reserve", "2@20h", "--zone", "none.json"], "1 file for 2 planned jobs"),
+        (["--reserve", "1500@9h", "--reserve", "1500@10h"], "2 planned jobs want 3,000 nodes at one time"),
         (["--nodes", "0"], "--nodes: 0 is not allowed"),
         (["--nodes", "1000000000000"], "1000000000000 nodes of 8 GPUs are too many"),
         (["--late", "wait"], "Allowed: preempt, delay"),
@@ -110,6 +115,46 @@ def test_mistakes_are_one_paragraph(
     assert status(monkeypatch, "replay", jobs, *arguments) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("zone", ["[1.5, 2]", "[true, 2]", '{"a": 1}', '["3"]', "[[1]]", "3"])
+def test_a_zone_is_a_list_of_whole_numbers(
+    jobs: Path, tmp_path: Path, zone: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zone.json").write_text(zone)
+    assert status(monkeypatch, "replay", jobs, "--reserve", "2@9h", "--zone", tmp_path / "zone.json") == 2
+    assert "no JSON list of node numbers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["replay", "fit", "zone", "predict"])
+def test_pipes_are_refused_and_not_waited_for(
+    jobs: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / ("model.json" if verb == "predict" else "pipe.csv")
+    os.mkfifo(pipe)
+    arguments: dict[str, list[object]] = {
+        "replay": ["replay", pipe],
+        "fit": ["fit", pipe],
+        "zone": ["replay", jobs, "--reserve", "2@9h", "--zone", pipe],
+        "predict": ["predict", tmp_path, jobs],
+    }
+    assert status(monkeypatch, *arguments[verb]) == 2
+    said = capsys.readouterr().err
+    assert "no regular file" in said or "is no file" in said
+
+
+def test_several_planned_jobs_each_with_a_row(jobs: Path) -> None:
+    said = queue("replay", jobs, *SMALL, "--reserve", "30@+10h", "--announce", "2h", "--policy", "no-jct,oracle")
+    assert said.returncode == 0, said.stderr
+    rows = [
+        line.split() for line in said.stdout.splitlines() if line.startswith(("no-jct", "oracle")) and " at " in line
+    ]
+    assert [row[:5] for row in rows] == [
+        [policy, nodes, "at", hours, "h"]
+        for policy in ("no-jct", "oracle")
+        for nodes, hours in (("60", "6"), ("30", "10"))
+    ]
+    assert max(map(len, said.stdout.splitlines()[-4:])) and all(row[-1] == "0.00" for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,22 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.lock import NAME
-from tests.cli.runs import command, curve, metrics, rank_pids, start, train, trained, wait_for_step, write_job
+from plait.core.attempts import read_attempts
+from plait.core.errors import LaunchError
+from plait.core.host_memory import memory_of
+from plait.core.lock import NAME, RunLock
+from tests.cli.runs import (
+    command,
+    curve,
+    kill_rank,
+    metrics,
+    rank_pids,
+    start,
+    train,
+    trained,
+    wait_for_step,
+    write_job,
+)
 from tests.lab.support import why_no_lab
 
 pytestmark = pytest.mark.slow
@@ -115,7 +129,7 @@ def _until(true: object, timeout: float = 60) -> None:
 
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=100000)
-    process = start(job, "run.timeout=6")
+    process = start(job, "run.timeout=6", "run.restarts=0")
     wait_for_step(process, job, 3)
     os.kill(rank_pids(process)[1], signal.SIGSTOP)
     _, errors = process.communicate(timeout=90)
@@ -231,3 +245,49 @@ def test_sigterm_in_a_lab_saves(tmp_path: Path) -> None:
     output, errors = process.communicate(timeout=90)
     assert process.returncode == 143, errors
     assert "stopped and saved after step" in output
+
+
+def test_a_killed_rank_is_started_again_by_itself_and_the_curve_is_the_same(finished: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    process = start(job)
+    wait_for_step(process, job, 9)
+    kill_rank(process, 1)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    text = " ".join(errors.split())
+    assert "rank 1 was killed by SIGKILL" in text
+    assert "starting again in 1 s from the checkpoint of step" in text
+    assert "the run goes on from step" in text
+    assert re.search("resuming after step [48]", output)
+    assert curve(job) == curve(finished)
+    first, second = read_attempts(tmp_path / "runs" / "job")
+    assert (first.outcome, second.outcome, second.step) == ("failed", "finished", 12)
+
+
+def test_ctrl_c_while_it_waits_to_start_again_and_no_second_start_meanwhile(finished: Path, tmp_path: Path) -> None:
+    job, run = write_job(tmp_path, every=0), tmp_path / "runs" / "job"
+    process = start(job)
+    wait_for_step(process, job, 2)
+    kill_rank(process, 0)
+    _until((run / "logs" / "attempt-1").is_dir)
+    with pytest.raises(LaunchError, match=f"in use by process {process.pid}"), RunLock(run):
+        pass
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "SIGINT: not started again" in errors
+    assert train(job).returncode == 0
+    assert curve(job) == curve(finished)
+
+
+def test_states_in_memory_are_newer_than_checkpoints_and_are_removed(finished: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path, every=0)
+    process = start(job, "run.memory_every=2")
+    wait_for_step(process, job, 9)
+    assert memory_of(tmp_path / "runs" / "job").is_dir()
+    kill_rank(process, 1)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert re.search("the state after step (8|10) is still in memory", output)
+    assert curve(job) == curve(finished)
+    assert not memory_of(tmp_path / "runs" / "job").exists()

@@ -93,3 +93,19 @@ def test_vectors_and_ratios() -> None:
     assert matrix.vector(2) == (4, 2, 2)
     assert matrix.ratios == (3 * 6 / (4 + 2), 2)
     assert CommunicationMatrix.of_layout(Layout.of(pp=2, dp=2, tp=8), ranks_per_node=8).ratios is None
+
+
+@pytest.mark.parametrize(
+    ("tp", "ep", "cells"), [(8, 1, 1), (8, 4, 4), (1, 8, 1), (1, 16, 2), (2, 8, 2), (8, 16, 16), (16, 4, 4)]
+)
+def test_so_many_neighbours_of_a_column_share_out_experts(tp: int, ep: int, cells: int) -> None:
+    layout = Layout.of(pp=2, dp=16 if tp > 2 else 64, tp=tp)
+    matrix = CommunicationMatrix.of_layout(layout, ranks_per_node=8, ep=ep)
+    assert matrix.expert_cells == cells
+
+
+def test_what_experts_send_stays_in_a_column() -> None:
+    volumes = (Volume(weights=8, dp=6, pp=2, ep=4),) * 2
+    matrix = CommunicationMatrix(heights=(2, 2), ranks_per_node=8, volumes=volumes, micro_batch=3)
+    assert matrix.vector(3) == (8, 10, 2)
+    assert matrix.ratios == (3 * 8 / 12, 5)

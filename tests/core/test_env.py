@@ -57,6 +57,7 @@ def test_a_rank_is_started_with_the_callers_environment(monkeypatch: pytest.Monk
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0. Allowed: at least 1"),
         ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE is 8. Allowed: 1 to 4"),
         ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "host0"}, "LOCAL_WORLD_SIZE is not set"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000. Allowed: 1 to 65535"),
     ],
 )

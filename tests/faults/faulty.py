@@ -2,7 +2,7 @@
 
     FAULT="KIND RANK STEP" python -m tests.faults.faulty RUN_FOLDER
 
-When it does, the moment is written to ``fault`` in the run's folder.
+When it does, the moment is written to ``fault`` in the run's folder; where that is, nothing happens any more.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> int:
     """Train, with the fault."""
     from plait.train import worker
 
-    if "FAULT" in os.environ:
+    if "FAULT" in os.environ and not Path(sys.argv[1], "fault").exists():
         kind, rank, at = os.environ["FAULT"].split()
         if os.environ["RANK"] == rank:
             _plant(kind, int(at))

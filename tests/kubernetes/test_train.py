@@ -17,36 +17,9 @@ from plait.core.rank_table import RankTable
 from tests.kubernetes.cluster import SmallCluster
 from tests.kubernetes.support import environment, options, small_cluster
 from tests.lab.support import wait_until
+from tests.managed import saved_steps, write_job
 
 pytestmark = pytest.mark.slow
-
-JOB = """
-[model]
-family = "gpt"
-num_layers = 2
-hidden = 32
-num_heads = 2
-max_sequence = 32
-
-[data]
-text = "text.txt"
-sequence_length = 32
-
-[train]
-steps = {steps}
-global_batch_size = 8
-micro_batch_size = 2
-checkpoint_every = 10
-eval_every = 0
-log_every = 5
-
-[strategy]
-pp = 2
-slices = {{ p1 = 1, p2 = 1 }}
-
-[run]
-timeout = 60
-"""
 
 
 @pytest.fixture(params=[False, True], ids=["job", "jobset"])
@@ -60,9 +33,8 @@ def begin(
     cluster: SmallCluster, folder: Path, steps: int, *arguments: str, hosts: tuple[str, ...] = (), **more: Any
 ) -> subprocess.Popen[str]:
     """Send a job of two ranks on two nodes; what it prints goes to files."""
-    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
-    (folder / "job.toml").write_text(JOB.format(steps=steps))
-    argv = [sys.executable, "-m", "plait.cli.main", "train", str(folder / "job.toml"), *arguments]
+    job = write_job(folder, steps)
+    argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), *arguments]
     if hosts:
         RankTable(hosts, ranks_per_node=1).write(folder / "table.json")
         argv += ["--rank-table", str(folder / "table.json")]
@@ -75,10 +47,6 @@ def begin(
 
 def said(folder: Path) -> str:
     return (folder / "output").read_text() + (folder / "errors").read_text()
-
-
-def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (folder / "runs" / "job" / "checkpoints").glob("step-????????"))
 
 
 def ended(process: subprocess.Popen[str], folder: Path, seconds: float = 120.0) -> int:
@@ -113,15 +81,15 @@ def test_a_job_trains_on_the_nodes_of_its_table(cluster: SmallCluster, tmp_path:
 
 def test_a_run_outlives_a_node_and_saves_at_ctrl_c(cluster: SmallCluster, tmp_path: Path) -> None:
     process = begin(cluster, tmp_path, 100_000, hosts=("n2", "n0"))
-    wait_until(lambda: steps(tmp_path), "no checkpoint was saved", seconds=90)
+    wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
     cluster.lose("n0")  # rank 1, not the pod that launches
     wait_until(lambda: "resuming after step" in said(tmp_path), "the run did not go on", seconds=120)
     assert RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts == ("n2", "n1")
-    newest = steps(tmp_path)[-1]
-    wait_until(lambda: steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
+    newest = saved_steps(tmp_path)[-1]
+    wait_until(lambda: saved_steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
     process.send_signal(signal.SIGINT)
     assert ended(process, tmp_path) == 130, said(tmp_path)
-    assert steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
+    assert saved_steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
     assert not (tmp_path / "runs" / "job" / "lock.json").exists()
     wait_until(lambda: kinds(cluster) == {"Node"}, f"left: {kinds(cluster)}")
     assert not cluster.running()
@@ -142,7 +110,7 @@ def test_a_run_that_is_not_followed_goes_on_alone(tmp_path: Path) -> None:
         process = begin(cluster, tmp_path, 15, "--no-follow", hosts=("n1", "n0"))
         assert ended(process, tmp_path) == 0, said(tmp_path)
         assert where(cluster) == {"0": "n1", "1": "n0"}
-        wait_until(lambda: steps(tmp_path) == [10, 15], "it did not train", seconds=90)
+        wait_until(lambda: saved_steps(tmp_path) == [10, 15], "it did not train", seconds=90)
 
 
 def test_the_log_is_whole_though_connections_break(tmp_path: Path) -> None:
@@ -179,14 +147,12 @@ def test_a_dry_run_shows_what_would_be_sent(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_what_cannot_be_sent_is_refused_in_one_paragraph(setting: str, problem: str, tmp_path: Path) -> None:
     with small_cluster(tmp_path / "cluster", 2) as cluster:
-        (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
-        (tmp_path / "job.toml").write_text(JOB.format(steps=5))
         argv = [
             sys.executable,
             "-m",
             "plait.cli.main",
             "train",
-            str(tmp_path / "job.toml"),
+            str(write_job(tmp_path, 5)),
             *options(tmp_path),
             setting,
         ]

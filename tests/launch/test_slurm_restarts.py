@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.core.errors import LaunchError
 from plait.launch import slurm, slurm_job
 from plait.launch.run_folder import DO_NOT_RETRY
 
@@ -49,6 +50,22 @@ def test_a_job_that_was_cancelled_is_not_started_again(
     assert not said
 
 
+def test_a_controller_that_is_away_gives_no_job_up(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([LaunchError("Unable to contact."), slurm.State("RUNNING", 0, ("n1",), "")])
+
+    def look(job: str) -> slurm.State:
+        if isinstance(found := next(answers), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == 1
+    assert said == [("scontrol", "requeue", "7")]
+
+
 def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
     tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,8 +80,8 @@ def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
 
     monkeypatch.setattr(slurm, "state", look)
     monkeypatch.setattr(slurm, "LOOK", 0.0)
-    assert slurm.follow("7", tmp_path / "log") == 1
-    assert said == [("scancel", "--signal=2", "7"), ("scancel", "7")]
+    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 1
+    assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
 
 
 def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp_path: Path) -> None:
@@ -73,3 +90,72 @@ def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp
     settings = SlurmSection(nodes=1, grace=77)
     script = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=settings).script()
     assert "#SBATCH --signal=TERM@77\n" in script
+
+
+def test_a_controller_that_is_away_for_a_while_ends_nothing(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = 0
+
+    def look(job: str) -> slurm.State:
+        nonlocal looks
+        looks += 1
+        if 1 < looks < 5:
+            raise LaunchError("Slurm refused: Unable to contact slurm controller.")
+        return slurm.State("RUNNING" if looks < 6 else "COMPLETED", 0, ("n1",), "")
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 0
+    assert "Slurm does not answer" in capsys.readouterr().err
+    assert not said
+
+
+@pytest.mark.parametrize("why", ["patience", "signal", "forgotten"])
+def test_a_job_that_can_be_followed_no_more_is_named(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def look(job: str) -> slurm.State:
+        if why == "signal":
+            signal.raise_signal(signal.SIGINT)
+        raise LaunchError("Invalid job id specified." if why == "forgotten" else "Unable to contact.")
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
+    monkeypatch.setattr(slurm, "PATIENCE", 0.01 if why == "patience" else 1e9)
+    with pytest.raises(LaunchError, match=r"Job 7 is no longer followed.* its output is in .*scancel 7 ends it"):
+        slurm.follow(slurm.Submitted("7", tmp_path / "log"))
+
+
+def test_ctrl_c_before_there_are_ranks_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(file: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm_job.Plan, "read", interrupted)
+    monkeypatch.setattr("sys.argv", ["slurm_job", str(tmp_path)])
+    assert slurm_job.main() == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from plait.core.settings import SlurmSection
+
+    batch = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=SlurmSection(nodes=1))
+    batch.log("7").parent.mkdir()
+    batch.log("7").write_text("old\n")
+
+    def answer(*argv: str) -> str:
+        if argv[0] == "squeue":
+            return "6|/elsewhere/slurm.sh\n"
+        with batch.log("7").open("a") as file:
+            file.write("new\n")  # it has begun before sbatch was done
+        return "7;cluster\n"
+
+    monkeypatch.setattr(slurm, "command", answer)
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.State("COMPLETED", 0, (), ""))
+    assert slurm.follow(slurm.submit(batch)) == 0
+    assert capfdbinary.readouterr().out == b"new\n"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plait.core.communication import CommunicationMatrix, Volume
 from plait.core.errors import JobError, PlacementError
-from plait.place.affinity import Profiled, affinity_of, read_profiled
+from plait.place.affinity import Profiled, affinity_of, known_profiled, own_rows, read_profiled
 from plait.place.network import Network
 from plait.place.placing import place
-from plait.place.problem import Pool, Problem
+from plait.place.problem import Pool, Problem, seconds_of
 
 
 def matrix(weights: float, dp: float, pp: float, *, heights: tuple[int, ...] = (6, 6)) -> CommunicationMatrix:
@@ -27,7 +28,7 @@ def job(name: str, weights: float, dp: float, pp: float, *, gain_dp: float, gain
 
 
 def test_shipped_jobs_give_the_published_weights() -> None:
-    jobs = {one.name: one for one in read_profiled()}
+    jobs = {one.name: one for one in known_profiled()}
     assert jobs["24B dense"].alpha == 0
     assert jobs["24B mixture of experts"].alpha == pytest.approx(0.3, abs=0.005)
     assert jobs["7B dense"].alpha == 1
@@ -35,9 +36,9 @@ def test_shipped_jobs_give_the_published_weights() -> None:
 
 
 def test_a_profiled_job_is_its_own_nearest() -> None:
-    for one in read_profiled():
+    for one in known_profiled():
         volume = one.volume
-        found = affinity_of(matrix(volume.weights, volume.dp, volume.pp), read_profiled(), one.gpu)
+        found = affinity_of(matrix(volume.weights, volume.dp, volume.pp), known_profiled(), one.gpu)
         assert found.alpha == one.alpha
         assert "distance 0.0" in found.why
 
@@ -54,7 +55,7 @@ def test_neither_ratio_decides_alone() -> None:
 
 
 def test_guards() -> None:
-    jobs = read_profiled()
+    jobs = known_profiled()
     assert affinity_of(matrix(1, 1, 0, heights=(12,)), jobs).alpha == 1
     assert affinity_of(matrix(1, 0, 1, heights=(1, 1)), jobs).alpha == 0
     assert affinity_of(matrix(1, 5, 0), jobs).alpha == 1
@@ -100,12 +101,29 @@ def test_conflicts_slow_what_crosses_only() -> None:
 def test_the_slowest_group_counts() -> None:
     volumes = (Volume(dp=4, pp=1), Volume(dp=1, pp=1))
     network = Network(rate=1.0, collective_loss=0.5, p2p_loss=0.5)
-    assert network.predicted(volumes, (1, 2), 2) == (4, pytest.approx(1 / 0.75))
     problem = Problem(
         heights=(2, 2), pools=(Pool.plain("a", 2), Pool.plain("b", 2)), alpha=0.0, volumes=volumes, network=network
     )
+    assert seconds_of(problem, (0, 0, 0, 1), 2) == (4, pytest.approx(1 / 0.75), 0)
     placed = place(problem)
     assert (placed.row_spread, placed.seconds) == (1, pytest.approx(4 / 0.75 + 1))
+
+
+def test_experts_are_counted_where_their_groups_lie() -> None:
+    """Two pairs of neighbours of the column share out experts; a border of minipods may cut one."""
+    network = Network(rate=1.0, collective_loss=0.5, p2p_loss=0.5)
+    pools = (Pool.plain("a", 2), Pool.plain("b", 2))
+    problem = Problem(
+        heights=(4,), pools=pools, alpha=1.0, volumes=(Volume(dp=4, ep=8),), network=network, expert_cells=2
+    )
+    assert seconds_of(problem, (0, 0, 1, 1), 1) == (4 / 0.75, 0, 8)
+    assert seconds_of(problem, (0, 1, 1, 1), 1) == (4 / 0.75, 0, 8 / 0.75)
+    whole = problem.together
+    assert whole is not None and (whole.heights, whole.nodes_per_cell, whole.together) == ((2,), 2, None)
+    placed = place(whole)
+    assert placed.ep_seconds == 8 and placed.seconds == 8 + 4 / 0.75
+    assert [placed.minipods[at] for at in (0, 2)] == [placed.minipods[at] for at in (1, 3)]
+    assert replace(problem, heights=(3,), expert_cells=2).together is None
 
 
 @pytest.mark.parametrize("method", ["exact", "cpsat"])
@@ -126,3 +144,33 @@ def test_the_least_seconds_by_enumeration(method: str, dp: float, pp: float) -> 
 def test_seconds_need_volumes() -> None:
     with pytest.raises(PlacementError, match="not counted"):
         Problem.plain(1, 1, [1], by="seconds")
+
+
+ROW = """
+[[jobs]]
+name = "{name}"
+gpu = "H800"
+micro_batch = 1
+weights = 3.0e9
+dp = 1.0e10
+pp = 8.6e9
+gain_dp = {dp}
+gain_pp = 0.02
+source = "plait profile placement"
+date = "2026-01"
+"""
+
+
+def test_a_users_own_jobs_come_before_those_that_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is as far as the published one of the same shape; of two of its own the newer counts."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    shipped = known_profiled()
+    own_rows().parent.mkdir(parents=True)
+    own_rows().write_text(ROW.format(name="first", dp=0.02) + ROW.format(name="again", dp=0.06))
+    assert [one.name for one in known_profiled()] == ["again", "first", *(one.name for one in shipped)]
+    found = affinity_of(matrix(3.0e9, 1.0e10, 8.6e9), known_profiled(), "H800")
+    assert found.alpha == pytest.approx(0.75)
+    assert "as again on H800" in found.why
+    own_rows().write_text("[[jobs]]\nname = 3\n")
+    with pytest.raises(JobError, match=str(own_rows())):
+        known_profiled()

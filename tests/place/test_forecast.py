@@ -13,6 +13,7 @@ from plait.place.conformal import first_margin, follow
 from plait.place.features import features
 from plait.place.forecast import assess, log_seconds, names_of, walk_forward
 from plait.place.jct import LONGEST, JctSettings
+from plait.place.jct_search import GRID
 from plait.place.model_files import load, save
 from plait.place.traces.table import Trace
 from tests.place.made_up import heavy_tailed, trace_of
@@ -164,3 +165,17 @@ def test_jobs_that_are_all_alike(tmp_path: Path) -> None:
     assert np.quantile(np.abs(np.log(said.upper[100:]) - np.log(300)), 0.9) < 0.25
     assert assess(found, QUICK)[1].rmse["ln seconds"]["model"] < 1e-3
     assert log_seconds(found)[0] == pytest.approx(np.log(300))
+
+
+def test_settings_are_searched_without_the_jobs_that_test_them(trace: Trace) -> None:
+    """Whatever the last tenth is like, the same settings are the best; of these the first has least error."""
+    model, report = assess(trace, QUICK, draws=4)
+    assert len(report.tried) == 5
+    errors = [one.error for one in report.tried]
+    assert errors == sorted(errors) and len(set(errors)) > 1
+    assert {name: getattr(model.settings, name) for name in GRID} == report.tried[0].settings
+    assert set(report.rmse["ln seconds"]) == {"model", "constant", "group", "untuned"}
+    cut = int(0.9 * len(trace))
+    changed = replace(trace, duration=np.where(np.arange(len(trace)) >= cut, 1e5, trace.duration))
+    assert assess(changed, QUICK, draws=4)[1].tried == report.tried
+    assert not assess(trace, QUICK)[1].tried

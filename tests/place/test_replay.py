@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plait.core.errors import PlacementError
 from plait.place.policy import POLICIES, Policy
-from plait.place.replay import ClusterShape, Outcome, Planned, replay
+from plait.place.replay import Outcome, replay
+from plait.place.reservation import ClusterShape, Planned, check_planned
 from plait.place.summary import summary
 from plait.place.workload import Workload
 from tests.place.made_up import jobs_of
@@ -35,11 +36,25 @@ PLANNED = st.builds(
 )
 
 
-def check_invariants(jobs: Workload, outcome: Outcome, planned: Planned | None) -> None:
+REPLAN = st.sampled_from((0.0, 7.0, 60.0))
+
+
+@st.composite
+def several(draw: st.DrawFn, least: int = 0) -> list[Planned]:
+    """Planned jobs that the cluster can take, one after the other or at one time."""
+    found = draw(st.lists(PLANNED, min_size=least, max_size=3))
+    try:
+        check_planned(found, CLUSTER)
+    except PlacementError:
+        assume(False)
+    return found
+
+
+def check_invariants(jobs: Workload, outcome: Outcome, planned: list[Planned]) -> None:
     """Recomputed from who was where when."""
     by_node: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for run in outcome.runs:
-        wanted = jobs.gpus[run.job] if run.job >= 0 else planned.nodes * SIZE if planned else 0
+        wanted = jobs.gpus[run.job] if run.job >= 0 else planned[-1 - run.job].nodes * SIZE
         assert sum(gpus for _, gpus in run.held) == wanted
         assert len({node for node, _ in run.held}) == len(run.held) == -(-wanted // SIZE)
         for node, gpus in run.held:
@@ -60,53 +75,55 @@ def check_invariants(jobs: Workload, outcome: Outcome, planned: Planned | None) 
             assert own[0].end - own[0].start == pytest.approx(jobs.duration[job])
 
 
-@given(rows=ROWS, planned=st.none() | PLANNED, policy=st.sampled_from(sorted(POLICIES)), delay=st.booleans(),
-       stops=st.lists(st.booleans(), min_size=40, max_size=40))  # fmt: skip
+@given(rows=ROWS, planned=several(), policy=st.sampled_from(sorted(POLICIES)), delay=st.booleans(),
+       stops=st.lists(st.booleans(), min_size=40, max_size=40), replan=REPLAN)  # fmt: skip
 def test_no_node_is_over_committed_and_every_job_ends_once(
-    rows: list[tuple[float, float, int]], planned: Planned | None, policy: str, delay: bool, stops: list[bool]
-) -> None:
+    rows: list[tuple[float, float, int]], planned: list[Planned], policy: str, delay: bool, stops: list[bool],
+    replan: float,
+) -> None:  # fmt: skip
     jobs = jobs_of(rows, preemptible=stops[: len(rows)])
-    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned, delay_late=delay, checkpoint=20.0)
+    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned, delay_late=delay, checkpoint=20.0, replan=replan)
     check_invariants(jobs, outcome, planned)
-    if planned:
-        assert outcome.planned_start is not None and outcome.planned_start >= planned.arrival
-        assert outcome.planned_end == outcome.planned_start + planned.duration
+    for one, kept in zip(planned, outcome.planned, strict=True):
+        assert kept.start is not None and kept.start >= one.arrival
+        assert kept.end == kept.start + one.duration
 
 
-@given(rows=ROWS, planned=PLANNED)
-def test_exact_times_leave_nobody_late(rows: list[tuple[float, float, int]], planned: Planned) -> None:
+@given(rows=ROWS, planned=several(least=1))
+def test_exact_times_leave_nobody_late(rows: list[tuple[float, float, int]], planned: list[Planned]) -> None:
     outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
-    assert outcome.late == 0
+    assert sum(kept.late for kept in outcome.planned) == 0
 
 
-@given(rows=ROWS, planned=PLANNED, guess=st.sampled_from((0.0, 5.0, 1e9)),
+@given(rows=ROWS, planned=several(least=1), guess=st.sampled_from((0.0, 5.0, 1e9)), replan=REPLAN,
        policy=st.sampled_from(("no-jct", "jct-mean", "jct-quantile", "oracle")))  # fmt: skip
-def test_the_zone_is_empty_when_the_planned_job_arrives(
-    rows: list[tuple[float, float, int]], planned: Planned, guess: float, policy: str
+def test_zones_are_empty_when_their_planned_jobs_arrive(
+    rows: list[tuple[float, float, int]], planned: list[Planned], guess: float, replan: float, policy: str
 ) -> None:
-    """However wrong the predictions are."""
+    """However wrong the predictions are, and wherever the zones have moved."""
     jobs = jobs_of(rows, guesses=[guess] * len(rows))
-    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned)
-    assert outcome.at == 0
-    assert outcome.planned_start == planned.arrival
-    own = next(run for run in outcome.runs if run.job == -1)
-    assert tuple(node for node, _ in own.held) == outcome.zone and len(outcome.zone) == planned.nodes
+    outcome = replay(jobs, CLUSTER, POLICIES[policy], planned, replan=replan)
+    for number, (one, kept) in enumerate(zip(planned, outcome.planned, strict=True), 1):
+        assert kept.at == 0
+        assert kept.start == one.arrival
+        own = next(run for run in outcome.runs if run.job == -number)
+        assert tuple(node for node, _ in own.held) == kept.zone and len(kept.zone) == one.nodes
 
 
-@given(rows=ROWS, planned=st.none() | PLANNED)
-def test_fifo_starts_in_the_order_of_submission(rows: list[tuple[float, float, int]], planned: Planned | None) -> None:
+@given(rows=ROWS, planned=several())
+def test_fifo_starts_in_the_order_of_submission(rows: list[tuple[float, float, int]], planned: list[Planned]) -> None:
     outcome = replay(jobs_of(rows), CLUSTER, POLICIES["fifo"], planned)
     assert (np.diff(outcome.started) >= 0).all()
 
 
 @given(rows=ROWS, planned=PLANNED)
 def test_nobody_enters_the_zone_who_is_not_let_in(rows: list[tuple[float, float, int]], planned: Planned) -> None:
-    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["no-jct"], planned)
-    announced = planned.arrival - planned.notice
-    assert outcome.admitted == 0 and outcome.planned_end is not None
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["no-jct"], [planned])
+    (kept,) = outcome.planned
+    assert kept.admitted == 0 and kept.end is not None
     for run in outcome.runs:
-        if run.job >= 0 and announced < run.start < outcome.planned_end:
-            assert not {node for node, _ in run.held} & set(outcome.zone)
+        if run.job >= 0 and planned.announced < run.start < kept.end:
+            assert not {node for node, _ in run.held} & set(kept.zone)
 
 
 def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
@@ -126,18 +143,17 @@ def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
         def add(self, job: int, gpus: int) -> None:
             self.there[job] = gpus
 
-        def admit(self, job: int, gpus: int) -> None:
+        def admit(self, job: int, gpus: int, zone: int) -> None:
             self.inside.add(job)
 
         def remove(self, job: int) -> None:
             del self.there[job]
 
-        def next(self, fits, still):
+        def next(self, fits, rooms, still):
             for job, gpus in sorted(self.there.items()):
-                if fits(gpus, False):
-                    return job, False
-                if still and still(job) and fits(gpus, True):
-                    return job, True
+                for room in rooms:
+                    if all(still(job, zone) for zone in room if zone) and fits(gpus, room):
+                        return job, room
             return None
 
     import plait.place.replay as module
@@ -148,7 +164,10 @@ def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
             (float(draw.integers(0, 300)), float(draw.exponential(80) + 1), int(draw.integers(1, 13)))
             for _ in range(80)
         ]
-        planned = Planned(nodes=3, arrival=200.0, notice=80.0, duration=50.0)
+        planned = [
+            Planned(nodes=3, arrival=200.0, notice=80.0, duration=50.0),
+            Planned(nodes=2, arrival=230.0, notice=90.0, duration=20.0),
+        ]
         fast = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "Waiting", Walk)
@@ -159,21 +178,24 @@ def test_a_walk_over_the_sorted_queue_starts_the_same_jobs() -> None:
 def test_short_jobs_use_the_zone_and_long_ones_do_not() -> None:
     rows = [(0.0, 1000.0, 8), (50.0, 30.0, 4), (50.0, 300.0, 4)]
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
-    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], planned)
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], [planned])
+    (kept,) = outcome.planned
     assert outcome.started.tolist() == [0.0, 50.0, 200.0]
-    assert (outcome.admitted, outcome.late, outcome.held) == (1, 0, 0)
+    assert (kept.admitted, kept.late, kept.held) == (1, 0, 0)
 
 
 def test_who_is_late_is_preempted_and_goes_on_from_its_checkpoint() -> None:
     rows = [(0.0, 1000.0, 8), (50.0, 300.0, 4)]
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
     jobs = jobs_of(rows, guesses=[1000.0, 10.0])
-    outcome = replay(jobs, CLUSTER, POLICIES["jct-quantile"], planned, checkpoint=20.0)
-    assert (outcome.late, outcome.planned_start, outcome.restarts.tolist()) == (1, 100.0, [0, 1])
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-quantile"], [planned], checkpoint=20.0)
+    (kept,) = outcome.planned
+    assert (kept.late, kept.start, outcome.restarts.tolist()) == (1, 100.0, [0, 1])
     assert outcome.lost == 10.0 * 4  # 50 s ran, 40 s were saved
     assert outcome.ended[1] == 200.0 + 300.0 - 40.0
-    waits = replay(jobs, CLUSTER, POLICIES["jct-quantile"], planned, delay_late=True)
-    assert (waits.late, waits.planned_start, waits.restarts.sum()) == (1, 350.0, 0)
+    waits = replay(jobs, CLUSTER, POLICIES["jct-quantile"], [planned], delay_late=True)
+    (kept,) = waits.planned
+    assert (kept.late, kept.start, waits.restarts.sum()) == (1, 350.0, 0)
 
 
 def test_preemptible_jobs_may_sit_in_the_zone_and_leave_it() -> None:
@@ -181,16 +203,18 @@ def test_preemptible_jobs_may_sit_in_the_zone_and_leave_it() -> None:
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
     jobs = jobs_of(rows, preemptible=[False, True])
     for delay in (False, True):
-        outcome = replay(jobs, CLUSTER, POLICIES["no-jct"], planned, delay_late=delay)
-        assert (outcome.started[1], outcome.spared, outcome.late, outcome.planned_start) == (50.0, 1, 0, 100.0)
+        outcome = replay(jobs, CLUSTER, POLICIES["no-jct"], [planned], delay_late=delay)
+        (kept,) = outcome.planned
+        assert (outcome.started[1], kept.spared, kept.late, kept.start) == (50.0, 1, 0, 100.0)
 
 
 def test_reserve_and_pack_ends_with_a_zone_that_is_not_empty() -> None:
     rows = [(0.0, 1000.0, 8), (50.0, 300.0, 4)]
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
-    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["reserve-and-pack"], planned)
-    assert outcome.at == outcome.before == 0.25
-    assert outcome.planned_start == 350.0
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["reserve-and-pack"], [planned])
+    (kept,) = outcome.planned
+    assert kept.at == kept.before == 0.25
+    assert kept.start == 350.0
 
 
 def test_a_job_that_runs_at_the_start_ends_when_it_would() -> None:
@@ -201,14 +225,14 @@ def test_a_job_that_runs_at_the_start_ends_when_it_would() -> None:
 
 def test_a_preempted_job_that_ran_before_the_replay_keeps_its_work() -> None:
     planned = Planned(nodes=6, arrival=20.0, notice=10.0, duration=5.0)
-    outcome = replay(jobs_of([(-100.0, 150.0, 4)]), CLUSTER, POLICIES["no-jct"], planned, checkpoint=50.0)
+    outcome = replay(jobs_of([(-100.0, 150.0, 4)]), CLUSTER, POLICIES["no-jct"], [planned], checkpoint=50.0)
     assert outcome.ended[0] == 25.0 + 150.0 - 100.0
     assert outcome.lost == 20.0 * 4
 
 
 def test_a_zone_that_a_placement_has_chosen() -> None:
     planned = Planned(nodes=2, arrival=20.0, notice=10.0, zone=(5, 1))
-    assert replay(jobs_of([(0.0, 1.0, 1)]), CLUSTER, POLICIES["no-jct"], planned).zone == (1, 5)
+    assert replay(jobs_of([(0.0, 1.0, 1)]), CLUSTER, POLICIES["no-jct"], [planned]).planned[0].zone == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -223,14 +247,14 @@ def test_a_zone_that_a_placement_has_chosen() -> None:
 def test_planned_jobs_that_cannot_be(change: dict[str, object], says: str) -> None:
     planned = replace(Planned(nodes=2, arrival=20.0, notice=10.0), **change)
     with pytest.raises(PlacementError, match=says):
-        replay(jobs_of([(0.0, 1.0, 1)]), CLUSTER, POLICIES["fifo"], planned)
+        replay(jobs_of([(0.0, 1.0, 1)]), CLUSTER, POLICIES["fifo"], [planned])
 
 
 def test_numbers_of_a_replay_by_hand() -> None:
     """Two nodes of four GPUs; one job takes one of them, half the time."""
     jobs = replace(jobs_of([(0.0, 1800.0, 4), (0.0, 900.0, 8)]), window=3600.0)
     shape = ClusterShape(nodes=2, gpus_per_node=4)
-    found = summary(replay(jobs, shape, POLICIES["no-jct"]), jobs, None, 2, 8)
+    found = summary(replay(jobs, shape, POLICIES["no-jct"]), jobs, [], 2, 8)
     assert found.idle_node_hours == pytest.approx(0.5 + 2 * 0.25)
     assert found.idle_gpu_hours == pytest.approx(4 * 0.5 + 8 * 0.25)
     assert found.allocation == pytest.approx(0.5)
@@ -240,7 +264,7 @@ def test_numbers_of_a_replay_by_hand() -> None:
 def test_an_empty_workload_and_one_job() -> None:
     planned = Planned(nodes=2, arrival=20.0, notice=10.0, duration=30.0)
     for policy in POLICIES.values():
-        assert replay(jobs_of([]), CLUSTER, policy, planned).planned_start == 20.0
+        assert replay(jobs_of([]), CLUSTER, policy, [planned]).planned[0].start == 20.0
         assert replay(jobs_of([(0.0, 5.0, 1)]), CLUSTER, policy).ended.tolist() == [5.0]
 
 
@@ -248,4 +272,58 @@ def test_a_policy_of_ones_own_needs_a_row() -> None:
     own = Policy(name="twice the mean", says="", jct=lambda jobs: 2 * jobs.mean, foresees=True)
     planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
     rows = [(0.0, 1000.0, 8), (50.0, 30.0, 4), (50.0, 20.0, 4)]
-    assert replay(jobs_of(rows), CLUSTER, own, planned).started.tolist() == [0.0, 200.0, 50.0]
+    assert replay(jobs_of(rows), CLUSTER, own, [planned]).started.tolist() == [0.0, 200.0, 50.0]
+
+
+def test_a_zone_moves_to_nodes_that_are_empty_sooner() -> None:
+    """Nodes 0 to 3 are thought to be free in time and are not; 4 and 5 become so."""
+    rows = [(0.0, 10.0, 8), (0.0, 1000.0, 8), (0.0, 60.0, 8)]
+    jobs = jobs_of(rows, guesses=[20.0, 50.0, 1000.0])
+    planned = Planned(nodes=4, arrival=100.0, notice=80.0, duration=10.0)
+    stays = replay(jobs, CLUSTER, POLICIES["jct-mean"], [planned])
+    moves = replay(jobs, CLUSTER, POLICIES["jct-mean"], [planned], replan=10.0)
+    assert (stays.planned[0].zone, stays.planned[0].held, stays.planned[0].before) == ((0, 1, 2, 3), 1, 0.5)
+    assert (moves.planned[0].zone, moves.planned[0].held, moves.planned[0].before) == ((0, 1, 4, 5), 0, 0.0)
+    assert moves.planned[0].moved == 2
+    assert moves.restarts.sum() == 0 < stays.restarts.sum()
+
+
+def test_a_job_enters_the_zones_of_planned_jobs_that_come_after_its_end() -> None:
+    """Two zones take the whole cluster; what ends between their arrivals may be in the later one."""
+    planned = [
+        Planned(nodes=3, arrival=100.0, notice=60.0, duration=10.0),
+        Planned(nodes=3, arrival=200.0, notice=160.0, duration=10.0),
+    ]
+    outcome = replay(jobs_of([(50.0, 40.0, 12), (50.0, 120.0, 12)]), CLUSTER, POLICIES["oracle"], planned)
+    first, second = outcome.planned
+    where = {run.job: {node for node, _ in run.held} for run in outcome.runs}
+    assert outcome.started.tolist() == [50.0, 110.0]  # the second waits for the first planned job's nodes
+    assert where[0] == set(second.zone) and where[1] == set(first.zone)
+    assert [kept.start for kept in outcome.planned] == [100.0, 200.0]
+    swapped = replay(jobs_of([(50.0, 120.0, 12), (51.0, 40.0, 12)]), CLUSTER, POLICIES["oracle"], planned)
+    assert swapped.started.tolist() == [50.0, 51.0]  # the long one leaves the earlier zone to the short one
+
+
+def test_a_planned_job_gets_its_nodes_when_a_late_one_has_left_them() -> None:
+    """The first waits for a job that nobody foresaw; the second is announced when that should be over."""
+    planned = [
+        Planned(nodes=4, arrival=50.0, notice=50.0, duration=100.0),
+        Planned(nodes=4, arrival=260.0, notice=60.0, duration=10.0),
+    ]
+    jobs = jobs_of([(1.0, 249.0, 12)], guesses=[20.0])
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, delay_late=True)
+    assert [kept.start for kept in outcome.planned] == [250.0, 350.0]
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (Planned(nodes=4, arrival=140.0, notice=50.0, duration=10.0), "2 planned jobs want 7 nodes at one time"),
+        (Planned(nodes=2, arrival=140.0, notice=50.0, zone=(2, 3)), "share nodes at one time"),
+    ],
+)
+def test_planned_jobs_that_cannot_be_together(second: Planned, says: str) -> None:
+    first = Planned(nodes=3, arrival=100.0, notice=50.0, duration=10.0, zone=(0, 1, 2))
+    with pytest.raises(PlacementError, match=says):
+        check_planned([first, second], CLUSTER)
+    check_planned([first, replace(second, arrival=200.0)], CLUSTER)

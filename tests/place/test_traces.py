@@ -218,3 +218,126 @@ def test_other_separators(tmp_path: Path, mark: str) -> None:
     found = read_trace(file)
     assert found.gpus.tolist() == [1, 2]
     assert found.duration.tolist() == [5, 6.5]
+
+
+def minutes_of(text: str, folder: Path, columns: str | None = None) -> tuple[list[float], tuple[str, ...]]:
+    """Minutes between the first job's submission and the others', and what is said of how it was read."""
+    (folder / "t.csv").write_text(text)
+    found = read_trace(folder / "t.csv", None if columns is None else parse_columns(columns))
+    return [second / 60 for second in found.submit], found.how
+
+
+def dated(*days: str) -> str:
+    return "submit,duration,gpus,start,end\n" + "".join(f"{day},60,1,{day},\n" for day in days)
+
+
+DAY = 1440.0
+
+
+@pytest.mark.parametrize(
+    ("days", "columns", "submits", "says"),
+    [
+        (("03/01/2024 10:00", "15/01/2024 10:00"), None, [0, 12 * DAY], "read day first"),
+        (("01/03/2024 10:00", "01/15/2024 10:00"), None, [0, 12 * DAY], ""),
+        (("01.03.2024 10:00", "02.03.2024 10:00"), None, [0, DAY], "read day first"),
+        (("1.3.24", "2.3.24"), None, [0, DAY], "read day first"),
+        (("30/01/2024", "02/02/2024"), None, [0, 3 * DAY], "read day first"),
+        (
+            ("01/02/2024", "03/02/2024", "02/03/2024"),
+            None,
+            [0, 2 * DAY, 30 * DAY],
+            "day first, in which they are in order",
+        ),
+        (("01/02/2024", "02/02/2024"), None, [0, 31 * DAY], "since nothing says so (day first: 'submit:dmy')"),
+        (("01/02/2024", "02/02/2024"), "dmy", [0, DAY], ""),
+        (("24-01-31", "24-02-01"), "ymd", [0, DAY], ""),
+        (("2024-01-31 10:00 PM", "2024-02-01 10:00 PM"), None, [0, DAY], ""),
+        (("31 Jan 2024", "1 Feb 2024"), None, [0, DAY], ""),
+    ],
+)
+def test_which_of_two_numbers_is_the_day(
+    tmp_path: Path, days: tuple[str, ...], columns: str | None, submits: list[float], says: str
+) -> None:
+    mapping = columns and f"submit=submit:{columns},duration=duration:s,gpus=gpus"
+    found, how = minutes_of(dated(*days), tmp_path, mapping or "submit=submit,duration=duration:s,gpus=gpus")
+    assert found == submits
+    assert says in " ".join(how) and bool(says) == bool(how)
+
+
+def test_a_date_of_another_order_than_the_others_is_no_date(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(dated("13/01/2024", "14/01/2024", "01/15/2024"))
+    found = read_trace(tmp_path / "t.csv")
+    assert found.dropped == {"no submission time": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "hours"),
+    [
+        ("2024-01-01 10:00:00 PST", "2024-01-01 11:00:00 PST", 1.0),
+        ("2024-01-01 10:00:00 PST", "2024-01-01 10:00:00 EST", -3.0),
+        ("2024-01-01 10:00 UTC", "2024-01-01 12:30:00 GMT", 2.5),
+        ("2024-01-01 10:00:00 PM PST", "2024-01-02 06:00:00Z", 0.0),
+    ],
+)
+def test_names_of_zones_that_have_one_meaning(tmp_path: Path, first: str, second: str, hours: float) -> None:
+    (tmp_path / "t.csv").write_text(f"submit,duration,gpus,id\n{first},60,1,a\n{second},60,1,b\n")
+    found = read_trace(tmp_path / "t.csv")
+    times = dict(zip(found.id, found.submit, strict=True))
+    assert times["b"] - times["a"] == hours * 3600
+
+
+@pytest.mark.parametrize("zone", ["CEST", "IST", "Europe/Berlin"])
+def test_a_zone_of_no_sure_meaning_is_refused(tmp_path: Path, zone: str) -> None:
+    (tmp_path / "t.csv").write_text(f"submit,duration,gpus\n2024-01-01 10:00:00 {zone},60,1\n")
+    with pytest.raises(DataError, match=f"time zone '{zone}'.*Write an offset"):
+        read_trace(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "minutes", "says"),
+    [
+        ("duration", None, 1.5, "taken as seconds, since nothing says so (minutes: 'duration:min')"),
+        ("duration", "min", 90, ""),
+        ("duration", "hours", 5400, ""),
+        ("duration", "ms", 0.0015, ""),
+        ("duration_min", None, 90, "read as minutes, by its name"),
+        ("runtimeHours", None, 5400, "read as hours, by its name"),
+        ("Elapsed (s)", None, 1.5, "read as seconds, by its name"),
+    ],
+)
+def test_durations_in_other_units(tmp_path: Path, header: str, columns: str | None, minutes: float, says: str) -> None:
+    (tmp_path / "t.csv").write_text(f"submit,{header},gpus\n5,90,1\n")
+    mapping = None if columns is None else parse_columns(f"submit=submit:h,duration={header}:{columns},gpus=gpus")
+    found = read_trace(tmp_path / "t.csv", mapping)
+    assert found.duration.tolist() == pytest.approx([minutes * 60])
+    assert says in " ".join(found.how) and bool(says) == bool(found.how)
+
+
+@pytest.mark.parametrize(("size", "name"), [(60, "minutes"), (3600, "hours"), (0.001, "milliseconds"), (1, "")])
+def test_start_and_end_tell_the_unit_of_durations(tmp_path: Path, size: float, name: str) -> None:
+    rows = [(0, 7200, 10), (100, 3600, 20), (200, 86400, 30), (300, 1800, 3000)]
+    lines = [f"{at},{at + waits},{at + waits + ran},{ran / size},1" for at, ran, waits in rows]
+    (tmp_path / "t.csv").write_text("\n".join(["submit_time,start_time,end_time,duration,gpus", *lines]) + "\n")
+    found = read_trace(tmp_path / "t.csv")
+    assert found.duration.tolist() == pytest.approx([ran for _, ran, _ in rows])
+    assert found.how == ((f"'duration' is read as {name}, as start and end say",) if name else ())
+
+
+def test_slurms_own_durations(tmp_path: Path) -> None:
+    found = trace_of(
+        "Submit,Elapsed,gpus\n2024-01-01T00:00:00,1-02:03:04,1\n2024-01-01T00:00:09,00:10:00,1\n", tmp_path
+    )
+    assert found.duration.tolist() == [86400 + 7384, 600]
+
+
+@pytest.mark.parametrize("given", ["duration=duration:weeks", "duration=duration:dmy", "submit=submit:minits"])
+def test_units_that_are_none(tmp_path: Path, given: str) -> None:
+    (tmp_path / "t.csv").write_text("submit,duration,gpus\n1,2,3\n")
+    with pytest.raises(JobError, match=r"is no unit of .* Units are ns, us, ms, s, min, h, d"):
+        read_trace(tmp_path / "t.csv", parse_columns(f"gpus=gpus,{given}"))
+
+
+def test_a_colon_in_a_columns_own_name(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("submit,took:min,gpus\n1,2,3\n")
+    found = read_trace(tmp_path / "t.csv", parse_columns("submit=submit,duration=took:min,gpus=gpus"))
+    assert found.duration.tolist() == [2.0]  # the column is called so

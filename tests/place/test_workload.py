@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from plait.core.errors import DataError, JobError
 from plait.place.policy import POLICIES, find_policies
 from plait.place.pool import Pool
-from plait.place.replay import ClusterShape, Planned, replay
+from plait.place.replay import replay
+from plait.place.reservation import ClusterShape, Planned
 from plait.place.summary import summary
 from plait.place.workload import workload
 from plait.place.zone import choose_zone
@@ -50,7 +51,7 @@ def test_a_loaded_cluster_is_loaded(tmp_path: Path) -> None:
     trace = trace_of(heavy_tailed(1500), tmp_path)
     jobs = workload(trace, known(trace), gpus=1600, load=0.8, window=86400.0)
     outcome = replay(jobs, ClusterShape(nodes=200), POLICIES["no-jct"])
-    found = summary(outcome, jobs, None, 200, 1600)
+    found = summary(outcome, jobs, [], 200, 1600)
     assert found.gpu_allocation == pytest.approx(0.8, abs=0.06)
     assert found.delay.p95 == 0
 
@@ -61,7 +62,7 @@ def test_policies_differ_as_they_should(tmp_path: Path) -> None:
     jobs = workload(trace, known(trace), gpus=1600, load=0.85, window=18 * 3600.0)
     planned = Planned(nodes=120, arrival=12 * 3600.0, notice=4 * 3600.0, duration=3 * 3600.0)
     found = {
-        name: summary(replay(jobs, ClusterShape(nodes=200, minipod=10), policy, planned), jobs, planned, 200, 1600)
+        name: summary(replay(jobs, ClusterShape(nodes=200, minipod=10), policy, [planned]), jobs, [planned], 200, 1600)
         for name, policy in POLICIES.items()
     }
     assert found["oracle"].notice.mean < found["no-jct"].notice.mean
@@ -101,15 +102,15 @@ def test_few_jobs_in_copies(tmp_path: Path, text: str) -> None:
     zone=st.sets(st.integers(0, 5)),
 )
 def test_gpus_are_given_once_and_come_back(steps: list[tuple[int, bool, bool]], zone: set[int]) -> None:
-    pool = Pool(6, 4)
-    pool.reserve(zone)
+    pool = Pool(6, 4, zones=1)
+    pool.reserve(zone, 1)
     held: list[list[tuple[int, int]]] = []
     for gpus, inside, back in steps:
         if back and held:
             pool.release(held.pop(0))
         free = [sum(1 for node in range(6) if pool.free[node] == 4 and (inside or node not in zone)), gpus // 4]
-        if pool.fits(gpus, inside):
-            found = pool.take(gpus, inside)
+        if pool.fits(gpus, (0, 1) if inside else (0,)):
+            found = pool.take(gpus, (0, 1) if inside else (0,))
             assert inside or not {node for node, _ in found} & zone
             held.append(found)
         else:
@@ -119,26 +120,26 @@ def test_gpus_are_given_once_and_come_back(steps: list[tuple[int, bool, bool]], 
         used = [sum(gpus for job in held for node, gpus in job if node == number) for number in range(6)]
         assert pool.free == [4 - one for one in used]
         assert pool.used == sum(used) and pool.busy == sum(1 for one in used if one)
-        assert pool.zone_busy == sum(1 for node in zone if used[node])
+        assert pool.busy_in[1] == sum(1 for node in zone if used[node])
 
 
-@given(st.lists(st.integers(1, 30), max_size=12), st.booleans())
-def test_what_fits_is_monotone_in_the_number_of_gpus(taken: list[int], zone: bool) -> None:
-    pool = Pool(6, 4)
-    pool.reserve([1, 4])
+@given(st.lists(st.integers(1, 30), max_size=12), st.sampled_from([(0,), (0, 1)]))
+def test_what_fits_is_monotone_in_the_number_of_gpus(taken: list[int], parts: tuple[int, ...]) -> None:
+    pool = Pool(6, 4, zones=1)
+    pool.reserve([1, 4], 1)
     for gpus in taken:
-        if pool.fits(gpus, True):
-            pool.take(gpus, True)
-    fits = [pool.fits(gpus, zone) for gpus in range(1, 26)]
+        if pool.fits(gpus, (0, 1)):
+            pool.take(gpus, (0, 1))
+    fits = [pool.fits(gpus, parts) for gpus in range(1, 26)]
     assert fits == sorted(fits, reverse=True)
 
 
 def test_small_jobs_go_where_least_is_left() -> None:
     pool = Pool(3, 8)
-    assert pool.take(5, False) == [(0, 5)]
-    assert pool.take(6, False) == [(1, 6)]
-    assert pool.take(2, False) == [(1, 2)]
-    assert pool.take(9, False) == [(2, 8), (0, 1)]
+    assert pool.take(5, (0,)) == [(0, 5)]
+    assert pool.take(6, (0,)) == [(1, 6)]
+    assert pool.take(2, (0,)) == [(1, 2)]
+    assert pool.take(9, (0,)) == [(2, 8), (0, 1)]
 
 
 # ---- the zone, the names ----

@@ -14,8 +14,20 @@ from plait.core.cluster import Cluster
 from plait.core.efficiency import Constant
 from plait.core.errors import JobError
 from plait.core.job import Job
-from plait.core.profile import AttentionCore, Curve, Group, Machine, MemoryPass, Overlap, Point, Product, Profile
+from plait.core.profile import (
+    AttentionCore,
+    Curve,
+    Group,
+    Machine,
+    MemoryPass,
+    ModuleTime,
+    Overlap,
+    Point,
+    Product,
+    Profile,
+)
 from plait.plan import rates
+from plait.plan.module_times import module_seconds
 from plait.plan.profiled import here, with_profile
 from plait.plan.where import find_cluster
 
@@ -145,6 +157,51 @@ def test_what_was_not_measured_stays() -> None:
     assert found.efficiency.across.half == cluster.efficiency.across.half, "one bandwidth tells of one constant"
     predicted = float(rates.collective(found, "all_reduce", 1 << 27, 16, 1))
     assert predicted == pytest.approx(one.seconds, rel=0.01)
+
+
+LAYER: dict[str, Any] = {
+    "family": "llama", "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 4096, "vocab": 32000, "batch": 2,
+    "sequence": 1024, "precision": "bf16-mixed",
+}  # fmt: skip
+
+
+def modules_of(truth: Cluster, tp: int) -> list[ModuleTime]:
+    """What a profile would have of a layer."""
+    inside = [(site, phase) for site in ("attn", "mlp", "head") for phase in ("forward", "input gradient")]
+    every = [*inside, *((site, "weight gradient") for site in ("attn", "mlp", "head"))]
+    every += [("norm", "forward"), ("norm", "input gradient"), ("embed", "forward")]
+    empty = [ModuleTime(**LAYER, tp=tp, site=site, phase=phase, seconds=1.0) for site, phase in every]  # type: ignore[arg-type]
+    times = module_seconds(truth, empty)
+    return [one.model_copy(update={"seconds": float(seconds)}) for one, seconds in zip(empty, times, strict=True)]
+
+
+def test_modules_tell_what_elementwise_operations_and_the_loss_take() -> None:
+    """And that products are slower in a layer than alone."""
+    told = {**TRUTH, "elementwise": 4.0, "logit_bytes": 90.0}
+    truth = changed(Cluster.preset("h100"), **told)
+    slower = changed(Cluster.preset("h100"), **{**told, "matmul": 0.9 * TRUTH["matmul"]})
+    profile = measured(truth)
+    modules = [*modules_of(slower, 1), *modules_of(slower, 2)]
+    found = with_profile(Cluster.preset("h100"), profile.model_copy(update={"modules": tuple(modules)}))
+    assert found.efficiency.elementwise.value == pytest.approx(4.0, rel=0.1)
+    assert found.efficiency.logit_bytes.value == pytest.approx(90.0, rel=0.1)
+    assert 0.9 * TRUTH["matmul"] <= found.efficiency.matmul.value < 0.98 * TRUTH["matmul"]
+    seconds = np.array([one.seconds for one in modules])
+    assert module_seconds(found, modules).sum() == pytest.approx(seconds.sum(), rel=0.02)
+    assert found.efficiency.elementwise.source == f"profile of {DATE}"
+
+
+def test_a_parallel_block_is_a_module() -> None:
+    one = ModuleTime(**LAYER, tp=1, site="block", phase="forward", seconds=1.0)
+    both = [one.model_copy(update={"site": site}) for site in ("attn", "mlp")]
+    cluster = changed(Cluster.preset("h100"), host_layer=0.0)
+    assert module_seconds(cluster, [one])[0] == pytest.approx(module_seconds(cluster, both).sum(), rel=1e-6)
+
+
+def test_ranks_that_share_cores_do_so_in_the_cluster_that_was_measured() -> None:
+    profile = measured(Cluster.preset("h100"))
+    shared = profile.model_copy(update={"machine": profile.machine.model_copy(update={"crowd": 2.0})})
+    assert (here(profile).crowd, here(shared).crowd) == (1.0, 2.0)
 
 
 def test_groups_that_had_the_links_for_themselves_do_not_count_where_others_shared_them() -> None:

@@ -3,6 +3,7 @@ rank table has them, and a run outlives its nodes."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,38 +15,11 @@ from plait.core.rank_table import NAME, RankTable
 from plait.lab.slurm import SlurmCluster
 from plait.launch import slurm_job
 from tests.lab.support import wait_until
+from tests.managed import saved_steps, write_job
 from tests.slurm.support import ask, environment
 
 pytestmark = pytest.mark.slow
 
-JOB = """
-[model]
-family = "gpt"
-num_layers = 2
-hidden = 32
-num_heads = 2
-max_sequence = 32
-
-[data]
-text = "text.txt"
-sequence_length = 32
-
-[train]
-steps = {steps}
-global_batch_size = 8
-micro_batch_size = 2
-checkpoint_every = 10
-eval_every = 0
-log_every = 5
-
-[strategy]
-dp = 2
-pp = 2
-slices = {{ p1 = 1, p2 = 1 }}
-
-[run]
-timeout = 60
-"""
 # Seen by every Python process of the job: which task of Slurm's, on which host, runs which rank.
 WITNESS = """
 import os, socket
@@ -55,15 +29,14 @@ if "RANK" in os.environ:
 """
 
 
-def write_job(folder: Path, steps: int) -> Path:
-    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
-    (folder / "job.toml").write_text(JOB.format(steps=steps))
-    return folder / "job.toml"
+def train(job: Path, *options: str) -> list[str]:
+    """The command."""
+    return [sys.executable, "-m", "plait.cli.main", "train", str(job), *options, "--on", "slurm"]
 
 
 def begin(cluster: SlurmCluster, job: Path, *options: str, variables: Mapping[str, str] | None = None) -> list[str]:
     """Submit a job; its words, by which it was."""
-    argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), *options, "--on", "slurm"]
+    argv = train(job, *options)
     env = environment(cluster) | dict(variables or {})
     done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=job.parent, env=env, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -103,14 +76,10 @@ def log(folder: Path, job: str) -> str:
     return file.read_text() if file.is_file() else ""
 
 
-def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (folder / "runs" / "job" / "checkpoints").glob("step-????????"))
-
-
 def test_a_job_trains_on_the_nodes_of_its_table_and_avoids_one_that_is_down(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    job = write_job(tmp_path, 20)
+    job = write_job(tmp_path, 20, dp=2)
     (tmp_path / "witness").mkdir()
     (tmp_path / "witness" / "sitecustomize.py").write_text(WITNESS.format(file=str(tmp_path / "seen")))
     path = f"{tmp_path / 'witness'}:{environment(cluster)['PYTHONPATH']}"
@@ -165,9 +134,9 @@ def test_nodes_are_reserved(cluster: SlurmCluster, tmp_path: Path) -> None:
 
 
 def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = write_job(tmp_path, 100_000)
+    job = write_job(tmp_path, 100_000, dp=2)
     number = submit(cluster, job)
-    wait_until(lambda: steps(tmp_path), "no checkpoint was saved", seconds=90)
+    wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
     first = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
     lost = first[2]
     cluster.cut(lost)  # not the node of the batch script
@@ -176,14 +145,44 @@ def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmClus
         second = RankTable.read(tmp_path / "runs" / "job" / "rank_table.json").hosts
         assert lost not in second
         assert int(fields(cluster, number)["Restarts"]) >= 1
-        newest = steps(tmp_path)[-1]
-        wait_until(lambda: steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
+        newest = saved_steps(tmp_path)[-1]
+        wait_until(lambda: saved_steps(tmp_path)[-1] > newest, "no further checkpoint was saved", seconds=90)
         ask(cluster, "scancel", number)
         wait_until(
             lambda: fields(cluster, number)["JobState"] in ("CANCELLED", "FAILED"), "the job goes on", seconds=60
         )
-        assert steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
+        assert saved_steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
         assert not (tmp_path / "runs" / "job" / "lock.json").exists()
         assert fields(cluster, number)["JobState"] == "CANCELLED"
     finally:
         print(log(tmp_path, number))  # pytest shows it where the test fails
+
+
+def test_a_run_that_waits_is_not_submitted_again(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job, later = write_job(tmp_path, 20, dp=2), 'slurm.options=["--begin=now+1hour"]'
+    number = submit(cluster, job, later)
+    argv = train(job, "--no-follow")
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment(cluster))
+    assert done.returncode == 2
+    assert f"Slurm job {number} is this run, and has not ended. End it first (scancel {number})" in done.stderr
+    assert ask(cluster, "squeue", "-h", "-o", "%A").split() == [number]
+
+
+def test_one_ctrl_c_saves_a_followed_run_on_all_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """One that came to the launcher from every node would be taken for a second one, which saves nothing."""
+    job, env = write_job(tmp_path, 100_000, dp=2), environment(cluster)
+    with open(tmp_path / "said", "w+") as said:
+        following = subprocess.Popen(
+            train(job), cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
+            following.send_signal(signal.SIGINT)
+            assert following.wait(60) == 130
+        finally:
+            following.kill()
+            following.wait()
+        printed = (tmp_path / "said").read_text()
+    assert "stopping after this step; the run is saved first" in printed, printed
+    assert "ending all ranks at once" not in printed
+    assert saved_steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from plait.core.errors import JobError, nearest
+from plait.core.slurm_lines import lines
 from plait.core.topology import Topology
 from plait.core.wiring import HostLists, Wiring, build, usual_levels
 from plait.place.readers import slurm_nodes
@@ -74,23 +75,7 @@ def read(source: Source, asked: Asked) -> Found:
 
 def _lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Where a line is and its words, keys in small letters."""
-    whole, number = "", 0
-    for at, line in enumerate(text.splitlines(), 1):
-        number = number or at
-        line = line.partition("#")[0]
-        if line.rstrip().endswith("\\"):
-            whole += line.rstrip()[:-1] + " "
-            continue
-        whole, line, first, number = "", (whole + line).strip(), number, 0
-        if not line or line.startswith("slurm"):  # the daemons' own chatter
-            continue
-        where = f"line {first}"
-        words: dict[str, str] = {}
-        for word in line.split():
-            key, sign, value = word.partition("=")
-            if not sign or key.lower() in words:
-                raise JobError(f"'{word[:60]}' is no KEY=VALUE" if not sign else f"{key} stands twice", key=where)
-            words[key.lower()] = value
+    for where, words in lines(text):
         kind = next(iter(words))
         if kind == "ringname":
             raise JobError("rings have no switches to place ranks by", key=where, fix="Use a tree or blocks")
@@ -102,8 +87,6 @@ def _lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
                 known = ", ".join(_KEYS[kind]) or "nothing else"
                 raise JobError(f"unknown key {key[:60]}{nearest(key, _KEYS[kind])}", key=where, fix=f"Known: {known}")
         yield where, words
-    if whole:
-        raise JobError("the last line ends in a \\ and goes on nowhere")
 
 
 def _sizes(text: str, where: str) -> list[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from plait.core.topology import Hardware, State, Topology
 
 LARGEST = 512 << 20
 """Bytes of a file. Ten thousand nodes with everything that Kubernetes knows of them are 100 to 200 MB."""
+
+GZIP = b"\x1f\x8b"
+"""How such a file begins, whatever it is called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,8 @@ class Source:
 
     @staticmethod
     def read(path: str) -> Source:
-        """A file, or standard input for ``-``. Raises JobError for what is no text, or too much of it."""
+        """A file, also one that gzip has packed, or standard input for ``-``. Raises JobError for what is no
+        text, or too much of it."""
         where = "standard input" if path == "-" else path
         try:
             if path == "-":
@@ -56,6 +63,8 @@ class Source:
                     data = file.read(LARGEST + 1)
         except OSError as error:
             raise JobError(f"cannot be read: {error.strerror or error}", file=where) from None
+        if data[:2] == GZIP:
+            data = _unpacked(data, where)
         if len(data) > LARGEST:
             raise JobError(f"more than {LARGEST >> 20} MiB", file=where)
         try:
@@ -84,3 +93,11 @@ class Source:
     def is_json(self) -> bool:
         """Whether it begins as JSON does."""
         return self.start in ("{", "[")
+
+
+def _unpacked(data: bytes, where: str) -> bytes:
+    try:
+        with gzip.open(BytesIO(data)) as file:
+            return file.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise JobError(f"cannot be unpacked: {error}", file=where) from None

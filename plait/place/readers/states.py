@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.core.errors import JobError
+from plait.core.text import counted
 from plait.core.topology import State, Topology
 from plait.place.readers.source import Found
 
@@ -49,4 +50,4 @@ def applied(topology: Topology, found: Found, where: str) -> tuple[Topology, lis
 
 
 def _some(names: Sequence[str]) -> str:
-    return f"{len(names)} nodes ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    return f"{counted(len(names), 'node')} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

@@ -20,6 +20,7 @@ def read(frame: Any, path: Path) -> Trace:
         submit="submit_time",
         start="start_time",
         duration="duration",
+        units={"duration": "s"},
         gpus="gpu_num",
         id="job_id",
         numbers={name: column for name, column in NUMBERS.items() if column in frame},

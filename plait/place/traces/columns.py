@@ -8,6 +8,7 @@ from typing import Any
 
 from plait.core.errors import JobError, nearest
 from plait.place.traces.table import Trace, build
+from plait.place.traces.times import ORDERS, UNITS, unit_of, without_unit
 
 USUAL = {
     "submit": ("submit_time", "submitted_time", "submit", "submission_time", "timestamp", "creation_time", "arrival",
@@ -28,6 +29,8 @@ USUAL = {
 }  # fmt: skip
 """What a job has, and what columns that hold it are called."""
 NUMBERS, CATEGORIES = ("cpus", "memory", "nodes"), ("group", "queue", "user", "type")
+TIMES = ("submit", "start", "end", "duration")
+"""Fields whose column may be given with a unit: duration=took:min."""
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -59,7 +62,7 @@ _EXAMPLE = "Write for example --columns submit=submit_time,duration=duration,gpu
 def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
     """The jobs of any table; columns: by field, else found by their usual names."""
     there = [str(name) for name in frame.columns]
-    chosen = dict(columns) if columns is not None else guess(there)
+    chosen, units = _with_units(columns, there) if columns is not None else (guess(there), {})
     missing = [column for column in chosen.values() if column not in there]
     if missing:
         raise JobError(
@@ -85,23 +88,44 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
         gpus=chosen["gpus"],
         duration=chosen.get("duration"),
         start=chosen.get("start"),
-        end=None if "duration" in chosen else chosen.get("end"),
+        end=chosen.get("end"),
         id=chosen.get("id"),
         numbers={name: chosen[name] for name in NUMBERS if name in chosen},
         categories={name: chosen[name] for name in CATEGORIES if name in chosen},
         preemptible=_truth(frame[chosen["preemptible"]]) if "preemptible" in chosen else None,
+        units=units,
     )
 
 
 def guess(there: list[str]) -> dict[str, str]:
     """Which column holds what, by its name.
 
-    >>> guess(["timestamp", "duration", "num_gpus", "gpu_time", "cluster"])
-    {'submit': 'timestamp', 'duration': 'duration', 'gpus': 'num_gpus', 'group': 'cluster'}
+    >>> guess(["timestamp", "duration_min", "num_gpus", "gpu_time", "cluster"])
+    {'submit': 'timestamp', 'duration': 'duration_min', 'gpus': 'num_gpus', 'group': 'cluster'}
     """
     lower = {name.lower(): name for name in reversed(there)}
-    found = {field: next((lower[name] for name in names if name in lower), None) for field, names in USUAL.items()}
+    times = {without_unit(name)[0].lower(): name for name in reversed(there)} | lower
+    found = {
+        field: next((known[name] for name in names if name in known), None)
+        for field, names in USUAL.items()
+        for known in (times if field in TIMES else lower,)
+    }
     return {field: column for field, column in found.items() if column is not None}
+
+
+def _with_units(columns: Mapping[str, str], there: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Columns by field, and their units. A column may have a colon in its own name."""
+    chosen, units = dict(columns), dict[str, str]()
+    for field, column in columns.items():
+        name, colon, word = column.rpartition(":")
+        if field not in TIMES or column in there or not colon or name not in there:
+            continue
+        known = (*UNITS, *(() if field == "duration" else ORDERS))
+        if unit_of(word) not in known:
+            problem = f"'{word}' is no unit of {field}{nearest(word, known)}"
+            raise JobError(problem, key="--columns", fix=f"Units are {', '.join(known)}")
+        chosen[field], units[field] = name, unit_of(word)
+    return chosen, units
 
 
 def _truth(column: Any) -> Any:

@@ -21,6 +21,7 @@ def read(frame: Any, path: Path) -> Trace:
         submit="submit_time",
         start="start_time",
         duration="duration",
+        units={"duration": "s"},
         gpus="gpu_num",
         id="job_id",
         numbers={"cpus": "cpu_num"} | ({"nodes": "node_num"} if "node_num" in frame else {}),

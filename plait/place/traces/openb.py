@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.place.traces.table import Trace, build, seconds
+from plait.place.traces.table import Trace, build
+from plait.place.traces.times import seconds
 
 COLUMNS = frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time",
                      "scheduled_time"))  # fmt: skip
@@ -19,7 +20,7 @@ COLUMNS = frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", 
 
 def read(frame: Any, path: Path) -> Trace:
     """The pods of a table of this form. Their quality of service stands for a group."""
-    ended = seconds(frame["deletion_time"])
+    ended = seconds(frame["deletion_time"]).values
     over = ended == np.nanmax(ended) if len(frame) and np.isfinite(ended).any() else np.zeros(len(frame), bool)
     return build(
         frame,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.errors import DataError
-from plait.place.traces.table import Trace, build, pandas
+from plait.place.traces.table import Trace, build
+from plait.place.traces.times import pandas
 
 KEYS = {"jobid", "submitted_time", "attempts"}
 NONE = ("", "None", None)

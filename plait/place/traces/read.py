@@ -11,7 +11,8 @@ from typing import Any
 
 from plait.core.errors import DataError, JobError
 from plait.place.traces import acme, columns, helios, openb, philly, spot
-from plait.place.traces.table import Trace, pandas
+from plait.place.traces.table import Trace
+from plait.place.traces.times import pandas
 
 Reader = Callable[[Any, Path], Trace]
 SCHEMAS: tuple[tuple[frozenset[str], Reader], ...] = (
@@ -30,8 +31,10 @@ def read_trace(path: str | Path, mapping: Mapping[str, str] | None = None) -> Tr
     for a file that cannot be read and JobError for columns that are not there.
     """
     file = Path(path)
-    if not file.is_file():
+    if not file.exists():
         raise DataError(f"{file}: there is no such file.")
+    if not file.is_file():  # a pipe can be read once only, and its form is found by looking
+        raise DataError(f"{file} is no regular file: a trace is read several times. Write it to a file first.")
     if mapping is None and file.suffix.lower() == ".json":
         return _json(file)
     frame = _table(file)

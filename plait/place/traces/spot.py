@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plait.place.traces.table import Trace, build, pandas
+from plait.place.traces.table import Trace, build
+from plait.place.traces.times import pandas
 
 COLUMNS = frozenset(("job_name", "organization", "gpu_request", "worker_num", "submit_time", "duration", "job_type"))
 
@@ -23,6 +24,7 @@ def read(frame: Any, path: Path) -> Trace:
         schema="alibaba-spot",
         submit="submit_time",
         duration="duration",
+        units={"duration": "s"},
         gpus=pd.to_numeric(frame["gpu_request"], errors="coerce") * workers,
         id="job_name",
         numbers={"nodes": "worker_num"} | ({"cpus": "cpu_request"} if "cpu_request" in frame else {}),

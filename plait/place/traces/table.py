@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.errors import DataError
+from plait.place.traces.times import Times, lengths, pandas, seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +34,8 @@ class Trace:
     trace's own cluster (submission where the trace does not say); duration: seconds that it ran; gpus: whole
     GPUs. first: seconds since 1970 of the first submission (0 where times are relative). numbers and
     categories: what else was known at submission. preemptible: whether the trace says that a job may be
-    stopped. dropped: rows left out, by reason; changed: values read otherwise than written, by reason.
+    stopped. dropped: rows left out, by reason; changed: values read otherwise than written, by reason. how:
+    what had to be decided about units and dates.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Trace:
     rows: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     changed: Mapping[str, int] = field(default_factory=dict)
+    how: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -86,40 +88,6 @@ class Trace:
         )
 
 
-def pandas() -> Any:
-    """pandas, imported where a table is read: it is slow to load."""
-    return import_module("pandas")
-
-
-def seconds(column: Any) -> Floats:
-    """Times as seconds; NaN where there is none. Numbers are seconds (milliseconds or finer where they would
-    be after the year 5000), anything else a date, UTC where it names no zone."""
-    pd = pandas()
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(float)
-    known = column.notna().to_numpy()
-    if known.any() and np.isnan(numbers[known]).mean() > 0.5:
-        dates = pd.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
-        if dates.isna().mean() > column.isna().mean():
-            dates = dates.fillna(pd.to_datetime(column, errors="coerce", utc=True, format="mixed"))
-        whole = dates.dt.as_unit("us").astype("int64").to_numpy() / 1e6
-        return np.where(dates.isna().to_numpy(), np.nan, whole)
-    usual = np.nanmedian(np.abs(numbers)) if known.any() else 0.0
-    for power in (1e9, 1e6, 1e3):
-        if usual > 9.6e10 * power / 1e3:
-            return numbers / power
-    return numbers
-
-
-def lengths(column: Any) -> Floats:
-    """Durations as seconds: numbers, or 1:30:00, or '2 days 01:00:00'; NaN where there is none."""
-    pd = pandas()
-    numbers = pd.to_numeric(column, errors="coerce")
-    known = column.notna()
-    if known.any() and numbers[known].isna().mean() > 0.5:
-        return pd.to_timedelta(column, errors="coerce").dt.total_seconds().to_numpy(float)
-    return numbers.to_numpy(float)
-
-
 def build(
     frame: Any,
     *,
@@ -135,17 +103,24 @@ def build(
     categories: Mapping[str, str] | None = None,
     preemptible: Any = None,
     never: Mapping[str, Any] | None = None,
+    units: Mapping[str, str] | None = None,
 ) -> Trace:
     """A trace of a table's columns. A duration is read, or what lies between start (else submission) and end.
 
     gpus, preemptible: a column's name, or values. never: masks of rows that cannot be jobs, by reason. Rows
-    without usable numbers are counted by reason, never silently left out.
+    without usable numbers are counted by reason, never silently left out. units: of submit, start, end and
+    duration, where they are known (``times.UNITS``, ``times.ORDERS``).
     """
-    count = len(frame)
-    begun = seconds(frame[submit])
-    started = seconds(frame[start]) if start else np.full(count, np.nan)
-    where = np.where(np.isnan(started), begun, started)
-    ran = lengths(frame[duration]) if duration else seconds(frame[_needed(end)]) - where
+    count, units = len(frame), units or {}
+    submitted = seconds(frame[submit], units.get("submit", ""))
+    started = seconds(frame[start], units.get("start", "")) if start else Times(np.full(count, np.nan))
+    over = seconds(frame[end], units.get("end", "")) if end else None
+    begun, where = submitted.values, np.where(np.isnan(started.values), submitted.values, started.values)
+    apart = None if over is None else over.values - where
+    lasted = lengths(frame[duration], units.get("duration", ""), apart) if duration else None
+    if lasted is None and apart is None:
+        raise DataError("A trace needs a duration, or an end.")
+    ran = lasted.values if lasted else np.asarray(apart)
     asked = _asked(frame[gpus] if isinstance(gpus, str) else gpus)
     with np.errstate(invalid="ignore"):
         reasons = {
@@ -186,13 +161,8 @@ def build(
         rows=count,
         dropped=dropped,
         changed={reason: number for reason, number in changed.items() if number},
+        how=tuple(dict.fromkeys(one.how for one in (submitted, started, over, lasted) if one and one.how)),
     )
-
-
-def _needed(column: str | None) -> str:
-    if column is None:
-        raise DataError("A trace needs a duration, or an end.")
-    return column
 
 
 def _asked(column: Any) -> Floats:

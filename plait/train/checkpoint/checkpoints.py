@@ -26,6 +26,7 @@ from plait.train.checkpoint.folder import CheckpointFolder, measure
 from plait.train.checkpoint.manifest import Manifest
 from plait.train.checkpoint.peers import Peers
 from plait.train.checkpoint.ranges import Range, Tensors, assign, described, ranges_of, read_ranges, write_ranges
+from plait.train.checkpoint.readers import pass_on, shares, told
 from plait.train.model.units import Held
 
 
@@ -113,6 +114,11 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
+    def newest(self) -> int:
+        """The step of the newest checkpoint whose files are all there; 0 if there is none."""
+        with _explained(f"{self._folder.root}: cannot be read"):
+            return max(self._peers.lead(self._folder.survey)[0][:1], default=0)
+
     def restore(self, tensors: Tensors) -> Restored | None:
         """Fill ``tensors`` in place from the newest checkpoint that is whole; None where there has never been
         one.
@@ -166,9 +172,15 @@ class Checkpoints:
         return next(filter(None, problems), None)
 
     def _fill(self, manifest: Manifest, tensors: Tensors) -> None:
-        """Read this rank's ranges; ``tensors`` change once every rank has its own."""
-        staged, path = self._stage(tensors), self._folder.path(manifest.step)
-        self._peers.agree(lambda: read_ranges(path, ranges_of(staged, self._held), manifest.tensors))
+        """Get this rank's ranges: what several ranks hold one of them reads and passes on. ``tensors`` change
+        once every rank has its own."""
+        staged, path, peers = self._stage(tensors), self._folder.path(manifest.step), self._peers
+        ranges = ranges_of(staged, self._held)
+        found = shares(peers.agree(lambda: told(ranges)))
+        mine = {part for share in found if share.ranks[0] == peers.rank for part in share.parts}
+        own = [one for one in ranges if (one.key, one.box) in mine]
+        peers.agree(lambda: read_ranges(path, own, manifest.tensors))
+        pass_on(found, ranges, peers.rank, peers.group)
         with torch.no_grad():  # range by range: padding belongs to no checkpoint
             for into, read in zip(ranges_of(tensors, self._held), ranges_of(staged, self._held), strict=True):
                 into.tensor.copy_(read.tensor)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 
 import torch
 
-from plait.train.machine.device import Device, Fork
+from plait.train.machine.device import Device, Fork, Mark
 
 
 class Handle:
@@ -26,12 +25,12 @@ class Handle:
         self._error: BaseException | None = None
         self._mark: Fork = None
         self._device: Device | None = None
-        self.span: tuple[int, int] = (0, 0)
-        """When it was under way: ns of the host's monotonic clock."""
+        self.span: tuple[Mark, Mark] = (0, 0)
+        """When it was under way, if it ended well."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._done.is_set()
+        """Whether it has ended, well or not; on a device, whether that has come so far."""
+        return self._done.is_set() and (self._device is None or self._device.reached(self._mark))
 
     def wait(self) -> None:
         """Return when it has ended. Raises what went wrong in the background."""
@@ -69,6 +68,7 @@ class Background:
         self._thread.join()
 
     def _serve(self) -> None:
+        self.device.enter_thread()
         while self._serve_one():
             pass
 
@@ -78,14 +78,14 @@ class Background:
         if entry is None:
             return False
         handle, job, fork = entry
-        start = time.monotonic_ns()
         try:
             with torch.no_grad(), self.device.aside(fork):
+                start = self.device.mark()
                 job()
-                mark = self.device.fork()
+                end, mark = self.device.mark(), self.device.fork()
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it
             handle.finish(error)
         else:
-            handle.span = (start, time.monotonic_ns())
+            handle.span = (start, end)
             handle.finish(None, self.device, mark)
         return True

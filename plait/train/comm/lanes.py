@@ -32,7 +32,7 @@ from plait.core.reshard_plan import Message, ReshardPlan, messages
 from plait.core.reshard_script import Act, script
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.log import Messages
-from plait.train.comm.objects import gather
+from plait.train.comm.objects import odd_ones
 from plait.train.comm.world import new_group
 from plait.train.machine.device import Device
 
@@ -40,16 +40,15 @@ from plait.train.machine.device import Device
 class Lane:
     """One background thread that reshards, and its process groups.
 
-    Every rank of the job opens a lane at the same point, also those that will take no part in it
-    (torch.distributed creates groups like this). ranks: who takes part, by default everybody. messages: what
-    it leaves in the ring.
+    Its ranks open it, and those lanes that several of them share in one order. ranks: who takes part, by
+    default everybody. messages: what it leaves in the ring.
     """
 
     def __init__(self, device: Device, ranks: Sequence[int] | None = None, messages: Messages | None = None) -> None:
         self.device, self.rank, self.messages = device, dist.get_rank(), messages
         self.ranks = sorted(ranks if ranks is not None else range(dist.get_world_size()))
-        self._up: Any = new_group(self.ranks, device.backend)
-        self._down: Any = self._up if device.backend == "gloo" else new_group(self.ranks, device.backend)
+        self._up = new_group(self.ranks, device.backend, few=True)
+        self._down = self._up if device.backend == "gloo" else new_group(self.ranks, device.backend, few=True)
         self._pool: list[Tensor] = []
         self._background = Background(device, "reshard")
 
@@ -59,9 +58,7 @@ class Lane:
 
         Raises ReshardError naming the ranks that have another plan.
         """
-        keys = gather(plan.key, self._up)
-        differ = [rank for rank, key in zip(self.ranks, keys, strict=True) if key != keys[0]]
-        if differ:
+        if differ := odd_ones(plan.key, self.ranks):
             raise ReshardError(
                 f"Ranks {differ} have another resharding plan than rank {self.ranks[0]}. Make it from equal arguments."
             )
@@ -98,8 +95,7 @@ class Lane:
         calls it."""
         self._background.close()
         for group in {self._up, self._down}:
-            if isinstance(group, dist.ProcessGroup):
-                dist.destroy_process_group(group)
+            dist.destroy_process_group(group)
 
     def _carry(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> None:
         """This rank's part of the plan."""
@@ -149,8 +145,8 @@ class Lane:
         return _Posted(self._post(message, buffer), buffer, stage, record)
 
     def _settle(self, posted: _Posted) -> None:
-        """Wait until a message has arrived, or has left."""
-        self.device.settle(posted.work)
+        """Wait until a message has arrived, or has left; on a GPU its stream waits, not the host."""
+        posted.work.wait()
         if self.messages is not None:
             self.messages.settled(posted.record)
 

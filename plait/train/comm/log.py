@@ -45,7 +45,7 @@ class Log:
 
     def __init__(self, ring: RingWriter, device: Device) -> None:
         self.ring, self.device, self.step = ring, device, 0
-        self._host = device.timed_by_host
+        self.host = device.timed_by_host
         self._inside = _Inside()
         self._starts: dict[int, Mark] = {}
         self._marked: deque[_Marked] = deque(maxlen=ring.header.capacity)
@@ -107,7 +107,7 @@ class Log:
 
     def start(self, number: int) -> None:
         """It is taken up, by the calling thread."""
-        if self._host:
+        if self.host:
             self.ring.start(number, time.monotonic_ns())
         else:
             self._starts[number] = self.device.mark()
@@ -115,14 +115,14 @@ class Log:
     def begin(self, kind: Kind, name: int, *, size: int = 0, step: int | None = None) -> int:
         """The calling thread does something from now on."""
         at = time.monotonic_ns()
-        number = self.ring.begin(kind, name, self.step if step is None else step, at, at if self._host else 0, 0, size)
-        if not self._host:
+        number = self.ring.begin(kind, name, self.step if step is None else step, at, at if self.host else 0, 0, size)
+        if not self.host:
             self._starts[number] = self.device.mark()
         return number
 
     def end(self, number: int) -> None:
         """The calling thread has done it, or on a GPU submitted it."""
-        if self._host:
+        if self.host:
             self.ring.end(number, time.monotonic_ns())
         else:
             self._marked.append(_Marked(number, self._starts.pop(number), self.device.mark(), 0))
@@ -176,12 +176,26 @@ class Log:
         """A GPU will know when this was."""
         self._marked.append(_Marked(number, start, end, line))
 
+    def moved(self, number: int, start: Mark, end: Mark) -> None:
+        """It was under way on another thread, between these marks."""
+        if self.host:
+            assert isinstance(start, int) and isinstance(end, int)
+            self.ring.start(number, start)
+            self.ring.end(number, end)
+        else:
+            self._marked.append(_Marked(number, start, end, 0))
+
     def resolve(self) -> None:
-        """Fill in the times that a GPU's events know: all that was submitted before the last anchor has run,
-        so that there is nothing to wait for."""
+        """Fill in the times that a GPU's events know by now. What the device is still busy with, as other
+        threads may keep it beyond the end of a step, waits for the next time: the host does not."""
         free: dict[int, int] = {}
+        busy = set[int]()
         for _ in range(len(self._marked)):  # threads may add to it meanwhile
             one = self._marked.popleft()
+            if one.line in busy or not (self.device.reached(one.start) and self.device.reached(one.end)):
+                self._marked.append(one)
+                busy |= {one.line} - {0}  # a group's stay in their order
+                continue
             start, end = self.device.nanoseconds(one.start), self.device.nanoseconds(one.end)
             if one.line:  # a group serves one collective at a time
                 start = min(max(start, free.get(one.line, 0)), end)
@@ -228,11 +242,14 @@ class Messages:
         sequence = self._sent[kind, peer]
         self._sent[kind, peer] += 1
         at = time.monotonic_ns()
-        return log.ring.begin(
-            kind, name, step, at, at, 0, size, self.group, sequence, peer,
+        number = log.ring.begin(
+            kind, name, step, at, at if log.host else 0, 0, size, self.group, sequence, peer,
             call_of("message", "uint8"), signature_of("message", "uint8", size),
         )  # fmt: skip
+        if not log.host:
+            log.start(number)
+        return number
 
     def settled(self, number: int) -> None:
-        """It has arrived, or has left; known to the host."""
-        self.log.ring.end(number, time.monotonic_ns())
+        """It has arrived, or has left; on a GPU the calling thread's stream waits for that."""
+        self.log.end(number)

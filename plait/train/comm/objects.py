@@ -10,11 +10,14 @@ Every rank of ``group`` calls the same function at the same point. The group's o
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from plait.train.comm.world import group_name
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -48,6 +51,28 @@ def broadcast(value: Any, source: int = 0, group: dist.ProcessGroup | None = Non
     content = mine.to(device) if sends else torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     dist.broadcast(content, group=group, group_src=source)
     return _decoded(content)
+
+
+def odd_ones(value: str, ranks: Sequence[int]) -> list[int]:
+    """Which of some ranks have another value than the first of them; the same on all of these, which call it
+    together.
+
+    Through the store, by a number of its operations that does not grow with the ranks while they agree:
+    groups of an accelerator's take no values of the host's, and one of the host's for so little is a
+    connection between any two.
+    """
+    name, me = group_name(ranks), dist.get_rank()
+    store: Any = dist.distributed_c10d._get_default_store()
+    if me == ranks[0]:
+        store.set(f"{name}/first", value)
+    elif store.get(f"{name}/first").decode() != value:
+        store.append(f"{name}/odd", f" {me}")
+        store.add(f"{name}/differ", 1)
+    if store.add(f"{name}/said", 1) == len(ranks):
+        store.set(f"{name}/any", str(store.add(f"{name}/differ", 0)))
+    if store.get(f"{name}/any") == b"0":
+        return []
+    return sorted(map(int, store.get(f"{name}/odd").decode().split()))
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:

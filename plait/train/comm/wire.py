@@ -8,9 +8,9 @@ gives wrong sums without a word, and NCCL hangs, when ranks disagree.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -21,7 +21,7 @@ from torch.futures import Future
 from plait.core.env import gloo_interface
 from plait.core.records import sent_bytes
 from plait.core.segments import Collective
-from plait.train.comm.world import new_group, patience
+from plait.train.comm.world import group_name, new_group, patience
 from plait.train.machine.device import AsyncWork
 from plait.train.machine.threads import running, serve_first
 
@@ -85,6 +85,7 @@ class GroupWire:
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start the collective asynchronously."""
+        _require_contiguous(kind, result, source)
         work = self._start(kind, result, source)
         assert work is not None, "this rank is not in the group"
         return work
@@ -108,14 +109,9 @@ class GlooWire:
     result away.
     """
 
-    _opened: ClassVar[Counter[tuple[int, ...]]] = (
-        Counter()
-    )  # every wire has its own keys in the store; its ranks open them in one order
-
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         ranks = tuple(ranks or range(dist.get_world_size()))
         self.size, self.rank = len(ranks), ranks.index(dist.get_rank())
-        self._opened[ranks] += 1
         before = running()
         gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
         interface = gloo_interface()
@@ -123,14 +119,14 @@ class GlooWire:
         options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
         options._threads = 1
         options._timeout = patience()
-        name = f"plait/wire/{'-'.join(map(str, ranks))}/{self._opened[ranks]}/"
-        store = c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        store = c10d.PrefixStore(f"{group_name(ranks)}/wire/", dist.distributed_c10d._get_default_store())
         self._gloo = gloo(store, self.rank, self.size, options)
         self._spare: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
         serve_first(running() - before)
 
     def start(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
         """Start the collective asynchronously."""
+        _require_contiguous(kind, result, source)
         if kind == "all_reduce":
             return self._gloo.allreduce([result], c10d.AllreduceOptions())  # a sum
         if kind == "all_gather":
@@ -144,6 +140,13 @@ class GlooWire:
         return _ScatteredSum(
             self._gloo.alltoall_base(parts, source, [], [], c10d.AllToAllOptions()), parts, result, spare
         )
+
+
+def _require_contiguous(kind: Collective, result: Tensor, source: Tensor) -> None:
+    """NCCL takes nothing else, and gloo moves the memory between, whatever it is."""
+    for name, tensor in (("result", result), ("source", source)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"the {name} of an {kind} has shape {tuple(tensor.shape)} and strides {tensor.stride()}")
 
 
 def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[list[int], list[int]]:
@@ -175,19 +178,16 @@ class _ScatteredSum:
         return self.work.is_completed()
 
 
-def open_wire(backend: str, ranks: Sequence[int] | None = None) -> Wire:
-    """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``).
+def open_wire(backend: str, ranks: Sequence[int] | None = None, *, urgent: bool = False) -> Wire:
+    """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``). urgent: what
+    computation waits for; on a GPU its kernels go before others.
 
-    Every rank of the job calls this with the same ranks at the same point: torch makes groups like that. Who
-    is not among them gets a wire of its own that goes nowhere.
+    Ranks that share several groups open them in one order; who is not among ``ranks`` gets a wire of its own
+    that goes nowhere.
     """
-    if ranks is not None and len(ranks) == 1:
+    if ranks is not None and (len(ranks) == 1 or dist.get_rank() not in ranks):
         return NullWire()
-    member = ranks is None or dist.get_rank() in ranks
-    if backend == "gloo":
-        return GlooWire(ranks) if member else NullWire()
-    group = new_group(ranks, backend)
-    return GroupWire(group) if isinstance(group, dist.ProcessGroup) else NullWire()
+    return GlooWire(ranks) if backend == "gloo" else GroupWire(new_group(ranks, backend, urgent=urgent))
 
 
 def wire_bytes(kind: Collective, result: Tensor, source: Tensor, size: int) -> int:

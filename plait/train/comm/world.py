@@ -7,10 +7,13 @@ One timeout serves all: the world is opened with ``run.timeout``, and every grou
 from __future__ import annotations
 
 import errno
+import hashlib
 import socket
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +21,22 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from plait.core.env import RankEnv, stay_on_loopback
-from plait.core.errors import LaunchError, RankFailure
+from plait.core.errors import JobError, LaunchError, RankFailure
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
-from plait.train.machine.device import Device, open_device
+from plait.train.machine.device import Device, device_of, gpu_name, own_gpu
 from plait.train.machine.threads import take_cores
 
 MARGIN = 3.0
 """Seconds that ranks wait beyond the timeout, so that the launcher, which sees them all, names the silent one
 before those that wait for it fail."""
+
+
+LOOK = timedelta(seconds=60)
+"""How long one look at the store lasts for something without a timeout."""
+FEW = 8
+"""Thread blocks of a communicator that has time: a receive that is posted early keeps them until its message
+comes. An H100 runs 132 at once; not measured."""
 
 
 @contextmanager
@@ -37,12 +47,23 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
     vain for another.
     """
     torch.set_num_threads(run.threads)
-    device = open_device(run.device, rank.local_rank)
-    if device.backend == "gloo":  # beside an accelerator, threads of the driver and of NCCL want the other cores
-        take_cores(*rank.place_among_cores, threads=run.threads)
+    gpu, cores = own_gpu(run.device, rank.local_rank), partial(take_cores, *rank.place_among_cores, threads=run.threads)
+    if gpu is None:  # beside an accelerator, threads of the driver and of NCCL want the other cores
+        cores()
     if rank.world_size > 1:
         control.doing("meeting the other ranks", patient=True)
-        join_world(rank, store or open_store(rank, run.timeout), _backends(device), run.timeout)
+        store = store or open_store(rank, run.timeout)
+        if run.device != "cpu" and not all_have_one(store, rank.world_size, None if gpu is None else gpu_name(gpu)):
+            if run.device == "cuda":
+                fix = 'Start as many ranks on each node as it has GPUs, or use device = "cpu"'
+                raise JobError("some ranks have no GPU of their own, or share one", key="run.device", fix=fix)
+            if gpu is not None:
+                gpu = None
+                cores()
+    device = device_of(gpu)
+    if rank.world_size > 1:
+        assert store is not None
+        join_world(rank, store, _backends(device), run.timeout)
     try:
         yield device
     except RuntimeError as error:
@@ -52,6 +73,17 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
         raise RankFailure(f"{problem} while {control.at}: {error}") from error
     if dist.is_initialized():  # after an error that would wait for ranks which never come
         dist.destroy_process_group()
+
+
+def all_have_one(store: Store, world: int, gpu: str | None) -> bool:
+    """Whether every rank has a GPU, and each another; the same on all ranks, which call this together. gpu:
+    this rank's, by a name that no other in the world has. A handful of the store's operations, however many
+    ranks there are."""
+    if gpu is None or store.add(f"device/{gpu}", 1) > 1:
+        store.add("device/without", 1)
+    if store.add("device/asked", 1) == world:
+        store.set("device/without any", str(store.add("device/without", 0)))
+    return store.get("device/without any") == b"0"
 
 
 def _backends(device: Device) -> str:
@@ -83,7 +115,11 @@ def open_store(rank: RankEnv, timeout: float) -> Store:
 
 
 def join_world(rank: RankEnv, store: Store, backend: str, timeout: float) -> None:
-    """Become a rank of the world."""
+    """Become a rank of the world.
+
+    Without a ``device_id``: with one, NCCL's messages from rank to rank all share one communicator and one
+    stream, where lanes need one for each direction.
+    """
     if rank.local_world_size == rank.world_size:
         stay_on_loopback()
     limit = timedelta(seconds=timeout + MARGIN)
@@ -97,9 +133,69 @@ def patience() -> timedelta:
     return world._get_backend(torch.device("cpu")).options._timeout
 
 
-def new_group(ranks: Sequence[int] | None = None, backend: str = "gloo") -> Any:
-    """A process group with the world's timeout; called by all ranks, as torch asks for."""
-    return dist.new_group(None if ranks is None else list(ranks), backend=backend, timeout=patience())
+_opened: Counter[tuple[int, ...]] = Counter()
+"""How many groups this rank has opened with which ranks."""
+
+
+def group_name(ranks: Sequence[int]) -> str:
+    """A new name in the store for a group. Its ranks open the groups that they share in one order, and so
+    give it the same name, whatever others any of them opens."""
+    ranks = tuple(ranks)
+    _opened[ranks] += 1
+    digest = hashlib.sha256(" ".join(map(str, ranks)).encode()).hexdigest()[:16]
+    return f"plait/{len(ranks)}-{digest}/{_opened[ranks]}"
+
+
+def new_group(
+    ranks: Sequence[int] | None = None, backend: str = "gloo", *, urgent: bool = False, few: bool = False
+) -> dist.ProcessGroup:
+    """A process group with the world's timeout, all ranks' if none are given. Called by its ranks alone.
+    urgent, few: of NCCL's kernels, to go before others, to take few processors.
+
+    ``dist.new_group`` is called by every rank of the world for every group, or, with local synchronisation,
+    names a group after how many its rank has, which is not the same on all of its ranks.
+    """
+    ranks = list(range(dist.get_world_size())) if ranks is None else list(ranks)
+    c10d: Any = dist.distributed_c10d
+    options = _nccl_options(urgent=urgent, few=few) if backend == "nccl" else None
+    group, _ = c10d._new_process_group_helper(
+        len(ranks), ranks.index(dist.get_rank()), ranks, dist.Backend(backend), c10d._get_default_store(),
+        c10d.GroupName(group_name(ranks)), backend_options=options, timeout=patience(),
+    )  # fmt: skip
+    c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
+    return group
+
+
+def _nccl_options(*, urgent: bool, few: bool) -> Any:
+    """What NCCL is asked for; RCCL answers to the same names."""
+    nccl: Any = dist.distributed_c10d.ProcessGroupNCCL  # builds without it have no such name
+    options = nccl.Options(is_high_priority_stream=urgent)
+    if few:
+        options.config.max_ctas = FEW
+    return options
+
+
+def first_does(work: Callable[[], object], name: str) -> None:
+    """Have rank 0 do something while the others wait, however long it takes: a corpus is prepared for hours,
+    and no timeout that finds a lost rank would allow that. Called by all ranks; where rank 0 fails, whoever
+    started the ranks ends them. name: of what is done, once in a run."""
+    if not dist.is_initialized():
+        work()
+        return
+    store: Store = dist.distributed_c10d._get_default_store()
+    key = f"plait/first/{name}"
+    if dist.get_rank() == 0:
+        work()
+        store.set(key, "done")
+        return
+    while True:
+        try:
+            store.wait([key], LOOK)
+        except dist.DistStoreError as error:
+            if "timeout" not in str(error).lower():
+                raise
+        else:
+            return
 
 
 def _listener(rank: RankEnv) -> int | None:

@@ -111,7 +111,7 @@ class Part:
 
 def assemble(plan: Plan, rank: int, device: Device, *, recorder: Recorder | None = None, eval_batches: int = 0) -> Part:
     """Called by all ranks at the same point, with the same plan."""
-    groups = open_groups(plan, rank, device.backend, recorder)
+    groups = open_groups(plan, rank, device, recorder)
     models = Stages(
         [
             Transformer(

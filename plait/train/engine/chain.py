@@ -17,6 +17,7 @@ from plait.train.engine.inflight import Crossing, InFlight, MicroBatch
 from plait.train.engine.segment import Before, Segment, Shared
 from plait.train.engine.sublayers import Sublayer
 from plait.train.engine.vocabulary import Embed, Head
+from plait.train.machine.device import Device
 from plait.train.model.basics import SliceContext
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.embedding import RowExchange
@@ -48,7 +49,7 @@ class _Slice:
 
 
 def begin(
-    shared: Shared, batch: MicroBatch, device: torch.device, dropout: DropoutKey | None, entering: Mapping[str, Tensor]
+    shared: Shared, batch: MicroBatch, device: Device, dropout: DropoutKey | None, entering: Mapping[str, Tensor]
 ) -> InFlight:
     """A micro-batch's chains. entering: what other stages sent."""
     state = InFlight(Crossing(batch.tokens.shape[0], dict(entering)))
@@ -60,32 +61,35 @@ def begin(
     return state
 
 
-def _slices(shared: Shared, batch: MicroBatch, device: torch.device, dropout: DropoutKey | None) -> Iterator[_Slice]:
+def _slices(shared: Shared, batch: MicroBatch, device: Device, dropout: DropoutKey | None) -> Iterator[_Slice]:
+    """All slices, what they need brought to the device at once."""
     model, graph, wire = shared.model, shared.graph, shared.wire
     sequence = batch.tokens.shape[1]
     local = sequence // wire.size if graph.sequence_parallel else sequence
     first = wire.rank * local if graph.sequence_parallel else 0
-    spread = None if batch.positions is None else batch.positions.to(device)
-    positions = torch.arange(first, first + local, device=device) if spread is None else spread[first : first + local]
+    positions = torch.arange(first, first + local) if batch.positions is None else batch.positions
     sizes = slice_sizes(batch.tokens.shape[0], graph.p1)
     assert min(sizes) > 0, f"p1 = {graph.p1} slices of a micro-batch of {batch.tokens.shape[0]}"
     ends = list(accumulate(sizes, initial=0))
+    packed = [positions]
     cuts = zip(*(t.split(sizes) for t in (batch.tokens, batch.targets, batch.samples)), strict=True)
-    for number, (tokens, targets, samples) in enumerate(cuts):
-        exchange = None
+    for tokens, targets, samples in cuts:
+        packed += [tokens.t().contiguous(), targets.t().contiguous(), samples]
         if graph.embeds:
             rows = model.embedding.exchange(tokens.t().contiguous())
-            exchange = RowExchange(rows.send.to(device), rows.arrival[first : first + local].to(device))
+            packed += [rows.send, rows.arrival[first : first + local]]
+    there = iter(device.upload(packed))
+    positions = next(there)
+    spread, own = (None, positions) if batch.positions is None else (positions, positions[first : first + local])
+    for number in range(len(sizes)):
+        tokens, targets, samples = (next(there) for _ in range(3))
         yield _Slice(
             number,
             slice(ends[number], ends[number + 1]),
-            tokens.t().contiguous().to(device),
-            targets.t().contiguous().to(device),
-            [
-                SliceContext(samples.to(device), positions[: local >> level], dropout, spread)
-                for level in range(model.spec.levels + 1)
-            ],
-            exchange,
+            tokens,
+            targets,
+            [SliceContext(samples, own[: local >> level], dropout, spread) for level in range(model.spec.levels + 1)],
+            RowExchange(next(there), next(there)) if graph.embeds else None,
         )
 
 

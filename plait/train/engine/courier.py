@@ -19,7 +19,7 @@ from plait.core.schedule import Schedule, Transfer
 from plait.train.comm.background import Handle
 from plait.train.comm.lanes import Lane
 from plait.train.comm.log import Log
-from plait.train.machine.device import Device, torch_dtype
+from plait.train.machine.device import Device, Mark, torch_dtype
 
 Channel = tuple[int, int]
 
@@ -31,9 +31,9 @@ class Parcel:
         self.handles = handles
 
     @property
-    def span(self) -> tuple[int, int]:
-        """From the start of the first to the end of the last."""
-        return min(handle.span[0] for handle in self.handles), max(handle.span[1] for handle in self.handles)
+    def span(self) -> tuple[Mark, Mark]:
+        """From the start of the first to the end of the last: a lane moves them one after the other."""
+        return self.handles[0].span[0], self.handles[-1].span[1]
 
     def done(self) -> bool:
         """Whether this rank's part is over."""
@@ -46,7 +46,7 @@ class Parcel:
 
 
 class Lanes:
-    """This rank's lanes, ready for every reshard that its plan may come to use. Opened by all ranks at one
+    """This rank's lanes, ready for every reshard that its plan may come to use. All ranks open theirs at one
     point."""
 
     def __init__(self, plan: Plan, rank: int, device: Device, log: Log | None = None) -> None:
@@ -56,14 +56,11 @@ class Lanes:
         every = [item for reshards in plan.reshards.values() for item in reshards.items()]
         channels = sorted({(places[a], places[b]) for (a, b), _ in every})
         self._lanes: dict[Channel, Lane] = {}
-        for channel in channels:  # every rank opens every lane: torch makes groups like that
-            ranks = [each for place in channel for each in meshes[place].ranks]
-            messages = log.messages(ranks, f"lane {channel[0]}-{channel[1]}") if log and rank in ranks else None
-            lane = Lane(device, ranks, messages)
+        for channel in channels:  # in the same order everywhere
             if here in channel:
-                self._lanes[channel] = lane
-            else:
-                lane.close()
+                ranks = [each for place in channel for each in meshes[place].ranks]
+                messages = log.messages(ranks, f"lane {channel[0]}-{channel[1]}") if log else None
+                self._lanes[channel] = Lane(device, ranks, messages)
         for (a, b), named in sorted(every, key=lambda item: item[0]):
             for reshard in named.values() if (places[a], places[b]) in self._lanes else ():
                 self._lanes[places[a], places[b]].prepare(reshard)

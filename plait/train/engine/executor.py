@@ -118,7 +118,7 @@ class SegmentExecutor:
         spec, training = self.model.spec, self.model.training and self.gradients is not None
         dropping = training and (spec.dropout or spec.attention_dropout)
         dropout = DropoutKey(self.seed, batch.step) if dropping else None
-        return begin(self._shared, batch, self.device.torch_device, dropout, entering or {})
+        return begin(self._shared, batch, self.device, dropout, entering or {})
 
     def ahead(self, phase: Phase) -> None:
         """Start to gather what a phase reads first, where that overlaps computation."""

@@ -36,6 +36,7 @@ class Gradients:
         self.final = {unit: self.shards[unit][store.part("optim", "grads")] for unit, store in model.units.items()}
         self.named: dict[str, Tensor] = {}
         self._of: dict[nn.Parameter, Tensor] = {}
+        self._shares: Tensor | None = None
         for unit, store in model.units.items():
             if store.grads == 1:
                 self.open(store, self.shards[unit])
@@ -55,7 +56,11 @@ class Gradients:
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
         """Add ``gradient`` [M, H] into rows [M] of the parameter (an embedding's gradient)."""
-        self._of[parameter].index_add_(0, rows, gradient.to(self.dtype))
+        accumulator, gradient = self._of[parameter], gradient.to(self.dtype)
+        if accumulator.is_cuda:  # sorts the rows, so that a row's sum has one order; index_add_ there has not
+            accumulator.index_put_((rows,), gradient, accumulate=True)
+        else:
+            accumulator.index_add_(0, rows, gradient)
 
     def add_product(self, parameter: nn.Parameter, output_gradient: Tensor, inputs: Tensor) -> None:
         """Add output_gradient^T @ inputs, [M, out] and [M, in], in one pass over the accumulator where the
@@ -63,6 +68,8 @@ class Gradients:
         accumulator = self._of[parameter]
         if inputs.dtype == self.dtype:
             accumulator.addmm_(output_gradient.t(), inputs)
+        elif accumulator.is_cuda:  # products of bf16 are summed in fp32 there, and need not be rounded in between
+            accumulator.add_(torch.mm(output_gradient.t(), inputs, out_dtype=self.dtype))
         else:
             accumulator.add_(output_gradient.t() @ inputs)
 
@@ -98,12 +105,24 @@ class Gradients:
     def norm_square(self) -> Tensor:
         """This rank's share of the squared Euclidean norm, every logical number counted once over the
         tensor-parallel groups of all stages and the shards of their optimizers; fp64, 0-d."""
+        if self.flat.is_cuda:
+            return self._norm_square_at_once()
         square = torch.zeros((), dtype=torch.float64, device=self.flat.device)
         for held, view in self.held:
             if not held.piece.copy:
                 # A blocked sum is exact enough for clipping in fp32, and does not copy the gradients to fp64.
                 square += torch.linalg.vector_norm(view, dtype=view.dtype).double().square() / held.piece.replicas
         return square
+
+    def _norm_square_at_once(self) -> Tensor:
+        """The same in a few kernels, however many pieces there are; added up in another order."""
+        counted = [(held.piece.replicas, view) for held, view in self.held if not held.piece.copy]
+        if not counted:
+            return torch.zeros((), dtype=torch.float64, device=self.flat.device)
+        norms = torch.stack(torch._foreach_norm([view for _, view in counted])).double()  # type: ignore[attr-defined]
+        if self._shares is None:
+            self._shares = norms.new_tensor([1 / replicas for replicas, _ in counted])
+        return norms.square() @ self._shares
 
     def norm(self, wire: Wire) -> Tensor:
         """Euclidean norm over the whole model; equal on all ranks."""

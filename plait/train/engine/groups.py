@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
+
+import torch
 
 from plait.core.layout import Layout, Mesh, SequenceCut
 from plait.core.plan import Plan
 from plait.core.sharding import Level, Sharding
 from plait.train.comm.log import Log
-from plait.train.comm.wire import Wire, open_wire
+from plait.train.comm.wire import NullWire, Wire, open_wire, sum_over
 from plait.train.engine.shards import Axis
+from plait.train.machine.device import Device
 from plait.train.model.sequence import ALONE, SequenceGroup
 
 AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
@@ -44,26 +47,27 @@ class Groups:
         return self.layout.meshes[self.place]
 
 
-def open_groups(plan: Plan, rank: int, backend: str, log: Log | None = None) -> Groups:
-    """This rank's groups, recorded in ``log``. Called by all ranks at the same point."""
+def open_groups(plan: Plan, rank: int, device: Device, log: Log | None = None) -> Groups:
+    """This rank's groups, recorded in ``log``. Called by all ranks at the same point.
+
+    A rank opens the groups that it is in, and no other. Kinds of groups come in one order, and of each kind a
+    rank is in one: so no two ranks open two groups that they share in different orders.
+    """
     layout, cut = plan.layout, plan.sequence_cut
     place = layout.place_of(rank)
     own, last = layout.meshes[place], plan.schedule.rank_of[len(plan.stages) - 1]
 
     def open_one(group: Sequence[int], label: str) -> Wire:
-        """A group, whether or not this rank is in it."""
-        wire = open_wire(backend, group)
+        """A group that this rank is in."""
+        wire = _connected(open_wire(device.backend, group, urgent=label == "tp"), device)
         return log.over(wire, group, label) if log and wire.size > 1 else wire
 
-    def open_all(groups: Iterable[tuple[int, ...]], label: str) -> Wire:
-        """Every rank opens every group, in one order; this rank's."""
-        found = {rank in group: open_one(group, label) for group in sorted(set(groups))}
-        return found[True]
-
     everybody = tuple(range(layout.world_size))
-    tp = open_all((mesh.group_of(member, "tp") for mesh in layout.meshes for member in mesh.ranks), "tp")
-    shards: dict[Axis, Wire] = {axis: open_all(_shard_groups(layout, plan.shardings, axis), axis) for axis in AXES}
-    heads, ring = (open_all(_sequence_groups(layout, cut, kind), kind) for kind in ("ulysses", "ring"))
+    tp = open_one(own.group_of(rank, "tp"), "tp")
+    shards: dict[Axis, Wire] = {
+        axis: open_one(_shard_group(own, rank, plan.shardings[place], axis), axis) for axis in AXES
+    }
+    heads, ring = (open_one(_sequence_group(own, rank, cut, kind), kind) for kind in ("ulysses", "ring"))
     ends = sorted({*layout.meshes[0].ranks, *layout.meshes[last].ranks}) if plan.tied else [rank]
     return Groups(
         layout,
@@ -74,25 +78,30 @@ def open_groups(plan: Plan, rank: int, backend: str, log: Log | None = None) -> 
         # One tensor-parallel group of everybody sums for everybody: nothing of its own is under way between
         # lists.
         tp if own.group_of(rank, "tp") == everybody else open_one(everybody, "world"),
-        open_one(ends, "tied"),
+        open_one(ends, "tied") if rank in ends else NullWire(),
         plan.shardings[place],
         SequenceGroup(heads, ring),
         shards,
     )
 
 
-def _sequence_groups(layout: Layout, cut: SequenceCut, kind: str) -> Iterator[tuple[int, ...]]:
-    """Everybody's group along a way of sharing sequences."""
-    for mesh in layout.meshes:
-        for member in mesh.ranks:
-            along, at = mesh.group_of(member, "cp"), mesh.coordinates(member)["cp"]
-            yield tuple(along[i] for i in (cut.ulysses_group(at) if kind == "ulysses" else cut.ring_group(at)))
+def _connected(wire: Wire, device: Device) -> Wire:
+    """The wire, over which a first number has gone. NCCL connects ranks by their first collective, and may
+    wait for the whole device meanwhile, hence for a message that is posted; gloo connects when it opens."""
+    if wire.size > 1 and device.backend != "gloo":
+        sum_over(wire, torch.zeros(1, device=device.torch_device))
+        device.synchronize()
+    return wire
 
 
-def _shard_groups(layout: Layout, shardings: Sequence[Sharding], axis: Axis) -> Iterator[tuple[int, ...]]:
-    """Everybody's group along an axis of sharding."""
-    for mesh, sharding in zip(layout.meshes, shardings, strict=True):
-        for member in mesh.ranks:
-            replicas, at = mesh.group_of(member, "replicas"), mesh.replica(member)
-            group = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, mesh.replicas)
-            yield tuple(replicas[i] for i in group)
+def _sequence_group(mesh: Mesh, rank: int, cut: SequenceCut, kind: str) -> tuple[int, ...]:
+    """A rank's along a way of sharing sequences."""
+    along, at = mesh.group_of(rank, "cp"), mesh.coordinates(rank)["cp"]
+    return tuple(along[i] for i in (cut.ulysses_group(at) if kind == "ulysses" else cut.ring_group(at)))
+
+
+def _shard_group(mesh: Mesh, rank: int, sharding: Sharding, axis: Axis) -> tuple[int, ...]:
+    """A rank's along an axis of sharding."""
+    replicas, at = mesh.group_of(rank, "replicas"), mesh.replica(rank)
+    group = sharding.neighbours(at) if axis == "secondary" else sharding.group(at, axis, mesh.replicas)
+    return tuple(replicas[i] for i in group)

@@ -23,14 +23,15 @@ from plait.core.segments import Phase
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.inflight import InFlight, MicroBatch
 from plait.train.engine.shards import Shards
+from plait.train.machine.device import Mark
 from plait.train.record.recorder import Recorder
 
 
 class Delivery(Protocol):
-    """A transfer under way; ``span`` is in ns of the host's clock, and known once it is done."""
+    """A transfer under way; ``span`` is known once it is done."""
 
     @property
-    def span(self) -> tuple[int, int]:
+    def span(self) -> tuple[Mark, Mark]:
         """When it moved."""
         ...
 

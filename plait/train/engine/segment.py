@@ -123,6 +123,7 @@ class Adding(Before):
 
     def gather_gradient(self) -> Buffers:
         """After J of the segment behind: the gradient of the output over the whole sequence."""
+        self.g_y = self.g_y.contiguous()  # a slice of what came from another stage is not
         self.g_y_full = empty_like_gathered(self.g_y, self.shared.wire.size)
         return self.g_y_full, self.g_y
 

@@ -106,7 +106,8 @@ class Shards:
     def drop(self, op: UnitOp) -> None:
         """Nobody reads the unit any more."""
         if op.unit in self._gathered:
-            slot, _ = self._gathered.pop(op.unit)
+            slot, handle = self._gathered.pop(op.unit)
+            handle.wait()  # nobody may have needed it, and its next owner must not write before the gather does
             self.units[op.unit].point(None)
             self._give(slot)
 
@@ -266,5 +267,6 @@ class Shards:
         self._free[buffer.numel(), buffer.dtype].append(buffer)
 
     def stop(self) -> None:
-        """End the thread, when what was started is done."""
+        """End the thread, when what was started is done; what was published may then be read."""
+        self.settle()
         self._background.close()

@@ -11,16 +11,18 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.futures import Future
 from torch.profiler import ProfilerActivity, profile
 
-from plait.core.env import expand_segments
+from plait.core.env import expand_segments, ready_for_accelerator
 from plait.core.errors import JobError
 from plait.core.settings import Precision
 
@@ -107,6 +109,11 @@ class Device:
         assert isinstance(mark, int)
         return mark
 
+    def reached(self, mark: Mark | Fork) -> bool:
+        """Whether the device has come to a mark, or to the end of work that ``fork`` has marked; does not
+        wait."""
+        return True
+
     def anchor(self) -> None:
         """The host has just waited for the device: the moment to compare their clocks for marks to come."""
 
@@ -126,9 +133,12 @@ class Device:
     def join(self, after: Fork) -> None:
         """What the calling thread submits from now on runs after the work that ``fork`` marked."""
 
-    def settle(self, work: AsyncWork) -> None:
-        """Wait, with the host, for a message."""
-        work.wait()
+    def enter_thread(self) -> None:
+        """The first thing that a thread does which will submit work."""
+
+    def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of the host's memory where the device computes with them, without waiting for it."""
+        return list(tensors)
 
     def synchronize(self) -> None:
         """Wait until everything submitted has finished."""
@@ -188,6 +198,10 @@ class CudaDevice(Device):
         event.record()
         return event
 
+    def reached(self, mark: Mark | Fork) -> bool:
+        assert isinstance(mark, torch.cuda.Event)
+        return mark.query()
+
     def nanoseconds(self, mark: Mark) -> int:
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
@@ -205,6 +219,8 @@ class CudaDevice(Device):
         self._bases.append((base, time.monotonic_ns()))
 
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
+        # The side stream waits in the order of the starts, in which collectives of one group end. Of several
+        # groups' one that ends early would be marked late.
         with torch.cuda.stream(self._side):
             work.wait()  # makes the side stream wait, not the host
             callback(self.mark(), False)
@@ -217,9 +233,8 @@ class CudaDevice(Device):
     @contextmanager
     def aside(self, after: Fork) -> Iterator[None]:
         assert after is not None
-        if not hasattr(
-            self._background, "stream"
-        ):  # one for each thread: a thread waiting for its own must not wait for another's
+        if not hasattr(self._background, "stream"):
+            # One for each thread: a thread waiting for its own must not wait for another's.
             self._background.stream = torch.cuda.Stream(self.torch_device)
         stream: torch.cuda.Stream = self._background.stream
         with torch.cuda.stream(stream):
@@ -230,9 +245,18 @@ class CudaDevice(Device):
         assert after is not None
         torch.cuda.current_stream(self.torch_device).wait_event(after)
 
-    def settle(self, work: AsyncWork) -> None:
-        work.wait()  # makes the stream wait, not the host
-        torch.cuda.current_stream(self.torch_device).synchronize()
+    def enter_thread(self) -> None:
+        # A thread begins on the first GPU, and returns there when it leaves a stream of another, which costs
+        # that GPU half a gigabyte for a context.
+        torch.cuda.set_device(self.torch_device)
+
+    def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        # One copy of everything, from pinned memory: one from other memory waits until the stream is empty.
+        packed = torch.empty(_packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
+        for piece, tensor in zip(_pieces(packed, tensors), tensors, strict=True):
+            piece.copy_(tensor)
+        # torch's allocator of pinned memory gives it to nobody else before the copy is done.
+        return _pieces(packed.to(self.torch_device, non_blocking=True), tensors)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
@@ -246,6 +270,23 @@ class CudaDevice(Device):
         return Allocated(torch.cuda.memory_allocated(self.torch_device) - before, peak - before)
 
 
+ALIGNED = 16
+"""Bytes of which a multiple lies before every packed tensor: what the widest number needs."""
+
+
+def _packed_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in tensors)
+
+
+def _pieces(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Places for tensors like these in one buffer of bytes."""
+    starts = accumulate((_packed_bytes([tensor]) for tensor in tensors), initial=0)
+    return [
+        packed[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for at, tensor in zip(starts, tensors, strict=False)
+    ]
+
+
 def _failed(future: Future[object]) -> bool:
     """Whether a future that is done holds an error."""
     try:
@@ -255,15 +296,37 @@ def _failed(future: Future[object]) -> bool:
     return False
 
 
-def open_device(kind: str, local_rank: int) -> Device:
-    """The device of one rank: ``cpu``, ``cuda``, or ``auto`` for a GPU where there is one for every local
-    rank."""
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if kind == "cuda" and local_rank >= available:
-        raise JobError(f"local rank {local_rank} has no GPU of its own ({available} found)", key="run.device",
+def own_gpu(kind: str, local_rank: int) -> int | None:
+    """The GPU that this rank may take, by its number among those that this process sees; None for the CPU.
+
+    kind: as ``run.device``. One GPU that is all a process sees is its own whatever its rank: schedulers show
+    each task its own. Whether others see the same one is for all ranks to find out (``comm.world``).
+    """
+    if kind == "cpu":
+        return None
+    ready_for_accelerator()
+    if torch.version.hip is None:  # ROCm builds do not have it
+        expand_segments()
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank < seen or seen == 1:
+        return local_rank if local_rank < seen else 0
+    if kind == "cuda":
+        raise JobError(f"local rank {local_rank} has no GPU of its own ({seen} found)", key="run.device",
                        fix="Start fewer ranks on this node, or use device = \"cpu\"")  # fmt: skip
-    if kind == "cuda" or (kind == "auto" and local_rank < available):
-        if torch.version.hip is None:  # ROCm builds do not have it
-            expand_segments()
-        return CudaDevice(torch.device("cuda", local_rank))
-    return Device(torch.device("cpu"))
+    return None
+
+
+def gpu_name(gpu: int) -> str:
+    """What tells a GPU from every other in the world."""
+    return str(torch.cuda.get_device_properties(gpu).uuid)
+
+
+def device_of(gpu: int | None) -> Device:
+    """The device of a rank that has this GPU, or none."""
+    return Device(torch.device("cpu")) if gpu is None else CudaDevice(torch.device("cuda", gpu))
+
+
+def open_device(kind: str, local_rank: int) -> Device:
+    """The device of a rank that need not agree with others: ``cpu``, ``cuda``, or ``auto`` for a GPU where
+    there is one."""
+    return device_of(own_gpu(kind, local_rank))

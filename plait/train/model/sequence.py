@@ -17,7 +17,9 @@ with a later rank's all of it for the second half of the queries.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ class SequenceGroup:
 
 
 ALONE = SequenceGroup(NullWire(), NullWire())
+FLASH = (torch.bfloat16, torch.float16)
+"""What a GPU's flash attention takes, which is the only kernel there that shares key/value heads."""
 
 
 # ---- Ulysses ----
@@ -45,14 +49,20 @@ def to_heads(q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> tuple[Tensor, Tenso
     """[S / u, B, N, D] of all heads -> [S, B, N / u, D] of this rank's; differentiable."""
     size, heads, kv_heads = wire.size, q.shape[2], k.shape[2]
     each, kv_each = heads // size, max(1, kv_heads // size)
-    # The key/value heads that rank r's query heads use, r after r: a head may stand there more than once.
-    firsts = [rank * each * kv_heads // heads for rank in range(size)]
-    chosen = torch.tensor([first + i for first in firsts for i in range(kv_each)], device=q.device)
+    chosen = _chosen_heads(size, heads, kv_heads, q.device)
     parts = [q.unflatten(2, (size, each))]
     parts += [t.index_select(2, chosen).unflatten(2, (size, kv_each)) for t in (k, v)]
     packed = torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4).contiguous()  # [u, S / u, B, heads of one rank, D]
     whole: Tensor = _AllToAll.apply(packed, wire).flatten(0, 1)  # type: ignore[attr-defined]
     return whole.split([each, kv_each, kv_each], dim=2)  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=64)
+def _chosen_heads(size: int, heads: int, kv_heads: int, device: torch.device) -> Tensor:
+    """The key/value heads that rank r's query heads use, r after r: a head may stand there more than once.
+    Made once: a list that becomes a tensor on a GPU makes the host wait for it."""
+    firsts = [rank * heads // size * kv_heads // heads for rank in range(size)]
+    return torch.tensor([first + i for first in firsts for i in range(max(1, kv_heads // size))], device=device)
 
 
 def to_tokens(o: Tensor, wire: Wire) -> Tensor:
@@ -107,14 +117,14 @@ def _around(q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> list[Tensor]:
             q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=owner == wire.rank
         )
         if out is None or lse is None:  # the first block is this rank's own, which every query sees
-            out, lse = part.clone(), part_lse.clone()
+            out, lse = part.to(_sums(q.dtype), copy=True), part_lse.clone()
         else:
             _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
         if flight is not None:
             flight.wait()
         block = following
     assert out is not None and lse is not None
-    return [out, lse]
+    return [out.to(q.dtype), lse]
 
 
 class _Ring(torch.autograd.Function):
@@ -129,8 +139,9 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         wire: Wire = ctx.wire
         gradient, block = gradients[0], torch.stack((k, v))
-        found = torch.zeros_like(q)
-        own = torch.zeros_like(block)  # gradient of this rank's keys and values
+        sums = _sums(q.dtype)
+        found = torch.zeros_like(q, dtype=sums)
+        own = torch.zeros_like(block, dtype=sums)  # gradient of this rank's keys and values
         travelling = own  # of the block that is here, from the ranks it has passed
         for step in range(wire.size):
             following, flight = _rotate(block, wire) if step < wire.size - 1 else (block, None)
@@ -147,7 +158,7 @@ class _Ring(torch.autograd.Function):
             )
             found[:, :, rows] += dq
             if step == 1:
-                travelling = torch.zeros_like(block)
+                travelling = torch.zeros_like(block)  # rounded once a rank: in fp32 it would be twice as long
             travelling[0][:, :, columns] += dk
             travelling[1][:, :, columns] += dv
             del dq, dk, dv
@@ -159,7 +170,12 @@ class _Ring(torch.autograd.Function):
                 flight.wait()
                 travelling = moved
         own += travelling
-        return found, own[0], own[1], None, None, None
+        return found.to(q.dtype), own[0].to(q.dtype), own[1].to(q.dtype), None, None, None
+
+
+def _sums(dtype: torch.dtype) -> torch.dtype:
+    """In which parts from all ranks are added up."""
+    return torch.float32 if dtype in FLASH else dtype
 
 
 def _rotate(block: Tensor, wire: Wire) -> tuple[Tensor, Handle]:
@@ -193,12 +209,16 @@ def _expanded(k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     """torch's fused kernels behind ``scaled_dot_product_attention``, with the log-sum-exp they keep: [B, N,
     S, D] and [B, N, S]."""
-    k, v = _expanded(k, v, q.shape[1])
     ops = torch.ops.aten
-    if q.is_cuda:
-        out, lse, *_ = ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
-        return out, lse[:, :, : q.shape[2]]  # the kernel pads it
-    return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    if q.is_cuda and q.dtype in FLASH:
+        return ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
+    k, v = _expanded(k, v, q.shape[1])
+    if not q.is_cuda:
+        return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    if q.dtype == torch.float64:
+        return plain_attention(q, k, v, causal=causal)
+    out, lse, *_ = ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+    return out, lse.narrow(2, 0, q.shape[2])  # the kernel pads it
 
 
 def _attend_backward(
@@ -207,15 +227,48 @@ def _attend_backward(
     """Gradients through one block, given output and log-sum-exp over all blocks, which is all the softmax
     needs to know of the others."""
     kv_heads, ops = k.shape[1], torch.ops.aten
+    if q.is_cuda and q.dtype in FLASH:
+        none, lengths = torch.empty(0, dtype=torch.uint64, device=q.device), (q.shape[2], k.shape[2])
+        return ops._scaled_dot_product_flash_attention_backward(
+            gradient, q, k, v, out, lse.contiguous(), None, None, *lengths, 0.0, causal, none, none
+        )
     k, v = _expanded(k, v, q.shape[1])
-    if q.is_cuda:
+    if not q.is_cuda:
+        dq, dk, dv = ops._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, k, v, out, lse, 0.0, causal)
+    elif q.dtype == torch.float64:
+        dq, dk, dv = plain_attention_backward(gradient, q, k, v, out, lse, causal=causal)
+    else:
+        # The kernel reads ``out`` as it wrote it, [B, S, N, D], whatever its strides say.
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32)).contiguous()
         none = torch.zeros((), dtype=torch.int64)
         dq, dk, dv, _ = ops._scaled_dot_product_efficient_attention_backward(
             gradient, q, k, v, None, out, padded, none, none, 0.0, [True, True, True, False], causal
         )
-    else:
-        dq, dk, dv = ops._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, k, v, out, lse, 0.0, causal)
     if kv_heads == q.shape[1]:
         return dq, dk, dv
     return dq, *(t.unflatten(1, (kv_heads, -1)).sum(2) for t in (dk, dv))
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """What fused kernels give, where there is none (fp64 on a GPU), with all scores in memory."""
+    scores = _scores(q, k, causal=causal)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def plain_attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients (arXiv 2205.14135, appendix B.4)."""
+    weights = (_scores(q, k, causal=causal) - lse[..., None]).exp()
+    own = (gradient * out).sum(-1, keepdim=True)
+    found = weights * (gradient @ v.transpose(2, 3) - own) / math.sqrt(q.shape[3])
+    return found @ k, found.transpose(2, 3) @ q, weights.transpose(2, 3) @ gradient
+
+
+def _scores(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+    if causal:
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    return scores

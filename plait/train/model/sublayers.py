@@ -27,7 +27,7 @@ from plait.core.strategy import Strategy
 from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
 from plait.train.model.dropout import DropoutSite
 from plait.train.model.rope import Rope, rotate
-from plait.train.model.sequence import ALONE, SequenceGroup, ring_attention, to_heads, to_tokens
+from plait.train.model.sequence import ALONE, FLASH, SequenceGroup, ring_attention, to_heads, to_tokens
 
 
 class Sublayer(nn.Module):
@@ -131,7 +131,7 @@ class Attention(Sublayer):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
         dropout, grouped = context.dropout, q.shape[1] != k.shape[1]
         if dropout is None or not self.spec.attention_dropout:
-            if not grouped or q.is_cuda:
+            if not grouped or (q.is_cuda and q.dtype in FLASH):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)

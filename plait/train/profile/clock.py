@@ -1,11 +1,16 @@
 """Timing on all ranks alike, within a budget: how often something runs, and whether at all, follows from
-numbers that all ranks share, so that none waits for a collective that another has left out."""
+numbers that all ranks share, so that none waits for a collective that another has left out.
+
+Where ranks share cores, what computes is timed in processor seconds: by the wall's clock a sample shorter
+than the kernel's time slice has a core for itself, and seems as many times as fast as ranks share it.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -47,9 +52,9 @@ def slowest(values: Sequence[float]) -> list[float]:
 class Clock:
     """Seconds that are left, and samples."""
 
-    def __init__(self, device: Device, deadline: float) -> None:
-        """deadline: by this process's monotonic clock."""
-        self.device, self.deadline = device, deadline
+    def __init__(self, device: Device, deadline: float, crowd: float = 1.0) -> None:
+        """deadline: by this process's monotonic clock. crowd: as a ``Machine`` has it."""
+        self.device, self.deadline, self.crowd = device, deadline, crowd
 
     def left(self) -> float:
         """Seconds, of the rank that has fewest; the same on all."""
@@ -57,7 +62,7 @@ class Clock:
 
     def part(self, share: float) -> Clock:
         """A clock for so much of what is left."""
-        return Clock(self.device, time.monotonic() + self.left() * share)
+        return Clock(self.device, time.monotonic() + self.left() * share, self.crowd)
 
     def once(self, run: Callable[[], object]) -> float:
         """Seconds of one run; the slowest rank's."""
@@ -72,16 +77,42 @@ class Clock:
             one = self.once(run)
         runs = min(MOST_RUNS, max(1, int(LONG_ENOUGH / one)))
         samples = min(MOST, max(FEWEST, int(budget / (one * runs))))
-        own = [self._take(run, runs) / runs for _ in range(samples)]
+        own = [self._take(run, runs, computes=not together) / runs for _ in range(samples)]
         if together:
             return Timed.of(slowest(own))
         return Timed(*slowest(Timed.of(own)))
 
-    def _take(self, run: Callable[[], object], times: int) -> float:
+    def _take(self, run: Callable[[], object], times: int, *, computes: bool = False) -> float:
         if dist.is_initialized():
             dist.barrier()
         start = time.perf_counter()
+        with self.work() as worked:
+            for _ in range(times):
+                run()
+            self.device.synchronize()
+        return worked[0] if computes and worked else time.perf_counter() - start
+
+    def carried(self, run: Callable[[], object], times: int) -> float:
+        """Processor seconds that this process's other threads take for one run; of the rank that takes
+        most."""
+        start = time.process_time() - time.thread_time()
         for _ in range(times):
             run()
-        self.device.synchronize()
-        return time.perf_counter() - start
+        return slowest([(time.process_time() - time.thread_time() - start) / times])[0]
+
+    @contextmanager
+    def work(self) -> Generator[list[float]]:
+        """Gets the seconds that this thread's computation takes while all ranks that share its core compute;
+        nothing where none do."""
+        found, threads = list[float](), torch.get_num_threads()
+        if self.crowd == 1:
+            yield found
+            return
+        start = _processor_seconds(threads)
+        yield found
+        found.append((_processor_seconds(threads) - start) / threads * self.crowd)
+
+
+def _processor_seconds(threads: int) -> float:
+    """Of the calling thread, or of all, where others compute with it."""
+    return time.thread_time() if threads == 1 else time.process_time()

@@ -76,9 +76,9 @@ class Lines:
         self.lane = Lane(device)
 
     def _open(self, layout: Layout) -> Wire:
-        """Every rank opens every group, in one order; this rank's."""
-        opened = {self.rank in group: open_wire(self.device.backend, group) for group in layout.groups}
-        return opened.get(True, NullWire())
+        """This rank's."""
+        mine = (group for group in layout.groups if self.rank in group)
+        return next((open_wire(self.device.backend, group) for group in mine), NullWire())
 
     def close(self) -> None:
         """End the lane's thread."""

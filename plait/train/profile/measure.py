@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
+import torch
+
 from plait import __version__
 from plait.core.env import RankEnv
 from plait.core.errors import JobError
@@ -17,7 +19,7 @@ from plait.core.profile import Curve, Machine, ModuleTime, Overlap, Profile
 from plait.core.settings import Precision
 from plait.core.strategy import Strategy
 from plait.train.machine.device import Device, torch_dtype
-from plait.train.profile.clock import Clock
+from plait.train.profile.clock import Clock, slowest
 from plait.train.profile.collectives import Lines, layouts, measure_collectives
 from plait.train.profile.compute import measure_attention, measure_passes, measure_products
 from plait.train.profile.modules import measure_modules
@@ -55,7 +57,9 @@ def measure_profile(
     cores: of this node."""
     kind = device.torch_device.type
     precision: Precision = order.precision or ("fp32" if kind == "cpu" else "bf16-mixed")
-    clock = Clock(device, deadline)
+    machine = machine_of(rank, device, cores)
+    (crowd,) = slowest([machine.crowd])  # the same on all, since it decides what they do together
+    clock = Clock(device, deadline, crowd)
     found = layouts(rank.world_size, rank.local_world_size, order.nodes_per_minipod)
     lines = Lines(device, rank.rank, found, rank.local_world_size) if found else None
     products = measure_products(device, precision, order.model, clock.part(SHARES["products"]), say)
@@ -69,7 +73,7 @@ def measure_profile(
         overlaps = measure_overlaps(lines, products, precision, clock, say)
         lines.close()
     return Profile(
-        machine=machine_of(rank, device, cores),
+        machine=machine.model_copy(update={"crowd": crowd}),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions={
             "plait": __version__,
@@ -125,4 +129,11 @@ def machine_of(rank: RankEnv, device: Device, cores: int) -> Machine:
         ranks=rank.world_size,
         ranks_per_node=rank.local_world_size,
         backend=device.backend,
+        crowd=_crowd(rank, cores) if device.torch_device.type == "cpu" else 1.0,
     )
+
+
+def _crowd(rank: RankEnv, cores: int) -> float:
+    """Ranks that want each core at the same time; the hosts of a lab are one machine."""
+    ranks = rank.world_size if rank.lab else rank.local_world_size
+    return max(1.0, ranks * torch.get_num_threads() / cores)

@@ -6,14 +6,15 @@ out. A module's share of a recorded step is what ``plait.train.tune`` makes orde
 
 from __future__ import annotations
 
-from collections import defaultdict
+import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from plait.core.model import ModelSpec
 from plait.core.overlap import Load
-from plait.core.profile import ModulePhase, ModuleSite, ModuleTime
+from plait.core.profile import ModuleTime, by_module
 from plait.core.segment_costs import SegmentCosts
 from plait.core.settings import Precision
 from plait.core.strategy import Strategy
@@ -25,20 +26,9 @@ from plait.train.machine.device import Device, torch_dtype
 from plait.train.model.transformer import Transformer
 from plait.train.profile.clock import Clock
 from plait.train.record.recorder import Recorder
-from plait.train.tune.timing import RECORDED, median_costs, recorded
+from plait.train.tune.timing import RECORDED, mean_over_ranks, median_costs, recorded
 
 SYNC = Strategy(overlap="sync")
-PHASES: dict[str, ModulePhase] = {
-    "F": "forward",
-    "R": "forward",
-    "L": "forward",
-    "D": "input gradient",
-    "C": "input gradient",
-    "W": "weight gradient",
-}
-NORMS: dict[str, ModulePhase] = {"N": "forward", "J": "input gradient"}
-"""Ops between two modules: the residual addition and the norm. J has the norm's weight gradient as well."""
-SITES: tuple[ModuleSite, ...] = ("embed", "attn", "mlp", "block", "head")
 
 
 def measure_modules(
@@ -64,7 +54,15 @@ def measure_modules(
     (micro_batch,) = micro_batches(tokens, tokens, torch.arange(batch), batch, 0)
     clock.once(lambda: executor.run(micro_batch))
     took = clock.once(lambda: executor.run(micro_batch))
-    steps = recorded(lambda: executor.run(micro_batch), recorder, max(2, min(RECORDED, int(clock.left() / took))))
+    worked = list[float]()
+
+    def run() -> None:
+        with clock.work() as seconds:
+            executor.run(micro_batch)
+        worked.extend(seconds)
+
+    costs = median_costs(recorded(run, recorder, max(2, min(RECORDED, int(clock.left() / took)))))
+    share_of = _of_the_work(costs, worked)
     shape = {
         "family": spec.family,
         "hidden": spec.hidden,
@@ -78,23 +76,17 @@ def measure_modules(
         "precision": precision,
     }
     return [
-        ModuleTime.model_validate({"site": site, "phase": phase, "seconds": seconds, **shape})
-        for (site, phase), seconds in by_module(median_costs(steps)).items()
+        ModuleTime.model_validate({"site": site, "phase": phase, "seconds": share_of * seconds, **shape})
+        for (site, phase), seconds in by_module(costs).items()
     ]
 
 
-def by_module(costs: SegmentCosts) -> dict[tuple[ModuleSite, ModulePhase], float]:
-    """Seconds of modules from those of segment ops; of a norm, the mean over those of a layer.
-
-    >>> by_module(SegmentCosts({"mlp.F": 2.0, "mlp.R": 1.0, "mlp.N": 0.5, "attn.N": 0.7}, {}))
-    {('mlp', 'forward'): 3.0, ('norm', 'forward'): 0.6}
-    """
-    found: dict[tuple[ModuleSite, ModulePhase], float] = defaultdict(float)
-    norms: dict[ModulePhase, list[float]] = defaultdict(list)
-    for key, seconds in costs.compute.items():
-        site, _, kind = key.partition(".")
-        if kind in PHASES and site in SITES:
-            found[site, PHASES[kind]] += seconds
-        elif kind in NORMS and site in ("attn", "mlp", "block"):
-            norms[NORMS[kind]].append(seconds)
-    return {**found, **{("norm", phase): sum(each) / len(each) for phase, each in norms.items()}}
+def _of_the_work(costs: SegmentCosts, worked: Sequence[float]) -> float:
+    """By how much ops take longer than their spans say, where ranks share cores: a span of a few milliseconds
+    has the core for itself or waits for it, and the median is one that did not wait. worked: of every run,
+    what it took; nothing where spans are right."""
+    if not worked:
+        return 1.0
+    return mean_over_ranks(SegmentCosts({"run": statistics.median(worked)}, {})).compute["run"] / sum(
+        costs.compute.values()
+    )

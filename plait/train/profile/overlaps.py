@@ -2,6 +2,9 @@
 
 Both run alone, then side by side for about as long. Whichever ends first, the other goes on alone at its own
 speed; so both factors follow from the two ends (the model of ``plait.plan.rates.together``).
+
+Where ranks share cores, when a rank's products end depends on which other ranks have the core meanwhile. What
+a collective takes from computation there is the processor time of the threads that carry it, of all ranks.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ LEAST = 2e-2
 """Seconds of a collective that is worth while; shorter ones are all latency."""
 TIMES = 5
 """Side by side."""
+LARGEST_SHARE = 0.8
+"""Of its cores that computation loses to communication; more is noise."""
 LEAST_FACTOR = 0.05
 """Noise can make a factor look smaller than that, or negative."""
 
@@ -48,6 +53,15 @@ def factors(alone: Ends, beside: Ends) -> tuple[float, float]:
     done = (max(own - rest, own * LEAST_FACTOR) for own, rest in zip(alone, left, strict=True))
     computation, communication = (both / part for part in done)
     return computation, communication
+
+
+def crowded(share: float) -> float:
+    """How many times as long computation takes beside what takes such a share of its cores.
+
+    >>> crowded(0.2)
+    1.25
+    """
+    return 1 / (1 - min(share, LARGEST_SHARE))
 
 
 def measure_overlaps(
@@ -83,6 +97,8 @@ def measure_overlaps(
             alone = Ends(own.once(compute), own.once(operation.run))
             pairs.append(factors(alone, _beside(device, compute, operation, own)))
         computation, communication = (statistics.median(each) for each in zip(*pairs, strict=True))
+        if own.crowd > 1:
+            computation = crowded(own.carried(operation.run, TIMES) * own.crowd / (seconds * communication))
         shape = {"m": chosen.m, "k": chosen.k, "n": chosen.n, "precision": precision}
         slow = {"computation": computation, "communication": communication}
         found.append(

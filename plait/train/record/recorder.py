@@ -66,11 +66,6 @@ class Recorder(Log):
         finally:
             self.step = step
 
-    def moved(self, number: int, start: int, end: int) -> None:
-        """A transfer was under way, by the host's clock."""
-        self.ring.start(number, start)
-        self.ring.end(number, end)
-
     def forget(self) -> None:
         """Everything so far, also what belongs to the next step; whoever reads the ring does too."""
         self.records()

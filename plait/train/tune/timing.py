@@ -101,15 +101,20 @@ def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, ro
     return [statistics.median(taken) for taken in times]
 
 
-def matrix_rate(device: Device, dtype: torch.dtype, *, size: int = 768, seconds: float = 0.1) -> float:
+def matrix_rate(device: Device, dtype: torch.dtype, *, size: int | None = None, seconds: float = 0.1) -> float:
     """FLOPs per second of plain matrix products on this rank's device, while the other ranks measure theirs:
-    the peak that MFU is taken against where the job names none."""
+    the peak that MFU is taken against where the job names none. size: of the matrices, square.
+
+    A GPU gets large ones, several at a time: of one that is waited for, most is the way there and back.
+    """
+    size, queued = (size or 768, 1) if device.timed_by_host else (size or 8192, 20)
     a, b = (torch.randn(size, size, device=device.torch_device).to(dtype) for _ in range(2))
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
-        torch.mm(a, b)
+        for _ in range(queued):
+            torch.mm(a, b)
         device.synchronize()
-        times.append(time.perf_counter() - start)
+        times.append((time.perf_counter() - start) / queued)
     return 2 * size**3 / min(times)

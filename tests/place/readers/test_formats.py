@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_every_format_tells_the_same_cluster(tmp_path: Path, row: str) -> None:
     assert (found.distance("n001", "n002"), found.distance("n001", "n003"), found.distance("n001", "n008")) == (1, 2, 3)
     assert found.path("n001")[0] == "leaf1"
     assert len(set(found.levels)) == 3
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_file_may_be_compressed(tmp_path: Path, row: str) -> None:
+    _, text = ROWS[row]
+    (tmp_path / "topology.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_topology(str(tmp_path / "topology.gz"))[0] == read_topology(write(tmp_path, text))[0]
+
+
+@pytest.mark.parametrize("cut", [2, 12, -6])
+def test_a_compressed_file_that_was_cut_off(tmp_path: Path, cut: int) -> None:
+    (tmp_path / "topology.gz").write_bytes(gzip.compress(texts.TREE_CONF.encode())[:cut])
+    with pytest.raises(JobError, match="cannot be unpacked"):
+        read_topology(str(tmp_path / "topology.gz"))
 
 
 @pytest.mark.parametrize("row", STATES)

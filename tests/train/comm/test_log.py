@@ -263,3 +263,36 @@ def test_bytes_are_what_a_ring_sends() -> None:
         flight.wait()
     records: Records = recorder.records()
     assert records.spans(0)["bytes"].tolist() == [32, 16, 32]
+
+
+def test_what_the_device_is_still_busy_with_waits_for_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication that goes on beyond its step's end does not make the host wait."""
+    device = Late()
+    recorder, last = Recorder(device), [1]
+    monkeypatch.setattr(device, "reached", lambda mark: mark <= last[0])
+    read = device.nanoseconds
+
+    def reached(mark: Mark) -> int:
+        assert device.reached(mark), "the host waits"
+        return read(mark)
+
+    monkeypatch.setattr(device, "nanoseconds", reached)
+    number = recorder.enqueue(Kind.JOB, recorder.ring.name("publish"))
+    recorder.start(number)
+    recorder.end(number)
+    assert Kind.JOB not in recorder.records().table["kind"]
+    last[0] = 2
+    [found] = [row for row in recorder.records().table if row["kind"] == Kind.JOB]
+    assert (found["started"], found["ended"]) == (1000, 2000)
+
+
+def test_messages_of_a_device_are_timed_by_its_marks() -> None:
+    device = Late()
+    recorder = Recorder(device)
+    messages = recorder.messages([0, 1], "lane 0-1")
+    number = messages.post(1, sends=True, size=8)
+    assert written(recorder)[0].open
+    messages.settled(number)
+    assert written(recorder)[0].open, "the device has not said when"
+    recorder.resolve()
+    assert (written(recorder)[0].started, written(recorder)[0].ended) == (1000, 2000)

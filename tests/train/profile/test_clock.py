@@ -69,6 +69,25 @@ def test_the_first_run_is_none_of_the_samples(hours: Hours) -> None:
     assert Clock(CPU, 1e3).sample(lambda: hours.spend(next(times)), 1e3, together=True) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize("crowd", [1.0, 3.0])
+def test_where_ranks_share_cores_computation_takes_processor_seconds(crowd: float) -> None:
+    """As many times as many as ranks share a core; by the wall's clock, samples are shorter than a time slice
+    and have the core for themselves. Waiting takes none."""
+    clock = Clock(CPU, time.monotonic() + 10, crowd)
+    found = clock.sample(lambda: time.sleep(0.02), 0.0, together=False).seconds
+    assert found >= 0.02 if crowd == 1 else found < 0.01
+    assert clock.sample(lambda: time.sleep(0.02), 0.0, together=True).seconds >= 0.02
+    with clock.work() as worked:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+    assert worked == ([] if crowd == 1 else [pytest.approx(0.02 * crowd, rel=0.2)])
+
+
+def test_a_part_keeps_the_crowd() -> None:
+    assert Clock(CPU, time.monotonic() + 10, 2.0).part(0.5).crowd == 2.0
+
+
 def test_a_part_of_what_is_left() -> None:
     clock = Clock(CPU, time.monotonic() + 10)
     assert 4.9 < clock.part(0.5).left() <= 5

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from plait.core.ring import Kind
 from plait.core.segments import SegmentOp
-from plait.train.machine.device import open_device
+from plait.train.machine.device import Device, open_device
 from plait.train.record.recorder import Recorder
+from plait.train.tune import timing
 from plait.train.tune.timing import RECORDED, typical_costs
 
 
@@ -33,3 +35,29 @@ def test_a_disturbed_step_does_not_count(disturbed: int) -> None:
     costs = typical_costs(plain.run, recorder)
     assert costs.compute == pytest.approx({"mlp.F": 0.02})
     assert costs.collective == {}
+
+
+class Queued(Device):
+    """Does what is submitted when it is waited for; the way there and back takes 10 ms."""
+
+    timed_by_host = False
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.now, self.pending, self.waited = 0.0, 0, 0
+
+    def product(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.pending += 1
+
+    def synchronize(self) -> None:
+        self.now += 0.01 + 0.001 * self.pending
+        self.pending, self.waited = 0, self.waited + 1
+
+
+def test_the_rate_of_a_gpu_is_that_of_products_and_not_of_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Queued()
+    monkeypatch.setattr(timing.torch, "mm", device.product)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: device.now)
+    rate = timing.matrix_rate(device, torch.float32, size=64, seconds=0.0)
+    assert rate == pytest.approx(2 * 64**3 / 0.0015)  # waiting after each, a product would take 11 ms
+    assert device.waited == 3

@@ -1,0 +1,150 @@
+"""What a span waited for and what waited for it, on its own rank and across tp, cp, dp and pp.
+
+Read off the recording, as the replay does (`plait.diagnose.replay`): a wait needs the collective or transfer
+that ended it, members of a collective need each other, and an op needs what ended last before it in each lane
+of its rank. All of one step: nothing that counts crosses steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import polars as pl
+
+Why = Literal["order", "collective", "member", "transfer", "wait"]
+MANY = 64
+"""Members of a group that are listed."""
+ROUNDED = 1e-6
+"""Seconds by which neighbours may seem to overlap."""
+SHOWN = ("rank", "kind", "name", "seq", "lane", "axis", "start", "end")
+
+
+class Key(NamedTuple):
+    """Which span: the key of a timeline."""
+
+    step: int
+    rank: int
+    kind: str
+    name: str
+    seq: int
+
+
+class Link(NamedTuple):
+    """A span that another one needs, or that needs it.
+
+    axis: of the communication between them; "" on the same rank. why: ``order`` of the program on a rank,
+    the ``collective`` or ``transfer`` that a wait waits for, another ``member`` of the collective, the
+    ``wait`` for it. last: of members, the one that came last, for which the others waited. late: seconds
+    after the first.
+    """
+
+    key: Key
+    axis: str
+    why: Why
+    start: float
+    end: float
+    last: bool = False
+    late: float = 0.0
+
+
+class Around(NamedTuple):
+    """A span with its columns, and its neighbours: the nearest in time first."""
+
+    span: dict[str, Any]
+    needs: tuple[Link, ...]
+    needed_by: tuple[Link, ...]
+
+
+def around(spans: pl.DataFrame, key: Key, *, clocks_agree: bool = True) -> Around | None:
+    """spans: of a recording, any number of steps. None if there is no such span.
+
+    clocks_agree: whether starts on different ranks can be compared; else who came last is told by durations.
+    """
+    step = spans.filter(pl.col("step") == key.step)
+    found = step.filter(
+        pl.col("rank") == key.rank, pl.col("kind") == key.kind, pl.col("name") == key.name, pl.col("seq") == key.seq
+    )
+    if found.is_empty():
+        return None
+    one = found.row(0, named=True)
+    mine = step.filter(pl.col("rank") == key.rank)
+    needs, needed = _in_order(mine, one)
+    matched, waits = _awaited(step, mine, one)
+    members = _members(step, one, clocks_agree)
+    for link in [one for one in matched if one.why == "collective"]:
+        row = step.filter(_is(link.key)).row(0, named=True)
+        # Whom the collective that it waits for waited for itself.
+        matched += [member for member in _members(step, row, clocks_agree) if member.last]
+    return Around(one, _once([*matched, *members, *needs]), _once([*waits, *needed]))
+
+
+def _once(links: list[Link]) -> tuple[Link, ...]:
+    kept: dict[Key, Link] = {}
+    for link in links:
+        kept.setdefault(link.key, link)
+    return tuple(kept.values())
+
+
+def _is(key: Key) -> pl.Expr:
+    return (
+        (pl.col("rank") == key.rank) & (pl.col("kind") == key.kind) & (pl.col("name") == key.name)
+        & (pl.col("seq") == key.seq)
+    )  # fmt: skip
+
+
+def _link(row: dict[str, Any], axis: str, why: Why, **more: Any) -> Link:
+    key = Key(row["step"], row["rank"], row["kind"], row["name"], row["seq"])
+    return Link(key, axis, why, row["start"], row["end"], **more)
+
+
+def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[Link]]:
+    """On its own rank: what the processor did before and after; what communication it set off."""
+    before = mine.filter(
+        pl.col("lane") == "processor", pl.col("end") <= one["start"] + ROUNDED, pl.col("start") < one["start"]
+    ).sort("end")
+    needs = [_link(row, "", "order") for row in before.tail(1).iter_rows(named=True)]
+    if one["lane"] != "processor":
+        return needs, []
+    after = mine.filter(
+        pl.col("lane") == "processor", pl.col("start") >= one["end"] - ROUNDED, pl.col("end") > one["end"]
+    )
+    needed = [_link(row, "", "order") for row in after.sort("start").head(1).iter_rows(named=True)]
+    until = min((link.end for link in needed), default=float("inf"))
+    begun = mine.filter(pl.col("lane") != "processor", pl.col("start").is_between(one["end"] - ROUNDED, until))
+    begun = begun.sort("start").unique("lane", keep="first", maintain_order=True)
+    return needs, needed + [_link(row, "", "order") for row in begun.iter_rows(named=True)]
+
+
+def _awaited(step: pl.DataFrame, mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[Link]]:
+    """Waits and what they wait for."""
+    kind, axis = one["kind"], one["axis"]
+    if kind in ("wait", "comm"):
+        other = "comm" if kind == "wait" else "wait"
+        same = mine.filter(pl.col("kind") == other, pl.col("seq") == one["seq"], pl.col("axis") == axis)
+        same = same.filter(_unit(pl.col("name")) == pl.select(_unit(pl.lit(one["name"]))).item())
+        links = [_link(row, axis, "collective" if kind == "wait" else "wait") for row in same.iter_rows(named=True)]
+        return (links, []) if kind == "wait" else ([], links)
+    if kind in ("idle", "transfer") and one["meeting"] is not None:
+        other = step.filter(pl.col("meeting") == one["meeting"], pl.col("kind") != kind)
+        links = [_link(row, "pp", "transfer" if kind == "idle" else "wait") for row in other.iter_rows(named=True)]
+        return (links, []) if kind == "idle" else ([], links)
+    return [], []
+
+
+def _members(step: pl.DataFrame, one: dict[str, Any], clocks_agree: bool) -> list[Link]:
+    """Of its collective, the others; the last to come first."""
+    if one["kind"] != "comm" or one["meeting"] is None:
+        return []
+    met = step.filter(pl.col("meeting") == one["meeting"], pl.col("kind") == "comm")
+    came = pl.col("start") if clocks_agree else pl.col("start") - pl.col("end")
+    met = met.with_columns(late=came - came.min()).sort("late", descending=True)
+    links = [
+        _link(row, one["axis"], "member", last=n == 0 and met.height > 1, late=row["late"])
+        for n, row in enumerate(met.head(MANY).iter_rows(named=True))
+    ]
+    return [link for link in links if link.key.rank != one["rank"]]
+
+
+def _unit(name: pl.Expr) -> pl.Expr:
+    """Of a collective and of the wait for it: a unit is gathered and needed."""
+    return name.str.replace(r"^need ", "gather ").str.replace(r"^gather vectors", "publish vectors")

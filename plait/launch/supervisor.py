@@ -1,0 +1,260 @@
+"""Keeping a run going: when its ranks fail they are started again, on other hosts or fewer, from the newest
+checkpoint; every attempt is written down.
+
+What is restarted is what another attempt may mend: a rank that was killed, died or hangs, a host that is cut
+off. A mistake in the job (exit status 2), numbers that are not finite, a lost folder and a wish to stop end
+the run, and so does a rank that fails twice by itself in the same way at the same step. Between two attempts
+the launcher waits, longer each time that no new checkpoint was saved meanwhile.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from plait.core.attempts import Attempt, cut_off, read_attempts, write_attempts
+from plait.core.channel import Stop
+from plait.core.errors import RankFailure
+from plait.core.evidence import FILE as HANG
+from plait.core.lock import RunLock
+from plait.launch.hang import Suspicion
+from plait.launch.local import Start, run_ranks
+from plait.launch.progress import Progress
+from plait.launch.run_folder import newest_checkpoint
+from plait.launch.watch import catching_signals, say
+
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+"""Seconds before the first restart, and at most; each in between that follows one in vain waits twice as
+long."""
+KEPT = 3
+"""Failed attempts whose logs are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """Who is started in an attempt. hosts: by node rank. plan: its hash."""
+
+    start: Start
+    world: int
+    hosts: tuple[str, ...]
+    suspicion: Callable[[], Suspicion | None]
+    plan: str = ""
+
+
+class Fleet(Protocol):
+    """Hosts that ranks can be started on."""
+
+    def crew(self) -> Crew:
+        """Whom to start next."""
+        ...
+
+    def mend(self, failure: RankFailure) -> str:
+        """See to it that the next crew leaves out what has failed; what was changed, in words. Raises
+        RankFailure as long as the job cannot run on what is left."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneHost:
+    """Always the same crew, of this machine."""
+
+    made: Callable[[], Crew]
+
+    def crew(self) -> Crew:
+        """As it is made, anew for each attempt."""
+        return self.made()
+
+    def mend(self, failure: RankFailure) -> str:
+        """There is no other host."""
+        return ""
+
+
+def backoff(vain: int) -> float:
+    """Seconds to wait before the next attempt. vain: restarts in a row that have saved nothing new.
+
+    >>> [backoff(vain) for vain in (0, 1, 2, 3, 9)]
+    [1.0, 1.0, 2.0, 4.0, 60.0]
+    """
+    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** max(0, vain - 1))
+
+
+class History:
+    """``attempts.jsonl`` of a run while it goes on. A folder that cannot be written costs the history
+    only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        metrics = folder / "metrics.jsonl"
+        at = metrics.stat().st_mtime if metrics.is_file() else None
+        self.attempts = cut_off(read_attempts(folder), step=newest_checkpoint(folder) or -1, at=at)
+
+    @property
+    def last(self) -> Attempt:
+        """The one that is under way."""
+        return self.attempts[-1]
+
+    def begin(self, crew: Crew, *, changed: str, wait: float | None) -> None:
+        """One more."""
+        number = 1 + max((one.attempt for one in self.attempts), default=0)
+        self.attempts.append(
+            Attempt(attempt=number, started=time.time(), world=crew.world, hosts=crew.hosts, plan=crew.plan,
+                    changed=changed, wait_seconds=wait)
+        )  # fmt: skip
+        self._write()
+
+    def note(self, progress: Progress, **more: Any) -> None:
+        """What is known of it now."""
+        trained, stepped = progress.training, progress.first_step
+        self.attempts[-1] = replace(
+            self.last, resumed=progress.start, step=progress.step, steps=progress.steps,
+            restart_seconds=_rounded(trained - progress.began) if trained else None,
+            first_step_seconds=_rounded(stepped - trained) if stepped and trained else None,
+            **more,
+        )  # fmt: skip
+        self._write()
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            write_attempts(self.folder, self.attempts)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+class Supervisor:
+    """Of one run. restarts: in a row without a new checkpoint, at most. The caller holds the run's lock."""
+
+    def __init__(
+        self, fleet: Fleet, folder: Path, logs: Path, *, timeout: float, restarts: int, lock: RunLock | None = None
+    ) -> None:
+        self.fleet, self.folder, self.logs = fleet, folder, logs
+        self.timeout, self.restarts, self.lock = timeout, restarts, lock
+        self._history = History(folder)
+        self._vain = 0
+        self._before = newest_checkpoint(folder)
+        self._manner: tuple[str, int] | None = None
+        self._stopping = False
+
+    def run(self) -> int:
+        """See the run to its end; returns and raises what ``run_ranks`` does, for the last attempt."""
+        changed, ended = "", None
+        with catching_signals() as signals:
+            while True:
+                crew = self.fleet.crew()
+                waited = None if ended is None else _rounded(time.monotonic() - ended)
+                self._history.begin(crew, changed=changed, wait=waited)
+                try:
+                    return self._attempt(crew, signals)
+                except RankFailure as failure:
+                    ended, error = time.monotonic(), failure
+                reason = self._enough(error)
+                if reason is not None:
+                    raise RankFailure(f"{reason}{error}", ranks=error.ranks, cause=error.cause) from None
+                say(self._put_aside(error))
+                found = self._mended(error, signals)
+                if isinstance(found, int):
+                    return found
+                changed = found
+
+    def _attempt(self, crew: Crew, signals: deque[int]) -> int:
+        """The exit status of an attempt; raises RankFailure where another may do better."""
+        progress, note = Progress(crew.world, stepped=self._goes_on), self._history.note
+        try:
+            status = run_ranks(
+                crew.start, crew.world, self.logs, timeout=self.timeout, lock=self.lock, suspicion=crew.suspicion(),
+                signals=signals, progress=progress,
+            )  # fmt: skip
+        except BaseException as error:
+            self._stopping = progress.stopping
+            failure = error if isinstance(error, RankFailure) else RankFailure(str(error), cause=type(error).__name__)
+            unnoticed = _rounded(progress.unnoticed(time.monotonic()))
+            note(progress, outcome="failed", ended=time.time(), cause=failure.cause or "unknown", why=str(failure),
+                 ranks=failure.ranks, detection_seconds=unnoticed)  # fmt: skip
+            raise
+        note(progress, outcome="stopped" if progress.stopping and status else "finished", ended=time.time())
+        return status
+
+    def _goes_on(self, progress: Progress) -> None:
+        """The first step is done: say what it took to come here again."""
+        self._history.note(progress)
+        now, *earlier = reversed(self._history.attempts)
+        if now.wait_seconds is None or not earlier:  # the first of this launcher
+            return
+        failed = earlier[0]
+        lost = failed.step - now.resumed
+        again = f", {lost} step{'s are' if lost > 1 else ' is'} done again" if lost > 0 else ""
+        parts = (failed.detection_seconds, now.wait_seconds, now.restart_seconds, now.first_step_seconds)
+        noticed, waited, restarted, stepped = (part or 0.0 for part in parts)
+        say(
+            f"the run goes on from step {now.resumed}{again}. Failure noticed within {noticed:.1f} s; until ranks were "
+            f"started {waited:.1f} s; until they trained {restarted:.1f} s; first new step {stepped:.2f} s"
+        )
+
+    def _enough(self, error: RankFailure) -> str | None:
+        """Why the run is not started again, in a sentence or without a word; None if it is."""
+        newest, step = newest_checkpoint(self.folder), self._history.last.step
+        self._vain = 0 if newest > self._before else self._vain
+        before, self._before = self._manner, newest
+        self._manner = (error.words, step) if error.cause == "ended" else None
+        gone = not self.folder.is_dir() or (self.lock is not None and not self.lock.path.is_file())
+        if self.restarts == 0 or self._stopping or gone:
+            return ""
+        if self._manner and self._manner == before:
+            return "The run failed twice in the same way at the same step and is given up: "
+        if self._vain >= self.restarts:
+            many = f"{self._vain} restarts in a row" if self._vain > 1 else "A restart"
+            return f"{many} saved no new checkpoint, and the run is given up (run.restarts): "
+        return None
+
+    def _mended(self, error: RankFailure, signals: deque[int]) -> str | int:
+        """What was changed for the next attempt, once there can be one; an exit status if the run was asked
+        to stop meanwhile."""
+        while True:
+            self._vain += 1
+            wait, newest = backoff(self._vain), newest_checkpoint(self.folder)
+            whence = f"from the checkpoint of step {newest}" if newest else "from the beginning"
+            say(f"starting again in {wait:.0f} s {whence}: {self._vain} of {self.restarts} without a new checkpoint "
+                "(Ctrl-C to leave it)")  # fmt: skip
+            end = time.monotonic() + wait
+            while time.monotonic() < end and not signals:
+                time.sleep(0.05)
+                if self.lock:
+                    self.lock.check()
+            try:
+                changed = "" if signals else self.fleet.mend(error)
+            except RankFailure as still:
+                if self._vain >= self.restarts:
+                    raise
+                say(str(still))
+                continue
+            if signals:
+                stop = Stop(signals.popleft())
+                say(f"{signal.Signals(stop.signal).name}: not started again; the same command goes on {whence}")
+                return stop.status
+            if changed:
+                say(changed)
+            return changed
+
+    def _put_aside(self, error: RankFailure) -> str:
+        """Keep the logs and the verdict of an attempt that has failed, which the next would write over.
+        Returns the error with the logs' new place."""
+        name = f"attempt-{self._history.last.attempt}"
+        kept = self.logs / name
+        with suppress(OSError):
+            kept.mkdir(exist_ok=True)
+            for log in self.logs.glob("rank-*.log"):
+                log.rename(kept / log.name)
+            if (self.folder / HANG).is_file():
+                (self.folder / HANG).rename(kept / HANG)
+            folders = [path for path in self.logs.glob("attempt-*") if path.name[8:].isdigit()]
+            for old in sorted(folders, key=lambda path: int(path.name[8:]))[:-KEPT]:
+                shutil.rmtree(old)
+        return str(error).replace(f"{self.logs}/rank-", f"{kept}/rank-")

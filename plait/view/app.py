@@ -1,0 +1,120 @@
+"""The server of the page: what it answers, and what it refuses.
+
+Requests name runs by their numbers in the list the server was started with, ranks and steps by numbers, spans
+by their keys, which are looked up in columns. No path ever comes from a request. Everything that the page
+needs comes from this server, and its browser is told to take nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from dash import Dash
+from dash.exceptions import DashException
+from flask import abort, request
+
+from plait.core.errors import JobError
+from plait.view.callbacks import connect, first_paint
+from plait.view.layout import page
+from plait.view.store import Tools, Watched
+
+if TYPE_CHECKING:
+    from flask import Response
+    from werkzeug.serving import BaseWSGIServer
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ANSWERED = ("/_dash-", "/assets/", "/_favicon.ico")
+"""How paths begin that are answered, beside ``/``."""
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; worker-src 'self' blob:; font-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
+)
+INDEX = """<!doctype html>
+<html lang="en">
+<head>{%metas%}<meta name="viewport" content="width=device-width"><title>{%title%}</title>{%favicon%}{%css%}</head>
+<body>{%app_entry%}<noscript>This page needs JavaScript; plait diagnose prints the same as text.</noscript>
+<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
+</html>"""
+
+
+def make_app(folders: Sequence[Path], tools: Tools, *, local: bool = True) -> tuple[Dash, list[Watched]]:
+    """The page over these runs. local: whether it serves this machine only, so that a request that names
+    another host is a trick (a name that somebody has led here)."""
+    runs = [Watched(folder, name, tools) for folder, name in zip(folders, names_of(folders), strict=True)]
+    app = Dash(
+        "plait.view", assets_folder=str(Path(__file__).parent / "assets"), serve_locally=True, title="plait view",
+        update_title="", suppress_callback_exceptions=True, add_log_handler=False,
+    )  # fmt: skip
+    app.index_string = INDEX
+    app.layout = lambda: page([run.snapshot.name for run in runs], **first_paint(runs[0]))
+    connect(app, runs)
+    guard(app, local)
+    return app, runs
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path; more of it where that is not enough to tell them apart."""
+    paths = [folder.absolute() for folder in folders]
+    for parts in range(1, 4):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def guard(app: Dash, local: bool) -> None:
+    """Answer what the page asks for, and nothing else."""
+
+    @app.server.before_request
+    def _refuse() -> None:
+        path = request.path
+        host = urlsplit(f"//{request.host}").hostname or ""
+        if local and host not in LOOPBACK:
+            abort(403)
+        origin = request.headers.get("Origin")
+        if origin and urlsplit(origin).netloc != request.host:
+            abort(403)
+        if path != "/" and not path.startswith(ANSWERED):
+            abort(404)
+        if any(part in path for part in ("..", "//", "\\", "\0")):
+            abort(404)
+
+    @app.server.errorhandler(DashException)
+    def _unknown(_: DashException) -> tuple[str, int]:
+        """A part of a library that there is not."""
+        return "not found", 404
+
+    @app.server.after_request
+    def _restrict(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+
+def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
+    """Bound, not yet serving. port: 0 for any that is free. Raises JobError where it is not to be had."""
+    import socket
+
+    from werkzeug.serving import WSGIRequestHandler
+    from werkzeug.serving import make_server as bind
+
+    class Quiet(WSGIRequestHandler):
+        """Says nothing of requests that were answered."""
+
+        protocol_version = "HTTP/1.1"
+
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            """Nothing."""
+
+    try:
+        probe = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        problem = f"cannot listen at {host}, port {port}: {error.strerror or error}"
+        raise JobError(problem, fix="Choose another --port, or 0 for any that is free") from None
+    with probe:
+        return bind(host, probe.getsockname()[1], app.server, threaded=True, request_handler=Quiet, fd=probe.fileno())

@@ -1,0 +1,31 @@
+// Keys on figures: what is pressed while a figure has the focus goes to the server, which knows what is drawn.
+// And the picture in three dimensions is drawn when it first comes into view.
+(function () {
+  "use strict";
+  var timer = window.setInterval(function () {
+    var grid = document.getElementById("grid");
+    if (!grid || !window.dash_clientside || !window.dash_clientside.set_props) { return; }
+    window.clearInterval(timer);
+    var watcher = new IntersectionObserver(function (entries) {
+      if (entries.some(function (one) { return one.isIntersecting; })) {
+        watcher.disconnect();
+        window.dash_clientside.set_props("seen", {data: true});
+      }
+    });
+    watcher.observe(grid);
+  }, 200);
+  var taken = ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "PageUp", "PageDown", "Home", "End", "Enter",
+               "+", "=", "-", "0", "n", "b"];
+  var count = 0;
+  document.addEventListener("keydown", function (event) {
+    var box = event.target.closest && event.target.closest("[data-keys]");
+    if (!box || event.ctrlKey || event.metaKey || event.altKey || taken.indexOf(event.key) < 0) { return; }
+    event.preventDefault();
+    count += 1;
+    window.dash_clientside.set_props("keys", {data: {where: box.getAttribute("data-keys"), key: event.key, n: count}});
+    if (event.key === "Enter" && box.id === "heat-box") {
+      var next = document.getElementById("time-box");
+      if (next) { next.focus(); next.scrollIntoView({block: "center"}); }
+    }
+  });
+})();

@@ -1,0 +1,140 @@
+"""What stands on the page, without any of a run's content: headings, controls, places for figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from plait.diagnose.heat import STATISTICS
+from plait.view.words import nothing
+
+SECONDS = 1
+"""Between two looks at the folders."""
+SECTIONS = (
+    ("verdict", "What is wrong"), ("heat", "Heat map"), ("timeline", "Timeline"), ("grid", "The ranks' grid"),
+    ("progress", "Step time and loss"), ("memory", "Memory"), ("predicted", "Predicted and measured"),
+    ("attempts", "Attempts"),
+)  # fmt: skip
+HEAT_KEYS = (
+    "Keys: arrows and Page keys move the marked cell, + and - zoom, 0 shows all, Enter opens the rank's timeline."
+)
+TIME_KEYS = (
+    "Keys: left and right go to the span before and after, up and down to other rows, + and - zoom, 0 shows the "
+    "whole step, n goes to what the span needed last, b to what needed it."
+)
+WITH = {
+    "pp": "its pipeline", "dp": "its dp group", "tp": "its tp group", "cp": "its cp group", "host": "its host",
+    "rank": "nobody else",
+}  # fmt: skip
+
+
+def page(runs: Sequence[str], **first: Any) -> html.Div:
+    """runs: names, to choose from. first: what is known already: ``figure`` and ``orders`` of the heat map,
+    ``version``."""
+    return html.Div([
+        html.A("To the heat map", href="#heat", className="skip"),
+        html.Header([
+            html.H1("plait view"),
+            _field("Run", dcc.Dropdown(
+                [{"label": name, "value": n} for n, name in enumerate(runs)], 0, id="run", clearable=False,
+            ), hidden=len(runs) < 2),
+            html.P(id="status", role="status", **{"aria-live": "polite"}),
+            html.Nav([html.A(title, href=f"#{name}") for name, title in SECTIONS], **{"aria-label": "Sections"}),
+        ]),
+        html.Main([
+            _section("verdict", [
+                html.Div(id="hang"), html.Pre("reading ...", id="text", tabIndex=0), html.Ul(id="notes"),
+            ]),
+            _section("heat", _heat(first)),
+            _section("timeline", _timeline()),
+            _section("grid", [
+                html.P("Colour is a rank's state; a line goes from a rank to those it waits for."),
+                _graph("grid-figure"), html.Div(id="grid-table"),
+            ]),
+            _section("progress", [_graph("series-figure")]),
+            _section("memory", [_graph("memory-figure")]),
+            _section("predicted", [_graph("prediction-figure"), html.P(id="prediction-text"), _graph("both-figure")]),
+            _section("attempts", [html.Div(id="attempts-table")]),
+        ]),
+        dcc.Interval(id="tick", interval=SECONDS * 1000),
+        dcc.Store(id="version", data=first.get("version", "")),
+        dcc.Store(id="keys"), dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}),
+        dcc.Store(id="zoom", data=None), dcc.Store(id="seen", data=False),
+    ], id="page")  # fmt: skip
+
+
+def _section(name: str, children: list[Any]) -> html.Section:
+    title = dict(SECTIONS)[name]
+    return html.Section(
+        [html.H2(title, id=f"{name}-title"), *children], id=name, **{"aria-labelledby": f"{name}-title"}
+    )
+
+
+def _graph(name: str, figure: dict[str, Any] | None = None) -> dcc.Graph:
+    return dcc.Graph(id=name, figure=figure or nothing("reading ..."), config={"displaylogo": False})
+
+
+def _field(label: str, control: Any, *, hidden: bool = False) -> html.Div:
+    return html.Div(
+        [html.Label(label, htmlFor=control.id), control], className="field", style={"display": "none"} if hidden else {}
+    )
+
+
+def _number(name: str, label: str) -> html.Div:
+    return _field(label, dcc.Input(id=name, type="number", min=1, step=1, debounce=True))
+
+
+def _keyed(name: str, label: str, child: Any) -> html.Div:
+    """A figure that takes keys when it has the focus."""
+    return html.Div(
+        child, id=name, tabIndex=0, role="application", className="keyed", **{"aria-label": label, "data-keys": name}
+    )
+
+
+def _heat(first: dict[str, Any]) -> list[Any]:
+    orders = first.get("orders", [])
+    return [
+        html.P(
+            "Red in own work: the rank takes longer for it than the median rank of its stage. Waiting has colours of "
+            "its own, because a rank that waits long is not the one that others wait for."
+        ),
+        html.Div([
+            _field("Show", dcc.Dropdown(
+                [{"label": "beyond its equals", "value": "excess"}, {"label": "seconds", "value": "seconds"}], "excess",
+                id="value", clearable=False,
+            )),
+            _field("Statistic over steps", dcc.Dropdown(list(STATISTICS), "mean", id="statistic", clearable=False)),
+            _field("Columns", dcc.Dropdown(
+                [{"label": "code segments", "value": "segments"}, {"label": "steps", "value": "steps"}], "segments",
+                id="columns", clearable=False,
+            )),
+            _field("Ranks ordered by", dcc.Dropdown(
+                orders, orders[0]["value"] if orders else None, id="order", clearable=False,
+            )),
+            _number("first", "From step"), _number("last", "to step"),
+        ], className="controls"),
+        _keyed("heat-box", f"Heat map. {HEAT_KEYS}", _graph("heat-figure", first.get("figure"))),
+        html.P(id="cell", role="status", **{"aria-live": "polite"}),
+        html.P(HEAT_KEYS, className="hint"),
+        html.H3("Furthest above their equals"),
+        html.Div(id="unlike"),
+    ]  # fmt: skip
+
+
+def _timeline() -> list[Any]:
+    return [
+        html.Div([
+            _field("Rank", dcc.Input(id="rank", type="number", min=0, step=1, debounce=True)),
+            _number("step", "Step"),
+            _field("Beside", dcc.Dropdown(
+                [{"label": words, "value": axis} for axis, words in WITH.items()], "pp", id="beside", clearable=False,
+            )),
+        ], className="controls"),
+        html.P(id="clocks"),
+        _keyed("time-box", f"Timeline. {TIME_KEYS}", _graph("timeline-figure")),
+        html.P(TIME_KEYS, className="hint"),
+        html.Div(id="span", role="status", **{"aria-live": "polite"}),
+        html.Div(id="links"),
+    ]  # fmt: skip

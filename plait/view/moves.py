@@ -1,0 +1,94 @@
+"""What keys do: pure functions from where one is to where one goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from plait.diagnose.dependencies import Key
+
+ZOOM = 4
+"""Rows of the heat map in view are so many times fewer after a ``+``."""
+
+
+class Place(NamedTuple):
+    """On the heat map: a row and a column, and the rows in view (None: all)."""
+
+    row: int = 0
+    column: int = 0
+    window: tuple[int, int] | None = None
+
+
+def moved(at: Place, key: str, *, rows: int, columns: int, cells: int) -> Place:
+    """cells: of rows, in view. Arrows go a cell on, with PageUp and PageDown a tenth of the view; ``+`` and
+    ``-`` zoom around the cell, ``0`` shows all.
+
+    >>> moved(Place(0, 0), "ArrowDown", rows=1000, columns=3, cells=500)
+    Place(row=2, column=0, window=None)
+    """
+    first, last = at.window or (0, rows)
+    size = max(1, -(-(last - first) // max(1, cells)))
+    row, column = min(at.row, rows - 1), min(at.column, columns - 1)
+    by = {"ArrowDown": size, "ArrowUp": -size, "PageDown": max(size, (last - first) // 10),
+          "PageUp": -max(size, (last - first) // 10)}  # fmt: skip
+    if key in by:
+        row = max(0, min(rows - 1, row + by[key]))
+    elif key in ("ArrowLeft", "ArrowRight"):
+        column = max(0, min(columns - 1, column + (1 if key == "ArrowRight" else -1)))
+    elif key in ("Home", "End"):
+        row = first if key == "Home" else last - 1
+    elif key == "0":
+        return Place(row, column, None)
+    elif key in ("+", "=", "-"):
+        wanted = (last - first) // ZOOM if key != "-" else (last - first) * ZOOM
+        return Place(row, column, around_row(row, max(8, wanted), rows))
+    if at.window and not first <= row < last:
+        return Place(row, column, around_row(row, last - first, rows))
+    return Place(row, column, at.window)
+
+
+def around_row(row: int, size: int, rows: int) -> tuple[int, int] | None:
+    """So many rows with ``row`` in the middle; None if that is all."""
+    if size >= rows:
+        return None
+    first = max(0, min(row - size // 2, rows - size))
+    return first, first + size
+
+
+def next_span(bars: pl.DataFrame, key: Key, press: str) -> Key | None:
+    """The span before or after in its lane (ArrowLeft, ArrowRight), or at the same time in the row above or
+    below (ArrowUp, ArrowDown). bars: those of a window, in the order of rows. None if there is none."""
+    single = bars.filter(pl.col("count") == 1)
+    if single.is_empty():
+        return None
+    rows = list(single.select("rank", "lane").unique(maintain_order=True).iter_rows())
+    own = single.filter(
+        pl.col("step") == key.step, pl.col("rank") == key.rank, pl.col("kind") == key.kind,
+        pl.col("name") == key.name, pl.col("seq") == key.seq,
+    )  # fmt: skip
+    if own.is_empty():
+        return _key(single, 0)
+    one = own.row(0, named=True)
+    if press in ("ArrowLeft", "ArrowRight"):
+        lane = single.filter(pl.col("rank") == one["rank"], pl.col("lane") == one["lane"]).sort("start", "end")
+        at = _index(lane, key) + (1 if press == "ArrowRight" else -1)
+        return _key(lane, at) if 0 <= at < lane.height else None
+    at = rows.index((one["rank"], one["lane"])) + (1 if press == "ArrowDown" else -1)
+    if not 0 <= at < len(rows):
+        return None
+    rank, lane = rows[at]
+    other = single.filter(pl.col("rank") == rank, pl.col("lane") == lane)
+    middle = (one["start"] + one["end"]) / 2
+    away = pl.max_horizontal(pl.col("start") - middle, middle - pl.col("end"), 0.0)
+    return _key(other.with_columns(away=away).sort("away", "start"), 0)
+
+
+def _index(lane: pl.DataFrame, key: Key) -> int:
+    names: Sequence[str] = ("step", "rank", "kind", "name", "seq")
+    return list(lane.select(names).iter_rows()).index(tuple(key))
+
+
+def _key(bars: pl.DataFrame, row: int) -> Key:
+    return Key(*bars.select("step", "rank", "kind", "name", "seq").row(row))

@@ -1,0 +1,305 @@
+"""Runs that are watched: what their folders hold, read in the background, again when it has changed.
+
+Two readings. The first is small: the sums of every step, metrics, attempts, why the run hangs; the heat map
+is drawn from it. The second has every span that was kept, and what the diagnosis says of it; it begins when
+the page has been drawn. A page never waits for either. Which folders there are is said when the server
+starts: requests name a run by its number.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import polars as pl
+
+from plait.core.errors import PlaitError
+from plait.core.evidence import Evidence, Verdict
+from plait.core.plan import Plan
+from plait.diagnose.alignment import Alignment, aligned
+from plait.diagnose.explain import Report
+from plait.diagnose.heat import Heat, Segment, Statistic, by_segment, heat_of_segments, heat_of_steps
+from plait.diagnose.reading import Run, read_run
+from plait.diagnose.recording import Recording, grid_of
+from plait.diagnose.states import Standing, standings
+
+Hang = tuple[Verdict, Sequence[Evidence]]
+SMALL = ("plan.json", "metrics.jsonl", "attempts.jsonl", "hang.json", "rank_table.json", "summary.json")
+"""Files of a run's folder that are looked at for changes, beside the timeline's folders."""
+PATIENCE = 10
+"""A folder that changes all the time is read again after so many times what reading took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the diagnosis says: its text, and the values behind it."""
+
+    text: str
+    report: Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What other folders of Plait know how to do, handed in by whoever may call them.
+
+    explain: the diagnosis of a run. hang: why it hangs, as far as its folder tells. predicted: spans of one
+    step of these ranks, as the plan predicts them, with the columns of a recording. memory: bytes by kind of
+    a rank of every place, as predicted.
+    """
+
+    explain: Callable[[Run], Told]
+    hang: Callable[[Path], Hang | None]
+    predicted: Callable[[Plan, Sequence[int]], pl.DataFrame | None]
+    memory: Callable[[Plan], Sequence[tuple[str, Mapping[str, int]]]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Snapshot:
+    """What is known of a run at a moment. generation: grows with every change. run: None until it is read;
+    whole: whether with all spans. grid: where ranks stand. problem: why there is nothing, for people."""
+
+    name: str
+    folder: Path
+    generation: int = 0
+    run: Run | None = None
+    whole: bool = False
+    told: Told | None = None
+    hang: Hang | None = None
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    said: tuple[str, ...] = ()
+    clocks: Alignment | None = None
+    grid: pl.DataFrame | None = None
+    problem: str = ""
+    doing: str = "reading"
+    live: bool = False
+
+    @property
+    def recording(self) -> Recording | None:
+        """Of the run, if anything of it could be read."""
+        return self.run.recording if self.run else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out."""
+        return (*self.said, *self.run.notes, *self.run.recording.notes) if self.run else self.said
+
+    def standings(self) -> list[Standing]:
+        """Of every rank."""
+        if self.grid is None:
+            return []
+        slow = self.told.report.stragglers if self.told else ()
+        return standings(self.grid, hang=self.hang, stragglers=slow, errors=self.errors)
+
+    def named(self) -> dict[int, str]:
+        """Ranks that the diagnosis or the verdict on a hang names, and as what."""
+        found = {rank: one.what for one in (self.told.report.stragglers if self.told else ()) for rank in one.ranks}
+        if self.hang and self.hang[0].certain:
+            found |= dict.fromkeys(self.hang[0].ranks, f"hang: {self.hang[0].cause}")
+        return found
+
+
+_maps: WeakKeyDictionary[Recording, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
+"""The last few heat maps of every recording, as long as that is there."""
+KEPT = 8
+
+
+def heat_of(
+    snapshot: Snapshot, statistic: Statistic, steps: tuple[int, int] | None, order: tuple[str, ...],
+    columns: str, segment: Segment | None = None,
+) -> Heat | None:  # fmt: skip
+    """Of a snapshot. columns: ``segments`` or ``steps``."""
+    recording = snapshot.recording
+    if recording is None or recording.rollup.is_empty():
+        return None
+
+    def made() -> Heat:
+        if columns == "steps":
+            rows = recording.rollup
+            rows = rows if steps is None else rows.filter(pl.col("step").is_between(*steps))
+            return heat_of_steps(rows, recording.grid, order, segment)
+        sums = _kept(recording, (statistic, steps), lambda: by_segment(recording.rollup, statistic, steps))
+        return heat_of_segments(sums, recording.grid, order)
+
+    return _kept(recording, (statistic, steps, order, columns, segment), made)
+
+
+def _kept(recording: Recording, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    maps = _maps.setdefault(recording, {})
+    found = maps.get(key)
+    if found is None:
+        found = make()
+        while len(maps) >= KEPT:
+            maps.pop(next(iter(maps)), None)
+        maps[key] = found
+    return found
+
+
+class Watched:
+    """One run. Its methods return at once; reading happens in a thread."""
+
+    def __init__(self, folder: Path, name: str, tools: Tools) -> None:
+        self.folder, self.tools = folder, tools
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot(name=name, folder=folder)
+        self._seen: tuple[object, ...] = ()
+        self._explained: Run | None = None
+        self._wanted = self._reading = False
+        self._not_before = 0.0
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest."""
+        return self._snapshot
+
+    def look(self, *, all_of_it: bool = False) -> Snapshot:
+        """Begin to read if there is something new, or if all of it is wanted for the first time."""
+        with self._lock:
+            self._wanted |= all_of_it
+            if not self._reading:
+                seen = signature(self.folder)
+                changed = seen != self._seen and time.monotonic() >= self._not_before
+                if changed or self._lacks():
+                    self._seen, self._reading = seen, True
+                    threading.Thread(target=self._read, args=(changed,), name="reading", daemon=True).start()
+            return self._snapshot
+
+    def read(self, *, all_of_it: bool = True) -> Snapshot:
+        """Read here and now."""
+        self._wanted, self._seen, self._reading = all_of_it, signature(self.folder), True
+        self._read(True)
+        return self._snapshot
+
+    def _lacks(self) -> bool:
+        """Whether the second reading is wanted and was not done."""
+        now = self._snapshot
+        return self._wanted and now.run is not None and now.run is not self._explained and not now.problem
+
+    def _read(self, changed: bool) -> None:
+        began = time.monotonic()
+        try:
+            if changed:
+                self._first()
+            if self._lacks():
+                self._second()
+        except PlaitError as error:
+            self._change(problem=str(error), doing="", live=is_live(self.folder))
+        except Exception as error:  # noqa: BLE001 - the page goes on, and who started the server sees why
+            traceback.print_exc(file=sys.stderr)
+            self._change(problem=f"reading failed: {type(error).__name__}: {error}", doing="")
+        finally:
+            with self._lock:
+                self._not_before = time.monotonic() + PATIENCE * (time.monotonic() - began)
+                self._reading = False
+
+    def _first(self) -> None:
+        """What was found before stays until the new is there."""
+        said: list[str] = []
+        try:
+            hang = self.tools.hang(self.folder)
+        except PlaitError as error:
+            hang = None
+            said.append(str(error))
+        # A run that hung in its first step has no timeline, and yet there is much to see.
+        self._change(
+            hang=hang, errors=last_errors(self.folder), said=tuple(said), live=is_live(self.folder),
+            grid=planned_grid(self.folder),
+        )  # fmt: skip
+        run = read_run(self.folder, spans=self._wanted)
+        self._change(
+            run=run, problem="", whole=self._wanted or not run.recording.spans.is_empty(), doing="",
+            clocks=aligned(run.recording), grid=run.recording.grid,
+        )  # fmt: skip
+
+    def _second(self) -> None:
+        run = self._snapshot.run
+        if run is None or not self._snapshot.whole:
+            self._change(doing="reading all spans")
+            run = read_run(self.folder)
+        self._change(run=run, whole=True, doing="diagnosing", clocks=aligned(run.recording))
+        self._explained = run
+        self._change(told=self.tools.explain(run), doing="")
+
+    def _change(self, **values: Any) -> None:
+        """A new snapshot, of a new generation if it shows something else."""
+        same = values.keys() <= {"doing", "live"}
+        self._snapshot = replace(self._snapshot, generation=self._snapshot.generation + (not same), **values)
+
+
+def chosen_run(runs: Sequence[Watched], number: object) -> Snapshot:
+    """The run of this number; the first, whatever else a request says."""
+    known = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(runs)
+    return runs[number if known else 0].snapshot
+
+
+# ---- what a folder says ----
+
+
+def planned_grid(folder: Path) -> pl.DataFrame | None:
+    """Where ranks stand, by the run's plan."""
+    try:
+        return grid_of(Plan.read(folder / "plan.json").layout)
+    except PlaitError:
+        return None
+
+
+def signature(folder: Path) -> tuple[object, ...]:
+    """Equal as long as nothing has changed that is read: times of small files and of the timeline's
+    folders, whose files appear whole."""
+    found: list[object] = []
+    timeline = folder / "timeline"
+    try:
+        inside = [path for path in (timeline, *timeline.rglob("*/")) if path.is_dir()]
+    except OSError:
+        inside = []
+    for path in (*(folder / name for name in SMALL), *inside):
+        try:
+            status = path.stat()
+            found.append((path.name, status.st_mtime_ns, status.st_size))
+        except OSError:
+            found.append((path.name, 0, 0))
+    return tuple(found)
+
+
+def is_live(folder: Path) -> bool:
+    """Whether somebody holds the run's lock, as far as a file can tell."""
+    try:
+        return time.time() - (folder / "lock.json").stat().st_mtime < 60
+    except OSError:
+        return False
+
+
+TAIL = 4096
+"""Bytes of a log in which a rank's last words are looked for."""
+MOST = 2048
+"""Logs that are looked at."""
+
+
+def last_errors(folder: Path) -> dict[int, str]:
+    """What ranks said in the end, by their logs: the last line of a traceback. Nothing of a run that came to
+    its end afterwards. Logs that are links are not followed."""
+    found: dict[int, str] = {}
+    try:
+        ended = (folder / "summary.json").stat().st_mtime
+    except OSError:
+        ended = 0.0
+    for path in sorted((folder / "logs").glob("rank-*.log"))[:MOST]:
+        number = path.stem.removeprefix("rank-")
+        try:
+            if path.is_symlink() or not path.is_file() or not number.isdigit() or path.stat().st_mtime < ended:
+                continue
+            with open(path, "rb") as file:
+                file.seek(max(0, path.stat().st_size - TAIL))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            continue
+        lines = [line for line in text.splitlines() if line.strip()]
+        if "Traceback (most recent call last)" in text and lines:
+            found[int(number)] = lines[-1].strip()
+    return found

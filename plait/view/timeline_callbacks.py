@@ -1,0 +1,306 @@
+"""The timeline's controls, keys and clicks: which span is chosen, and what it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import polars as pl
+from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+
+from plait.diagnose.dependencies import Around, Key, Link, around
+from plait.diagnose.recording import Recording
+from plait.diagnose.window import Window, shifted, together, window
+from plait.view.heat_figure import place_of
+from plait.view.layout import WITH
+from plait.view.moves import next_span
+from plait.view.store import Snapshot, Watched, chosen_run
+from plait.view.timeline_figure import timeline_figure
+from plait.view.words import nothing, seconds_text
+
+LINKED = 12
+"""Ranks of dependencies that are shown beside those that were asked for."""
+WAYS = ("needs", "needed by")
+
+
+class Shown(NamedTuple):
+    """What the timeline shows. spans: of the step, with clocks led to each other. origin: where it begins."""
+
+    rank: int
+    step: int
+    spans: pl.DataFrame
+    ranks: list[int]
+    window: Window | None
+    origin: float
+    around: Around | None
+
+
+def connect(app: Dash, runs: Sequence[Watched]) -> None:
+    """The callbacks."""
+    _choose(app, runs)
+    _draw(app, runs)
+
+
+def shown_of(snapshot: Snapshot, chosen: Mapping[str, Any], beside: str, zoom: Any) -> Shown | None:
+    """chosen: ``rank``, ``step`` and ``span`` (a key), as far as they are. None where no spans were kept."""
+    recording = snapshot.recording
+    if recording is None or recording.spans.is_empty():
+        return None
+    rank = chosen.get("rank")
+    rank = rank if isinstance(rank, int) else first_rank(snapshot)
+    step = step_of(recording, rank, chosen.get("step"))
+    if step is None:
+        return None
+    spans = recording.spans.filter(pl.col("step") == step)
+    spans = shifted(spans, snapshot.clocks.offsets if snapshot.clocks else {})
+    key = key_of(chosen.get("span"))
+    agree = recording.clocks_agree or bool(snapshot.clocks and not snapshot.clocks.lost)
+    found = around(spans, key, clocks_agree=agree) if key and key.step == step else None
+    ranks = together(recording.grid, rank, beside if beside in WITH else "pp")  # type: ignore[arg-type]
+    linked = [link.key.rank for link in (*found.needs, *found.needed_by)] if found else []
+    ranks += [one for one in dict.fromkeys(linked) if one not in ranks][:LINKED]
+    own = spans.filter(pl.col("rank").is_in(ranks))
+    origin = float(own["start"].min() or 0.0)  # type: ignore[arg-type]
+    between = None
+    if isinstance(zoom, list) and len(zoom) == 2 and all(isinstance(one, int | float) for one in zoom):
+        between = origin + zoom[0] / 1e3, origin + zoom[1] / 1e3
+    return Shown(rank, step, spans, ranks, window(own, ranks, (step, step), between=between), origin, found)
+
+
+def first_rank(snapshot: Snapshot) -> int:
+    """Whose timeline is shown before anybody has asked: a rank that is named, else the first with spans."""
+    recording = snapshot.recording
+    assert recording is not None
+    there = recording.spans["rank"].unique()
+    return next((rank for rank in snapshot.named() if rank in there), int(there.min() or 0))  # type: ignore[arg-type]
+
+
+def step_of(recording: Recording, rank: int, wanted: Any) -> int | None:
+    """The step that is wanted, if the rank's spans of it were kept; else the nearest; the last if none is."""
+    steps = recording.spans.filter(pl.col("rank") == rank)["step"].unique().sort()
+    if steps.is_empty():
+        return None
+    if not isinstance(wanted, int):
+        return int(steps[-1])
+    return min(steps.to_list(), key=lambda step: abs(step - wanted))
+
+
+def key_of(values: Any) -> Key | None:
+    """A span's key, as it comes with a request; None for anything else."""
+    kinds = (int, int, str, str, int)
+    if not isinstance(values, list) or len(values) != len(kinds):
+        return None
+    if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)):
+        return None
+    return Key(*values)
+
+
+def _choose(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("chosen", "data"), Output("zoom", "data"),
+        Input("timeline-figure", "clickData"), Input("timeline-figure", "relayoutData"), Input("keys", "data"),
+        Input({"kind": "link", "way": ALL, "n": ALL}, "n_clicks"), Input("rank", "value"), Input("step", "value"),
+        Input("grid-figure", "clickData"), Input("run", "value"),
+        State("chosen", "data"), State("zoom", "data"), State("beside", "value"), prevent_initial_call=True,
+    )  # fmt: skip
+    def _which(
+        click: Any, moved: Any, keys: Any, pressed: Any, rank: Any, step: Any, grid: Any, number: Any, chosen: Any,
+        zoom: Any, beside: Any,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        chosen = chosen if isinstance(chosen, dict) else {}
+        cause, snapshot = ctx.triggered_id, chosen_run(runs, number)
+        if cause == "run":
+            return {}, None
+        if cause in ("rank", "step"):
+            wanted = {"rank": rank if isinstance(rank, int) else chosen.get("rank")}
+            if isinstance(step, int):
+                wanted["step"] = step - 1
+            now = {name: chosen.get(name) for name in ("rank", "step")}
+            return (no_update, no_update) if wanted == now else (wanted, None)
+        if cause == "grid-figure":
+            one = ((grid or {}).get("points") or [{}])[0].get("customdata")
+            return ({"rank": int(one)}, None) if isinstance(one, int | float) else (no_update, no_update)
+        if cause == "timeline-figure" and any(one["prop_id"].endswith("relayoutData") for one in ctx.triggered):
+            return no_update, _zoomed(moved, zoom)
+        shown = shown_of(snapshot, chosen, str(beside), zoom)
+        if shown is None or shown.window is None:
+            return no_update, no_update
+        if isinstance(cause, dict):
+            links = (
+                shown.around.needs
+                if shown.around and cause["way"] == WAYS[0]
+                else shown.around.needed_by
+                if shown.around
+                else ()
+            )
+            there = ctx.triggered[0]["value"] and 0 <= int(cause["n"]) < len(links)
+            return (_with(links[int(cause["n"])].key), no_update) if there else (no_update, no_update)
+        if cause == "timeline-figure":
+            return _clicked(click, shown, zoom)
+        if isinstance(keys, dict) and keys.get("where") == "time-box":
+            return _pressed(str(keys.get("key")), shown, zoom)
+        return no_update, no_update
+
+
+def _with(key: Key) -> dict[str, Any]:
+    return {"rank": key.rank, "step": key.step, "span": list(key)}
+
+
+def _zoomed(moved: Any, zoom: Any) -> Any:
+    moved = moved if isinstance(moved, dict) else {}
+    if moved.get("xaxis.autorange"):
+        return None
+    ends = [moved.get("xaxis.range[0]"), moved.get("xaxis.range[1]")]
+    return ends if all(isinstance(one, int | float) for one in ends) and ends != zoom else no_update
+
+
+def _clicked(click: Any, shown: Shown, zoom: Any) -> tuple[Any, Any]:
+    """A bar: its span; of several put together, a closer look."""
+    number = ((click or {}).get("points") or [{}])[0].get("customdata")
+    assert shown.window is not None
+    bars = shown.window.bars
+    if not isinstance(number, int | float) or not 0 <= int(number) < bars.height:
+        return no_update, no_update
+    one = bars.row(int(number), named=True)
+    if one["count"] > 1:
+        return no_update, _around(one, shown, 4 * (one["end"] - one["start"]))
+    return _with(Key(one["step"], one["rank"], one["kind"], one["name"], one["seq"])), no_update
+
+
+def _around(span: Mapping[str, Any], shown: Shown, length: float) -> list[float]:
+    middle = (span["start"] + span["end"]) / 2 - shown.origin
+    return [(middle - length / 2) * 1e3, (middle + length / 2) * 1e3]
+
+
+def _pressed(key: str, shown: Shown, zoom: Any) -> tuple[Any, Any]:
+    assert shown.window is not None
+    view = shown.window
+    if key == "0":
+        return no_update, None
+    if key in ("+", "=", "-"):
+        length = (view.end - view.begin) * (4 if key == "-" else 0.25)
+        middle = {"start": view.begin, "end": view.end}
+        return no_update, _around(shown.around.span if shown.around else middle, shown, length)
+    if key in ("n", "b") and shown.around:
+        links = shown.around.needs if key == "n" else shown.around.needed_by
+        latest = (
+            max(links, key=lambda link: (link.last, link.end), default=None) if key == "n" else next(iter(links), None)
+        )
+        return (_with(latest.key), no_update) if latest else (no_update, no_update)
+    if key.startswith("Arrow"):
+        one = shown.around.span if shown.around else None
+        at = Key(*(one[name] for name in Key._fields)) if one else Key(-1, -1, "", "", -1)
+        to = next_span(view.bars, at, key)
+        return (_with(to), no_update) if to else (no_update, no_update)
+    return no_update, no_update
+
+
+def _draw(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("timeline-figure", "figure"), Output("span", "children"), Output("links", "children"),
+        Output("rank", "value"), Output("step", "value"), Output("clocks", "children"), Output("both-figure", "figure"),
+        Input("version", "data"), Input("chosen", "data"), Input("zoom", "data"), Input("beside", "value"),
+        State("run", "value"), prevent_initial_call=True,
+    )  # fmt: skip
+    def _figure(_: str, chosen: Any, zoom: Any, beside: Any, number: Any) -> tuple[Any, ...]:
+        snapshot = chosen_run(runs, number)
+        shown = shown_of(snapshot, chosen if isinstance(chosen, dict) else {}, str(beside), zoom)
+        if shown is None or shown.window is None or snapshot.recording is None:
+            kept = "No spans of this rank were kept." if snapshot.told else snapshot.problem or "reading all spans ..."
+            return nothing(kept), "", [], no_update, no_update, "", nothing(kept)
+        hosts = dict(snapshot.recording.grid.select("rank", "host").iter_rows())
+        figure = timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
+        both = no_update if ctx.triggered_id in ("zoom", "beside") else side_by_side(runs[0], snapshot, shown)
+        return (
+            figure, span_text(shown, snapshot.recording), links_of(shown, snapshot.recording), shown.rank,
+            shown.step + 1, clock_text(snapshot), both,
+        )  # fmt: skip
+
+
+def clock_text(snapshot: Snapshot) -> str:
+    """How far times of different ranks can be compared."""
+    clocks = snapshot.clocks
+    if clocks is None or (not clocks.offsets and not clocks.lost):
+        return "All ranks have one clock."
+    lost = (
+        f" The clock of {', '.join(clocks.lost[:5])} could not be compared: nothing can be said of the order of what "
+        "happens there and elsewhere." if clocks.lost else ""
+    )  # fmt: skip
+    if clocks.error == 0:
+        return lost.strip()
+    return (
+        f"Clocks of hosts were led to each other by the ends of common collectives; what lies closer together than "
+        f"{seconds_text(clocks.error)} on two hosts has no order.{lost}"
+    )
+
+
+def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> dict[str, Any]:
+    """The rank's step as the plan predicts it, above the step as it was."""
+    plan = snapshot.run.plan if snapshot.run else None
+    predicted = run.tools.predicted(plan, [shown.rank]) if plan else None
+    if predicted is None or predicted.is_empty():
+        return nothing("The run has no plan that could be simulated.")
+    measured = shown.spans.filter(pl.col("rank") == shown.rank)
+    parts: list[pl.DataFrame] = []
+    for place, part in enumerate((predicted, measured)):  # told apart by a rank of their own
+        begin = part["start"].min() or 0.0
+        times = (pl.col("start") - begin, pl.col("end") - begin)
+        parts.append(part.with_columns(*times, rank=pl.lit(place, pl.Int32), step=pl.lit(0, pl.Int64)))
+    both = window(pl.concat(parts, how="vertical_relaxed"), [0, 1], (0, 0), most=2000)
+    if both is None:
+        return nothing("Neither has spans.")
+    lanes = both.bars.select("rank", "lane").unique(maintain_order=True).iter_rows()
+    titles = [f"{('predicted', 'measured')[place]} {lane}" for place, lane in lanes]
+    figure = timeline_figure(both, origin=0.0, titles=titles)
+    figure["layout"]["xaxis"]["title"]["text"] = f"rank {shown.rank}, step {shown.step + 1}: ms from its begin"
+    return figure
+
+
+def span_text(shown: Shown, recording: Recording) -> str:
+    """The chosen span in words."""
+    if shown.around is None:
+        ranks = f"{len(shown.ranks)} rank{'s' if len(shown.ranks) > 1 else ''}"
+        assert shown.window is not None
+        more = "" if shown.window.single else " Neighbouring short spans are drawn together: zoom in to see each."
+        return f"Step {shown.step + 1} of {ranks}.{more} Choose a span to see what it depends on."
+    one = shown.around.span
+    size = f", {one['bytes']:,} bytes" if one["bytes"] else ""
+    group = f", {one['axis']} group of rank {one['group']}" if one["axis"] and one["group"] else ""
+    return (
+        f"{place_of(recording.grid, one['rank'])}, step {one['step'] + 1}: {one['kind']} {one['name']}, "
+        f"{seconds_text(one['end'] - one['start'])}, from {seconds_text(one['start'] - shown.origin)} on{group}{size}"
+    )
+
+
+def links_of(shown: Shown, recording: Recording) -> list[Any]:
+    """Buttons to what the span needed and what needed it."""
+    if shown.around is None:
+        return []
+    found: list[Any] = []
+    for way, links in zip(WAYS, (shown.around.needs, shown.around.needed_by), strict=True):
+        buttons = [
+            html.Button(
+                link_text(link, shown, recording), id={"kind": "link", "way": way, "n": n}, n_clicks=0,
+                className="named" if link.last else "",
+            )
+            for n, link in enumerate(links[:24])
+        ]  # fmt: skip
+        title = "What it needed" if way == WAYS[0] else "What needed it"
+        found.append(html.Div([html.H3(title), *(buttons or [html.P("nothing that was recorded")])]))
+    return found
+
+
+WHY = {
+    "order": "before or after it on its rank", "collective": "the collective", "member": "takes part too",
+    "transfer": "the transfer", "wait": "waits for it",
+}  # fmt: skip
+
+
+def link_text(link: Link, shown: Shown, recording: Recording) -> str:
+    """A neighbour in words."""
+    last = f", LAST to come, {seconds_text(link.late)} after the first" if link.last else ""
+    axis = f"{link.axis}: " if link.axis else ""
+    return (
+        f"{axis}{place_of(recording.grid, link.key.rank)}: {link.key.kind} {link.key.name} ({WHY[link.why]}{last}), "
+        f"{seconds_text(link.start - shown.origin)} to {seconds_text(link.end - shown.origin)}"
+    )

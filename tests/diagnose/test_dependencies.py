@@ -1,0 +1,127 @@
+"""What a span waited for, across the axes; windows of the timeline; clocks led to each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from plait.diagnose.alignment import aligned
+from plait.diagnose.dependencies import Key, around
+from plait.diagnose.reading import read_run
+from plait.diagnose.recording import SPANS, Recording, meetings_of, rollup_of
+from plait.diagnose.window import shifted, together, window
+from tests.diagnose.made import At, Job, write_run
+
+
+def slow(at: At) -> float:
+    return (0.1 if at.way == "forward" else 0.2) * (1.5 if (at.dp, at.stage) == (1, 0) else 1.0)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    folder = tmp_path_factory.mktemp("run")
+    return read_run(write_run(folder / "run", Job(dp=4, pp=2, steps=6, compute=slow))).recording
+
+
+def test_a_wait_for_another_stage(recording: Recording) -> None:
+    wait = Key(3, 4, "idle", "1RECV_F2", 0)
+    found = around(recording.spans, wait)
+    assert found
+    sent = found.needs[0]
+    assert (sent.key, sent.axis, sent.why) == (Key(3, 0, "transfer", "0SEND_F2", 0), "pp", "transfer")
+    back = around(recording.spans, sent.key)
+    assert back and (wait, "pp", "wait") in [(one.key, one.axis, one.why) for one in back.needed_by]
+    computed = [one for one in back.needs if one.why == "order"]
+    assert computed[0].key == Key(3, 0, "compute", "mlp0.F0", 2), "what made the tensor that is sent"
+
+
+def test_a_collective_names_the_last_to_come(recording: Recording) -> None:
+    found = around(recording.spans, Key(3, 0, "comm", "reduce mlp0", 0))
+    assert found
+    last = [one for one in found.needs if one.last]
+    assert [(one.key.rank, one.axis, one.why) for one in last] == [(1, "dp", "member")]
+    assert last[0].late > 0.5
+    assert {one.key.rank for one in found.needs if one.why == "member"} == {1, 2, 3}
+
+
+def test_order_on_a_rank(recording: Recording) -> None:
+    found = around(recording.spans, Key(3, 0, "compute", "mlp0.F0", 1))
+    assert found
+    assert found.needs[-1].key == Key(3, 0, "compute", "mlp0.F0", 0)
+    assert found.needed_by
+    assert all(one.start >= found.span["end"] - 1e-6 for one in found.needed_by)
+    assert around(recording.spans, Key(3, 0, "compute", "nothing", 1)) is None
+
+
+def table(rows: list[tuple[str, int, str, str, float, float]]) -> pl.DataFrame:
+    """(kind, rank, name, axis, start, end) of a step."""
+    base = {"step": 0, "seq": 0, "site": "x", "layer": 0, "slice": 0, "direction": "forward", "bytes": 8, "group": "0"}
+    lanes = {"comm": "tp", "wait": "processor", "compute": "processor"}
+    spans = [{**base, "kind": k, "rank": r, "name": n, "axis": a, "start": s, "end": e} for k, r, n, a, s, e in rows]
+    spans = [one | {"lane": lanes[one["kind"]], "meeting": 7 if one["kind"] == "comm" else None} for one in spans]
+    return pl.DataFrame(spans, schema_overrides={"meeting": pl.UInt64}).select(list(SPANS)).cast(SPANS)  # type: ignore[arg-type]
+
+
+def test_a_wait_shows_whom_its_collective_waited_for() -> None:
+    spans = table([
+        ("compute", 0, "attn0.F0", "", 0.0, 1.0),
+        ("comm", 0, "gather mlp0", "tp", 1.0, 4.5),
+        ("wait", 0, "need mlp0", "tp", 2.0, 4.5),
+        ("compute", 1, "attn0.F0", "", 0.0, 4.0),
+        ("comm", 1, "gather mlp0", "tp", 4.0, 4.5),
+        ("wait", 1, "need mlp0", "tp", 4.1, 4.5),
+    ])  # fmt: skip
+    found = around(spans, Key(0, 0, "wait", "need mlp0", 0))
+    assert found
+    assert [(one.key.rank, one.key.kind, one.why, one.last) for one in found.needs] == [
+        (0, "comm", "collective", False), (1, "comm", "member", True), (0, "compute", "order", False),
+    ]  # fmt: skip
+    # Where clocks do not agree, the last to come is in it for the shortest time.
+    apart = shifted(spans, {1: -100.0})
+    found = around(apart, Key(0, 0, "comm", "gather mlp0", 0), clocks_agree=False)
+    assert found and [(one.key.rank, one.last) for one in found.needs if one.why == "member"] == [(1, True)]
+    assert (0, "wait") in [(one.key.rank, one.key.kind) for one in found.needed_by]
+
+
+def test_a_window_shows_every_span_or_says_that_it_does_not(recording: Recording) -> None:
+    ranks = together(recording.grid, 1, "pp")
+    assert ranks == [1, 5]
+    whole = window(recording.spans, ranks, (3, 3))
+    assert whole and whole.single
+    assert whole.bars.height == recording.chosen(ranks, [3]).height
+    few = window(recording.spans, ranks, (3, 3), most=20)
+    assert few and not few.single
+    assert few.bars.height <= 60
+    assert few.bars["busy"].sum() <= whole.bars["busy"].sum() + 1e-9
+    assert few.bars["count"].max() > 1
+    near = window(recording.spans, ranks, (3, 3), between=(whole.begin, whole.begin + 0.25), most=20)
+    assert near and near.single, "close enough, each stands alone"
+    assert window(recording.spans, [99], (3, 3)) is None
+
+
+def test_neighbours(recording: Recording) -> None:
+    assert together(recording.grid, 1, "dp") == [0, 1, 2, 3]
+    assert together(recording.grid, 1, "rank") == together(recording.grid, 1, "host") == [1]
+    assert together(recording.grid, 77, "dp") == []
+    assert together(recording.grid, 3, "dp", most=2) == [2, 3]
+
+
+def test_clocks_of_hosts_are_led_to_each_other(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", Job(dp=4, pp=1, steps=20), hosts=2)).recording
+    assert not run.clocks_agree
+    late = shifted(run.spans, {2: 5.0, 3: 5.0})
+    apart = Recording(
+        grid=run.grid, rollup=rollup_of(late), meetings=meetings_of(late), spans=late, clocks_agree=False
+    )  # fmt: skip
+    found = aligned(apart)
+    assert found.lost == ()
+    assert found.error < 0.01
+    assert found.offsets == pytest.approx({0: 0.0, 1: 0.0, 2: -5.0, 3: -5.0}, abs=1e-3)
+    alone = aligned(
+        Recording(grid=run.grid, rollup=run.rollup, meetings=run.meetings.clear(), spans=run.spans, clocks_agree=False)
+    )
+    assert alone.lost == ("h1",)
+    one_clock = Recording(grid=run.grid, rollup=run.rollup, meetings=run.meetings, spans=run.spans)
+    assert aligned(one_clock).offsets == {}

@@ -1,0 +1,91 @@
+"""States of ranks on the grid, and what small files tell."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.evidence import Evidence, Verdict, Wait
+from plait.core.layout import Layout
+from plait.diagnose.hang import localise
+from plait.diagnose.recording import grid_of
+from plait.diagnose.series import attempts_of, memory_of, series_of
+from plait.diagnose.states import STATES, edges, standings
+from tests.diagnose.planted import PLANTERS
+from tests.diagnose.standstill import DEADLINE, draw_job
+
+GRID = grid_of(Layout.of(dp=4))
+
+
+def test_states_of_a_hang() -> None:
+    evidence = [
+        Evidence(rank=0, thread="waits", state="runs", doing="reduces"),
+        Evidence(rank=1, state="stopped", host="b"),
+        Evidence(rank=2, state="ended", status=1, error="RuntimeError: <b>no</b>"),
+    ]
+    verdict = Verdict(
+        cause="stopped", why="rank 1 is stopped", ranks=(1,), chain=(Wait(ranks=(0,), call="all-reduce 3", on=(1,)),)
+    )
+    found = standings(GRID, hang=(verdict, evidence))
+    assert [one.state for one in found] == ["waits", "named", "crashed", "unknown"]
+    assert (found[0].waits_for, found[1].host, found[2].error) == ((1,), "b", "RuntimeError: <b>no</b>")
+    assert edges(found) == [(0, 1)]
+    assert edges(found, most=0) == []
+
+
+def test_without_a_hang_the_slow_and_the_broken_stand_out() -> None:
+    from plait.diagnose.stragglers import Straggler
+
+    one = Straggler(
+        what="slow processor", ranks=(2,), hosts=(), since=3, until=9, effect=0.3, seconds=1.0, z=9.0, recurs=1.0,
+        computing=1.0, where="",
+    )  # fmt: skip
+    found = standings(GRID, stragglers=[one], errors={3: "ValueError: x"})
+    assert [one.state for one in found] == ["runs", "runs", "slow", "crashed"]
+    assert found[3].error == "ValueError: x"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_planted_faults_the_culprit_stands_out(seed: int) -> None:
+    draw = random.Random(seed)
+    case = None
+    while case is None:
+        case = draw.choice(list(PLANTERS.values()))(draw, draw_job(draw))
+    verdict = localise(case.evidence, world=case.world, deadline=DEADLINE)
+    found = standings(grid_of(Layout.of(dp=case.world)), hang=(verdict, case.evidence))
+    assert len(found) == case.world
+    assert {one.state for one in found} <= set(STATES)
+    assert {one.rank for one in found if one.state == "named"} == (set(verdict.ranks) if verdict.certain else set())
+    assert all(0 <= a < case.world and 0 <= b < case.world and a != b for a, b in edges(found))
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5), lambda x: st.lists(x, max_size=3)
+)
+LINES = st.lists(
+    st.dictionaries(st.sampled_from(["step", "loss", "seconds", "memory", "started", "ended", "hosts", "number"]), ANY)
+)
+
+
+@given(lines=LINES)
+def test_whatever_stands_in_small_files_is_taken_or_left(lines: list[dict[str, Any]]) -> None:
+    for one in (*series_of(lines), *memory_of(lines)):
+        assert len(one.steps) == len(one.values) > 0
+    assert len(attempts_of(lines)) == len(lines)
+    assert all(isinstance(text, str) for row in attempts_of(lines) for text in row)
+
+
+def test_numbers_and_attempts() -> None:
+    lines = [{"step": 1, "loss": 3.0, "seconds": 0.1}, {"step": 2, "loss": float("nan")}, {"step": 3, "loss": 2.0}]
+    assert [(one.name, one.steps) for one in series_of(lines)] == [("seconds", (1,)), ("loss", (1, 3))]
+    assert [one.name for one in memory_of([{"step": 1, "memory_bytes": [5, 6]}])] == [
+        "memory_bytes, rank 0",
+        "memory_bytes, rank 1",
+    ]
+    told = attempts_of([{"number": 2, "started": 0, "outcome": "crashed", "hosts": ["a", "b"], "step": 7}, {}])
+    assert told[0] == ("2", "1970-01-01 00:00:00", "", "crashed", "", "a, b", "7")
+    assert told[1].number == "2"

@@ -1,0 +1,46 @@
+"""A small run to hand over to a cluster manager, and what its folder shows of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+JOB = """
+[model]
+family = "gpt"
+num_layers = 2
+hidden = 32
+num_heads = 2
+max_sequence = 32
+
+[data]
+text = "text.txt"
+sequence_length = 32
+
+[train]
+steps = {steps}
+global_batch_size = 8
+micro_batch_size = 2
+checkpoint_every = 10
+eval_every = 0
+log_every = 5
+
+[strategy]
+dp = {dp}
+pp = 2
+slices = {{ p1 = 1, p2 = 1 }}
+
+[run]
+timeout = 60
+"""
+
+
+def write_job(folder: Path, steps: int, *, dp: int = 1) -> Path:
+    """A job of 2 x dp ranks that saves every ten steps."""
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
+    (folder / "job.toml").write_text(JOB.format(steps=steps, dp=dp))
+    return folder / "job.toml"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps of the job's checkpoints, in order."""
+    return sorted(int(path.name[5:]) for path in (folder / "runs" / "job" / "checkpoints").glob("step-????????"))

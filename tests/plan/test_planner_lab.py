@@ -1,0 +1,32 @@
+"""Runs of a lab, predicted from a profile of its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner_lab import again, described, work_out
+
+from plait.core.job import Job
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def test_recorded_runs_are_predicted_from_a_profile() -> None:
+    """Of four ranks on two cores: all 22 that were run, and the fastest of them is the one chosen."""
+    found = work_out(again(RESULTS / "planner-lab-2core.json", RESULTS / "planner-lab-profile.json"))
+    assert len(found["rows"]) == 22
+    assert found["median_abs_rel_error"] < 0.05
+    assert max(abs(row["error"]) for row in found["rows"]) < 0.2
+    assert found["chosen_over_best"] < 0.05
+    assert found["band_coverage"] > 0.8
+
+
+def test_a_strategy_in_words_is_the_strategy() -> None:
+    words = "p1=2 pp=2 tp=2 schedule=zb-h1 overlap.tp=domino micro_batch_size=8 sequence_parallel=true shard.optim=2"
+    values = described(
+        Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": {"global_batch_size": 16}}), words
+    ).to_dict()
+    said = values["strategy"]
+    assert (said["pp"], said["tp"], said["schedule"], said["sequence_parallel"]) == (2, 2, "zb-h1", True)
+    assert (said["slices"], said["shard"]["optim"]) == ({"p1": 2, "p2": 1}, 2)
+    assert values["train"]["micro_batch_size"] == 8

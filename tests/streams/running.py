@@ -1,0 +1,109 @@
+"""What each rank runs in the tests of order: any of the contract's functions, on a device with virtual
+streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from unittest import mock
+
+from plait.train.comm.wire import NullWire, Wire, open_wire
+from plait.train.engine.steps import RankStep, StepResult
+from plait.train.machine.device import Device
+from plait.train.record.recorder import Recorder
+from tests.dist import equality, pipelining, recording
+from tests.streams.device import VirtualDevice
+from tests.streams.nccl import BACKEND, Call, unwatched
+
+EXPECTED = equality.expected
+
+
+class Found(NamedTuple):
+    """problems: what a GPU would do otherwise one day. calls: what was asked of communicators. result: of the
+    function. streams: their names; accesses: how many there were; waits: what made the host wait in each
+    step."""
+
+    problems: list[str]
+    calls: list[Call]
+    result: Any
+    streams: list[str]
+    accesses: int
+    waits: list[list[str]]
+
+
+def observed(rank: int, plant: str, function: Callable[..., Any], *args: Any) -> Found:
+    """``function(rank, *args)`` with every module of the suite on a device with virtual streams.
+
+    plant: the name of a fault of ``tests.streams.planted``, or nothing.
+    """
+    from tests.streams import planted
+
+    device = VirtualDevice(seed=rank)
+    with ExitStack() as stack:
+        for module in (equality, pipelining, recording):
+            stack.enter_context(mock.patch.object(module, "DEVICE", device))
+        for module in (equality, pipelining):
+            stack.enter_context(mock.patch.object(module, "expected", _expected))
+        stack.enter_context(mock.patch.object(equality, "wire", partial(_wire, device)))
+        stack.enter_context(_uploaded(device))
+        waits = stack.enter_context(_recorded(device))
+        stack.enter_context(device.watching())
+        if plant:
+            stack.enter_context(planted.FAULTS[plant]())
+        result = function(rank, *args)
+    return Found(device.problems, device.communicators.calls, result, device.streams, device.order.accesses, waits)
+
+
+def _expected(*args: Any, **named: Any) -> Any:
+    """The reference computes for itself."""
+    with unwatched():
+        return EXPECTED(*args, **named)
+
+
+def _wire(device: VirtualDevice) -> Wire:
+    """The tensor-parallel group of a run, opened once."""
+    import torch.distributed as dist
+
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return NullWire()
+    if not hasattr(device, "wire"):
+        device.wire = open_wire(BACKEND)  # type: ignore[attr-defined]
+    return device.wire  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _recorded(device: VirtualDevice) -> Generator[list[list[str]]]:
+    """What is assembled is recorded, and read after every step; what the host waits for in these."""
+    make, train, waits = pipelining.assemble, pipelining.train_step, list[list[str]]()
+
+    def assembled(plan: Any, rank: int, on: Device, **more: Any) -> Any:
+        return make(plan, rank, on, **{"recorder": Recorder(on), **more})
+
+    def trained(step: RankStep, *args: Any, **named: Any) -> StepResult:
+        before = len(device.order.waits)
+        result = train(step, *args, **named)
+        if step.recorder:
+            step.recorder.records()
+        waits.append(device.order.waits[before:])
+        return result
+
+    with mock.patch.object(pipelining, "assemble", assembled), mock.patch.object(pipelining, "train_step", trained):
+        yield waits
+
+
+@contextmanager
+def _uploaded(device: VirtualDevice) -> Generator[None]:
+    """Batches lie in the host's memory until they are brought to the device."""
+    make = pipelining.micro_batches
+
+    def made(tokens: Any, targets: Any, samples: Any, size: int, step: int) -> Any:
+        for tensor in (tokens, targets, samples):
+            device.host.add(tensor)
+        return make(tokens, targets, samples, size, step)
+
+    with ExitStack() as stack:
+        for module in (equality, pipelining, recording):
+            stack.enter_context(mock.patch.object(module, "micro_batches", made))
+        yield

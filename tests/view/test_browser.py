@@ -1,0 +1,155 @@
+"""The page in a real browser: somebody who never saw the run finds what is wrong with it, by mouse and by
+keyboard; the report needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.diagnose.made import write_run
+from tests.view.served import CULPRIT, SLOW, browser, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+WAIT = 240_000
+"""Milliseconds: the machine may have other things to do."""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    run = write_run(tmp_path_factory.mktemp("runs") / "run", SLOW)
+    said: list[str] = []
+    with served([run]) as (url, _), browser() as page:
+        page.set_default_timeout(WAIT)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(url)
+        page.wait_for_selector("#heat-figure .heatmaplayer image")
+        yield page
+        assert said == []
+        assert [one for one in asked if not one.startswith((url, "data:", "blob:"))] == [], "all from this machine"
+
+
+def drawn(page: Page, graph: str, what: str) -> Any:
+    """Of a figure as plotly has it."""
+    return page.evaluate(f"() => {{ const g = document.querySelector('#{graph} .js-plotly-plot'); return {what}; }}")
+
+
+def test_the_slow_rank_is_named_and_red(shown: Page) -> None:
+    shown.wait_for_function("document.querySelector('#text').textContent.includes('SLOW PROCESSOR: rank 6')")
+    shown.wait_for_function(
+        "document.querySelector('#heat-figure .js-plotly-plot').layout.annotations.some(a => a.text.includes('rank 6'))"
+    )
+    reddest = drawn(
+        shown, "heat-figure",
+        "(() => { let best = [-1, 0]; g.calcdata[0][0].z.forEach((row, n) => { const most = Math.max(...row); "
+        "if (most > best[1]) best = [n, most]; }); return best[0]; })()",
+    )  # fmt: skip
+    assert reddest == CULPRIT
+    first = shown.locator("#unlike button").first
+    assert first.inner_text().startswith("rank 6 (stage 1, dp 2): +")
+    assert "slow processor" in first.inner_text()
+
+
+def test_a_click_on_a_span_shows_what_it_depends_on(shown: Page) -> None:
+    shown.locator("#unlike button").first.click()
+    shown.wait_for_function("document.querySelector('#rank').value === '6'")
+    shown.wait_for_selector("#timeline-figure .barlayer .point path", state="attached")
+    bar = shown.locator("#timeline-figure .barlayer .trace .point path").nth(4)
+    bar.scroll_into_view_if_needed()
+    box = bar.bounding_box()
+    assert box
+    shown.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    shown.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    shown.wait_for_selector("#links button")
+    assert "stage" in shown.locator("#span").inner_text()
+    assert drawn(shown, "timeline-figure", "g.layout.shapes.filter(s => s.name === 'chosen').length") == 1
+    before = shown.locator("#span").inner_text()
+    shown.locator("#links button").first.click()
+    shown.wait_for_function("before => document.querySelector('#span').textContent !== before", arg=before)
+
+
+def test_the_keyboard_is_enough(shown: Page) -> None:
+    shown.reload()
+    shown.wait_for_selector("#heat-figure .heatmaplayer image")
+    shown.locator("#heat-box").focus()
+    shown.keyboard.press("ArrowDown")
+    shown.wait_for_function("document.querySelector('#cell').textContent.startsWith('rank 0 ')")
+    for number in range(1, CULPRIT + 1):
+        shown.keyboard.press("ArrowDown")
+        shown.wait_for_function(f"document.querySelector('#cell').textContent.startsWith('rank {number} ')")
+    assert "against its equals" in shown.locator("#cell").inner_text()
+    shown.keyboard.press("+")
+    shown.keyboard.press("0")
+    shown.keyboard.press("Enter")
+    shown.wait_for_function("document.querySelector('#rank').value === '6'")
+    shown.wait_for_function("document.activeElement.id === 'time-box'")
+    shown.keyboard.press("ArrowRight")
+    shown.wait_for_selector("#links button")
+    first = shown.locator("#span").inner_text()
+    shown.keyboard.press("ArrowRight")
+    shown.wait_for_function("first => document.querySelector('#span').textContent !== first", arg=first)
+    second = shown.locator("#span").inner_text()
+    shown.keyboard.press("n")
+    shown.wait_for_function("second => document.querySelector('#span').textContent !== second", arg=second)
+
+
+def test_other_orders_statistics_and_columns(shown: Page) -> None:
+    shown.reload()
+    shown.wait_for_selector("#heat-figure .heatmaplayer image")
+    shown.locator("#columns").click()
+    shown.get_by_text("steps", exact=True).last.click()
+    shown.wait_for_function("document.querySelector('#heat-figure .js-plotly-plot').data[0].x.length === 12")
+    shown.locator("#order").click()
+    shown.get_by_text("dp, stage", exact=True).last.click()
+    ticks = "document.querySelector('#heat-figure .js-plotly-plot').layout.yaxis.ticktext"
+    shown.wait_for_function(f"{ticks}.slice(0, 3).join() === 'rank 0,rank 4,rank 1'")
+
+
+def test_everything_has_a_name_and_is_reached_by_tab(shown: Page) -> None:
+    seen: set[str] = set()
+    shown.reload()
+    shown.wait_for_selector("#unlike button")
+    for _ in range(60):
+        shown.keyboard.press("Tab")
+        seen.add(shown.evaluate("(document.activeElement.closest('[id]') || document.body).id"))
+    assert {"heat-box", "time-box", "statistic", "rank", "text"} <= seen
+    names = shown.evaluate("[...document.querySelectorAll('main section')].map(s => s.getAttribute('aria-labelledby'))")
+    assert len(names) == 8
+    assert shown.evaluate("document.querySelectorAll('input:not([id])').length") == 0
+
+
+def test_the_grid_is_drawn(shown: Page) -> None:
+    shown.wait_for_function(
+        "document.querySelector('#grid-figure .js-plotly-plot').data.some(d => d.name === 'slow (1)')"
+    )
+    assert "slow: a straggler" in shown.locator("#grid-table").inner_text()
+
+
+def test_the_report_with_the_network_off(tmp_path: Path) -> None:
+    from tests.cli.test_diagnose import run_cli
+
+    run = write_run(tmp_path / "run", SLOW)
+    hostile = '{"number": 1, "outcome": "<img src=x onerror=document.title=1>", "cause": "</script><b>"}\n'
+    (run / "attempts.jsonl").write_text(hostile)
+    out = tmp_path / "report.html"
+    assert "report.html" in run_cli("report", run, "-o", out).stdout
+    with browser() as page:
+        page.set_default_timeout(WAIT)
+        said: list[str] = []
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.context.set_offline(True)
+        page.goto(out.as_uri())
+        page.wait_for_selector("#heat-figure .heatmaplayer image")
+        assert f"SLOW PROCESSOR: rank {CULPRIT}" in page.locator("#text").inner_text()
+        for figure in ("steps-figure", "timeline-figure", "grid-figure", "both-figure", "prediction-figure"):
+            page.wait_for_selector(f"#{figure} .main-svg", state="attached")
+        assert "<img src=x" in page.locator("#attempts").inner_text()
+        assert page.locator("#attempts img").count() == 0
+        assert page.title().startswith("plait report")
+        assert said == []

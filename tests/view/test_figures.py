@@ -1,0 +1,205 @@
+"""Figures are plain values: what they show, and that no text in them is markup."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.evidence import Evidence, Verdict
+from plait.core.layout import Layout
+from plait.diagnose.dependencies import Key, around
+from plait.diagnose.heat import Heat, Segment, by_segment, excess_of, heat_of_segments, pooled
+from plait.diagnose.reading import read_run
+from plait.diagnose.recording import grid_of
+from plait.diagnose.series import Series
+from plait.diagnose.states import standings
+from plait.diagnose.window import window
+from plait.view.grid_figure import grid_figure
+from plait.view.heat_figure import cell_text, heat_figure, place_of
+from plait.view.moves import Place, moved, next_span
+from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
+from plait.view.timeline_figure import rows_of, timeline_figure
+from plait.view.words import packed, plain
+from tests.diagnose.made import write_run
+from tests.view.served import CULPRIT, SLOW
+
+HOSTILE = "<img src=x onerror=alert(1)><b>%{x}</b></script>"
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return read_run(write_run(tmp_path_factory.mktemp("run") / "run", SLOW)).recording
+
+
+def unpacked(values: dict[str, Any]) -> np.ndarray:
+    array = np.frombuffer(base64.b64decode(values["bdata"]), dtype=f"<{values['dtype']}")
+    return array.reshape([int(one) for one in values["shape"].split(",")]) if "shape" in values else array
+
+
+def markup(figure: dict[str, Any]) -> str:
+    return json.dumps(figure, default=lambda value: value.item())
+
+
+def test_the_heat_map_shows_the_slow_rank_and_points_at_it(recording: Any) -> None:
+    heat = heat_of_segments(by_segment(recording.rollup), recording.grid)
+    shown = pooled(heat)
+    figure = heat_figure(
+        heat, shown, recording.grid, order=("pp", "dp"), named={CULPRIT: "slow processor"}, cursor=(CULPRIT, 0)
+    )
+    own = figure["data"][0]
+    red = unpacked(own["z"])
+    assert np.unravel_index(np.nanargmax(red), red.shape)[0] == CULPRIT
+    assert unpacked(own["customdata"])[CULPRIT, 0] == CULPRIT
+    assert figure["layout"]["annotations"][0]["text"] == f"<b>rank {CULPRIT}</b>"
+    assert figure["layout"]["shapes"][0]["y0"] == CULPRIT - 0.5
+    assert figure["layout"]["yaxis"]["ticktext"][0] == "rank 0"
+    text = cell_text(heat, shown, recording.grid, (CULPRIT, 0))
+    assert text.startswith("rank 6 (stage 1, dp 2), mlp backward: ")
+    assert "against its equals" in text
+    assert len(figure["data"]) == 2, "own work and waiting have colours of their own"
+
+
+def test_noise_stays_pale() -> None:
+    """Colours begin where a verdict would: at 3 % of a rank's own work."""
+    columns = (Segment("compute", "mlp"), Segment("wait", "mlp"))
+    seconds = np.array([[1.0, 0.1], [1.001, 0.1], [1.002, 0.2]])
+    heat = Heat(ranks=np.arange(3), columns=columns, seconds=seconds, excess=excess_of(seconds, [0, 0, 0]))
+    shown = pooled(heat)
+    layout = heat_figure(heat, shown, grid_of(Layout.of(dp=3)), order=("dp",))["layout"]
+    assert layout["coloraxis"]["cmax"] == pytest.approx(30.03, abs=0.01)
+    assert layout["coloraxis2"]["cmax"] == pytest.approx(100.0)
+
+
+def test_many_ranks_are_labelled_by_the_axis_that_changes() -> None:
+    grid = grid_of(Layout.of(pp=4, dp=64, tp=8))
+    ranks = np.arange(2048)
+    heat = Heat(
+        ranks=ranks, columns=(Segment("compute", "mlp"),), seconds=np.ones((2048, 1)), excess=np.zeros((2048, 1))
+    )
+    figure = heat_figure(heat, pooled(heat), grid, order=("pp", "dp", "tp"))
+    assert figure["layout"]["yaxis"]["ticktext"] == ["stage 0", "stage 1", "stage 2", "stage 3"]
+    near = heat_figure(heat, pooled(heat, 512, (0, 80)), grid, order=("pp", "dp", "tp"))
+    assert near["layout"]["yaxis"]["ticktext"][:2] == ["dp 0", "dp 1"]
+
+
+def test_the_timeline_draws_spans_and_what_one_depends_on(recording: Any) -> None:
+    key = Key(5, CULPRIT, "idle", "1RECV_F3", 0)
+    found = around(recording.spans, key)
+    assert found
+    shown = window(recording.spans, [2, CULPRIT], (5, 5))
+    assert shown
+    rows = rows_of(shown.bars)
+    figure = timeline_figure(shown, origin=shown.begin, chosen=found)
+    assert sum(len(trace["x"]) for trace in figure["data"]) == shown.bars.height
+    arrows = figure["layout"]["annotations"]
+    assert arrows and arrows[0]["y"] == rows[CULPRIT, "processor"]
+    assert arrows[0]["ay"] == rows[2, "pp"], "from the transfer on the other stage"
+    assert figure["layout"]["shapes"][0]["name"] == "chosen"
+    numbers = sorted(number for trace in figure["data"] for number in trace["customdata"])
+    assert numbers == list(range(shown.bars.height))
+
+
+def test_the_grid_shows_states_and_who_waits_for_whom() -> None:
+    grid = grid_of(Layout.of(pp=2, dp=2, tp=2))
+    evidence = [
+        Evidence(rank=r, state="runs", thread="waits", doing=HOSTILE, error=HOSTILE, host=HOSTILE) for r in range(8)
+    ]
+    verdict = Verdict(cause="stopped", why="x", ranks=(5,), chain=())
+    figure = grid_figure(standings(grid, hang=(verdict, evidence)), grid)
+    named = next(trace for trace in figure["data"] if trace["name"] == "named (1)")
+    assert (named["x"], named["y"], named["z"]) == ((1,), (0,), (1,))
+    assert "<img" not in markup(figure)
+    assert "&lt;img" in markup(figure)
+
+
+@given(text=st.text() | st.just(HOSTILE))
+def test_no_text_is_markup(text: str) -> None:
+    safe = plain(text)
+    assert not set(safe) & set("<>\"'")
+    assert safe.isprintable()
+
+
+def test_hostile_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    import polars as pl
+
+    run = write_run(tmp_path / "run", SLOW)
+    part = next((run / "timeline").glob("*.parquet"))
+    spans = pl.read_parquet(part).with_columns(name=pl.lit(HOSTILE), site=pl.lit(HOSTILE), kind=pl.lit(HOSTILE))
+    spans.write_parquet(part, metadata=dict(pl.read_parquet_metadata(part)))
+    found = read_run(run).recording
+    rank = int(part.name[5:10])
+    heat = heat_of_segments(by_segment(found.rollup), found.grid)
+    shown = window(found.spans, [rank], (0, 0))
+    assert shown
+    figures = (heat_figure(heat, pooled(heat), found.grid, order=("pp",)), timeline_figure(shown, origin=0.0))
+    for figure in figures:
+        assert "<img" not in markup(figure)
+        assert "&lt;img" in markup(figure)
+        assert not any("&lt;" in trace.get("hovertemplate", "") for trace in figure["data"]), "no text in a template"
+
+
+def test_series_memory_and_prediction() -> None:
+    loss = Series("loss", tuple(range(1, 11)), tuple(float(n) for n in range(10)))
+    figure = series_figure({"a": [loss, loss._replace(name="seconds")], "b": [loss]})
+    assert len(figure["data"]) == 3
+    assert {trace["yaxis"] for trace in figure["data"]} == {"y", "y2"}
+    assert series_figure({"a": []})["data"] == []
+    both = memory_figure([("stage 0", {"parameters": 2**20})], [loss._replace(name="memory")])
+    assert [trace["type"] for trace in both["data"]] == ["bar"] * 5 + ["scatter"]
+    assert memory_figure([], [])["data"] == prediction_figure(None)["data"] == []
+
+
+@given(peak=st.integers(1, 9998))
+def test_thinned_lines_keep_their_peaks(peak: int) -> None:
+    values = [0.0] * 10_000
+    values[peak] = 9.0
+    steps, kept = thinned(Series("loss", tuple(range(10_000)), tuple(values)))
+    assert len(steps) <= 2000
+    assert (steps[kept.index(9.0)], steps[0], steps[-1]) == (peak, 0, 9999)
+
+
+KEYS = st.lists(
+    st.sampled_from(
+        ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "PageUp", "PageDown", "Home", "End", "+", "-", "0", "x"]
+    )
+)
+
+
+@given(keys=KEYS, rows=st.integers(1, 5000), columns=st.integers(1, 20))
+def test_keys_never_leave_the_map(keys: list[str], rows: int, columns: int) -> None:
+    at = Place()
+    for key in keys:
+        at = moved(at, key, rows=rows, columns=columns, cells=512)
+        assert 0 <= at.row < rows
+        assert 0 <= at.column < columns
+        if at.window:
+            assert 0 <= at.window[0] <= at.row < at.window[1] <= rows
+
+
+def test_keys_go_from_span_to_span(recording: Any) -> None:
+    shown = window(recording.spans, [2, CULPRIT], (5, 5))
+    assert shown
+    bars = shown.bars
+    first = next_span(bars, Key(-1, -1, "", "", -1), "ArrowRight")
+    assert first and first.rank == 2
+    second = next_span(bars, first, "ArrowRight")
+    assert second and next_span(bars, second, "ArrowLeft") == first
+    assert next_span(bars, first, "ArrowLeft") is None
+    below = next_span(bars, first, "ArrowDown")
+    assert below and (below.rank, below.kind) != (first.rank, first.kind)
+    assert next_span(bars, first, "ArrowUp") is None
+
+
+def test_places_and_arrays(recording: Any) -> None:
+    assert place_of(recording.grid, CULPRIT) == "rank 6 (stage 1, dp 2)"
+    assert place_of(recording.grid, 99) == "rank 99"
+    array = np.array([[1.5, np.nan], [2.0, 3.0]])
+    assert unpacked(packed(array))[1].tolist() == [2.0, 3.0]
+    assert packed(np.arange(3), "i4")["dtype"] == "i4"

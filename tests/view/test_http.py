@@ -1,0 +1,231 @@
+"""What the server answers, and what it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import polars as pl
+import pytest
+
+from plait.cli.view import tools
+from plait.core.errors import DataError, JobError
+from plait.core.evidence import Evidence, Verdict, write_hang
+from plait.view.app import make_app, make_server, names_of
+from plait.view.report import report_of
+from plait.view.store import Watched, last_errors, signature
+from tests.diagnose.made import write_run
+from tests.view.served import CULPRIT, SLOW, served
+
+SECRET = "root:secret"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    base = tmp_path_factory.mktemp("runs")
+    (base / "passwd").write_text(SECRET)
+    with served([write_run(base / "run", SLOW)]) as (url, _):
+        yield url
+
+
+def ask(page: str, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, str, Any]:
+    """A path exactly as it is, which other clients would tidy."""
+    connection = http.client.HTTPConnection(urlsplit(page).netloc, timeout=30)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        data = json.dumps(body).encode() if body is not None else b""
+        sent = {"Content-Type": "application/json", "Content-Length": str(len(data))} | headers
+        for name, value in sent.items():
+            connection.putheader(name, value)
+        connection.endheaders(data)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode("utf-8", "replace"), answer.headers
+    finally:
+        connection.close()
+
+
+def test_the_page_and_what_it_loads(page: str) -> None:
+    status, text, headers = ask(page, "/")
+    assert status == 200
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+    assert "//" not in text.replace("http://www.w3.org", "").partition("<body>")[0].replace("<!--", ""), (
+        "nothing from elsewhere"
+    )
+    status, text, _ = ask(page, "/_dash-layout")
+    assert status == 200
+    assert "heat-figure" in text
+    assert ask(page, "/assets/keys.js")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../passwd", "/assets/../../../../passwd", "/assets/%2e%2e/%2e%2e/%2e%2e/passwd", "/assets/..%2f..%2fpasswd",
+        "/assets//etc/passwd", "/etc/passwd", "/assets/....//....//etc/passwd",
+        "/_dash-component-suites/../../etc/passwd",
+        "/_dash-component-suites/dash/%2e%2e/%2e%2e/passwd", "/assets/..\\..\\passwd", "/runs", "/plan.json",
+        "/_dash-component-suites/plait/cli/view.py", "/assets/%00", "//etc/passwd",
+    ],
+)  # fmt: skip
+def test_paths_that_lead_out_are_refused(page: str, path: str) -> None:
+    status, text, _ = ask(page, path)
+    assert status in (400, 403, 404, 308), text[:200]
+    assert SECRET not in text
+    assert "root:" not in text
+    assert "Traceback" not in text
+
+
+def test_who_was_led_here_under_another_name_is_refused(page: str) -> None:
+    assert ask(page, "/_dash-layout", Host="evil.example")[0] == 403
+    assert ask(page, "/_dash-layout", Origin="http://evil.example")[0] == 403
+    assert ask(page, "/_dash-layout", Host=urlsplit(page).netloc.replace("127.0.0.1", "localhost"))[0] == 200
+
+
+def update(
+    page: str, output: str, changed: list[str], inputs: list[tuple[str, str, Any]], state: Any = ()
+) -> tuple[int, Any]:
+    """A callback, as the browser calls it."""
+    parts = output.strip(".").split("...")
+    outputs: Any = [dict(zip(("id", "property"), part.split("@")[0].rsplit(".", 1), strict=True)) for part in parts]
+    if not output.startswith(".."):
+        outputs = outputs[0]
+    values = [[{"id": i, "property": p, "value": v} for i, p, v in group] for group in (inputs, state)]
+    body = {"output": output, "outputs": outputs, "inputs": values[0], "state": values[1], "changedPropIds": changed}
+    status, text, _ = ask(page, "/_dash-update-component", "POST", body)
+    return status, json.loads(text) if status == 200 else text
+
+
+VERDICT = "..text.children...hang.children...notes.children...attempts-table.children.."
+
+
+@pytest.mark.parametrize("number", [0, 99, -1, "../../passwd", None, [1], True, 1.5])
+def test_a_run_is_a_number_in_the_list(page: str, number: Any) -> None:
+    status, answer = update(page, VERDICT, ["version.data"], [("version", "data", "0:1")], [("run", "value", number)])
+    assert status == 200
+    text = answer["response"]["text"]["children"]
+    assert f"SLOW PROCESSOR: rank {CULPRIT}" in text
+    assert SECRET not in text
+
+
+CHOSEN = [
+    {}, {"rank": 10**9}, {"rank": "x", "step": []}, {"rank": 6, "step": -5, "span": ["a"]}, [1],
+    {"rank": 6, "step": 3, "span": [3, 6, "idle", "1RECV_F3", 0]}, {"rank": 6, "span": [3, 6, "../../passwd", "x", 0]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=range(len(CHOSEN)))
+def test_whatever_is_said_to_be_chosen(page: str, chosen: Any) -> None:
+    places = (
+        "timeline-figure.figure span.children links.children rank.value step.value clocks.children both-figure.figure"
+    )
+    output = f"..{'...'.join(places.split())}.."
+    inputs = [
+        ("version", "data", "x"),
+        ("chosen", "data", chosen),
+        ("zoom", "data", ["a", None]),
+        ("beside", "value", "'; drop"),
+    ]
+    status, answer = update(page, output, ["chosen.data"], inputs, [("run", "value", 0)])
+    assert status == 200, answer
+    assert answer["response"]["timeline-figure"]["figure"]["layout"]
+
+
+def test_broken_files_are_said_and_skipped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SLOW)
+    parts = sorted((run / "timeline").glob("*.parquet"))
+    parts[0].write_bytes(parts[0].read_bytes()[:-30])
+    parts[1].write_bytes(b"PAR1 nothing")
+    pl.DataFrame({"a": [1]}).write_parquet(run / "timeline" / "foreign.parquet")
+    (run / "hang.json").write_text('{"version": 1, "verdict": {')
+    (run / "attempts.jsonl").write_text('{"number": 1, "outcome": "<b>x</b>"}\n[1]\n{"numb')
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": "much"}\n{"step": "x"}\nnull\n')
+    (run / "rank_table.json").write_text("[]")
+    (run / "plan.json.tmp").mkdir()
+    with served([run]) as (url, watched):
+        status, answer = update(url, VERDICT, ["version.data"], [("version", "data", "x")], [("run", "value", 0)])
+        assert status == 200
+        said = json.dumps(answer)
+        for word in (parts[0].name, parts[1].name, "foreign.parquet", "rank_table.json", "<b>x</b>", "hang.json"):
+            assert word in said
+        assert watched[0].snapshot.recording is not None
+        assert watched[0].snapshot.recording.ranks == 6
+
+
+def test_a_run_without_anything_says_so_and_lives_on(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with served([tmp_path / "run"]) as (url, watched):
+        assert "holds no timeline" in watched[0].snapshot.problem
+        assert ask(url, "/")[0] == 200
+        write_run(tmp_path / "run", SLOW)
+        end = time.monotonic() + 240
+        while watched[0].look(all_of_it=True).told is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert watched[0].snapshot.named() == {CULPRIT: "slow processor"}
+
+
+def test_a_run_that_hung_in_its_first_step_shows_its_grid(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SLOW)
+    shutil.rmtree(run / "timeline")
+    verdict = Verdict(cause="stopped", why="rank 3 <i>is</i> stopped", ranks=(3,))
+    write_hang(run, verdict, [Evidence(rank=rank, state="runs", thread="waits") for rank in range(8)])
+    watched = Watched(run, "run", tools())
+    found = watched.read()
+    assert found.run is None
+    assert [one.state for one in found.standings()] == ["waits"] * 3 + ["named"] + ["waits"] * 4
+    text = report_of(watched, found)
+    assert "rank 3 &lt;i&gt;is&lt;/i&gt; stopped" in text
+    assert 'id="grid"' in text
+
+
+def test_a_live_run_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SLOW)
+    watched = Watched(run, "run", tools())
+    first = watched.read()
+    before = signature(run)
+    assert watched.look().generation == first.generation
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    assert signature(run) != before
+    watched._not_before = 0.0
+    end = time.monotonic() + 240
+    while watched.look(all_of_it=True).told is None or not watched.snapshot.run.metrics:  # type: ignore[union-attr]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert watched.snapshot.generation > first.generation
+
+
+def test_last_words_of_logs(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "outside").write_text("Traceback (most recent call last):\nsecret")
+    (logs / "rank-00002.log").symlink_to(tmp_path / "outside")
+    (logs / "rank-00001.log").write_text("x\nTraceback (most recent call last):\n  File\nValueError: <b>bad</b>\n")
+    (logs / "rank-00000.log").write_text("all is well\n")
+    (logs / "rank-x.log").write_text("Traceback (most recent call last):\n")
+    assert last_errors(tmp_path) == {1: "ValueError: <b>bad</b>"}
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    app, _ = make_app([tmp_path / "run"], tools())
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(JobError, match="Choose another --port"):
+        make_server(app, "127.0.0.1", taken.getsockname()[1])
+
+
+def test_names_tell_runs_apart() -> None:
+    assert names_of([Path("/a/x"), Path("/a/y")]) == ["x", "y"]
+    assert names_of([Path("/a/x"), Path("/b/x")]) == ["a/x", "b/x"]
+
+
+def test_view_needs_a_folder(tmp_path: Path) -> None:
+    from tests.cli.test_diagnose import run_cli
+
+    for verb in ("view", "report"):
+        with pytest.raises(DataError, match="no such run folder"):
+            run_cli(verb, tmp_path / "nothing")
