@@ -23,7 +23,7 @@ class Coded(NamedTuple):
 
     def tolist(self) -> list[str]:
         """Row by row."""
-        return [self.texts[code] for code in self.codes.tolist()]
+        return [self.texts[int(code)] for code in self.codes]
 
 
 def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: Mapping[str, str]) -> None:

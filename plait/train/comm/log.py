@@ -73,7 +73,7 @@ class Log:
         What ``begin`` and ``end`` do for one of them, without a call: between two pieces of computation a
         function is out of every cache, and what it takes to fetch it is most of what recording costs.
         """
-        if not self._host:
+        if not self.host:
             self._run_on_device(acts, of)
             return
         give, memory, words, longs, mask = self.ring.parts

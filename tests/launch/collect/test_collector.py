@@ -55,9 +55,9 @@ def write_step(ring: RingWriter, number: int, *, records: int = 3, ends: bool = 
         ring.begin(Kind.STEP, ring.name("step"), number, at, at - 5000, at)
 
 
-def collector(folder: Path, ranks: int = 1, **run: int) -> Collector:
+def collector(folder: Path, ranks: int = 1) -> Collector:
     (folder / "timeline").mkdir(parents=True, exist_ok=True)
-    return Collector(folder, 0, ranks, RunSection(**run))
+    return Collector(folder, 0, ranks, RunSection())
 
 
 def steps_of(folder: Path) -> dict[int, int]:
