@@ -15,7 +15,7 @@ from plait.core.env import RankEnv
 from plait.core.missing import Missing
 from plait.core.plan import Plan
 from plait.core.ring import RECORD, Kind
-from plait.train.comm.log import LoggedWire
+from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Wire
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.feed import micro_batches

@@ -21,7 +21,7 @@ from plait.core.settings import RunSection
 MODULE = "plait.launch.collect"
 LOGGERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 """The package that each of ``run.loggers`` needs."""
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that it may take to write what is left when the ranks have ended."""
 
 

@@ -23,31 +23,30 @@ class Coded(NamedTuple):
 
     def tolist(self) -> list[str]:
         """Row by row."""
-        return [self.texts[code] for code in self.codes.tolist()]
+        return [self.texts[int(code)] for code in self.codes]
 
 
 def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: Mapping[str, str]) -> None:
     """columns: by name, Arrow's type (``int64``, ``float64``, ``string``) and the values, of texts also as
     ``Coded``. The file appears whole or not at all. Raises OSError."""
     arrow, _ = _arrow()
-    arrays = {
-        name: arrow.DictionaryArray.from_arrays(arrow.array(values.codes, "int32"), arrow.array(values.texts, "string"))
-        if isinstance(values, Coded)
-        else arrow.array(values, getattr(arrow, kind)())
-        for name, (kind, values) in columns.items()
-    }
-    _write(path, arrow.table(arrays).replace_schema_metadata(metadata))
+    schema = arrow.schema([(name, getattr(arrow, kind)()) for name, (kind, _) in columns.items()], metadata=metadata)
+    arrays = {name: _decoded(values) if isinstance(values, Coded) else values for name, (_, values) in columns.items()}
+    _write(path, arrow.table(arrays, schema=schema))
+
+
+def _decoded(column: Coded) -> Any:
+    arrow, _ = _arrow()
+    texts = arrow.array(column.texts, "string")
+    return arrow.DictionaryArray.from_arrays(arrow.array(column.codes, "int32"), texts).dictionary_decode()
 
 
 def _write(path: Path, table: Any) -> None:
     _, parquet = _arrow()
-    texts = [field.name for field in table.schema if str(field.type) not in ("int64", "double")]
+    texts = [field.name for field in table.schema if str(field.type) == "string"]
     whole = {field.name: "DELTA_BINARY_PACKED" for field in table.schema if str(field.type) == "int64"}
-    # Without Arrow's own schema, by which readers would take coded texts for something else than texts.
     with replacing(path) as partial:
-        parquet.write_table(
-            table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole, store_schema=False
-        )  # fmt: skip
+        parquet.write_table(table, partial, compression="zstd", use_dictionary=texts, column_encoding=whole)
 
 
 def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], bool]) -> None:

@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _I64, _STEP = struct.Struct("<q"), struct.Struct("<qq")
-_MASK = (1 << 32) - 1
+WORD = (1 << 32) - 1
+"""What of a number is in a record."""
 
 
 def this_process(*, rank: int, world: int, local_rank: int = 0, attempt: int = 0, plan: str = "",
@@ -124,12 +125,18 @@ class RingWriter:
     ) -> int:  # fmt: skip
         """A new record, of which some times may be known only later; its number."""
         number = next(self._numbers)
-        word = number & _MASK
+        word = number & WORD
         RECORD.pack_into(
             self._map, HEADER + ((number - 1) & self._mask) * 64,
             word, kind, call, group, enqueued, started, ended, size, step, sequence, name, peer, signature, word,
         )  # fmt: skip
         return number
+
+    @property
+    def parts(self) -> tuple[Callable[[], int], mmap.mmap, memoryview, memoryview, int]:
+        """For a loop that writes a record in every turn, and cannot call a function for each: what gives
+        numbers, the memory as bytes, as words of 32 and of 64 bits, and the mask of a record's place."""
+        return self._numbers.__next__, self._map, self._words, self._longs, self._mask
 
     def start(self, number: int, at: int) -> None:
         """What a record is about has started."""
@@ -166,13 +173,13 @@ class RingWriter:
 
         every = np.frombuffer(self._map, row_type(), self._mask + 1, HEADER)
         found = every[(numbers - 1) & self._mask]
-        whole = (found["opened"] == (numbers & _MASK)) & (found["closed"] == found["opened"])
+        whole = (found["opened"] == (numbers & WORD)) & (found["closed"] == found["opened"])
         return numbered(found[whole], numbers[whole])
 
     def _fill(self, number: int, field: int, value: int) -> None:
         """One store, which others see whole. None if the ring has gone round since."""
         place = HEADER + ((number - 1) & self._mask) * RECORD.size
-        if self._words[place >> 2] == number & _MASK:
+        if self._words[place >> 2] == number & WORD:
             self._longs[(place + field) >> 3] = value
 
     def _tell(self, line: dict[str, Any]) -> None:

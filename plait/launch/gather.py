@@ -171,7 +171,9 @@ def kernel_says(pid: int) -> str:
     return f"its main thread is {names.get(letter, letter)}" + (f" ({where})" if where not in ("", "0") else "")
 
 
-_WAITS = re.compile(r"(background|log|wire|lanes|device|distributed_c10d)\.py:\d+ (wait|settle|synchronize|all_\w+)$")
+_WAITS = re.compile(
+    r"(background|flight|wire|lanes|device|distributed_c10d)\.py:\d+ (wait|settle|synchronize|all_\w+)$"
+)
 
 
 def by_stack(one: Evidence, stack: tuple[str, ...]) -> Evidence:

@@ -244,14 +244,13 @@ def test_readers_beside_a_writer_see_whole_records(tmp_path: Path) -> None:
         assert process.stdout and process.stdout.readline() == b"ready\n"
         until = time.monotonic() + 0.5
         reads = 0
-        while time.monotonic() < until:
+        while time.monotonic() < until or reads < 4:
             first, second = read_ring(path), read_ring(path)
             assert first.torn <= 1 and second.torn <= 1
             consistent_beside(first)
             consistent_beside(second)
             reads += 1
         process.send_signal(signal.SIGKILL)
-    assert reads > 3
 
 
 def consistent_beside(ring: Ring) -> None:

@@ -12,7 +12,7 @@ from plait.core.cluster import HERE
 from plait.core.job import Job
 from plait.core.segments import SegmentOp
 from plait.plan.make import make_plan
-from plait.train.comm.log import LoggedWire
+from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import GlooWire
 from plait.train.engine.assembly import assemble
 from plait.train.engine.feed import micro_batches

@@ -3,12 +3,6 @@
 On a CPU a record is whole at once: the host's clock times everything. On a GPU it says when the host handed
 the work over; when that ran is marked by events, and filled in when the step is over, without stopping the
 device.
-
-When a collective ends on a CPU that its rank does not wait for, only a thread of gloo's knows. To call from
-there into Python takes the interpreter's lock away from training, which cost more than all other recording
-together. So that is done in one step of ``WATCHED``, and the first time. In the others the rank looks between
-its ops: the end lies between two looks, and within these is taken to be after as long as it took when it was
-watched last. Where the rank waits for it, its end is seen at once.
 """
 
 from __future__ import annotations
@@ -17,33 +11,17 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeVar
 
-import torch
-from torch import Tensor
-from torch.futures import Future
-
-from plait.core.ring import NOBODY, Kind, Place, call_of, signature_of
-from plait.core.ring_writer import RingWriter
-from plait.core.segments import Collective
+from plait.core.ring import ENDED, HEADER, NOBODY, RECORD, Kind, Place, call_of, signature_of
+from plait.core.ring_writer import WORD, RingWriter
 from plait.core.timeline import NamedOp
-from plait.train.machine.device import AsyncWork, Device, Mark
+from plait.train.comm.flight import Carrier, Flight, Line, LoggedWire
+from plait.train.machine.device import Device, Mark
 
-WATCHED = 16
-"""One step in so many has every end of a collective as it happens."""
-
-
-class Carrier(Protocol):
-    """What is recorded: a wire."""
-
-    size: int
-    rank: int
-
-    def start(self, kind: Collective, result: Tensor, source: Tensor) -> AsyncWork:
-        """Start a collective."""
-        ...
+T = TypeVar("T")
 
 
 class _Marked(NamedTuple):
@@ -87,6 +65,39 @@ class Log:
         at = time.monotonic_ns()
         for flight in tuple(self.flying):
             flight.look(at)
+
+    def run(self, acts: Sequence[tuple[Callable[[T], object], int, int]], of: T) -> None:
+        """Do some things one after the other. acts: each with the kind and the name of its record, or 0 and 0
+        for none.
+
+        What ``begin`` and ``end`` do for one of them, without a call: between two pieces of computation a
+        function is out of every cache, and what it takes to fetch it is most of what recording costs.
+        """
+        if not self.host:
+            self._run_on_device(acts, of)
+            return
+        give, memory, words, longs, mask = self.ring.parts
+        pack, now, step, flying = RECORD.pack_into, time.monotonic_ns, self.step, self.flying
+        for act, kind, name in acts:
+            if not kind:
+                act(of)
+                continue
+            number = give()
+            word, place = number & WORD, HEADER + ((number - 1) & mask) * 64
+            at = now()
+            pack(memory, place, word, kind, 0, 0, at, at, 0, 0, step, 0, name, NOBODY, 0, word)
+            act(of)
+            if words[place >> 2] == word:  # else the ring has gone round since
+                longs[(place + ENDED) >> 3] = now()
+            if flying:
+                self.look()
+
+    def _run_on_device(self, acts: Sequence[tuple[Callable[[T], object], int, int]], of: T) -> None:
+        for act, kind, name in acts:
+            number = self.begin(Kind(kind), name) if kind else 0
+            act(of)
+            if kind:
+                self.end(number)
 
     # ---- one thing ----
 
@@ -146,7 +157,7 @@ class Log:
 
     def over(self, wire: Carrier, ranks: Sequence[int], label: str) -> LoggedWire:
         """A wire that is recorded. Called by all of ``ranks``, which it connects, at the same point."""
-        return LoggedWire(wire, self, _Line(self.ring.group(ranks, label), label))
+        return LoggedWire(wire, self, Line(self.ring.group(ranks, label), label))
 
     def messages(self, ranks: Sequence[int], label: str) -> Messages:
         """The messages of a group, opened as a wire."""
@@ -191,165 +202,6 @@ class Log:
                 free[one.line] = end
             self.ring.start(one.number, start)
             self.ring.end(one.number, end)
-
-
-class _Line:
-    """A group's collectives in the order in which they start. number: of the group."""
-
-    def __init__(self, number: int, label: str) -> None:
-        self.number, self.label = number, label
-        self.sequence: Iterator[int] = count()
-        self._lock = threading.Lock()
-        self._waiting: deque[Flight] = deque()
-
-    def join(self, flight: Flight) -> None:
-        """A group serves one collective at a time: one that starts while another travels begins when that
-        ends."""
-        with self._lock:
-            self._waiting.append(flight)
-            if self._waiting[0] is flight:
-                flight.begin(flight.enqueued)
-
-    def leave(self, flight: Flight, at: int, *, failed: bool) -> None:
-        """It is over; said once by the thread that ends it, and perhaps once more by whoever waited."""
-        with self._lock:
-            if flight not in self._waiting:
-                return
-            first = self._waiting[0] is flight
-            flight.log.ring.end(flight.number, at, failed=failed)
-            self._waiting.remove(flight)
-            if first and self._waiting:
-                self._waiting[0].begin(max(at, self._waiting[0].enqueued))
-
-
-class LoggedWire:
-    """A wire that leaves a record of every collective. op: what it is called. watched: whoever starts it may
-    wait for it later than it ends; else it is waited for at once.
-
-    taken: ns that the collective took when its end was last seen as it happened; 0: it never was.
-    """
-
-    def __init__(self, wire: Carrier, log: Log, line: _Line, op: int = 0, *, watched: bool = False) -> None:
-        self.wire, self.log, self.line, self.op, self.watched = wire, log, line, op, watched
-        self.size, self.rank = wire.size, wire.rank
-        self.taken = 0
-        self._host = log.device.timed_by_host
-        self._signatures: dict[tuple[Collective, torch.dtype, int, int], tuple[int, int]] = {}
-
-    def named(self, op: NamedOp, *, watched: bool = True) -> LoggedWire:
-        """The same wire, for an op's collective."""
-        return LoggedWire(self.wire, self.log, self.line, self.log.name_of(op), watched=watched)
-
-    def start(self, kind: Collective, result: Tensor, source: Tensor) -> Flight:
-        """Start the collective on the wire."""
-        log, line = self.log, self.line
-        step, name = (log.step, self.op) if self.op else log.within(line.label)
-        key = (kind, source.dtype, source.numel(), result.numel())
-        call, signature = self._signatures.get(key) or self._sign(key)
-        size = max(key[2], key[3]) * source.element_size()
-        at, sequence = time.monotonic_ns(), next(line.sequence)
-        number = log.ring.begin(
-            Kind.COLLECTIVE, name, step, at, 0, 0, size, line.number, sequence, NOBODY, call, signature
-        )  # fmt: skip
-        exactly = not (self._host and self.taken and step % WATCHED)
-        flight = Flight(self, number, at, watched=self.watched and exactly)
-        try:
-            flight.take_off(self.wire.start(kind, result, source))
-        except BaseException:
-            log.ring.end(number, time.monotonic_ns(), failed=True)
-            raise
-        return flight
-
-    def _sign(self, key: tuple[Collective, torch.dtype, int, int]) -> tuple[int, int]:
-        kind, dtype, sent, received = key
-        name = str(dtype).removeprefix("torch.")
-        found = self._signatures[key] = call_of(kind, name), signature_of(kind, name, sent, received)
-        return found
-
-
-class Flight:
-    """A collective under way, and its record. watched: its end is taken as it happens. looked: when it was
-    last seen under way, ns."""
-
-    __slots__ = ("_begun", "_host", "_line", "_started", "_watched", "_wire", "_work", "enqueued", "log", "looked",
-                 "number")  # fmt: skip
-
-    def __init__(self, wire: LoggedWire, number: int, enqueued: int, *, watched: bool) -> None:
-        self.log, self.number, self.enqueued = wire.log, number, enqueued
-        self._wire, self._line, self._watched = wire, wire.line, watched
-        self._host = self.log.device.timed_by_host
-        self._begun: Mark = enqueued if self._host else self.log.device.mark()
-        self._started = self.looked = enqueued
-
-    def take_off(self, work: AsyncWork) -> None:
-        """The wire has it."""
-        self._work = work
-        if self._host:
-            self._line.join(self)
-        if self._watched:
-            self.log.device.mark_when_done(work, self._land)
-        elif self._host and self._wire.watched:
-            self.log.flying.append(self)
-
-    def begin(self, at: int) -> None:
-        """It travels."""
-        self._started = at
-        self.log.ring.start(self.number, at)
-
-    def look(self, at: int) -> None:
-        """End it if it is over."""
-        if self._work.is_completed():
-            self._end_between(at)
-        else:
-            self.looked = at
-
-    def wait(self) -> None:
-        """Return when its result may be used."""
-        over = self._host and not self._watched and self._wire.watched and self._work.is_completed()
-        try:
-            self._work.wait()
-        except BaseException:
-            at = time.monotonic_ns()
-            self._line.leave(self, at, failed=True)
-            self.log.ring.end(self.number, at, failed=True)
-            self._forget()
-            raise
-        if self._host:
-            at = time.monotonic_ns()
-            if over:
-                self._end_between(at)
-            else:
-                self._line.leave(self, at, failed=False)
-                self._wire.taken = at - self._started
-                self._forget()
-        elif not self._watched:
-            self._land(self.log.device.mark(), False)
-
-    def get_future(self) -> Future[object]:
-        """Done when it is over."""
-        return self._work.get_future()
-
-    def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
-        return self._work.is_completed()
-
-    def _end_between(self, at: int) -> None:
-        """It has ended since it was looked for."""
-        likely = self._started + self._wire.taken
-        self._line.leave(self, min(max(likely, self.looked), at), failed=False)
-        self._forget()
-
-    def _forget(self) -> None:
-        with suppress(ValueError):  # watched, or another thread has
-            self.log.flying.remove(self)
-
-    def _land(self, mark: Mark, failed: bool) -> None:
-        if self._host:
-            assert isinstance(mark, int)
-            self._line.leave(self, mark, failed=failed)
-            self._wire.taken = max(1, mark - self._started)
-        else:
-            self.log.marked(self.number, self._begun, mark, self._line.number)
 
 
 class Messages:

@@ -22,7 +22,7 @@ from plait.core.segment_lists import check
 from plait.core.segments import Action, Kind, Phase, SegmentOp
 from plait.core.sharding import UnitAction, UnitOp, with_units
 from plait.core.strategy import Strategy
-from plait.train.comm.log import LoggedWire
+from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Handle, NullWire, Wire
 from plait.train.engine.chain import KINDS, begin
 from plait.train.engine.gradients import Gradients
@@ -92,7 +92,7 @@ class SegmentExecutor:
         self.device, self.recorder, self.seed = here.device, here.recorder, here.seed
         self._shared = Shared(model, self.graph, wire, gradients)
         self.programmes: dict[Phase, Programme] = {}
-        self._entries: dict[Phase, list[tuple[Entry | None, int]]] = {}
+        self._recorded: dict[Phase, list[tuple[Callable[[Turn], object], int, int]]] = {}
         graph = self.graph
         for phase, actions in lists.phases.items():
             check(replace(graph, phase=phase), actions)
@@ -101,7 +101,7 @@ class SegmentExecutor:
             self.programmes[phase] = [
                 (action, self._step(action, then)) for action, then in zip(listed, follows, strict=True)
             ]
-            self._entries[phase] = [self._entry(action) for action in listed]
+            self._recorded[phase] = [(step, *self._entry(action)) for action, step in self.programmes[phase]]
 
     # ---- micro-batches ----
 
@@ -141,25 +141,14 @@ class SegmentExecutor:
             for _, step in self.programmes[phase]:
                 step(turn)
         else:
-            self._run_recorded(phase, turn, self.recorder)
+            self.recorder.run(self._recorded[phase], turn)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
 
-    def _run_recorded(self, phase: Phase, turn: Turn, recorder: Recorder) -> None:
-        for (_, step), (kind, name) in zip(self.programmes[phase], self._entries[phase], strict=True):
-            if kind is None:
-                step(turn)
-            else:
-                number = recorder.begin(kind, name)
-                step(turn)
-                recorder.end(number)
-                if recorder.flying:
-                    recorder.look()
-
-    def _entry(self, action: Action | UnitAction) -> tuple[Entry | None, int]:
-        """What the recorder is told of an action."""
+    def _entry(self, action: Action | UnitAction) -> tuple[int, int]:
+        """What the recorder is told of an action: kind and name."""
         if self.recorder is None or isinstance(action, UnitAction) or action.verb == "start":
-            return None, 0  # these are recorded where they happen
-        return Entry.WAIT if action.verb == "wait" else Entry.COMPUTE, self.recorder.name_of(action.op)
+            return 0, 0  # these are recorded where they happen
+        return int(Entry.WAIT if action.verb == "wait" else Entry.COMPUTE), self.recorder.name_of(action.op)
 
     def loss(self, state: InFlight) -> Tensor:
         """The scaled loss of a micro-batch's tokens, after its forward; 0-d, on the stage that has the

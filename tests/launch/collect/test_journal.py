@@ -142,8 +142,8 @@ def test_others_read_the_folder_as_tables(tmp_path: Path, reader: str) -> None:
     if reader == "duckdb":
         import duckdb
 
-        [(count, longest)] = duckdb.sql(f"select count(*), max(end_ns - start_ns) from '{spans}'").fetchall()
-        [(total,)] = duckdb.sql(
+        [(count, longest)] = duckdb.execute(f"select count(*), max(end_ns - start_ns) from '{spans}'").fetchall()
+        [(total,)] = duckdb.execute(
             f"select sum(sum_ns) from read_parquet('{rollup_glob(rollups)}', hive_partitioning = true) "
             "where kind = 'compute' and block = 0"
         ).fetchall()

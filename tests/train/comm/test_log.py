@@ -14,7 +14,7 @@ from torch.futures import Future
 from plait.core.records import Records
 from plait.core.ring import Kind, Record, Ring, signature_of
 from plait.core.segments import Collective, SegmentOp
-from plait.train.comm.log import WATCHED, LoggedWire
+from plait.train.comm.flight import WATCHED, LoggedWire
 from plait.train.machine.device import AsyncWork, Device, Mark
 from plait.train.record.recorder import Recorder
 
