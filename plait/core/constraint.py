@@ -34,7 +34,10 @@ SIGNS: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
 }
 _FORM = re.compile(r"\s*(?:shard\.)?([a-z_0-9]+)\s*(<=|>=|==|!=|=|<|>|\bin\b)\s*(.+?)\s*")
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_UNITS = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
 _SIZE = re.compile(r"([0-9.]+)\s*([A-Za-z]*)")
 
 

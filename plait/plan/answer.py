@@ -7,9 +7,10 @@ memory is the exact walk's. Models with experts are predicted in closed form alo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,14 @@ from plait.core.job import Job
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan
 from plait.plan import reasons
-from plait.plan.asking import asked_of, job_at, point_of
+from plait.plan.asking import asked_of, job_at, point_of, ranks_of
 from plait.plan.band import band
 from plait.plan.closed_form import step_seconds
 from plait.plan.estimate import PlannedStep
 from plait.plan.experts_answer import closed_parts, closed_report
-from plait.plan.fits import by_kind, in_words
+from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size, in_words
 from plait.plan.make import make_plan
-from plait.plan.memory_report import MemoryReport, fitting_change, memory_report
+from plait.plan.memory_report import MemoryReport, fitting_changes, memory_report
 from plait.plan.nearest import would_fit
 from plait.plan.points import OVERLAPS, SHARD_OVERLAPS, Points
 from plait.plan.search import search
@@ -41,6 +42,10 @@ DOUBT = 1.02
 """... as long as it says no more than so many times what the best of them takes when simulated."""
 FEW = 4
 """Finalists where only the best is asked for, and soon."""
+PROPOSED = 24
+"""Changes that are walked where a strategy does not fit, at most."""
+Refused = Callable[[], str]
+"""Why something is no finalist, found out when it is asked."""
 MORE = 8
 """So many times as many are walked where none of them fits."""
 
@@ -121,8 +126,11 @@ class Planner:
 
     @cached_property
     def model(self) -> ModelSpec:
-        """Of the job."""
-        return self.job.model_spec(self.vocab)
+        """Of the job. Raises JobError for more layers than anything is planned for."""
+        model = self.job.model_spec(self.vocab)
+        if model.num_layers > MOST_LAYERS:
+            raise JobError(f"{model.num_layers:,} layers are more than {MOST_LAYERS:,}", key="model.num_layers")
+        return model
 
     @cached_property
     def asked(self) -> SearchRequest:
@@ -153,9 +161,11 @@ class Planner:
         does not fit: what is too much, by how much, and the nearest change."""
         if self.job.open:
             raise JobError("is left to the planner", key=self.job.open[0], fix="Say it, or search: leave out check")
-        world, ranks = self.job.world_size, self.job.cluster.ranks
-        if ranks not in (0, world):
-            raise JobError(f"{ranks} are not the {world} ranks of the strategy", key="cluster.ranks")
+        check_size(self.job, self.vocab, None)
+        world, ranks = self.job.world_size, ranks_of(self.job, self.cluster)
+        if ranks != world:
+            raise JobError(f"{ranks:,} are not the {world:,} ranks of the strategy", key="cluster.ranks",
+                           fix=f"Use {world:,}, or leave it out")  # fmt: skip
         own = self.predict(self.job, plan)
         if not own.memory.fits:
             raise self._too_large(own)
@@ -165,7 +175,8 @@ class Planner:
         """The fastest first, of so many and of some ``more`` that may be faster than these; and how many
         points were searched. Memory in closed form may be too little: where all finalists turn out too large,
         many more are walked."""
-        refused, count = "", sure + more
+        refused: Refused | None = None
+        count = sure + more
         for keep in (count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
             found = list[Candidate]()
@@ -175,23 +186,27 @@ class Planner:
                 if len(found) >= sure and ranked.seconds[at] > DOUBT * min(each.seconds for each in found):
                     break
                 one = self._finalist(ranked.points.row(at))
-                if isinstance(one, str):
-                    refused = refused or one
-                else:
+                if isinstance(one, Candidate):
                     found.append(one)
+                else:
+                    refused = refused or one
             if found:
                 return sorted(found, key=lambda one: one.seconds), ranked.searched
-        raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {refused}")
+        why = refused() if refused else ""
+        raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
 
-    def _finalist(self, point: Mapping[str, int]) -> Candidate | str:
-        """A point predicted, or why it is none: a rule that columns do not know, or memory."""
+    def _finalist(self, point: Mapping[str, int]) -> Candidate | Refused:
+        """A point predicted, or what is said of one that is none: a rule that columns do not know, or
+        memory."""
         try:
             one = self.predict(job_at(self.job, point))
         except PlaitError as error:
-            return str(error)
-        if one.memory.fits:
-            return self._broken(one) or one
-        return str(self._too_large(one))
+            told = str(error)
+            return lambda: told
+        if not one.memory.fits:
+            return lambda: str(self._too_large(one))
+        broken = self._broken(one)
+        return (lambda: broken) if broken else one
 
     def _broken(self, one: Candidate) -> str:
         """Which limit of memory that the job sets is not kept by what was walked, if any."""
@@ -203,17 +218,40 @@ class Planner:
     def _too_large(self, one: Candidate) -> InfeasiblePlan:
         fullest, usable = one.memory.fullest, one.memory.usable
         room = f"{in_words(fullest.total - usable)} more than the {in_words(usable)} of {self.cluster.device.name}"
-        change = fitting_change(
-            self.model, one.point, self.cluster, sequence=self.job.data.sequence_length,
-            precision=self.job.train.precision,
-        )  # fmt: skip
-        nothing = "None of the usual changes is enough: use more ranks, a smaller model or shorter sequences"
+        change = self._nearest_change(one)
+        nothing = "None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model or shorter "
         what = by_kind(fullest.place.memory)
         return InfeasiblePlan(
             f"The strategy does not fit: a rank of place {fullest.place.index} of the pipeline needs "
             f"{in_words(fullest.total)} ({what}, beside tensors {in_words(fullest.overhead)}), {room} that a plan may "
-            f"fill. {would_fit(change) if change else nothing}."
+            f"fill. {would_fit(change) if change else f'{nothing}sequences'}."
         )
+
+    def _nearest_change(self, one: Candidate) -> dict[str, Any] | None:
+        """With which its job fits as it would be run: closed forms propose, rules and the walk decide."""
+        sequence, precision = self.job.data.sequence_length, self.job.train.precision
+        proposed = fitting_changes(
+            self.model, one.point, self.cluster, sequence=sequence, precision=precision, ranks=True
+        )
+        for change in islice(filter(None, proposed), PROPOSED):
+            try:
+                job = changed_job(one.job, change)
+                if job.cluster.ranks and job.cluster.ranks != job.world_size:
+                    change = change | {"cluster.ranks": job.world_size}
+                    job = changed_job(job, {"cluster.ranks": job.world_size})
+                ranks_of(job, self.cluster)
+                if self.memory(job, self.draft(job)).fits:
+                    return change
+            except PlaitError:  # a rule forbids it
+                continue
+        return None
+
+    def memory(self, job: Job, plan: Plan) -> MemoryReport:
+        """What fills every place under a job's plan: walked, or in closed form for a model with experts."""
+        if not self.model.experts:
+            return memory_report(self.step(plan), self.cluster)
+        sequence, precision = job.data.sequence_length, job.train.precision
+        return closed_report(self.model, point_of(job), self.cluster, sequence=sequence, precision=precision)
 
     def told(self, found: Sequence[Candidate], *, searched: int) -> Answer:
         """An answer of candidates in this order."""
@@ -246,11 +284,10 @@ class Planner:
             if closed is None:
                 raise JobError("are unequal places, and experts are planned for equal ones", key="strategy.dp")
             seconds, parts = float(closed.total[0]), closed_parts(closed)
-            memory = closed_report(self.model, point, self.cluster, sequence=sequence, precision=precision)
         else:
             simulated = simulate_plan(plan, self.cluster)
             seconds, parts = simulated.seconds, simulated.exposed
-            memory = memory_report(self.step(plan), self.cluster)
+        memory = self.memory(job, plan)
         low, high = band(np.array([seconds]), points, self.cluster)
         tokens = job.train.global_batch_size * sequence / seconds
         full, causal = step_flops(self.model, sequence, job.train.global_batch_size)

@@ -12,9 +12,10 @@ from plait.core.env import specs_folder
 from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.core.model import ModelSpec
+from plait.core.numbers import check_number
 from plait.core.settings import BYTES, OverlapKinds, RecomputeLayers, Slices
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
-from plait.plan.space import SearchRequest
+from plait.plan.space import LARGEST_MICRO, MOST_MICRO, SearchRequest
 
 
 def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
@@ -25,6 +26,9 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
         fixed |= {key: [value] for key, value in shard.model_dump().items()}
     inner = cluster.tiers[0].ranks
     ranks = ranks_of(job, cluster)
+    check_number(job.train.global_batch_size, "train.global_batch_size", whole=True)
+    check_number(job.data.sequence_length, "data.sequence_length", whole=True)
+    _check_batch(job, ranks)
     return SearchRequest(
         model=model,
         ranks=ranks,
@@ -37,6 +41,16 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
     )
 
 
+def _check_batch(job: Job, ranks: int) -> None:
+    """Raise JobError for a batch of which every replica would have more micro-batches than are tried."""
+    batch, micro = job.train.global_batch_size, max(job.train.micro_batch_size, LARGEST_MICRO)
+    if batch > (most := ranks * micro * MOST_MICRO):
+        problem = (
+            f"{batch:,} sequences are more than {MOST_MICRO:,} micro-batches of {micro} on each of {ranks:,} ranks"
+        )
+        raise JobError(problem, key="train.global_batch_size", fix=f"Use at most {most:,}, or more ranks")
+
+
 def with_own_vocabulary(job: Job) -> Job:
     """The job with its preset's vocabulary where it names no tokenizer: a known model is planned for, and
     bytes are there to try things out with."""
@@ -47,14 +61,18 @@ def with_own_vocabulary(job: Job) -> Job:
 
 
 def ranks_of(job: Job, cluster: Cluster) -> int:
-    """For how many ranks to plan. Raises JobError where nothing says."""
-    if job.cluster.ranks:
-        return job.cluster.ranks
-    if not job.leaves_ranks_open:
-        return job.world_size
-    if cluster.nodes:
-        return cluster.nodes * cluster.ranks_per_node
-    raise JobError("is missing", key="cluster.ranks", fix=f"Say how many ranks of {cluster.name} there are")
+    """For how many ranks to plan. Raises JobError where nothing says, and for more than the cluster has."""
+    there, section = cluster.nodes * cluster.ranks_per_node, job.cluster
+    ranks = section.ranks or (there if job.leaves_ranks_open else job.world_size)
+    if not ranks:
+        raise JobError("is missing", key="cluster.ranks", fix=f"Say how many ranks of {cluster.name} there are")
+    check_number(ranks, "cluster.ranks", whole=True)
+    described = section.file is not None or section.preset != "here"
+    if described and there and ranks > there:
+        nodes = f"{cluster.nodes:,} node{'s' * (cluster.nodes > 1)} of {cluster.ranks_per_node:,}"
+        problem = f"{ranks:,} ranks are {ranks - there:,} more than the {there:,} of {cluster.name} ({nodes})"
+        raise JobError(problem, key="cluster.ranks", fix=f"Use at most {there:,}, or describe more nodes in a file")
+    return ranks
 
 
 def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,7 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
     """The nearest of a few changes with which the job fits."""
     for change in _changes(job, there):
         try:
-            other = _changed(job, change)
+            other = changed_job(job, change)
             if there.holds(estimate(PlannedStep.of(other, vocab, gpu=bool(there.each)))):
                 return f"{would_fit(change)}."
         except PlaitError:  # a rule forbids it
@@ -214,7 +214,8 @@ def _changes(job: Job, there: Room) -> Iterator[dict[str, Any]]:
         yield from more_ranks(shaped)
 
 
-def _changed(job: Job, changes: dict[str, Any]) -> Job:
+def changed_job(job: Job, changes: Mapping[str, Any]) -> Job:
+    """The job with keys of its file set. Raises JobError where a rule forbids them."""
     values = job.to_dict()
     for key, value in changes.items():
         section, name = key.split(".")

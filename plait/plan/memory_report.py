@@ -24,7 +24,7 @@ from plait.core.strategy import Strategy
 from plait.plan.closed_memory import device_overhead, plait_on, step_memory, usable
 from plait.plan.estimate import Place, PlannedStep, estimate
 from plait.plan.fits import KINDS, in_words
-from plait.plan.nearest import Adjustable, changes, trades
+from plait.plan.nearest import Adjustable, changes, more_ranks, trades
 from plait.plan.points import RECOMPUTES, Points
 
 
@@ -93,11 +93,25 @@ def _factors(sharding: Sharding) -> dict[str, int]:
 def fitting_change(
     model: ModelSpec, point: Mapping[str, int], cluster: Cluster, *, sequence: int, precision: Precision
 ) -> dict[str, Any] | None:
-    """The nearest change, as keys of a job file with values, with which a point of the strategy space fits.
+    """The first of ``fitting_changes``; None where there is none."""
+    return next(fitting_changes(model, point, cluster, sequence=sequence, precision=precision), None)
 
-    Empty where it fits as it is, None where none of those that are tried is enough. They keep the number of
-    ranks and the batch; a change that a rule forbids is left out."""
-    tried = [({}, dict(point)), *_allowed(model, point, sequence)]
+
+def fitting_changes(
+    model: ModelSpec,
+    point: Mapping[str, int],
+    cluster: Cluster,
+    *,
+    sequence: int,
+    precision: Precision,
+    ranks: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Changes, as keys of a job file with values, with which a point of the strategy space fits, the nearest
+    first; an empty one where it fits as it is.
+
+    They keep the number of ranks (ranks: those that do not come last) and the batch; a change that a rule
+    forbids is left out."""
+    tried = [({}, dict(point)), *_allowed(model, point, sequence, ranks)]
     points = Points.of([row for _, row in tried])
     found = step_memory(
         model,
@@ -107,9 +121,8 @@ def fitting_change(
         options=plait_on(cluster.device),
         overhead=cluster.overhead,
     )
-    limit = usable(cluster.device, cluster.overhead)
-    fitting = np.flatnonzero(found.total <= limit)
-    return tried[int(fitting[0])][0] if len(fitting) else None
+    for at in np.flatnonzero(found.total <= usable(cluster.device, cluster.overhead)):
+        yield tried[int(at)][0]
 
 
 def _short(key: str) -> str:
@@ -117,7 +130,7 @@ def _short(key: str) -> str:
 
 
 def _allowed(
-    model: ModelSpec, point: Mapping[str, int], sequence: int
+    model: ModelSpec, point: Mapping[str, int], sequence: int, ranks: bool
 ) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
     asked = Adjustable(
         recompute=RECOMPUTES[point["recompute"]],
@@ -129,7 +142,7 @@ def _allowed(
         dp=point["dp"],
         sequence_parallel=bool(point["sequence_parallel"]),
     )
-    for change in chain(changes(asked), trades(asked)):
+    for change in chain(changes(asked), trades(asked), more_ranks(asked) if ranks else ()):
         row = _changed(point, change)
         try:
             _check(model, row, sequence)

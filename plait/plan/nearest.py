@@ -63,6 +63,8 @@ def more_ranks(now: Adjustable) -> Iterator[dict[str, Any]]:
             yield {"strategy.tp": now.tp * factor}
             yield last | {"strategy.tp": now.tp * factor}
         for factor in (2, 4, 8, 16, 32, 64):
+            yield last | {"strategy.dp": now.dp * factor, "strategy.shard": "fsdp"}
+        for factor in (2, 4, 8, 16, 32, 64):
             yield last | {"strategy.pp": now.pp * factor}
             yield last | {"strategy.tp": now.tp * 8, "strategy.pp": now.pp * factor}
 

@@ -7,22 +7,17 @@ and memory is asked of the fastest first, until enough are found that fit: the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.cluster import Cluster
-from plait.core.constraint import Constraint
-from plait.core.errors import InfeasiblePlan, JobError
 from plait.core.settings import Precision
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable
-from plait.plan.fits import in_words
-from plait.plan.memory_report import fitting_change
-from plait.plan.nearest import would_fit
-from plait.plan.points import RECOMPUTES, Points
+from plait.plan.points import Points
+from plait.plan.shortage import Shortage
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
 
 FIRST, BLOCK = 1 << 10, 1 << 14
@@ -31,10 +26,6 @@ then eight times as many each time up to the second number. Not fewer: kinds of 
 that are asked together."""
 WALKED = 1 << 5
 """As ``FIRST``, for models of which every kind of point is walked on its own."""
-FACTORS = (2, 4, 8, 16, 32, 64)
-"""So many times as many ranks are tried where nothing fits."""
-FEW = 1 << 9
-"""Points of each of these spaces, at most."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
@@ -104,7 +95,7 @@ class _Search:
             start, size = start + size, min(8 * size, BLOCK)
         memory = np.concatenate(sizes)
         if not len(found):
-            raise self._too_large(space.take(order), memory, limit)
+            raise Shortage(asked, limit, self.memory).told(space.take(order), memory)
         best = found[: self.keep]
         return Ranked(space.take(order[best]), seconds[order[best]], memory[best], len(space))
 
@@ -122,48 +113,6 @@ class _Search:
             if one.quantity == "memory":
                 fits &= one.holds(memory)
         return fits
-
-    def _too_large(self, space: Points, memory: NDArray[np.float64], limit: float) -> InfeasiblePlan:
-        """What the most frugal strategy lacks, and what would give it."""
-        least = int(np.argmin(memory))
-        row, missing = space.row(least), int(memory[least])
-        bound = min([limit, *(one.values[0] for one in self.asked.constraints if _is_limit(one))])
-        shape = " ".join(f"{key}={row[key]}" for key in ("pp", "dp", "cp", "tp"))
-        limits = ", or a higher limit in plan.constraints" if bound < limit else ""
-        return InfeasiblePlan(
-            f"No strategy fits: the smallest of {len(space):,} needs {in_words(missing)} on a rank ({shape}, "
-            f"micro-batches of {row['micro']}), {in_words(int(missing - bound))} more than the {in_words(int(bound))} "
-            f"there are. {self._advice(row, bound)}{limits}."
-        )
-
-    def _advice(self, row: Mapping[str, int], bound: float) -> str:
-        """The nearest change with which something fits."""
-        asked = self.asked
-        load = {"sequence": asked.sequence, "precision": self.precision}
-        change = fitting_change(asked.model, row, self.cluster, **load) if bound == self.limit else None
-        if change:
-            return f"{would_fit(change)}, which the job excludes"
-        if factor := self._more_ranks(bound):
-            more = f"{asked.ranks * factor:,} ranks would do, {factor} times as many"
-            return f"{more}; or use a smaller model, shorter sequences"
-        return "Use a smaller model, shorter sequences"
-
-    def _more_ranks(self, bound: float) -> int | None:
-        """How many times as many ranks are enough, of ``FACTORS``."""
-        frugal = {"recompute": [RECOMPUTES.index("full")], "recompute_layers": [-1], "micro": [1]}
-        for factor in FACTORS:
-            more = replace(self.asked, ranks=self.asked.ranks * factor, fixed=frugal | dict(self.asked.fixed))
-            try:
-                space = enumerate_space(more, most=FEW)
-            except JobError:
-                continue
-            if self.memory(space).min() <= bound:
-                return factor
-        return None
-
-
-def _is_limit(one: Constraint) -> bool:
-    return one.quantity == "memory" and one.sign[0] == "<"
 
 
 def _first_of_family(points: Points) -> NDArray[np.int64]:

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache, partial
 from itertools import product
 
 import numpy as np
 
-from plait.core.constraint import WORDS, Constraint
+from plait.core.constraint import Constraint
 from plait.core.errors import JobError
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Ints, Points
+from plait.plan.unmet import column_of, nothing
 
 MOST = 250_000
 """Points of a space, unless a job says otherwise."""
@@ -33,6 +34,8 @@ PARTS = (1, 2, 3)
 """Quarters of a stage's layers that are computed again."""
 Choice = tuple[int, ...]
 LARGEST_MICRO = 64
+MOST_MICRO = 4096
+"""Micro-batches of a step that are tried unasked: schedules are walked op by op."""
 DEEPEST = 64
 """Places of a pipeline, and stages a rank, that are tried unasked are at most so many."""
 
@@ -107,13 +110,18 @@ def enumerate_space(asked: SearchRequest, *, most: int = MOST) -> Points:
     """Every point that is valid, memory aside. Raises JobError where there is none: which condition leaves
     nothing."""
     known = _Known(asked)
+    cells, choices = list[Cell](), list[dict[tuple[str, ...], list[Choice]]]()
     for level in range(COARSEST + 1):
-        cells = list(cells_of(asked, Coarseness(level)))
-        choices = [known.choices(cell, Coarseness(level)) for cell in cells]
-        if sum(map(_count, choices)) <= most:
+        here = list(cells_of(asked, Coarseness(level)))
+        found = [known.choices(cell, Coarseness(level)) for cell in here]
+        total = sum(map(_count, found))
+        if level and not total:  # all that the job asks for would be left out
+            break
+        cells, choices = here, found
+        if total <= most:
             break
     if not cells:
-        raise _nothing(asked)
+        raise nothing(asked, _arrangements)
     return _some(asked, points_of(asked, cells, choices))
 
 
@@ -140,7 +148,7 @@ def _some(asked: SearchRequest, points: Points) -> Points:
         held &= one.holds(columns[one.quantity])
     points = points.take(held) if telling else points
     if not len(points):
-        raise _nothing(asked)
+        raise nothing(asked, _arrangements)
     return points
 
 
@@ -225,6 +233,7 @@ def _batches(asked: SearchRequest, dp: int, tp: int, coarse: Coarseness) -> list
     """Micro-batches, and their slices."""
     each = asked.global_batch // dp
     micro = [m for m in _divisors(each) if m <= LARGEST_MICRO and (coarse.odd or (m & (m - 1) == 0 and m <= 16))]
+    micro = [m for m in micro if each // m <= MOST_MICRO]
     found = list[Choice]()
     for size in asked.among("micro", micro):
         if each % size == 0 and asked.allows("num_micro", each // size):
@@ -324,35 +333,19 @@ def _numbers(sizes: tuple[int, ...]) -> tuple[Ints, ...]:
     return tuple(np.unravel_index(np.arange(total), sizes)) if total else (np.zeros(0, dtype=np.int64),) * len(sizes)
 
 
-KEYS = {
-    "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_kind",
-    "recompute_layers": "strategy.recompute", "overlap": "strategy.overlap", "shard_overlap": "strategy.overlap",
-    "p1": "strategy.slices", "p2": "strategy.slices", "params": "strategy.shard.params",
-    "grads": "strategy.shard.grads", "optim": "strategy.shard.optim", "secondary": "strategy.shard.secondary",
-}  # fmt: skip
-"""Where a job says what a column holds; all others are keys of ``[strategy]``."""
-
-
-def _nothing(asked: SearchRequest) -> JobError:
-    """Which one condition, left out, would leave something."""
-    for at, one in enumerate(asked.constraints):
-        others = [*asked.constraints[:at], *asked.constraints[at + 1 :]]
-        if _first(replace(asked, constraints=others)):
-            return JobError(f"'{one.text}' leaves no strategy for {asked.ranks} ranks", key="plan.constraints")
-    for name in asked.fixed:
-        fixed = {other: values for other, values in asked.fixed.items() if other != name}
-        if row := _first(replace(asked, fixed=fixed)):
-            said, fits = (_word(name, value) for value in (asked.fixed[name][0], row[name]))
-            problem = f"{said} fits no arrangement of {asked.ranks} ranks with the rest that the job says"
-            return JobError(problem, key=KEYS.get(name, f"strategy.{name}"), fix=f"{fits} would do, or auto")
-    problem = (
-        f"{asked.ranks} ranks cannot share {asked.global_batch} sequences of {asked.sequence} tokens of this model"
-    )
-    return JobError(problem, key="cluster.ranks", fix="Use a number of ranks, or of sequences, with more divisors")
-
-
-def _word(name: str, value: int) -> str:
-    return WORDS[name][value] if name in WORDS else str(value)
+def _arrangements(asked: SearchRequest) -> Iterator[dict[str, set[int]]]:
+    """Of every arrangement of ranks with any point, the values of its columns."""
+    known = _Known(asked)
+    for cell in cells_of(asked, Coarseness()):
+        choices = known.choices(cell, Coarseness())
+        if _count(choices):
+            values = {name: {getattr(cell, name)} for name in (one.name for one in fields(Cell))}
+            for names, tuples in choices.items():
+                values |= {name: {one[at] for one in tuples} for at, name in enumerate(names)}
+            values["ulysses"] = {cell.cp // cell.ring}
+            telling = [(one, column_of(one)) for one in asked.constraints if column_of(one) in values]
+            if all(any(one.holds(value) for value in values[name]) for one, name in telling):
+                yield values
 
 
 def _first(asked: SearchRequest) -> dict[str, int] | None:

@@ -71,6 +71,10 @@ def test_ranks_are_the_jobs_or_the_strategys_or_all_there_are() -> None:
     assert ranks_of(job(cluster={"ranks": 0}), lab) == lab.nodes * lab.ranks_per_node
     with pytest.raises(JobError, match="how many ranks of h100"):
         ranks_of(job(cluster={"ranks": 0}), H100)
+    with pytest.raises(JobError, match=r"6 ranks are 2 more than the 4 of lab \(2 nodes of 2\)\. Use at most 4"):
+        ranks_of(job(cluster={"preset": "lab", "ranks": 6}), lab)
+    with pytest.raises(JobError, match=r"cluster\.ranks: 1000000000000000000 is out of range"):
+        ranks_of(job(cluster={"ranks": 10**18}), H100)
 
 
 def test_a_point_makes_a_job_that_stands_at_it() -> None:

@@ -120,12 +120,41 @@ def test_nothing_fits_says_by_how_much_and_how_many_ranks_would_do() -> None:
     search(replace(one, ranks=ranks, domain=min(8, ranks)), A100, "bf16-mixed")
 
 
-def test_nothing_fits_names_the_change_that_the_job_excludes() -> None:
+def test_nothing_fits_names_what_the_job_would_have_to_leave_open() -> None:
     one = asked(2, 8, recompute=[0], recompute_layers=[-1], micro=[4], params=[1], grads=[1], optim=[1], pp=[1], tp=[1])
-    with pytest.raises(InfeasiblePlan, match=r"It would fit with strategy\.\w+=\w+.*, which the job excludes"):
+    with pytest.raises(InfeasiblePlan, match=r"It would fit with strategy\.\w+=auto\.") as caught:
         search(one, cluster(4.5), "bf16-mixed")
+    name = str(caught.value).partition("=auto")[0].rpartition(".")[2]
+    columns = ("params", "grads", "optim") if name == "shard" else (name,)
+    fixed = {key: values for key, values in one.fixed.items() if key not in columns}
+    search(replace(one, fixed=fixed), cluster(4.5), "bf16-mixed")
 
 
-def test_a_limit_of_memory_is_named_where_it_leaves_nothing() -> None:
-    with pytest.raises(InfeasiblePlan, match=r"a higher limit in plan\.constraints"):
-        search(asked(1, 8, "memory <= 1 GiB"), A100, "bf16-mixed")
+def test_nothing_fits_names_the_condition_without_which_something_would() -> None:
+    one = asked(
+        2, 8, "recompute = none", "tp <= 8", "micro_batch_size >= 4", params=[1], grads=[1], optim=[1], pp=[1], tp=[1]
+    )
+    with pytest.raises(InfeasiblePlan, match=r"It would fit without '[^']*' in plan\.constraints, as with ") as caught:
+        search(one, cluster(4.5), "bf16-mixed")
+    text = str(caught.value).partition("without '")[2].partition("'")[0]
+    others = tuple(each for each in one.constraints if each.text != text)
+    assert len(others) == 2
+    search(replace(one, constraints=others), cluster(4.5), "bf16-mixed")
+
+
+def test_a_limit_of_memory_is_named_where_it_leaves_nothing_and_one_that_would_do() -> None:
+    one = asked(1, 8, "memory <= 1 GiB")
+    with pytest.raises(
+        InfeasiblePlan, match=r"more than the 1 GiB allowed\. 'memory <= [\d.]+ GiB' in place"
+    ) as caught:
+        search(one, A100, "bf16-mixed")
+    told = Constraint.parse(str(caught.value).partition("allowed. '")[2].partition("'")[0])
+    search(replace(one, constraints=(told,)), A100, "bf16-mixed")
+
+
+@pytest.mark.parametrize("text", ["memory >= 500 GiB", "memory = 5 GiB"])
+def test_more_memory_than_anything_takes(text: str) -> None:
+    with pytest.raises(InfeasiblePlan, match=rf"No strategy meets '{text}'.* need .* to .* on a rank") as caught:
+        search(asked(1, 8, text), A100, "bf16-mixed")
+    told = Constraint.parse(str(caught.value).rpartition(". '")[2].partition("'")[0])
+    search(asked(1, 8, told.text), A100, "bf16-mixed")
