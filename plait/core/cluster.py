@@ -24,6 +24,8 @@ from plait.core.overhead import Overhead, overhead_values
 from plait.core.settings import Count, Natural, Precision, Section
 from plait.core.toml import read_toml
 
+LEAST = 1e-30
+"""Of what is divided by."""
 MEMORY_RATE = 1e10
 """Bytes per second between ranks of one machine; only its ratio to latencies matters, and only to chunk
 sizes."""
@@ -131,12 +133,52 @@ class Cluster(Section):
         return Cluster.read(folder / f"{name}.toml")
 
     def check(self) -> None:
-        """Raise JobError for values that are fine alone and wrong together."""
+        """Raise JobError for values that are fine alone and wrong together, or that nothing can be divided
+        by."""
         spans = [tier.ranks or 2**31 for tier in self.tiers]
         if spans != sorted(set(spans)):
-            raise JobError(f"{spans} do not grow from tier to tier", key="tiers.ranks")
+            told = ", ".join(str(tier.ranks or "all") for tier in self.tiers)
+            raise JobError(f"{told}: they do not grow from tier to tier", key="tiers.ranks")
+        self._check_cuts()
+        self._check_divisors()
         if self.tiers[-1].ranks and self.nodes and self.tiers[-1].ranks < self.nodes * self.ranks_per_node:
             raise JobError("does not connect all nodes", key=f"tiers.{self.tiers[-1].name}.ranks")
+
+    def _check_cuts(self) -> None:
+        """Tiers have names of their own and cut no node, and no group of a tier within them."""
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) < len(names):
+            raise JobError(f"{', '.join(names)}: two have the same name", key="tiers.name")
+        inner, what = 1, ""
+        for ranks, name in sorted([(self.ranks_per_node, "a node"), *((one.ranks, one.name) for one in self.tiers)]):
+            if ranks and ranks % inner:
+                problem = f"the {ranks} ranks of {name} are no multiple of the {inner} of {what}"
+                raise JobError(problem, key="tiers.ranks", fix="Give a multiple, or 0 for all ranks")
+            inner, what = ranks or inner, name if ranks else what
+
+    def _check_divisors(self) -> None:
+        device, reached = self.device, self.efficiency
+        rates = {f"device.peak.{name}": one for name, one in device.peak.items()}
+        rates |= {"device.memory": device.memory, "device.memory_rate": device.memory_rate}
+        rates |= {f"tiers.{tier.name}.rate": tier.rate for tier in self.tiers}
+        shares = ("matmul", "matmul_fp8", "attention_forward", "attention_backward", "memory")
+        rates |= {f"efficiency.{name}": getattr(reached, name) for name in shares}
+        rates |= {"efficiency.inside.share": reached.inside.share, "efficiency.across.share": reached.across.share}
+        for key, constant in rates.items():
+            if constant.value < LEAST:
+                raise JobError(
+                    f"{constant.value:g} is not allowed", key=f"{key}.value", fix="Allowed: a number above 0"
+                )
+        for name in ("slow_computation", "slow_communication"):
+            value = getattr(reached, name).value
+            if value < 1:
+                problem = f"{value:g} would make it faster"
+                raise JobError(problem, key=f"efficiency.{name}.value", fix="Allowed: a factor of at least 1")
+        if self.overhead.reserve.value >= 1:
+            problem = f"{self.overhead.reserve.value:g} leaves no memory"
+            raise JobError(problem, key="overhead.reserve.value", fix="Allowed: a share below 1")
+        if not device.peak:
+            raise JobError("is empty", key="device.peak", fix="Give FLOP/s for at least one precision, as bf16-mixed")
 
     def tier_of(self, span: int) -> int:
         """The innermost tier that connects ``span`` neighbouring ranks; the outermost if none does."""

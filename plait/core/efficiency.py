@@ -21,7 +21,7 @@ from plait.core.toml import read_toml
 class Constant(Section):
     """A number with its origin."""
 
-    value: float
+    value: Annotated[float, Field(ge=0, le=1e30)]
     """In bytes, seconds, FLOP/s, bytes/s, or a plain ratio."""
     source: str
     """Who says so."""

@@ -34,6 +34,12 @@ def explain(error: ValidationError, root: type[BaseModel]) -> JobError:
         return JobError(
             f"unknown key{nearest(path[-1], known)}", key=key, fix=f"Known here: {', '.join(sorted(known))}"
         )
+    if first["type"] == "missing" and field is not None:
+        needed = f"Write [{key}] and the keys below it" if _is_table(field) else None
+        return JobError("is missing", key=key, fix=needed or f"Give {allowed(field.annotation, field.metadata)}")
+    if first["loc"][-1:] == ("[key]",):
+        kinds = get_args(field.annotation)[0] if field else str
+        return JobError(f"unknown key {show(first.get('input'))}", key=key, fix=f"Known here: {allowed(kinds)}")
     value = show(first.get("input"))
     if field is None or _is_table(field):
         return JobError(f"{value} is not a table", key=key, fix=f"Write [{key}] and the keys below it")
@@ -108,6 +114,8 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
     if is_dataclass(annotation):
         hints = get_type_hints(annotation)
         return "{ " + ", ".join(f"{name} = {allowed(kind)}" for name, kind in hints.items()) + " }"
+    if patterns := [pattern for limit in limits if (pattern := getattr(limit, "pattern", None))]:
+        return f"a text that matches {patterns[0]}"
     words = " and ".join(f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in limits if type(limit) in _SIGNS)
     name = _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
     return f"{name} {'of ' if words.startswith('at') else ''}{words}".rstrip()

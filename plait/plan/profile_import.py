@@ -19,7 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from plait.core.errors import JobError
+from plait.core.numbers import shown
 from plait.core.profile import CollectiveKind, Curve, Group, Machine, Point, Profile, joined, wire_share
 
 TESTS: Mapping[str, CollectiveKind] = {
@@ -58,13 +61,21 @@ def import_profile(file: Path) -> Profile:
     except (OSError, ValueError) as error:
         raise JobError(f"cannot be read: {error}", file=str(file)) from None
     date = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).date().isoformat()
-    if not text.lstrip().startswith("{"):
-        return nccl_tests(text, str(file), date)
     try:
-        values: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise JobError(f"is no JSON, or only a part of it: {error}", file=str(file)) from None
-    return Profile.from_json(text, str(file)) if "version" in values else galvatron(values, str(file), date)
+        if not text.lstrip().startswith("{"):
+            return nccl_tests(text, str(file), date)
+        try:
+            values: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise JobError(f"is no JSON, or only a part of it: {error}", file=str(file)) from None
+        return Profile.from_json(text, str(file)) if "version" in values else galvatron(values, str(file), date)
+    except ValidationError as error:  # times that vanish, sizes beyond all memory
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        problem = f"has a number that cannot be: {shown(first['input'])} as {where}"
+        raise JobError(problem, file=str(file), fix=str(first["msg"])) from None
+    except (ValueError, OverflowError) as error:  # numbers of thousands of digits
+        raise JobError(f"has a number that cannot be: {error}", file=str(file)) from None
 
 
 # ---- nccl-tests ----
@@ -131,7 +142,7 @@ def _line(log: _Log, line: str, where: str) -> None:
     words = line.split()
     if words[:2] == ["#", "size"]:
         log.columns = tuple(words[1:])
-    elif log.columns and words and words[0].isdigit() and len(words) == len(log.columns):
+    elif log.columns and words and words[0].isascii() and words[0].isdigit() and len(words) == len(log.columns):
         _row(log, dict(zip(_numbered(log.columns), words, strict=True)), where)
 
 
@@ -260,8 +271,8 @@ def _spaced(ranks: int, stride: int, world: int, per_node: int, file: str, key: 
 def _positive(told: Any, file: str, where: str) -> float:
     try:
         value = float(told) if not isinstance(told, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not 0 < value < math.inf:
-        raise JobError(f"{told!r} is not allowed", file=file, key=where, fix="Allowed: a number above 0")
+        raise JobError(f"{shown(told)} is not allowed", file=file, key=where, fix="Allowed: a number above 0")
     return value

@@ -25,6 +25,8 @@ from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.points import Points
 
 METRICS = "metrics.jsonl"
+LEAST, MOST = 1e-9, 1e9
+"""Seconds that a step may take."""
 WARM = 3
 """First steps of a run that are left out."""
 FEWEST = 3
@@ -42,14 +44,31 @@ KEPT = ("jitter", "step")
 
 
 def read_seconds(folder: Path) -> list[float]:
-    """Of every step that the run in ``folder`` has recorded. Raises JobError for a folder that is no run."""
+    """Of every step that the run in ``folder`` has recorded. Raises JobError for a folder that is no run, and
+    naming the line of what cannot be."""
     file = folder / METRICS
     try:
-        return [float(json.loads(line)["seconds"]) for line in file.read_text().splitlines()]
+        lines = file.read_text().splitlines()
     except OSError as error:
         raise JobError(f"cannot be read: {error.strerror}", file=str(file), fix="Name a run's folder") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise JobError(f"is damaged: {error}", file=str(file)) from None
+    return [_seconds(line, number, str(file)) for number, line in enumerate(lines, 1)]
+
+
+def _seconds(line: str, number: int, file: str) -> float:
+    """Of one step."""
+    try:
+        told = json.loads(line)["seconds"]
+        seconds = float(told)
+    except KeyError:
+        raise JobError("is damaged: it has no seconds", file=file, key=f"line {number}") from None
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise JobError(f"is damaged: {error}", file=file, key=f"line {number}") from None
+    if isinstance(told, bool) or not LEAST <= seconds <= MOST:
+        problem = f"{told!r} are no seconds of a step"
+        raise JobError(problem, file=file, key=f"line {number}", fix="Leave this run out, or train it again")
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -64,9 +83,11 @@ class Recorded:
     def read(folder: Path) -> Recorded:
         """Raises JobError for a folder that is no run, or one too short to tell anything."""
         plan = Plan.read(folder / "plan.json")
-        if plan.job is None or len(set(plan.job.degrees)) > 1:
+        if plan.job is None:
+            raise JobError("was planned without a job file and says nothing of a cluster", file=str(folder))
+        if len(set(plan.job.degrees)) > 1:
             raise JobError("has places that differ, which the closed form does not describe", file=str(folder))
-        left = [each for each in read_seconds(folder)[WARM:] if 0 < each < float("inf")]
+        left = read_seconds(folder)[WARM:]
         if len(left) < FEWEST:
             problem = f"has {len(left)} steps after the first {WARM}, which tell too little"
             raise JobError(problem, file=str(folder / METRICS), fix=f"Train at least {WARM + FEWEST} steps")

@@ -104,6 +104,9 @@ WRONG_LOGS = {
     "negative": ([*ALL_REDUCE[:11], row(8, 1.0, -2.0)], "line 12", "above 0"),
     "nan": ([*ALL_REDUCE[:11], row(8, 1.0, float("nan"))], "line 12", "above 0"),
     "twice": (["all_reduce_perf", *ranks("a", each=1), *ranks("a", each=1)[1:], HEAD], "line 4", "MPI=1"),
+    "no number": ([*ALL_REDUCE[:11], f" {10**18}{'0' * 5000} 1 float sum -1 1 1 1 0 1 1 1 0"], None, "cannot be"),
+    "vanishes": ([*ALL_REDUCE[:11], row(8, 1.0, 1e-320)], None, "cannot be"),
+    "superscript": (["all_reduce_perf", *ranks("a"), HEAD, row(8, 1.0, 1.0).replace("8", "\u00b2")], None, "no table"),
     "no time": (["all_reduce_perf", *ranks("a"), "#  size count", " 8 2"], "line 6", "has no time"),
 }  # fmt: skip
 
@@ -157,6 +160,9 @@ WRONG_FILES: dict[str, tuple[Any, str, str | None, str]] = {
     "too many": ({"pp_size_16": 1.0}, "p2p_bandwidth_1nodes_8gpus_per_node.json", "pp_size_16", "16 of 8 ranks"),
     "none": ({"pp_size_0": 1.0}, "p2p_bandwidth_1nodes_8gpus_per_node.json", "pp_size_0", "0 of 8 ranks"),
     "odd": ({"pp_size_3": 1.0}, "p2p_bandwidth_1nodes_8gpus_per_node.json", "pp_size_3", "3 of 8 ranks"),
+    "large": ({"pp_size_2": 10**400}, "p2p_bandwidth_1nodes_8gpus_per_node.json", "pp_size_2", "above 0"),
+    "vanishes": ({"pp_size_2": 1e308}, "p2p_bandwidth_1nodes_8gpus_per_node.json", None, "cannot be"),
+    "no bytes": ({"allreduce_size_8_0MB_time": 1.0}, "sp_time_1nodes_8gpus_per_node.json", None, "cannot be"),
     "empty": ({}, "p2p_bandwidth_1nodes_8gpus_per_node.json", None, "neither"),
     "overlap": ({"overlap_coe": 1.1}, "overlap_coefficient.json", "overlap_coe", "plait profile"),
 }

@@ -80,7 +80,12 @@ def test_a_refitted_cluster_survives_its_file(tmp_path: Path) -> None:
     [
         ('{"seconds": 1.0}\n' * 5, "2 steps after the first 3"),
         ('{"seconds": 1.0}\n{"sec', "is damaged"),
-        ('{"step": 1}\n' * 9, "is damaged"),
+        ('{"step": 1}\n' * 9, "line 1: is damaged: it has no seconds"),
+        ('{"seconds": 1.0}\n{"seconds": -1.0}\n' * 5, "line 2: -1.0 are no seconds"),
+        ('{"seconds": 1.0}\n' * 9 + '{"seconds": NaN}', "line 10: nan are no seconds"),
+        ('{"seconds": true}\n' * 9, "line 1: True are no seconds"),
+        ('{"seconds": 1%s}' % ("0" * 400), "line 1: is damaged"),
+        ("[1.0]\n" * 9, "line 1: is damaged"),
         (None, "cannot be read"),
     ],
 )
@@ -89,6 +94,12 @@ def test_runs_that_tell_nothing_are_refused(tmp_path: Path, text: str | None, wo
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(JobError, match=words):
+        Recorded.read(tmp_path)
+
+
+def test_a_plan_without_a_job_says_nothing_of_a_cluster(tmp_path: Path) -> None:
+    replace(_runs(CLUSTER)[0].plan, job=None).write(tmp_path / "plan.json")
+    with pytest.raises(JobError, match="without a job file"):
         Recorded.read(tmp_path)
 
 

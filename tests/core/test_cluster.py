@@ -1,0 +1,71 @@
+"""A cluster's file: what cannot be is refused, by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.env import specs_folder
+from plait.core.errors import JobError
+
+H100 = (specs_folder() / "clusters" / "h100.toml").read_text()
+ORIGIN = 'source = "me", date = "2024"'
+
+
+def own(constant: str, value: float) -> tuple[str, str]:
+    """A constant of efficiency replaced."""
+    return 'efficiency = "hopper"', f'efficiency = {{ like = "hopper", {constant} = {{ value = {value}, {ORIGIN} }} }}'
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (specs_folder() / "clusters").glob("*.toml")))
+def test_those_that_ship_are_as_they_should_be(name: str) -> None:
+    assert Cluster.preset(name).name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("value = 450e9", "value = -450e9", "tiers.rate.value"),
+        ("value = 450e9", "value = 0", "tiers.nvlink.rate.value"),
+        ("value = 450e9", "value = nan", "tiers.rate.value"),
+        ("value = 450e9", "value = 1e300", "tiers.rate.value"),
+        ("value = 2e-6", "value = -2e-6", "tiers.latency.value"),
+        ("value = 85.899e9", "value = 0", "device.memory.value"),
+        ("value = 3.352e12", "value = 0", "device.memory_rate.value"),
+        ("value = 989.4e12", "value = 0.0", "device.peak.bf16-mixed.value"),
+        (*own("matmul", 0), "efficiency.matmul.value"),
+        (*own("matmul_launch", -1), "efficiency.matmul_launch.value"),
+        (*own("slow_communication", 0.5), "efficiency.slow_communication.value"),
+        ('name = "network"', 'name = "nvlink"', "tiers.name"),
+        ("ranks_per_node = 8", "ranks_per_node = 3", "tiers.ranks"),
+        ("ranks = 0", "ranks = 12", "tiers.ranks"),
+        ("ranks = 0", "ranks = 4", "tiers.ranks"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, key: str) -> None:
+    file = tmp_path / "mine.toml"
+    assert old in H100
+    file.write_text(H100.replace(old, new, 1))
+    with pytest.raises(JobError) as caught:
+        Cluster.read(file)
+    assert (caught.value.file, caught.value.key) == (str(file), key)
+
+
+def test_a_device_without_any_peak_and_one_whose_memory_is_all_reserved(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    head, _, rest = H100.partition("[device.peak]")
+    file.write_text(f"{head}peak = {{}}\n[[tiers]]{rest.partition('[[tiers]]')[2]}")
+    with pytest.raises(JobError, match=r"device\.peak: is empty"):
+        Cluster.read(file)
+    file.write_text(f"{H100}\n[overhead]\nreserve = {{ value = 1.0, {ORIGIN} }}\n")
+    with pytest.raises(JobError, match=r"overhead\.reserve\.value: 1 leaves no memory"):
+        Cluster.read(file)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 6])
+def test_nodes_of_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+    text = H100.replace("ranks_per_node = 8", f"ranks_per_node = {ranks}").replace("ranks = 8", f"ranks = {ranks}")
+    (tmp_path / "mine.toml").write_text(text)
+    assert Cluster.read(tmp_path / "mine.toml").ranks_per_node == ranks
