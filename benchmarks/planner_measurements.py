@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from planner_row import GIB, VOCAB, Row, Skipped, cluster_of, number
+from planner_row import GIB, VOCAB, Row, Skipped, cluster_of, number, whole
 
 from plait.core.cluster import Cluster
 from plait.plan.layer_time import Options
@@ -102,7 +102,14 @@ UNFUSED_NORM = 4.0
 
 def read_measurement(values: Mapping[str, str], stem: str) -> Row:
     """A dense transformer's row. stem: of its file. Raises Skipped and Bad."""
-    numbers = {name: number(values, name) for name in (*COUNTS, *POSITIVE)}
+    numbers: dict[str, Any] = {name: number(values, name) for name in POSITIVE}
+    fractions = list[str]()
+    for name in COUNTS:
+        try:
+            numbers[name] = whole(values, name)
+        except Skipped as fraction:  # said after what is not about dense models
+            numbers[name] = number(values, name)
+            fractions += [] if name == "global_batch" else [str(fraction)]
     if values["arch_type"] != "dense":
         raise Skipped("no dense transformer")
     if values["task"] != "pretrain":
@@ -113,9 +120,15 @@ def read_measurement(values: Mapping[str, str], stem: str) -> Row:
     for name in needed:
         if numbers[name] is None:
             raise Skipped(f"no {name}")
+    if fractions:
+        raise Skipped(fractions[0])
     if not values["recompute"]:
         raise Skipped("no recompute")
-    oom = values["outcome"] != "ok"
+    if values["outcome"].lower() not in ("ok", "oom"):
+        raise Skipped(f"outcome is '{values['outcome']}'")
+    if values["peak_mem_unit"].startswith("GB"):
+        number(values, "peak_mem")
+    oom = values["outcome"].lower() != "ok"
     seconds = numbers["iter_time_s"] or numbers["derived_iter_time_s"]
     memory = numbers["peak_mem_gib"]
     if seconds is None and memory is None and not oom and not values["peak_mem"]:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from planner_measurements import read_measurement
-from planner_row import Row, Rows, Skipped
-from planner_rows import header, read_lines
+from planner_row import Bad, Row, Rows, Skipped, whole
+from planner_rows import header, in_line, read_lines
 
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
@@ -41,28 +41,33 @@ def read_moe(files: Iterable[Path]) -> Rows:
     for file in files:
         if "arch_type" not in header(file):
             continue
-        for values in read_lines(file):
+        for number, values in enumerate(read_lines(file), start=2):
             if "moe" not in values["arch_type"]:
                 continue
             try:
                 rows.append(_moe(values, file.stem))
             except Skipped as reason:
                 skipped[str(reason)] += 1
+            except Bad as bad:
+                raise in_line(bad, number, file) from None
     return Rows(rows, skipped)
 
 
 def _moe(values: Mapping[str, str], stem: str) -> Row:
-    model = _model(values["model"])
-    if values["layers"]:
-        model = replace(model, num_layers=int(values["layers"]))
-    tp, pp, cp = (int(values[name] or 1) for name in ("tp", "pp", "cp"))
-    if not values["num_gpus"]:
+    model = _model(values.get("model", ""))
+    layers, ranks = whole(values, "layers"), whole(values, "num_gpus")
+    tp, pp, cp, ep = (whole(values, name) or 1 for name in ("tp", "pp", "cp", "ep"))
+    if not ranks:
         raise Skipped("experts: no num_gpus")
-    replicas = int(values["num_gpus"]) // (tp * pp)
-    ep = int(values["ep"] or 1)
+    replicas = ranks // (tp * pp)
+    if replicas < cp:
+        raise Skipped("degrees do not multiply to the GPUs")
     try:
+        model = replace(model, num_layers=layers) if layers else model
         check_expert_parallel(model, ep, replicas)
-    except JobError:
+    except JobError as error:
+        if error.key == "model.experts.first_dense":
+            raise Skipped("experts: in none of the layers") from None
         raise Skipped("experts: shared out over tensor-parallel ranks too") from None
     told = {
         "arch_type": "dense", "layers": model.num_layers, "hidden": model.hidden, "heads": model.num_heads,
@@ -80,4 +85,4 @@ def _model(name: str) -> ModelSpec:
     for pattern, preset in MODELS:
         if re.match(pattern, name, re.IGNORECASE):
             return ModelSpec.preset(preset, specs_folder() / "models")
-    raise Skipped(f"experts: {name.split(' ')[0]} is not described")
+    raise Skipped(f"experts: {name.split(' ')[0] or 'a model without a name'} is not described")

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from plait.core.cluster import Cluster
+from plait.core.numbers import LARGEST
 from plait.plan.layer_time import Options
 from plait.plan.points import Points
 from plait.plan.rates import AnyPrecision
@@ -83,6 +84,19 @@ def number(values: Mapping[str, str], column: str) -> float | None:
     if not math.isfinite(found) or found <= 0:
         raise Bad(column, f"{text} is not a positive number")
     return found
+
+
+def whole(values: Mapping[str, str], column: str) -> int | None:
+    """As ``number``, of what is counted. Raises Skipped for a fraction, Bad for what is out of all
+    proportion."""
+    found = number(values, column)
+    if found is None:
+        return None
+    if found > LARGEST:
+        raise Bad(column, f"{values[column].strip()} is out of range")
+    if found != int(found):
+        raise Skipped(f"{column} is a fraction")
+    return int(found)
 
 
 @cache

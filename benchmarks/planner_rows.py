@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from planner_measurements import COLUMNS, read_measurement
@@ -39,8 +40,22 @@ def read_rows(files: Iterable[Path]) -> Rows:
             except Skipped as reason:
                 skipped[str(reason)] += 1
             except Bad as bad:
-                raise JobError(f"line {number}: {bad}", file=str(file), key=bad.column) from None
-    return Rows(rows, skipped)
+                raise in_line(bad, number, file) from None
+    return Rows(_named_apart(rows), skipped)
+
+
+def in_line(bad: Bad, number: int, file: Path) -> JobError:
+    """Where a value stands that cannot be read."""
+    return JobError(f"line {number}: {bad}", file=str(file), key=bad.column)
+
+
+def _named_apart(rows: Iterable[Row]) -> list[Row]:
+    """Rows are told apart by their names: one that comes again is numbered."""
+    seen, named = Counter[str](), list[Row]()
+    for row in rows:
+        seen[row.name] += 1
+        named.append(row if seen[row.name] == 1 else replace(row, name=f"{row.name}#{seen[row.name]}"))
+    return named
 
 
 def default_files() -> list[Path]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_row import VOCAB, Bad, Row, Skipped, cluster_of, number
+from planner_row import VOCAB, Bad, Row, Skipped, cluster_of, number, whole
 
 from plait.plan.layer_time import Options
 from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.plan.shapes import Shapes
 
+TIME = "iteration time (ms)"
 VTRAIN_COLUMNS = [
     "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",
-    "tensor parallelism", "data parallelism", "pipeline parallelism", "iteration time (ms)",
+    "tensor parallelism", "data parallelism", "pipeline parallelism", TIME,
 ]  # fmt: skip
 
 
@@ -22,7 +23,8 @@ def read_vtrain(values: Mapping[str, str], stem: str) -> Row:
     be recomputed and the optimizer to be sharded over dp, as Megatron-LM of the time advises: of what was
     tried that agrees best with the times (median error 3 %; no recomputation 8 %, all layers 25 %), and rows
     that would not fit without then do, but for a quarter. Nothing is fitted to these rows."""
-    numbers = {name: number(values, name) for name in VTRAIN_COLUMNS}
+    counts = {name: whole(values, name) for name in VTRAIN_COLUMNS[:-1]}
+    numbers: dict[str, float | None] = {**counts, TIME: number(values, TIME)}
     empty = [name for name, value in numbers.items() if value is None]
     if empty:
         raise Bad(empty[0], "is empty")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import planner_moe
 import planner_rows
 import pytest
 from planner_measurements import COLUMNS, node_gigabits
@@ -102,7 +103,8 @@ def test_a_vtrain_row(tmp_path: Path) -> None:
     [({"recompute": ""}, "no recompute"), ({"tp": ""}, "no tp"), ({"arch_type": "moe"}, "no dense transformer"),
      ({"task": "lora"}, "not pre-training of all weights"), ({"gpu": "TPU v5p"}, "TPU v5p is not described"),
      ({"precision": "nvfp4"}, "precision is 'nvfp4'"), ({"iter_time_s": ""}, "neither time nor memory"),
-     ({"dp": "8"}, "degrees do not multiply to the GPUs")],
+     ({"dp": "8"}, "degrees do not multiply to the GPUs"), ({"layers": "1.5"}, "layers is a fraction"),
+     ({"outcome": "crashed"}, "outcome is 'crashed'")],
 )  # fmt: skip
 def test_a_row_that_says_too_little_is_skipped_and_counted(
     tmp_path: Path, changed: dict[str, str], reason: str
@@ -116,13 +118,40 @@ def test_a_row_that_says_too_little_is_skipped_and_counted(
     "column, value, problem",
     [("iter_time_s", "-3", "not a positive number"), ("iter_time_s", "nan", "not a positive number"),
      ("layers", "many", "'many' is not a number"), ("hidden", "inf", "not a positive number"),
-     ("num_gpus", "0", "not a positive number")],
+     ("num_gpus", "0", "not a positive number"), ("layers", "1e300", "1e300 is out of range"),
+     ("micro_batch", "9" * 400, "not a positive number")],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, column: str, value: str, problem: str) -> None:
     with pytest.raises(JobError, match=problem) as caught:
         planner_rows.read_rows([write(tmp_path, ROW, ROW | {column: value})])
     assert "line 3" in str(caught.value)
     assert column in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["lots", "-3", "nan"])
+def test_memory_that_is_printed_is_a_number(tmp_path: Path, value: str) -> None:
+    wrong = ROW | {"peak_mem": value, "peak_mem_unit": "GB(as printed)"}
+    with pytest.raises(JobError, match="line 3") as caught:
+        planner_rows.read_rows([write(tmp_path, ROW, wrong)])
+    assert caught.value.key == "peak_mem"
+
+
+def test_rows_that_come_again_are_told_apart(tmp_path: Path) -> None:
+    file = write(tmp_path, ROW, ROW)
+    rows = planner_rows.read_rows([file, file]).rows
+    assert len({row.name for row in rows}) == 4
+
+
+def test_rows_of_experts_are_read_as_carefully(tmp_path: Path) -> None:
+    expert = {"model": "Mixtral_8x7B"} | ROW | {"arch_type": "moe", "ep": "8", "num_gpus": "64", "tp": "1", "pp": "1"}
+    (row,) = planner_moe.read_moe([write(tmp_path, expert | {"layers": "16.0"})]).rows
+    assert row.shapes.num_layers == 16
+    for changed in ({"tp": "1000000"}, {"layers": "0.5"}):
+        assert planner_moe.read_moe([write(tmp_path, expert | changed)]).skipped.total() == 1
+    for column in ("layers", "seq_len"):
+        with pytest.raises(JobError, match="line 2: 'many' is not a number") as caught:
+            planner_moe.read_moe([write(tmp_path, expert | {column: "many"})])
+        assert caught.value.key == column
 
 
 def test_a_negative_time_of_vtrain_is_named(tmp_path: Path) -> None:
