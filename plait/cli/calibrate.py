@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from plait.plan.recorded import Recorded, Refitted
 
 
+OUT = "Choose another with --out"
+
+
 def calibrate(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs on one cluster.")],
     cluster: Annotated[
@@ -28,14 +31,15 @@ def calibrate(
     """
     from datetime import UTC, datetime
 
-    from plait.core.files import explained
+    from plait.core.files import check_target, explained, replacing
     from plait.core.toml import to_toml
     from plait.plan.recorded import Recorded, refit
 
+    check_target(out, fix=OUT)
     recorded = [Recorded.read(folder) for folder in runs]
     found = refit(_cluster(cluster, recorded[0]), recorded, date=datetime.now(UTC).date().isoformat())
-    with explained(f"{out} cannot be written", fix="Choose another with --out"):
-        out.write_text(to_toml(found.cluster.model_dump(mode="json", exclude_none=True)))
+    with explained(f"{out} cannot be written", fix=OUT), replacing(out) as partial:
+        partial.write_text(to_toml(found.cluster.model_dump(mode="json", exclude_none=True)))
     _show(recorded, found, out, as_json)
 
 

@@ -71,6 +71,8 @@ def plan(
         list_clusters(as_json)
         return
     if compare:
+        if job or emit or picture or measure or what_if or out:
+            raise JobError("takes two plans and, of all options, --json", key="--compare", fix="Leave out the rest")
         _compare(compare, as_json)
         return
     if job and str(job) == CHECK and given and not job.is_file():
@@ -81,10 +83,19 @@ def plan(
         raise JobError(f"{measure} is not allowed", key="--measure", fix="Allowed: at least 1")
     if measure and what_if:
         raise JobError("what is not there cannot be measured", key="--what-if", fix="Leave out --measure")
+    if emit:
+        from plait.plan.emit import check_framework
+
+        check_framework(emit)
+        if as_json:
+            raise JobError("prints settings, not JSON", key="--emit", fix="Leave out one of --emit and --json")
+    target = _target(job, out, what_if=bool(what_if))
     if picture:
+        from plait.core.files import check_target
         from plait.diagnose.plots import FORMATS, check_format
 
         check_format(picture, (*FORMATS, "html"))
+        check_target(picture, fix="Choose another with --picture")
     line = _CommandLine(job, given, what_if or [], on)
     for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
         if wanted:
@@ -94,7 +105,6 @@ def plan(
     measured = _measured(plans, line.lab, on) if plans else {}
     at = min(measured, key=lambda number: measured[number]) if measured else 0
     best = found.candidates[at]
-    target = None if what_if or line.written else out or job.with_name("plan.json")
     if target:
         _write(plans[at] if plans else line.planner.plan(best.job), target)
     if picture:
@@ -106,6 +116,27 @@ def plan(
     else:
         _show(found, measured, explain)
         _say_where(target, picture)
+
+
+def _target(job: Path, out: Path | None, *, what_if: bool) -> Path | None:
+    """Where the plan goes; None where none is written. Raises JobError and LaunchError for a file that could
+    not be written, or would not be taken as a plan."""
+    from plait.core.errors import JobError
+    from plait.core.files import check_target
+
+    written = job.suffix == ".json"
+    if written or what_if:
+        if out:
+            why = f"{job} is a plan already" if written else "--what-if is about what is not there"
+            raise JobError(f"nothing is written, since {why}", key="--out", fix="Leave it out")
+        return None
+    target = out or job.parent / "plan.json"
+    if target.suffix != ".json":
+        fix = "Choose a name that ends in .json, by which plait train knows a plan"
+        raise JobError(f"{target} would not be taken as a plan", key="--out", fix=fix)
+    if job.is_file():  # what is wrong with it is said first
+        check_target(target, fix="Choose another with --out")
+    return target
 
 
 class _CommandLine:
@@ -132,9 +163,10 @@ class _CommandLine:
         else:
             job = with_own_vocabulary(Job.read(file, overrides).named(file.stem))
         self.lab = lab_spec(on)
-        cluster = changed_cluster(the_cluster(job, self.lab), self.factors)
+        there = the_cluster(job, self.lab)
         vocab = self.written.model.vocab if self.written else load_tokenizer(job.data.tokenizer).vocab
-        self.planner = Planner(changed_ranks(job, cluster, self.factors), cluster, vocab)
+        job, cluster = changed_ranks(job, there, self.factors), changed_cluster(there, self.factors)
+        self.planner = Planner(job, cluster, vocab)
 
 
 def job_of(plan: Plan, file: Path) -> Job:

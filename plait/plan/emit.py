@@ -33,13 +33,18 @@ class Emitted:
     unsaid: list[str] = field(default_factory=list[str])
 
 
-def emit(job: Job, framework: str) -> Emitted:
-    """A job that leaves nothing open, for ``torchtitan`` or ``megatron``. Raises JobError for other names."""
+def check_framework(framework: str) -> None:
+    """Raise JobError for a name that ``emit`` does not know."""
     if framework not in FRAMEWORKS:
         raise JobError(
             f"nothing is known of '{framework}'{nearest(framework, FRAMEWORKS)}", key="--emit",
             fix=f"Use {' or '.join(FRAMEWORKS)}",
         )  # fmt: skip
+
+
+def emit(job: Job, framework: str) -> Emitted:
+    """A job that leaves nothing open, for ``torchtitan`` or ``megatron``. Raises JobError for other names."""
+    check_framework(framework)
     words = _Words(job)
     if len(set(job.degrees)) > 1:
         words.cannot("unequal places of the pipeline (the first place's tp and dp stand for all)")

@@ -19,6 +19,8 @@ CHANGES = {
     "gpus": "ranks",
 }
 """What may be changed by a factor."""
+LEAST, MOST = 1e-6, 1e6
+"""Factors."""
 _CHANGE = re.compile(r"\s*([a-z_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*x?\s*")
 
 
@@ -27,17 +29,24 @@ def parse_changes(texts: Sequence[str]) -> dict[str, float]:
     found = dict[str, float]()
     for text in texts:
         match = _CHANGE.fullmatch(text)
-        if not match or float(match[2]) <= 0:
-            raise JobError(f"'{text}' is no change", key="--what-if", fix="Write it as in nic=2x or link=0.5")
+        if not match or not LEAST <= float(match[2]) <= MOST:
+            fix = f"Write it as in nic=2x or link=0.5, with a factor from {LEAST:g} to {MOST:g}"
+            raise JobError(f"'{text}' is no change", key="--what-if", fix=fix)
         if match[1] not in CHANGES:
             known = ", ".join(f"{name} ({what})" for name, what in CHANGES.items())
             raise JobError(f"'{text}': unknown{nearest(match[1], CHANGES)}", key="--what-if", fix=f"Known: {known}")
+        if match[1] in found:
+            problem = f"'{text}': {match[1]} is changed twice"
+            raise JobError(problem, key="--what-if", fix="Give one factor for each")
         found[match[1]] = float(match[2])
     return found
 
 
 def changed_cluster(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
-    """The cluster with rates and sizes multiplied."""
+    """The cluster with rates and sizes multiplied; with as many nodes as are asked for, where ranks are."""
+    if factors.get("gpus", 1.0) > 1.0:
+        outer = cluster.tiers[-1].model_copy(update={"ranks": 0})
+        cluster = cluster.model_copy(update={"nodes": 0, "tiers": (*cluster.tiers[:-1], outer)})
     inside = cluster.tiers[0].name if cluster.ranks_per_node > 1 else None
     link, nic = factors.get("link", 1.0), factors.get("nic", 1.0)
     tiers = tuple(

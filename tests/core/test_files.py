@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.files import replacing
+from plait.core.errors import LaunchError
+from plait.core.files import check_target, replacing
 
 
 def test_the_file_appears_whole_with_ordinary_rights(tmp_path: Path) -> None:
@@ -27,3 +28,22 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None
         raise RuntimeError("boom")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_could_not_be_written_is_known_before(tmp_path: Path) -> None:
+    for target in (tmp_path, tmp_path / ("x" * 300), Path("/proc/none/file.json")):
+        with pytest.raises(LaunchError, match=r"cannot be written: .*Choose another"):
+            check_target(target, fix="Choose another")
+    check_target(tmp_path / "new" / "file.json", fix="Choose another")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no ordinary file"), replacing(pipe) as partial:
+        partial.write_text("new")
+    assert pipe.is_fifo()
+    with pytest.raises(LaunchError, match="no ordinary file"):
+        check_target(pipe, fix="Choose another")
+    assert list(tmp_path.iterdir()) == [pipe]

@@ -20,7 +20,9 @@ def test_changes_read_as_they_are_written(factors: dict[str, float]) -> None:
     assert parse_changes([f" {key} = {value:g} " for key, value in factors.items()]) == factors
 
 
-@pytest.mark.parametrize("text", ["nic", "nic=", "nic=fast", "nic=0x", "nic=-1", "=2", "nic=2xx"])
+@pytest.mark.parametrize(
+    "text", ["nic", "nic=", "nic=fast", "nic=0x", "nic=-1", "=2", "nic=2xx", "nic=" + "9" * 400, "link=0.0000000001"]
+)
 def test_what_is_no_change_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="is no change"):
         parse_changes([text])
@@ -69,3 +71,15 @@ def test_more_ranks_of_a_strategy_need_it_open() -> None:
     fixed = Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"tp": 2}, "cluster": {"preset": "h100"}})
     with pytest.raises(JobError, match=r"gpus.*2 ranks"):
         changed_ranks(fixed, H100, {"gpus": 2.0})
+
+
+def test_nothing_is_changed_twice() -> None:
+    with pytest.raises(JobError, match="'nic=3': nic is changed twice"):
+        parse_changes(["nic=2x", "nic=3"])
+
+
+def test_more_ranks_than_a_cluster_has_nodes_for() -> None:
+    lab = Cluster.preset("lab")
+    changed = changed_cluster(lab, {"gpus": 4.0})
+    assert (changed.nodes, changed.tiers[-1].ranks) == (0, 0)
+    assert changed_cluster(lab, {"gpus": 0.5}).nodes == lab.nodes
