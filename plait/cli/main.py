@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from typing import Annotated
 
@@ -79,6 +81,13 @@ def main() -> None:
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        sys.stdout = io.StringIO()  # what is left unwritten would be tried again at the end
+        told = f"plait: what is printed cannot be written: {error.strerror}. Send it elsewhere, or make room."
+        print(terminal.fitted(told, sys.stderr), file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ LEAST_SECONDS = 5.0
 TIMEOUT = 600.0
 """Seconds that a rank may be silent."""
 PHASES: tuple[ModulePhase, ...] = ("forward", "input gradient", "weight gradient")
+MOST_RANKS, MOST_EACH = 64, 8
+"""Ranks that are started here, and on each core."""
 MOST_HERE = 8
 """Ranks on a CPU, where nobody says how many."""
 
@@ -140,6 +142,10 @@ def _ranks(asked: int | None, job: Job | None, place: Place) -> int:
             raise JobError(f"{asked} are not the {place.world} ranks of --on", key="--ranks", fix="Leave it out")
         return place.world
     if asked is not None:
+        most = max(MOST_RANKS, MOST_EACH * usable_cores())
+        if asked > most:
+            fix = "Ranks are processes of this machine; on several, start them with torchrun (docs/profile.md)"
+            raise JobError(f"{asked:,} are more than the {most:,} that are started here", key="--ranks", fix=fix)
         return asked
     if job:
         return ranks_here(job.run.device, on_cpu=job.world_size)

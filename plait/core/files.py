@@ -32,8 +32,7 @@ def check_target(path: str | Path, *, fix: str) -> None:
     fix: what to change."""
     target = Path(path)
     with explained(f"{target} cannot be written", fix=fix):
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _check_kind(target)
         there = next(folder for folder in (target.parent, *target.parent.parents) if folder.exists())
         handle, name = mkstemp(dir=there, prefix=f".{target.name}.")
         os.close(handle)
@@ -49,6 +48,7 @@ def replacing(path: str | Path, *, parents: bool = True) -> Generator[Path]:
     unless not ``parents``: the folder of a run that was removed stays gone.
     """
     target = Path(path)
+    _check_kind(target)
     if parents:
         target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -65,6 +65,14 @@ def replacing(path: str | Path, *, parents: bool = True) -> Generator[Path]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _check_kind(target: Path) -> None:
+    """Raise OSError for a folder, and for what a file may not take the place of: a device, a pipe."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "It is no ordinary file, and a file would take its place")
 
 
 def _umask() -> int:

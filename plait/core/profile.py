@@ -34,6 +34,10 @@ ModuleSite = Literal["embed", "norm", "attn", "mlp", "block", "head"]
 ModulePhase = Literal["forward", "input gradient", "weight gradient"]
 
 
+Seconds = Annotated[float, Field(ge=1e-12, le=1e9)]
+Bytes = Annotated[int, Field(ge=1, le=1 << 60)]
+
+
 class Group(Section):
     """Ranks that communicate with each other, and how they lie."""
 
@@ -81,10 +85,10 @@ class Group(Section):
 class Point(Section):
     """One size."""
 
-    bytes: Count
+    bytes: Bytes
     """Of the whole tensor, gathered, reduced or exchanged, over all ranks of the group; of a send or a
     broadcast, what is sent."""
-    seconds: Positive
+    seconds: Seconds
     """The median of several, each the slowest rank's."""
     spread: NotNegative = 0.0
     """Half the distance between the quartiles of the samples, relative to the median."""
@@ -131,7 +135,7 @@ class Product(Section):
     k: Count
     n: Count
     precision: Precision
-    seconds: Positive
+    seconds: Seconds
     spread: NotNegative = 0.0
 
     @property
@@ -150,15 +154,15 @@ class AttentionCore(Section):
     head_size: Count
     precision: Precision
     backward: bool
-    seconds: Positive
+    seconds: Seconds
     spread: NotNegative = 0.0
 
 
 class MemoryPass(Section):
     """An elementwise operation that reads and writes so many bytes, on every rank at once."""
 
-    bytes: Count
-    seconds: Positive
+    bytes: Bytes
+    seconds: Seconds
     spread: NotNegative = 0.0
 
 
@@ -217,7 +221,7 @@ class Overlap(Section):
 
     kind: CollectiveKind
     group: Group
-    bytes: Count
+    bytes: Bytes
     """Of a collective, as a point has them."""
     m: Count
     k: Count

@@ -7,7 +7,6 @@ where they are, as far as their errors say; a few runs move what they agree on, 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.points import Points
 
 METRICS = "metrics.jsonl"
+LEAST, MOST = 1e-9, 1e9
+"""Seconds that a step may take."""
 WARM = 3
 """First steps of a run that are left out."""
 FEWEST = 3
@@ -64,7 +65,7 @@ def _seconds(line: str, number: int, file: str) -> float:
         raise JobError("is damaged: it has no seconds", file=file, key=f"line {number}") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise JobError(f"is damaged: {error}", file=file, key=f"line {number}") from None
-    if isinstance(told, bool) or not 0 < seconds < math.inf:
+    if isinstance(told, bool) or not LEAST <= seconds <= MOST:
         problem = f"{told!r} are no seconds of a step"
         raise JobError(problem, file=file, key=f"line {number}", fix="Leave this run out, or train it again")
     return seconds

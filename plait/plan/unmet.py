@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice, takewhile
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from plait.core.constraint import WORDS, Constraint
@@ -143,7 +143,7 @@ def _ranks(asked: SearchRequest, found: Found) -> JobError:
     fewer = next(filter(possible, islice(range(asked.ranks - 1, 0, -1), NEAR)), None)
     more = next(filter(possible, islice(count(asked.ranks + 1), NEAR)), None)
     if not fewer and not more:  # too many by far
-        fewer = next(filter(possible, takewhile(bool, (asked.ranks >> halved for halved in count(1)))), None)
+        fewer = next(filter(possible, sorted(_parts(asked.ranks), reverse=True)), None)
     near = " or ".join(f"{ranks:,}" for ranks in (fewer, more) if ranks)
     fix = f"{near} ranks would do" if near else "Use a number of ranks, or of sequences, with more divisors"
     problem = (
@@ -151,6 +151,12 @@ def _ranks(asked: SearchRequest, found: Found) -> JobError:
         "model"
     )
     return JobError(problem, key="cluster.ranks", fix=fix)
+
+
+def _parts(ranks: int) -> set[int]:
+    """Halves, quarters and so on of a number, and its divisors."""
+    small = [d for d in range(1, math.isqrt(ranks) + 1) if ranks % d == 0]
+    return {*(ranks >> at for at in range(1, ranks.bit_length())), *small, *(ranks // d for d in small)} - {ranks}
 
 
 def _beyond(asked: SearchRequest, one: _Condition, rest: SearchRequest, found: Found) -> str:

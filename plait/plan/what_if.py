@@ -35,6 +35,9 @@ def parse_changes(texts: Sequence[str]) -> dict[str, float]:
         if match[1] not in CHANGES:
             known = ", ".join(f"{name} ({what})" for name, what in CHANGES.items())
             raise JobError(f"'{text}': unknown{nearest(match[1], CHANGES)}", key="--what-if", fix=f"Known: {known}")
+        if match[1] in found:
+            problem = f"'{text}': {match[1]} is changed twice"
+            raise JobError(problem, key="--what-if", fix="Give one factor for each")
         found[match[1]] = float(match[2])
     return found
 

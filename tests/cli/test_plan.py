@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from plait.cli.main import app
 from plait.core.cluster import Cluster
-from plait.core.errors import DataError, InfeasiblePlan, JobError
+from plait.core.errors import DataError, InfeasiblePlan, JobError, LaunchError
 from plait.core.plan import Plan
 from plait.core.segment_costs import segment_costs
 from plait.plan.simulate import simulate_plan
@@ -128,7 +128,7 @@ def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("plait: No strategy fits")
-    assert "a higher limit in plan.constraints" in done.stderr
+    assert "in place of 'memory <= 1 MiB' would do" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -155,6 +155,18 @@ def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
         ),
         (["JOB", "--on", "moon"], JobError, "'moon' is no place to run"),
         (["JOB", "--emit", "megatronn"], JobError, "did you mean 'megatron'"),
+        (["JOB", "--emit", "megatron", "--json"], JobError, "--emit: prints settings, not JSON"),
+        (["JOB", "--out", "plan.txt"], JobError, r"--out: plan\.txt would not be taken as a plan.*ends in \.json"),
+        (["JOB", "--out", "JOB"], JobError, "would not be taken as a plan"),
+        (["JOB", "--out", "/proc/none/plan.json"], LaunchError, "cannot be written.*Choose another with --out"),
+        (["JOB", "--picture", "/proc/none/a.svg"], LaunchError, "cannot be written.*Choose another with --picture"),
+        (["JOB", "--what-if", "nic=2", "--out", "a.json"], JobError, "--out: nothing is written"),
+        (["JOB", "--compare", "a.json", "b.json"], JobError, "--compare: takes two plans and"),
+        (["."], JobError, "cannot be read: Is a directory"),
+        (["JOB", "model.num_layers=1000000"], JobError, "1,000,000 layers are more than 10,000"),
+        (["JOB", "cluster.ranks=1000000000000000000"], JobError, "is out of range"),
+        (["JOB", "train.global_batch_size=2000000000"], JobError, "are more than 4,096 micro-batches of 64"),
+        (["JOB", "cluster.preset=lab", "cluster.ranks=8"], JobError, "8 ranks are 4 more than the 4 of lab"),
         (["JOB", "--picture", "a.gif"], DataError, r"ends in \.svg, \.png, \.pdf, \.html"),
         (["JOB", "cluster.preset=h1000"], JobError, "no cluster 'h1000'"),
         (["JOB", "plan.constraints=['tp > 64']"], JobError, "'tp > 64' leaves no strategy for 4 ranks"),
@@ -163,6 +175,32 @@ def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
 def test_mistakes(job: Path, words: list[str], error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         plait(*(job if word == "JOB" else word for word in words))
+
+
+def test_what_is_emitted_for_nobody_is_refused_before_anything_is_planned(job: Path) -> None:
+    for words in (("--emit", "deepspeed"), ("--out", job.with_name("folder.json"))):
+        job.with_name("folder.json").mkdir(exist_ok=True)
+        with pytest.raises((JobError, LaunchError)):
+            plait(job, *words)
+    assert not job.with_name("plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ["strategy.shard=ddp"],
+        ["strategy.shard=fsdp", "train.micro_batch_size=8", "train.global_batch_size=16", "data.sequence_length=4096"],
+        ["strategy.tp=1", "strategy.dp=1", "strategy.shard=ddp", "cluster.ranks=1"],
+    ],
+)
+def test_the_change_that_is_named_is_enough(job: Path, changed: list[str]) -> None:
+    job.write_text(JOB + STRATEGY)
+    big = ["model.hidden=6144", "model.num_layers=24", "model.num_heads=64", "model.max_sequence=4096", *changed]
+    with pytest.raises(InfeasiblePlan) as caught:
+        plait("check", job, *big)
+    told = str(caught.value).partition("It would fit with ")[2].rstrip(".").split()
+    assert told, str(caught.value)
+    assert plait("check", job, *big, *told)
 
 
 def test_what_if(job: Path) -> None:
@@ -290,3 +328,14 @@ def test_measuring_chooses_by_what_is_measured(tmp_path: Path) -> None:
     assert plan.job
     assert plan.job.to_dict()["strategy"] == told["candidates"][told["chosen"]]["strategy"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_full_disk_below_what_is_printed_is_one_paragraph() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "plait.cli.main", "plan", "--clusters"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("plait: what is printed cannot be written: No space left on device")
+    assert "Traceback" not in done.stderr

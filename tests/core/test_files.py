@@ -36,3 +36,14 @@ def test_what_could_not_be_written_is_known_before(tmp_path: Path) -> None:
             check_target(target, fix="Choose another")
     check_target(tmp_path / "new" / "file.json", fix="Choose another")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no ordinary file"), replacing(pipe) as partial:
+        partial.write_text("new")
+    assert pipe.is_fifo()
+    with pytest.raises(LaunchError, match="no ordinary file"):
+        check_target(pipe, fix="Choose another")
+    assert list(tmp_path.iterdir()) == [pipe]

@@ -180,7 +180,7 @@ def test_open_settings_round_trip_and_close_as_another_job_has_them(tmp_path: Pa
         (
             "[train]\nglobal_batch_size = 8\nmicro_batch_size = 3",
             "train.global_batch_size",
-            "8 sequences are not a multiple of micro_batch_size x dp = 3 x 1",
+            "8 sequences are not a multiple of micro_batch_size x dp = 3 x 1. Use 6 or 9, or train.micro_batch_size=2",
         ),
         ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps", "6 exceeds steps = 5"),
         ("[train]\nmin_learning_rate = 1.0", "train.min_learning_rate", "exceeds learning_rate"),

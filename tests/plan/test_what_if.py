@@ -73,6 +73,11 @@ def test_more_ranks_of_a_strategy_need_it_open() -> None:
         changed_ranks(fixed, H100, {"gpus": 2.0})
 
 
+def test_nothing_is_changed_twice() -> None:
+    with pytest.raises(JobError, match="'nic=3': nic is changed twice"):
+        parse_changes(["nic=2x", "nic=3"])
+
+
 def test_more_ranks_than_a_cluster_has_nodes_for() -> None:
     lab = Cluster.preset("lab")
     changed = changed_cluster(lab, {"gpus": 4.0})
