@@ -79,14 +79,14 @@ def test_sharding(pool: Pool, point: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "degrees", "name", "p1", "parallel", "shardings"), some([
-    (GPT, [(1, 1)] * 3, "eager-1f1b", 1, False, ()),
+    (replace(GPT, num_layers=3), [(1, 1)] * 3, "eager-1f1b", 1, False, ()),
     (LLAMA, [(1, 1)] * 2, "zb-v", 2, False, ()),
-    (GPT, [(1, 2), (1, 2)], "1f1b", 2, True, ()),
+    (replace(GPT, num_layers=2), [(1, 2), (1, 2)], "1f1b", 2, True, ()),
     (LLAMA, [(2, 1), (1, 2)], "interleaved", 1, False, ()),
     (replace(U, num_layers=10), [(1, 1)] * 2, "eager-1f1b", 1, False, ()),
-    (GPT, [(2, 1), (2, 1)], "zb-h1", 2, False, [FULL, HALF]),
+    (replace(GPT, num_layers=2), [(2, 1), (2, 1)], "zb-h1", 2, False, [FULL, HALF]),
     (LLAMA, [(2, 1), (2, 1)], "zb-v", 1, False, [FULL, FULL]),
-    (GPT, [(2, 2)], "gpipe", 2, True, [FULL]),
+    (replace(GPT, num_layers=2), [(2, 2)], "gpipe", 2, True, [FULL]),
 ], 0, 2, 5), ids=str)  # fmt: skip
 def test_pipelines(
     pool: Pool, spec: Any, degrees: Any, name: str, p1: int, parallel: bool, shardings: list[Sharding]
@@ -105,7 +105,7 @@ def test_shared_sequences(pool: Pool, cut: SequenceCut, again: str) -> None:
     assert_in_order(pool, cut.cp, pipelining.worst_error, *args)
 
 
-PIPELINE = (GPT, [(1, 1)] * 2, "1f1b")
+PIPELINE = (replace(GPT, num_layers=2), [(1, 1)] * 2, "1f1b")
 SHARDED = (replace(GPT, num_layers=2), [(2, 1)], "1f1b", 1, False, None, (), [FULL])
 PLANTED = {
     "collective": (2, equality.worst_error, (GPT, Strategy(tp=2, p1=2)), "neither waits for the other"),
@@ -113,11 +113,16 @@ PLANTED = {
     "gathered": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "reduced": (2, pipelining.worst_error, SHARDED, "neither waits for the other"),
     "delivered": (2, pipelining.worst_error, PIPELINE, "neither waits for the other"),
-    "message": (4, pipelining.worst_error, (LLAMA, [(2, 1), (1, 2)], "interleaved"), "neither waits for the other"),
+    "message": (
+        4,
+        pipelining.worst_error,
+        (replace(LLAMA, num_layers=4), [(2, 1), (1, 2)], "interleaved"),
+        "neither waits for the other",
+    ),
     "strided": (
         4,
         pipelining.worst_error,
-        (replace(GPT, dropout=0.0), [(1, 2), (1, 2)], "1f1b", 2, True),
+        (replace(GPT, num_layers=2, dropout=0.0), [(1, 2), (1, 2)], "1f1b", 2, True),
         "contiguous tensors only",
     ),
     "freed": (2, pipelining.worst_error, PIPELINE, "is freed while that does not wait for it"),
