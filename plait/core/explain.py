@@ -37,7 +37,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> JobError:
     if first["type"] == "missing" and field is not None:
         needed = f"Write [{key}] and the keys below it" if _is_table(field) else None
         return JobError("is missing", key=key, fix=needed or f"Give {allowed(field.annotation, field.metadata)}")
-    if first["loc"][-1:] == ("[key]",):
+    if "[key]" in first["loc"]:
         kinds = get_args(field.annotation)[0] if field else str
         return JobError(f"unknown key {show(first.get('input'))}", key=key, fix=f"Known here: {allowed(kinds)}")
     value = show(first.get("input"))

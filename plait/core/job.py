@@ -24,6 +24,7 @@ from plait.core.explain import explain
 from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
+from plait.core.numbers import nearest_batch
 from plait.core.settings import (
     BYTES,
     STDLIB,
@@ -46,8 +47,6 @@ from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
 MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fields(ModelSpec)})
 MOST_STAGES = 1_000
-MOST_TRIED = 100_000
-"""Sizes of a micro-batch that are looked at for one that would do."""
 TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
 PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in StrategySection.model_fields if key != "slack"))
@@ -193,7 +192,7 @@ class Job(Section):
             raise JobError(
                 f"{train.global_batch_size} sequences are not a multiple of micro_batch_size x dp = {size} x {dp}",
                 key="train.global_batch_size",
-                fix=_nearest_batch(train.global_batch_size, size, dp),
+                fix=nearest_batch(train.global_batch_size, size, dp),
             )
 
     @property
@@ -343,15 +342,6 @@ class Job(Section):
 
     def __hash__(self) -> int:
         return hash(self.content_hash)
-
-
-def _nearest_batch(batch: int, size: int, dp: int) -> str:
-    """What would do in place of a global batch that micro-batches do not fill."""
-    fewer = batch // (size * dp) * size * dp
-    batches = " or ".join(str(one) for one in (fewer, fewer + size * dp) if one)
-    most = min(size, batch // dp, MOST_TRIED)
-    fitting = next((one for one in range(most, 0, -1) if batch % (one * dp) == 0), None)
-    return f"Use {batches}" + (f", or train.micro_batch_size={fitting}" if fitting else "")
 
 
 def _opened(values: dict[str, Any]) -> dict[str, Any]:

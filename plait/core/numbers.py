@@ -10,6 +10,9 @@ from plait.core.errors import JobError
 LARGEST = 2**31 - 1
 """Of every size: more than any model has, and little enough for all that is computed from it."""
 
+MOST_TRIED = 100_000
+"""Sizes of a micro-batch that are looked at for one that would do."""
+
 
 def check_number(value: Any, key: str, *, whole: bool) -> None:
     """Refuse what is no number, not finite or, where ``whole``, not a whole number of a possible size."""
@@ -26,3 +29,16 @@ def shown(value: Any) -> str:
     """A value for a message, however large it is."""
     text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >> 64 else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def nearest_batch(batch: int, size: int, dp: int) -> str:
+    """What would do in place of a global batch that micro-batches of ``size`` on ``dp`` replicas do not fill.
+
+    >>> nearest_batch(8, 3, 1)
+    'Use 6 or 9, or train.micro_batch_size=2'
+    """
+    fewer = batch // (size * dp) * size * dp
+    batches = " or ".join(str(one) for one in (fewer, fewer + size * dp) if one)
+    most = min(size, batch // dp, MOST_TRIED)
+    fitting = next((one for one in range(most, 0, -1) if batch % (one * dp) == 0), None)
+    return f"Use {batches}" + (f", or train.micro_batch_size={fitting}" if fitting else "")

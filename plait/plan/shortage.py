@@ -117,7 +117,7 @@ class Shortage:
         asked = self.asked
 
         def enough(factor: int) -> bool:
-            more = replace(asked, ranks=asked.ranks * factor, fixed=FRUGAL | dict(asked.fixed))
+            more = replace(asked, ranks=asked.ranks * factor, fixed={**FRUGAL, **asked.fixed})
             return self._fitting(more) is not None
 
         # More ranks never need more memory each, but not every number of them can share the batch.

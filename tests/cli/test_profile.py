@@ -63,13 +63,15 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "says"), [
     (["--seconds", "1"], "--seconds: 1 is not allowed. Allowed: at least 5"),
     (["--ranks", "0"], "--ranks: 0 is not allowed"),
+    (["--ranks", "100000"], "--ranks: 100,000 are more than the "),
+    (["--out", "/proc/none/profile.json"], "/proc/none/profile.json cannot be written"),
     (["--on", "moon"], "--on: 'moon' is no place to run"),
     (["--on", "lab:2x2@1gbit", "--ranks", "3"], "--ranks: 3 are not the 4 ranks of --on"),
     (["--nodes-per-minipod", "-1"], "--nodes-per-minipod: -1 is not allowed"),
     (["absent.toml"], "absent.toml: no such file"),
     (["--import", "absent.log"], "absent.log: cannot be read"),
     (["--import", "absent.log", "--ranks", "2"], "--import: measures nothing"),
-    (["--out", "file/profile.json"], "file/profile.json.logs cannot be made"),
+    (["--out", "file/profile.json"], "file/profile.json cannot be written: Not a directory"),
 ], ids=str)  # fmt: skip
 def test_wrong_wishes_are_one_paragraph(tmp_path: Path, words: list[str], says: str) -> None:
     (tmp_path / "file").touch()

@@ -53,6 +53,28 @@ def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, key: str) -
     assert (caught.value.file, caught.value.key) == (str(file), key)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('name = "h100"\n', "", "name: is missing. Give a text"),
+        ("[[tiers]]", "[[layers]]", "unknown key|is missing"),
+        (
+            ', source = "NVIDIA H100 datasheet", date = "2023-03", error = 0.01',
+            "",
+            r"device\.memory\.source: is missing",
+        ),
+        ("bf16-mixed =", "bf17 =", 'device.peak: unknown key "bf17". Known here: "fp32" or "bf16-mixed"'),
+        ('date = "2023-03", error', 'date = "March", error', r'"March" is not allowed. Allowed: a text that matches'),
+    ],
+)
+def test_what_is_missing_or_unknown_is_said_in_a_few_words(tmp_path: Path, old: str, new: str, words: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(H100.replace(old, new, 1))
+    with pytest.raises(JobError, match=words) as caught:
+        Cluster.read(file)
+    assert len(str(caught.value)) < 500
+
+
 def test_a_device_without_any_peak_and_one_whose_memory_is_all_reserved(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     head, _, rest = H100.partition("[device.peak]")

@@ -116,6 +116,12 @@ def test_points_are_different_and_coarser_spaces_are_parts_of_the_whole() -> Non
     assert len(list(cells_of(asked, Coarseness(COARSEST)))) <= len(cells)
 
 
+def test_a_coarser_space_keeps_what_the_job_asks_for() -> None:
+    """Though a coarse one has no sequences cut so short."""
+    points = enumerate_space(space(6, 5, "cp = 2"), most=300)
+    assert set(points.cp.tolist()) == {2}
+
+
 def test_what_the_job_fixes_is_all_there_is() -> None:
     points = enumerate_space(space(16, 16, fixed={"pp": [4], "schedule": [SCHEDULES.index("gpipe")]}))
     assert set(points.pp.tolist()) == {4}
