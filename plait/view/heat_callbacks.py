@@ -82,7 +82,7 @@ def _move(app: Dash, runs: Sequence[Watched]) -> None:
         if heat is None or not heat.columns:
             return no_update, no_update
         now, marked = place(at, heat)
-        cause = ctx.triggered_id
+        cause = "keys" if any(one["prop_id"] == "keys.data" for one in ctx.triggered) else ctx.triggered_id
         if cause in ("columns", "order"):
             return {}, no_update
         if isinstance(cause, dict):

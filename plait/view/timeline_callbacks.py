@@ -108,14 +108,17 @@ def _choose(app: Dash, runs: Sequence[Watched]) -> None:
         zoom: Any, beside: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
         chosen = chosen if isinstance(chosen, dict) else {}
-        cause, snapshot = ctx.triggered_id, chosen_run(runs, number)
+        snapshot = chosen_run(runs, number)
+        # A slow machine gets several at once; a key counts more than the echo of what was shown.
+        pressed_key = any(one["prop_id"] == "keys.data" for one in ctx.triggered)
+        cause = "keys" if pressed_key else ctx.triggered_id
         if cause == "run":
             return {}, None
         if cause in ("rank", "step"):
             wanted = {"rank": rank if isinstance(rank, int) else chosen.get("rank")}
             if isinstance(step, int):
                 wanted["step"] = step - 1
-            now = {name: chosen.get(name) for name in ("rank", "step")}
+            now = _shows(snapshot, chosen)
             return (no_update, no_update) if wanted == now else (wanted, None)
         if cause == "grid-figure":
             one = ((grid or {}).get("points") or [{}])[0].get("customdata")
@@ -140,6 +143,15 @@ def _choose(app: Dash, runs: Sequence[Watched]) -> None:
         if isinstance(keys, dict) and keys.get("where") == "time-box":
             return _pressed(str(keys.get("key")), shown, zoom)
         return no_update, no_update
+
+
+def _shows(snapshot: Snapshot, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The rank and the step that are shown for what is chosen."""
+    now = {name: chosen.get(name) for name in ("rank", "step")}
+    if snapshot.recording is None or snapshot.recording.spans.is_empty() or None not in now.values():
+        return now
+    rank = now["rank"] if isinstance(now["rank"], int) else first_rank(snapshot)
+    return {"rank": rank, "step": step_of(snapshot.recording, rank, now["step"])}
 
 
 def _with(key: Key) -> dict[str, Any]:

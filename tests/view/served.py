@@ -17,7 +17,7 @@ from plait.view.store import Watched
 from tests.diagnose.made import At, Job
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader", "--hide-scrollbars"]
@@ -52,8 +52,8 @@ def served(folders: Sequence[Path], *, read: bool = True) -> Iterator[tuple[str,
 
 
 @contextmanager
-def browser(*, width: int = 1280, height: int = 900) -> Iterator[Page]:
-    """A page of a browser that reaches this machine only. Skips where there is no browser."""
+def browser() -> Iterator[Browser]:
+    """The system's. Skips where there is none."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright, which drives the browser, is not installed"
     )
@@ -62,6 +62,6 @@ def browser(*, width: int = 1280, height: int = 900) -> Iterator[Page]:
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
-            yield chromium.new_page(viewport={"width": width, "height": height})
+            yield chromium
         finally:
             chromium.close()

@@ -13,17 +13,24 @@ from tests.diagnose.made import write_run
 from tests.view.served import CULPRIT, SLOW, browser, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 WAIT = 120_000
 """Milliseconds: the machine may have other things to do."""
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[Page]:
     run = write_run(tmp_path_factory.mktemp("runs") / "run", SLOW)
     said: list[str] = []
-    with served([run]) as (url, _), browser() as page:
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    with served([run]) as (url, _):
         page.set_default_timeout(WAIT)
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
@@ -31,6 +38,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         page.goto(url)
         page.wait_for_selector("#heat-figure .heatmaplayer image")
         yield page
+        page.close()
         assert said == []
         assert [one for one in asked if not one.startswith((url, "data:", "blob:"))] == [], "all from this machine"
 
@@ -132,7 +140,7 @@ def test_the_grid_is_drawn(shown: Page) -> None:
     assert "slow: a straggler" in shown.locator("#grid-table").inner_text()
 
 
-def test_the_report_with_the_network_off(tmp_path: Path) -> None:
+def test_the_report_with_the_network_off(tmp_path: Path, chromium: Browser) -> None:
     from tests.cli.test_diagnose import run_cli
 
     run = write_run(tmp_path / "run", SLOW)
@@ -140,11 +148,12 @@ def test_the_report_with_the_network_off(tmp_path: Path) -> None:
     (run / "attempts.jsonl").write_text(hostile)
     out = tmp_path / "report.html"
     assert "report.html" in run_cli("report", run, "-o", out).stdout
-    with browser() as page:
+    with chromium.new_context(viewport={"width": 1280, "height": 900}) as context:
+        page = context.new_page()
         page.set_default_timeout(WAIT)
         said: list[str] = []
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.context.set_offline(True)
+        context.set_offline(True)
         page.goto(out.as_uri())
         page.wait_for_selector("#heat-figure .heatmaplayer image")
         assert f"SLOW PROCESSOR: rank {CULPRIT}" in page.locator("#text").inner_text()
