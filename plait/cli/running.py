@@ -307,11 +307,13 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, op
 def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
     from contextlib import ExitStack
 
+    from plait.core.collecting import collecting
     from plait.core.host_memory import close_memory, open_memory
     from plait.launch.supervisor import Supervisor
 
     assert ranks.folder is not None
     with ExitStack() as held:
+        held.enter_context(collecting(ranks.folder, 0, ranks.world))
         if ranks.plan and ranks.plan.job and ranks.plan.job.run.memory_every:
             held.callback(close_memory, ranks.folder)
             open_memory(ranks.folder)
@@ -321,15 +323,11 @@ def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
 
 
 def _watched(start: Start, ranks: Ranks) -> int:
-    from contextlib import nullcontext
-
-    from plait.core.collecting import collecting
     from plait.launch.local import run_ranks
 
     chosen = silenced(start) if ranks.silent else start
     suspicion = suspicion_of(ranks)
-    with collecting(ranks.folder, 0, ranks.world) if ranks.folder else nullcontext():
-        return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
+    return run_ranks(chosen, ranks.world, ranks.logs, timeout=ranks.timeout, lock=ranks.lock, suspicion=suspicion)
 
 
 def suspicion_of(ranks: Ranks) -> Suspicion | None:
