@@ -5,6 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp
 JOB ?= specs/jobs/quickstart.toml
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: help venv train test contract check format bench clean
 
@@ -32,7 +33,7 @@ train: $(STAMP)
 	@$(BIN)/plait train $(JOB) $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 contract: $(STAMP)
 	@$(BIN)/python -m pytest -m contract $(ARGS)
