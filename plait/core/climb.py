@@ -56,14 +56,14 @@ class Judge:
         """Sum over the costs of when the last op or collective ends; as ``simulate`` has it. Infinite as soon
         as it is known to be above the limit."""
         found = 0.0
-        for cost, rest in zip(self.costs, self.rests, strict=True):
+        for cost, rest in zip(self.costs, self._rests, strict=True):
             found += max(self.run(order, *cost, [0.0] * len(order)))
             if found + rest > limit:
                 return inf
         return found
 
     @cached_property
-    def rests(self) -> list[float]:
+    def _rests(self) -> list[float]:
         """What the costs after each take at least, less what rounding may do."""
         least = [max(sum(compute), sum(wire)) * (1 - 1e-9) for compute, wire in self.costs]
         return [sum(least[at + 1 :]) for at in range(len(least))]
@@ -98,94 +98,46 @@ class Judge:
         """The order after up to ``MOVES`` moves. It has no more weight gradients outstanding than it had, or
         than may be."""
         held_back = max(self.held_back, self.most_outstanding(order))
-        runs = _Runs(self, order)
 
-        def worth(moved: Sequence[int], limit: float, since: int) -> float:
-            seconds = runs.seconds(moved, limit, since)
+        def worth(moved: Sequence[int], limit: float) -> float:
+            seconds = self.seconds(moved, limit)
             return seconds if seconds <= limit and self.most_outstanding(moved) <= held_back else inf
 
         before = [frozenset(source for source, _ in needs) for needs in self.numbered.needs]
-        moves = min(MOVES, VISITS // max(1, len(order)))
-        return climb(order, before, worth, moves, self.enough, kept=runs.keep)
-
-
-STRIDE = 16
-"""Ops between two places at which it is remembered how far processor and link were."""
-
-
-class _Runs:
-    """Times orders that begin as the one kept: from where they differ, and no further than it takes to know
-    that they are above the limit. The seconds are those of ``Judge.seconds``."""
-
-    def __init__(self, judge: Judge, order: Sequence[int]) -> None:
-        self.judge = judge
-        empty = [0.0] * len(order)
-        self.kept = self.tried = [([(0.0, 0.0)], empty) for _ in judge.costs]
-
-    def keep(self) -> None:
-        """Of the order timed last; orders that are timed from now on are compared with it."""
-        self.kept = self.tried
-
-    def seconds(self, order: Sequence[int], limit: float, since: int) -> float:
-        """since: the first place at which the order differs from the one kept."""
-        judge, found, self.tried = self.judge, 0.0, []
-        at = since // STRIDE
-        pieces = [order[place : place + STRIDE] for place in range(at * STRIDE, len(order), STRIDE)]
-        for cost, rest, (moments, arrived) in zip(judge.costs, judge.rests, self.kept, strict=True):
-            compute, wire = cost
-            moments, arrived = moments[: at + 1], arrived.copy()
-            now, link = moments[at]
-            # Whatever comes, the processor still has so much to do.
-            left = sum(map(compute.__getitem__, order[at * STRIDE :])) * (1 - 1e-9)
-            for piece in pieces:
-                now, link = judge.run(piece, compute, wire, arrived, now, link)
-                moments.append((now, link))
-                left -= sum(map(compute.__getitem__, piece))
-                if found + now + left + rest > limit * (1 + 1e-9):
-                    return inf
-            found += max(now, link)
-            if found + rest > limit:
-                return inf
-            self.tried.append((moments, arrived))
-        return found
+        return climb(order, before, worth, min(MOVES, VISITS // max(1, len(order))), self.enough)
 
 
 def climb(
     order: Sequence[int],
     before: Sequence[Collection[int]],
-    worth: Callable[[Sequence[int], float, int], float],
+    worth: Callable[[Sequence[int], float], float],
     moves: int,
     enough: float,
-    kept: Callable[[], object] = lambda: None,
 ) -> list[int]:
     """The order after so many moves of one op to another legal place, those kept that do not make it worse.
 
     before: by op, what must stand before it. worth: of an order, less is better; what is above the limit that
-    it is given need not be exact; and the first place at which it differs from the best so far. enough: no
-    more moves once the order is worth this. kept: called when the order asked about last is the best.
+    it is given need not be exact. enough: no more moves once the order is worth this.
     """
     best, draw = list(order), random.Random(0)
-    value = worth(best, inf, 0)
-    kept()
+    value = worth(best, inf)
     for _ in range(moves):
         if value <= enough:
             break
-        moved, since = _move(best, before, draw)
-        if (taken := worth(moved, value, since)) <= value:
+        moved = _move(best, before, draw)
+        if (taken := worth(moved, value)) <= value:
             best, value = moved, taken
-            kept()
     return best
 
 
-def _move(order: list[int], before: Sequence[Collection[int]], draw: random.Random) -> tuple[list[int], int]:
-    """Some op at some other place between what it needs and what needs it, and the first place that has
-    changed."""
+def _move(order: list[int], before: Sequence[Collection[int]], draw: random.Random) -> list[int]:
+    """Some op at some other place between what it needs and what needs it."""
     place = low = high = draw.randrange(len(order))
     op = order[place]
     while low > 0 and order[low - 1] not in before[op]:
         low -= 1
     while high < len(order) - 1 and op not in before[order[high + 1]]:
         high += 1
-    moved, target = order[:place] + order[place + 1 :], draw.randint(low, high)
-    moved.insert(target, op)
-    return moved, min(place, target)
+    moved = order[:place] + order[place + 1 :]
+    moved.insert(draw.randint(low, high), op)
+    return moved

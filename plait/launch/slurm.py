@@ -132,8 +132,8 @@ def submit(batch: Batch) -> Submitted:
     already: it has no lock on the folder yet."""
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
     script = batch.folder.resolve() / "slurm.sh"
-    waiting = dict(reversed(line.split("|", 1)) for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
-    if job := waiting.get(str(script)):
+    queue = (line.partition("|") for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
+    if job := {told: number for number, _, told in queue}.get(str(script)):
         fix = f"End it first (scancel {job}), or give this run another name with run.name=NAME"
         raise JobError(f"Slurm job {job} is this run, and has not ended", file=str(batch.folder), fix=fix)
     before = {file: file.stat().st_size for file in batch.log("*").parent.glob(batch.log("*").name)}

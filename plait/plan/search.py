@@ -16,7 +16,6 @@ from plait.core.cluster import Cluster
 from plait.core.settings import Precision
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import plait_on, step_memory, usable
-from plait.plan.distinct import distinct
 from plait.plan.points import Points
 from plait.plan.shortage import Shortage
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
@@ -25,8 +24,6 @@ FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
 then eight times as many each time up to the second number. Not fewer: kinds of structures are walked for all
 that are asked together."""
-MORE_OF_A_FAMILY = 4
-"""Times as many points of a family are asked next, if none of those before fits."""
 WALKED = 1 << 5
 """As ``FIRST``, for models of which every kind of point is walked on its own."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
@@ -87,39 +84,20 @@ class _Search:
         seconds = step_seconds(
             asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision
         ).total
-        order = np.argsort(seconds, kind="stable")
-        memory = np.full(len(order), np.inf)  # of those asked, by place in ``order``
-        found = np.zeros(0, dtype=np.int64)  # places of the first of every family that fits
+        order, sizes = np.argsort(seconds, kind="stable"), list[NDArray[np.float64]]()
+        found = np.zeros(0, dtype=np.int64)  # of ``order``, by place
         start, size = 0, WALKED if asked.model.levels else FIRST
         while start < len(order) and len(found) < self.keep:
-            block = slice(start, start + size)
-            points = space.take(np.concatenate([order[found], order[block]]))
-            found = np.concatenate([found, start + self._first_that_fit(points, len(found), memory[block])])
+            memory = self.memory(space.take(order[start : start + size]))
+            sizes.append(memory)
+            found = np.concatenate([found, start + np.flatnonzero(self._fits(memory, limit))])
+            found = found[_first_of_family(space.take(order[found]))]
             start, size = start + size, min(8 * size, BLOCK)
+        memory = np.concatenate(sizes)
         if not len(found):
             raise Shortage(asked, limit, self.memory).told(space.take(order), memory)
         best = found[: self.keep]
         return Ranked(space.take(order[best]), seconds[order[best]], memory[best], len(space))
-
-    def _first_that_fit(self, points: Points, known: int, memory: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Of points in order, the first of every family that fits, by place behind the first ``known``, whose
-        families have theirs. memory: of all behind these; what is asked is written there.
-
-        A family's points are asked one after the other, four times as many each time: what one of them holds
-        is nothing to those of its family that are slower, and every kind of structure has to be walked.
-        """
-        family = distinct([getattr(points, name) for name in FAMILY])[1]
-        left = known + np.flatnonzero(~np.isin(family[known:], family[:known]))
-        fitting, most = [np.zeros(0, dtype=np.int64)], 1
-        while len(left):
-            now = left[_places_among_equals(family[left]) < most]
-            memory[now - known] = self.memory(points.take(now))
-            fits = now[self._fits(memory[now - known], self.limit)]
-            fitting.append(fits[np.unique(family[fits], return_index=True)[1]])
-            left = np.setdiff1d(left, now, assume_unique=True)
-            left = left[~np.isin(family[left], family[fits])]
-            most *= MORE_OF_A_FAMILY
-        return np.sort(np.concatenate(fitting)) - known
 
     def memory(self, points: Points) -> NDArray[np.float64]:
         """Bytes of the fullest rank."""
@@ -143,16 +121,3 @@ def _first_of_family(points: Points) -> NDArray[np.int64]:
         return np.zeros(0, dtype=np.int64)
     _, first = np.unique(np.stack([getattr(points, name) for name in FAMILY]), axis=1, return_index=True)
     return np.sort(first)
-
-
-def _places_among_equals(kind: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many equal numbers stand before each.
-
-    >>> _places_among_equals(np.array([7, 5, 7, 7, 5]))
-    array([0, 0, 1, 2, 1])
-    """
-    order = np.argsort(kind, kind="stable")
-    counts = np.unique(kind, return_counts=True)[1]
-    found = np.empty_like(order)
-    found[order] = np.arange(len(kind)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return found

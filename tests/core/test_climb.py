@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from plait.core.climb import MOVES, VISITS, Judge, climb
+from plait.core.climb import Judge
 from plait.core.overlap import domino_order
 from plait.core.segment_costs import Durations, NumberedOps, SegmentCosts, makespan, simulate
 from plait.core.segment_lists import check, insert_waits
@@ -78,23 +77,6 @@ def test_moves_keep_an_order_legal_and_make_it_no_longer(
     assert makespan(simulate(graph, actions, cost, 6)) <= makespan(simulate(graph, before, cost, 6)) + 1e-9
     assert held_back(graph, moved) <= max(2, held_back(graph, start))
     assert judge.improve(start) == moved
-
-
-@given(graphs, st.floats(0.2, 2), st.randoms(use_true_random=False))
-def test_timing_from_where_orders_differ_decides_as_timing_them_whole(
-    graph: SegmentGraph, ratio: float, chance: random.Random
-) -> None:
-    start, cost = any_order(graph, chance), costs(ratio)
-    judge = Judge(NumberedOps(graph), [cost, cost.late(1.1)], 6, held_back=2)
-    most = max(2, judge.most_outstanding(start))
-
-    def worth(moved: Sequence[int], limit: float, _: int) -> float:
-        seconds = judge.seconds(moved)
-        return seconds if judge.most_outstanding(moved) <= most else float("inf")
-
-    before = [frozenset(source for source, _ in needs) for needs in judge.numbered.needs]
-    whole = climb(start, before, worth, min(MOVES, VISITS // max(1, len(start))), judge.enough)
-    assert judge.improve(start) == whole
 
 
 def shortest(graph: SegmentGraph, cost: SegmentCosts) -> float:

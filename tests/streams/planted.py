@@ -39,9 +39,9 @@ def _collective() -> AbstractContextManager[Any]:
     """A list's collective is never waited for."""
     original = SegmentExecutor._step
 
-    def step(self: SegmentExecutor, action: Any) -> Callable[[Any], object]:
+    def step(self: SegmentExecutor, action: Any, then: Any) -> Callable[[Any], object]:
         if not (isinstance(action, Action) and action.verb == "wait"):
-            return original(self, action)
+            return original(self, action, then)
 
         def land(turn: Any) -> None:
             handle = turn.handles.pop(action.op)

@@ -120,7 +120,11 @@ class Device:
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
         """Call ``callback(mark, failed)`` with the moment at which an asynchronous collective ended, and
         whether it failed, as far as that is known without waiting."""
-        work.get_future().add_done_callback(lambda future: callback(time.monotonic_ns(), _failed(future)))
+
+        def done(future: Future[object]) -> None:
+            callback(time.monotonic_ns(), _failed(future))
+
+        work.get_future().add_done_callback(done)
 
     def fork(self) -> Fork:
         """The current end of the calling thread's work, for ``aside`` and ``join``."""
