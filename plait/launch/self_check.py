@@ -130,7 +130,7 @@ def rounds(hosts: int) -> list[list[tuple[int, int]]]:
     """Pairs to measure at the same time, no host twice in a round: neighbours first, then the others.
 
     >>> rounds(4)
-    [[(0, 1), (2, 3)], [(0, 3), (1, 2)], [(0, 2), (1, 3)]]
+    [[(0, 1), (2, 3)], [(1, 2), (0, 3)], [(0, 2), (1, 3)]]
     """
     apart = list(range(1, hosts // 2 + 1))
     if hosts > EVERY_PAIR:

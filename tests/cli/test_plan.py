@@ -98,7 +98,7 @@ def test_the_table_fits_80_columns(job: Path) -> None:
     status, screen = on_terminal([sys.executable, "-m", "plait.cli.main", "plan", str(job)])
     assert status == 0
     lines = screen.replace("\r", "").splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(len(line) for line in lines if str(job.parent) not in line) <= 80, "but for a path, which is not cut"
     rows = [line for line in lines if line[:1] in "1234" and line.endswith("%")]
     assert len(rows) == 4, "a row is one line"
 

@@ -98,8 +98,12 @@ def test_the_keyboard_is_enough(shown: Page) -> None:
     shown.keyboard.press("Enter")
     shown.wait_for_function("document.querySelector('#rank').value === '6'")
     shown.wait_for_function("document.activeElement.id === 'time-box'")
-    shown.keyboard.press("ArrowRight")
-    shown.wait_for_selector("#links button")
+    shown.wait_for_selector("#timeline-figure .barlayer .point path", state="attached")
+    for _ in range(30):  # the first spans of a step depend on nothing
+        shown.keyboard.press("ArrowRight")
+        shown.wait_for_timeout(500)
+        if shown.locator("#links button").count():
+            break
     first = shown.locator("#span").inner_text()
     shown.keyboard.press("ArrowRight")
     shown.wait_for_function("first => document.querySelector('#span').textContent !== first", arg=first)
@@ -130,7 +134,8 @@ def test_everything_has_a_name_and_is_reached_by_tab(shown: Page) -> None:
     assert {"heat-box", "time-box", "statistic", "rank", "text"} <= seen
     names = shown.evaluate("[...document.querySelectorAll('main section')].map(s => s.getAttribute('aria-labelledby'))")
     assert len(names) == 8
-    assert shown.evaluate("document.querySelectorAll('input:not([id])').length") == 0
+    nameless = "[...document.querySelectorAll('input:not([id])')].map(i => i.outerHTML)"
+    assert not [one for one in shown.evaluate(nameless) if 'aria-hidden="true"' not in one]
 
 
 def test_the_grid_is_drawn(shown: Page) -> None:
