@@ -23,9 +23,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from keeping import finish, keep, make_parser
-from rich.console import Console
-from rich.table import Table
+from keeping import finish, make_parser, tell
 
 from plait.core.cluster import Hosts
 from plait.core.layout import Layout
@@ -159,12 +157,7 @@ def main() -> int:
         culprit, size = write_run(folder, args.replicas, args.steps, args.slow)
         made = {"made_in": round(time.perf_counter() - start, 1), "mib": round(size / 2**20), "slow_rank": culprit}
         found = made | {"steps": args.steps, "slow": args.slow} | measured(folder)
-    table = Table("what", "found")
-    for key, value in found.items():
-        table.add_row(key, str(value))
-    if not args.json:
-        Console().print(table)
-    keep(found, args)
+    tell(found, args)
     right = found["named"] == ([[culprit]] if args.slow else [])
     return 0 if right else 1
 

@@ -18,6 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from rich.console import Console
+from rich.table import Table
+
 from plait.core.errors import PlaitError
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
@@ -151,6 +154,16 @@ def stolen() -> float:
     began."""
     taken, whole = (now - begun for now, begun in zip(_processor_time(), BEGUN, strict=True))
     return taken / max(1.0, whole)
+
+
+def tell(result: dict[str, Any], options: argparse.Namespace) -> None:
+    """Show figures as they are, a row each, unless a program reads them; and ``keep`` them."""
+    table = Table("what", "found")
+    for key, value in result.items():
+        table.add_row(key, str(value))
+    if not options.json:
+        Console().print(table)
+    keep(result, options)
 
 
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:

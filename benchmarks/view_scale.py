@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose_scale import write_run
-from keeping import finish, keep, make_parser
-from rich.console import Console
-from rich.table import Table
+from keeping import finish, make_parser, tell
 
 CHROMIUM = shutil.which("chromium") or "chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader"]
@@ -108,12 +106,7 @@ def main() -> int:
             "slow_rank": culprit,
             **measured(folder, culprit, args.picture),
         }
-    table = Table("what", "found")
-    for key, value in found.items():
-        table.add_row(key, str(value))
-    if not args.json:
-        Console().print(table)
-    keep(found, args)
+    tell(found, args)
     return 0 if found["told"] and found["first_paint"] < 3 and found["gib"] < 4 else 1
 
 

@@ -59,17 +59,18 @@ def train(
     if dry_run:
         _show(job, overrides or [], place, as_json)
         return
+    open_job = None
     if job.suffix == ".json":
         plan, folder = _written(job, overrides or [], place)
     else:  # torchrun's ranks may stand on other machines too
-        plan, folder = _planned(job, overrides or [], place, refuse=place.ours and not plan_only)
+        open_job = Job.read(job, overrides or []).named(job.stem)
+        plan, folder = _planned(open_job, place, refuse=place.ours and not plan_only)
     _check_ranks(plan, place, on)
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return
     if isinstance(place, Managed) and not place.inside:
         raise typer.Exit(place.submit(plan, folder, follow=follow))
-    open_job = Job.read(job, overrides or []).named(job.stem) if job.suffix != ".json" else None
     raise typer.Exit(run_plan(plan, folder, place, open_job=open_job))
 
 
@@ -156,19 +157,19 @@ def _refuse(job: Job, vocab: int) -> None:
 
 def plan_to_run(file: Path, overrides: list[str], place: Place) -> Plan:
     """The plan that ``plait train`` would run of a job file at a place."""
-    return _planned(file, overrides, place)[0]
+    from plait.core.job import Job
+
+    return _planned(Job.read(file, overrides).named(file.stem), place)[0]
 
 
-def _planned(file: Path, overrides: list[str], place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:
-    """The plan of a job file, or the one with which an earlier start of it goes on, and the run's folder.
+def _planned(job: Job, place: Place, *, refuse: bool = False) -> tuple[Plan, Path]:
+    """The plan of a job, or the one with which an earlier start of it goes on, and the run's folder.
     refuse: a job that cannot fit here."""
     from plait.cli import terminal
     from plait.cli.planned import planned
     from plait.core.experts import refuse_experts
-    from plait.core.job import Job
     from plait.train.data.tokenizer import load_tokenizer
 
-    job = Job.read(file, overrides).named(file.stem)
     vocab = load_tokenizer(job.data.tokenizer).vocab
     refuse_experts(job.model_spec(vocab))
     job, chosen = planned(job, vocab, _lab(job, place))

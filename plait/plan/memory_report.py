@@ -91,13 +91,6 @@ def _factors(sharding: Sharding) -> dict[str, int]:
     return {name: getattr(sharding, name) for name in ("params", "grads", "optim", "secondary")}
 
 
-def fitting_change(
-    model: ModelSpec, point: Mapping[str, int], cluster: Cluster, *, sequence: int, precision: Precision
-) -> dict[str, Any] | None:
-    """The first of ``fitting_changes``; None where there is none."""
-    return next(fitting_changes(model, point, cluster, sequence=sequence, precision=precision), None)
-
-
 def fitting_changes(
     model: ModelSpec,
     point: Mapping[str, int],

@@ -21,35 +21,14 @@ from plait.core.attempts import Attempt, read_attempts
 from plait.core.host_memory import memory_of
 from plait.core.plan import Plan
 from plait.lab import running
-from tests.faults.runs import DEADLINE, ROOT, SHAPES
+from tests.faults.runs import DEADLINE, JOB, ROOT, SHAPES
 from tests.faults.runs import plan as plan_run
 
 pytestmark = pytest.mark.slow
 
-JOB = """
-[model]
-family = "gpt"
-num_layers = 2
-hidden = 32
-num_heads = 4
-[data]
-text = "text"
-sequence_length = 16
-[train]
-steps = 60
-global_batch_size = 12
-micro_batch_size = {micro}
-learning_rate = 1e-2
-eval_every = 0
-checkpoint_every = 5
-log_every = 1
-[strategy]
-slices = {{ p1 = 1, p2 = 1 }}
-{strategy}
-[run]
-timeout = 60
-"""
-EVERY = 5
+STEPS, EVERY = 60, 5
+PATIENT = 30.0
+"""The deadline that half of the job's ``run.timeout`` would be."""
 SOON = "run.hang_deadline=4"
 """For what is told by its silence alone; elsewhere a busy machine is not to be mistaken for a hung one."""
 
@@ -72,10 +51,11 @@ class Run:
         text = self.folder / "text"
         text.mkdir(parents=True)
         (text / "a.txt").write_text("".join(f"line {i} says {i * i % 97}\n" for i in range(3000)))
-        (self.folder / "job.toml").write_text(JOB.format(strategy=self.strategy, micro=self.micro))
+        (self.folder / "job.toml").write_text(JOB.format(steps=STEPS, strategy=self.strategy, deadline=PATIENT))
         argv = [sys.executable, "-m", "plait.cli.main", "train", "job.toml", "--on", f"lab:{self.on}@200mbit"]
+        own = [f"train.micro_batch_size={self.micro}", f"train.checkpoint_every={EVERY}", "train.log_every=1"]
         return subprocess.Popen(
-            [*argv, *self.settings], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*argv, *own, *self.settings], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.plan.closed_memory import fits, step_memory
-from plait.plan.memory_report import fitting_change, memory_report
+from plait.plan.memory_report import fitting_changes, memory_report
 from plait.plan.point_step import step_of
 from plait.plan.points import RECOMPUTES, Points
 from tests.models import seven_billion
@@ -35,7 +35,7 @@ def test_a_table_of_every_place() -> None:
 
 def test_what_fits_needs_no_change() -> None:
     row = point(dp=8, params=8, grads=8, optim=8)
-    assert fitting_change(SEVEN, row, A100, sequence=4096, precision="bf16-mixed") == {}
+    assert next(fitting_changes(SEVEN, row, A100, sequence=4096, precision="bf16-mixed")) == {}
 
 
 @pytest.mark.parametrize(("row", "sequence", "key"), [
@@ -44,7 +44,7 @@ def test_what_fits_needs_no_change() -> None:
     (point(dp=128, optim=128), 262144, "strategy.cp"),
 ], ids=["states", "activations", "sequence"])  # fmt: skip
 def test_the_nearest_change(row: dict[str, int], sequence: int, key: str) -> None:
-    found = fitting_change(SEVEN, row, A100, sequence=sequence, precision="bf16-mixed")
+    found = next(fitting_changes(SEVEN, row, A100, sequence=sequence, precision="bf16-mixed"), None)
     assert not fits(SEVEN, Points.of([row]), A100, sequence=sequence)[0]
     assert found is not None
     assert key in found
@@ -52,4 +52,4 @@ def test_the_nearest_change(row: dict[str, int], sequence: int, key: str) -> Non
 
 
 def test_what_nothing_helps() -> None:
-    assert fitting_change(SEVEN, point(dp=1), A100, sequence=262144, precision="bf16-mixed") is None
+    assert next(fitting_changes(SEVEN, point(dp=1), A100, sequence=262144, precision="bf16-mixed"), None) is None
