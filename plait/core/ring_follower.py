@@ -108,6 +108,10 @@ class RingFollower:
         self.rows = rows[~due]
         return rows[due & (rows["step"] >= first) & (rows["ended"] != 0)]
 
+    def keep(self, most: int) -> None:
+        """Forget what is older than so many records."""
+        self.rows = self.rows[-most:]
+
     # ---- inside ----
 
     def _empty(self) -> np.ndarray:

@@ -27,7 +27,7 @@ from plait.core.missing import Missing
 from plait.core.plan import Plan
 from plait.core.process import process_since
 from plait.core.records import Records
-from plait.core.ring import read_ring
+from plait.core.ring import NOBODY, read_ring
 from plait.core.ring_calls import RINGS, ring_path
 from plait.core.ring_follower import RingFollower
 from plait.core.ring_hosts import read_headers
@@ -65,6 +65,9 @@ class RankFiles:
         """Take what is new, up to the step before the last whole one: what a rank does between two steps,
         such as saving, belongs to the one before. last: take everything. How many records are new."""
         fresh = self.ring.advance()
+        if self.ring.header.step == NOBODY:  # it measures what its plan leaves open, and has begun no step
+            self.ring.keep(self.ring.header.capacity)
+            return fresh
         steps = self.ring.steps
         if not self._begun and (steps or last):  # records from before the first step are of none
             self._taken = (steps[0] if steps else max(self.ring.header.step, 0)) - 1

@@ -43,10 +43,13 @@ def open_ring(folder: Path, rank: int = 0, *, capacity: int = 1024) -> RingWrite
     return RingWriter(ring_path(folder, rank), this_process(rank=rank, world=2, plan=HASH, capacity=capacity))
 
 
-def write_step(ring: RingWriter, number: int, *, records: int = 3, ends: bool = True) -> None:
-    """Of some ops; ends: whether the step is over."""
+def write_step(
+    ring: RingWriter, number: int, *, records: int = 3, ends: bool = True, measures: bool = False
+) -> None:
+    """Of some ops; ends: whether the step is over. measures: it is only timed, before training begins."""
     name = ring.name("mlp0.F0", Place("mlp", 0, 0, True))
-    ring.step(number, time.monotonic_ns())
+    if not measures:
+        ring.step(number, time.monotonic_ns())
     for _ in range(records):
         at = time.monotonic_ns()
         ring.begin(Kind.COMPUTE, name, number, at, at, at + 1000)
@@ -83,19 +86,35 @@ def test_whole_steps_come_while_the_rank_runs_and_the_rest_when_it_ends(tmp_path
     assert len(list((tmp_path / "timeline").glob("*.parquet"))) == 1
 
 
-def test_what_was_timed_before_training_and_steps_of_no_one_are_left_out(tmp_path: Path) -> None:
-    ring = open_ring(tmp_path)
-    write_step(ring, 0)
+@pytest.mark.parametrize("looks", range(4))
+def test_what_was_timed_before_training_and_steps_of_no_one_are_left_out(tmp_path: Path, looks: int) -> None:
+    """However often the agent looks meanwhile."""
+    ring, agent = open_ring(tmp_path, capacity=16), collector(tmp_path)
+    for number in range(8):
+        write_step(ring, number, measures=True)
+        if number < looks:
+            agent.look()
     at = time.monotonic_ns()
     ring.begin(Kind.STEP, ring.name("forget"), -1, at, at, at)
+    if looks == 3:
+        agent.look()
     ring.begin(Kind.COMPUTE, ring.name("mlp0.F0", Place("mlp", 0, 0, True)), 0, at, at, at + 1)  # before resuming
-    write_step(ring, 7)
-    write_step(ring, 8)
+    write_step(ring, 2)
+    write_step(ring, 3)
     ring.close()
-    agent = collector(tmp_path)
     agent.look()
     agent.finish()
-    assert steps_of(tmp_path) == {7: 3, 8: 3}
+    assert steps_of(tmp_path) == {2: 3, 3: 3}
+
+
+def test_a_rank_that_ends_before_its_first_step_leaves_no_timeline(tmp_path: Path) -> None:
+    ring, agent = open_ring(tmp_path), collector(tmp_path)
+    for number in range(3):
+        write_step(ring, number, measures=True)
+        agent.look()
+    ring.close()
+    agent.finish()
+    assert not list((tmp_path / "timeline").rglob("*.parquet"))
 
 
 def test_a_new_start_of_a_rank_appends_to_what_the_old_one_left(tmp_path: Path) -> None:
