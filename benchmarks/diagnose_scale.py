@@ -5,9 +5,9 @@
 The run is made up, with the shape of the largest one in MegaScale's table (tp 8, pp 8, dp 192; arXiv
 2402.15627): for each rank a roll-up of all its steps, and the spans of sharding's collectives, in parts of 50
 steps, as Parquet files in a run's folder (36,864 of them). Work varies by 1 % from step to step and by 0.3 %
-from rank to rank; one rank is slower from step 40 on. Its pipeline's ranks arrive late at their collectives,
-as they would. The diagnosis is a process of its own, from its start to its end; its memory is the largest
-that the kernel saw.
+from rank to rank; one rank is slower from step 40 on, or in the last 20 steps of shorter runs. Its pipeline's
+ranks arrive late at their collectives, as they would. The diagnosis is a process of its own, from its start
+to its end; its memory is the largest that the kernel saw.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from plait.plan.make import Design, assemble_plan
 TP, PP, HOST = 8, 8, 8
 BLOCK = 50
 """Steps in a file."""
-FROM = 40
-"""The step from which on a rank is slow."""
+FROM, SOON = 40, 20
+"""The step from which on a rank is slow, and in how many steps at most it is to be found."""
 OPS = (("attn", "forward", 0.55), ("mlp", "forward", 0.62), ("attn", "backward", 1.1), ("mlp", "backward", 1.25))
 """Seconds of a step that are computed, by op."""
 WAITS = (("wait", "attn", 0.4), ("idle", "transfer", 0.6), ("wait", "mlp", 0.3))
@@ -66,7 +66,7 @@ def write_run(folder: Path, replicas: int, steps: int, slow: float) -> tuple[int
     rng = np.random.default_rng(7)
     numbers = np.arange(steps)
     pace = (1 + 0.003 * rng.standard_normal((world, 1))) * (1 + 0.01 * rng.standard_normal((world, steps)))
-    pace[culprit, FROM:] *= 1 + slow
+    pace[culprit, max(0, min(FROM, steps - SOON)) :] *= 1 + slow
     late = np.clip((pace[culprit] - 1) * sum(one[2] for one in OPS), 0, None)
     timeline = folder / "timeline"
     (timeline / "rollup" / "block=0").mkdir(parents=True)

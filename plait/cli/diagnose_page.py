@@ -88,7 +88,7 @@ def _nobody(report: Report) -> None:
         return
     slowest = (
         f" The slowest of {comparable} comparable ranks is rank {spread.unit}: {spread.effect:+.1%} against its "
-        f"equals, z {spread.z:.1f} (named from 6 on)."
+        f"equals, z {spread.z:.1f} (named from {spread.named_from:.1f} on)."
         if spread.unit >= 0
         else ""
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.diagnose.outliers import SIGMA
+from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import Recording
 
 LEAST = 8

@@ -35,6 +35,15 @@ class Compared:
     excess: Floats
     computing: Floats
 
+    def twins(self, grid: pl.DataFrame) -> NDArray[np.int64]:
+        """Of every rank a number, the same for two that are alone in their stage, so that one's deviation is
+        the other's, turned round."""
+        own = pl.DataFrame({"rank": self.units}, schema_overrides={"rank": grid.schema["rank"]})
+        stage = pl.struct("pp", "cp").rank("dense")
+        known = own.join(grid, on="rank", how="left", maintain_order="left").with_columns(stage=stage)
+        number = pl.when(pl.len().over("stage") == 2).then(-pl.col("stage").cast(pl.Int64)).otherwise("rank")
+        return known.select(number).to_series().to_numpy()
+
 
 def usual(value: pl.Expr, cell: list[str]) -> pl.Expr:
     """Of each value what its equals have: the median, of two the other one; null for who is alone."""
@@ -49,14 +58,29 @@ def own_work(recording: Recording) -> Compared:
 
 
 def typical_work(recording: Recording) -> Compared:
-    """The same by ops of median length: where a processor is taken away now and then, sums of a step differ
-    more from step to step than a slow rank does from others."""
-    kind = pl.col("name").str.extract(r"\.([A-Z])").fill_null("").alias("op")
-    spans = _without_exchanges(recording.spans.filter(pl.col("kind") == "compute"), recording)
-    keys = ["step", "rank", "kind", "site", "direction"]
+    """The same by what most of a step's ops take: where a processor is taken away now and then, sums of a
+    step differ more from step to step than a slow rank does from others.
+
+    Of every op, how many times as long it took as the same op of any equal in any step; of a rank's step the
+    median of these, each counted by how long the op usually is.
+    """
+    op = ["pp", "cp", "kind", "site", "direction", "name"]
+    places = recording.grid.select("rank", "pp", "cp")
+    ops = _without_exchanges(recording.spans.filter(pl.col("kind") == "compute"), recording)
     length = pl.col("end") - pl.col("start")
-    ops = spans.group_by(*keys, kind).agg(seconds=length.median() * pl.len())
-    return _work(recording, ops, ["kind", "site", "direction", "op"])
+    each = (
+        ops.join(places, on="rank")
+        .with_columns(length=length, usual=length.median().over(op))
+        .filter(pl.col("usual") > 0)
+        .select("step", "rank", "pp", "cp", "usual", times=pl.col("length") / pl.col("usual"))
+        .sort("step", "rank", "times")
+    )
+    of = ["step", "rank"]
+    half = pl.col("usual").cum_sum().over(of) >= pl.col("usual").sum().over(of) / 2
+    whole = each.group_by(*of, "pp", "cp").agg(pl.col("usual").sum()).group_by("pp", "cp").agg(pl.col("usual").median())
+    typical = each.filter(half).group_by(of).agg(pl.col("times", "pp", "cp").first()).join(whole, on=["pp", "cp"])
+    seconds = typical.select("step", "rank", kind=pl.lit("compute"), seconds=pl.col("times") * pl.col("usual"))
+    return _work(recording, seconds, ["kind"])
 
 
 def _without_exchanges(ops: pl.DataFrame, recording: Recording) -> pl.DataFrame:

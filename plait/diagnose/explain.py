@@ -59,7 +59,9 @@ class Report:
             "stragglers": [
                 _straggler(one, cost) for one, cost in zip(self.stragglers, self.costs, strict=True)
             ],
-            "healthiest": {"rank": spread.unit, "effect": spread.effect, "z": spread.z},
+            "healthiest": {
+                "rank": spread.unit, "effect": spread.effect, "z": spread.z, "named_from": spread.named_from
+            },
             "comparable_ranks": self.verdicts.comparable,
             "arrivals": [vars(one) for one in self.verdicts.arrivals],
             "shares": [one._asdict() for one in self.shares],

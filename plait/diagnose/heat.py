@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.diagnose.outliers import SIGMA
+from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import OWN
 
 if TYPE_CHECKING:

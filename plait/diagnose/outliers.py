@@ -1,39 +1,46 @@
 """Who is slower than those who should be as fast, again and again.
 
-The rule for ranks and for links alike. In each window of steps a unit's *effect* is the median of how much
-longer it took than its equals. It stands out where the effect is large against the spread of all units' (MAD,
-the median absolute deviation) and against its own changes from step to step, is worth speaking of, and recurs
-in most steps. With thousands of ranks a lower threshold names healthy ones in every step: of 12,288 with
-jitter of 1 %, the best z of a healthy rank is above 4.
+The rule for ranks and for links alike. In each window of steps a unit's *effect* is the mean of how much
+longer it took than its equals, without the fifth of its steps at either end (Tukey and McLaughlin, 1963).
+Against it stand two kinds of chance: what healthy units differ by, and what steps differ by. Both are
+estimated from the others as well as from the unit itself, and how well they are known is counted: four
+steps of two ranks say less than twenty of a thousand. So *z* is how many standard deviations of a normal
+distribution the effect is worth, and it must be so large that in a run without any slow unit nobody is
+named by chance, whichever of its units is looked at after whichever of its steps.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from plait.diagnose.noise import healthy_spread, mean_step, normal_deviate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
 
 WINDOW = 20
 """Steps of which it is judged together, so that what begins late is not averaged away."""
 FEWEST = 5
 """Steps below which nothing is said."""
-Z = 6.0
+CHANCE = 1e-4
+"""That in a run where all are healthy anybody is named, by one who looks after every step: each look may take
+so much by the number of units and of steps until then, which adds up to this times the logarithm of steps."""
 MINIMUM = 0.03
 """Effect that is worth speaking of: 3 %."""
-RECURS = 0.75
-"""Share of a window's steps in which the effect must be seen."""
-SIGMA = 1.4826
-"""Of a normal distribution, in MADs."""
-MEDIAN_ERROR = 1.2533
-"""Standard error of a median against that of a mean."""
+SURE = 6.0
+"""Healthy units are taken to differ by this part of the effect that is worth speaking of, until they show
+otherwise."""
+RECURS = 0.6
+"""Share of a window's steps in which half of that effect must be seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,89 +58,128 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How far units are apart that do not stand out: the largest effect and z of any of them."""
+    """How far units are apart that do not stand out: the largest effect and z of any of them. named_from: the
+    z from which on they would."""
 
     effect: float
     z: float
     unit: int
+    named_from: float = 0.0
 
 
-def outliers(deviation: Floats, *, minimum: float = MINIMUM, lower: bool = False) -> tuple[list[Outlier], Spread]:
+class _Seen(NamedTuple):
+    """What windows say of units: (units, windows) each. edges: where windows begin, and the last one ends."""
+
+    effect: Floats
+    z: Floats
+    recurs: Floats
+    edges: list[int]
+
+
+def threshold(units: int, steps: int) -> float:
+    """The z from which on one of ``units`` stands out after so many steps."""
+    return NormalDist().inv_cdf(1 - CHANCE / (units * steps))
+
+
+def outliers(deviation: Floats, *, minimum: float = MINIMUM, twins: Ints | None = None,
+             lower: bool = False) -> tuple[list[Outlier], Spread]:  # fmt: skip
     """Of (units, steps), how much longer than its equals each took, as a share; NaN: not known.
 
-    minimum: of effects. lower: the faster half is what is healthy, because up to half of the units may be
-    slow together, as the links of one host are. One window suffices where it is the last, or of few; earlier
-    ones must be two that follow each other.
+    minimum: of effects. twins: of each unit a number, the same for two that have no other equal: one's
+    deviation is then the other's, turned round. lower: the faster half is what is healthy, because up to half
+    of the units may be slow together, as the links of one host are. One window suffices where it is the last,
+    or of few; earlier ones must be two that follow each other. What is not clear in so few steps may be so in
+    twice as many.
     """
     units, steps = deviation.shape
     if units < 2 or steps < FEWEST:
         return [], Spread(effect=0.0, z=0.0, unit=-1)
-    windows = max(1, steps // WINDOW)
-    edges = [round(i * steps / windows) for i in range(windows + 1)]
-    effect, z, recurs = (np.full((units, windows), np.nan) for _ in range(3))
+    least = threshold(units, steps)
+    single = np.arange(units) // (2 if units == 2 else 1) if twins is None else twins
+    found: dict[int, Outlier] = {}
+    looks: list[_Seen] = []
+    for edges in _scales(steps):
+        seen = _look(deviation, edges, minimum, single, lower=lower)
+        out = _lasting((seen.z >= least) & (seen.effect >= minimum) & (seen.recurs >= RECURS))
+        for unit in np.flatnonzero(out.any(axis=1)).tolist():
+            found.setdefault(unit, _outlier(deviation[unit], seen, out[unit], unit))
+        looks.append(seen)
+    nearest = max((_nearest(seen, set(found), least) for seen in looks), key=lambda one: one.z)
+    return sorted(found.values(), key=lambda one: -one.effect), nearest
+
+
+def _scales(steps: int) -> Iterator[list[int]]:
+    """Where windows begin, and the last one ends; then those of twice as many steps, up to all. They are
+    counted from the end, so that the last one is of the last steps, whenever somebody looks."""
+    edges = [0, *reversed(range(steps - WINDOW, FEWEST - 1, -WINDOW)), steps]
+    yield edges
+    while len(edges) > 2:
+        later = edges[::-1][::2][::-1]
+        edges = later if later[0] == 0 else [0, *later]
+        yield edges
+
+
+def _look(deviation: Floats, edges: list[int], minimum: float, twins: Ints, *, lower: bool) -> _Seen:
+    shape = len(deviation), len(edges) - 1
+    seen = _Seen(np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape, np.nan), edges)
     for number, (first, last) in enumerate(pairwise(edges)):
-        effect[:, number], z[:, number], recurs[:, number] = _window(deviation[:, first:last], minimum, lower)
-    out = (z >= Z) & (effect >= minimum) & (recurs >= RECURS)
-    if windows > 2:
-        follows = np.zeros_like(out)
-        follows[:, :-1] |= out[:, :-1] & out[:, 1:]
-        follows[:, 1:] |= out[:, 1:] & out[:, :-1]
-        follows[:, -1] |= out[:, -1]
-        out = follows
-    found: list[Outlier] = []
-    for unit in np.flatnonzero(out.any(axis=1)).tolist():
-        own = np.flatnonzero(out[unit])
-        at = int(own[-1])
-        begin = at
-        while begin > 0 and out[unit, begin - 1]:
-            begin -= 1
-        first = _since(deviation[unit], edges[begin], edges[max(0, begin - 1)], effect[unit, at])
-        found.append(
-            Outlier(
-                unit=unit, effect=float(effect[unit, at]), z=float(z[unit, at]), recurs=float(recurs[unit, at]),
-                first=first, last=edges[at + 1] - 1,
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda one: -one.effect), _spread(effect, z, out)
+        own = deviation[:, first:last]
+        seen.effect[:, number], seen.z[:, number] = _window(own, minimum, twins, lower=lower)
+        known = np.isfinite(own)
+        with np.errstate(invalid="ignore"):
+            often = ((own >= minimum / 2) & known).sum(axis=1)
+        seen.recurs[:, number] = often / np.maximum(known.sum(axis=1), 1)
+    return seen
 
 
-def _window(deviation: Floats, minimum: float, lower: bool) -> tuple[Floats, Floats, Floats]:
-    """Effect, z and recurrence of every unit in a window."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of units that recorded nothing here
-        effect = np.nanmedian(deviation, axis=1)
-        changes = SIGMA * np.nanmedian(np.abs(deviation - effect[:, None]), axis=1)
-    known = np.isfinite(deviation)
-    count = known.sum(axis=1)
-    error = MEDIAN_ERROR * changes / np.sqrt(np.maximum(count, 1))
-    judged = np.sort(effect[count >= FEWEST])
-    if lower:
-        judged = judged[: (len(judged) + 1) // 2]
-    enough = 2 if lower else 4
-    between = SIGMA * float(np.median(np.abs(judged - np.median(judged)))) if judged.size >= enough else 0.0
-    centre = float(np.median(judged)) if judged.size >= enough else 0.0
-    noise = np.maximum(max(between, minimum / Z), error)
-    with np.errstate(invalid="ignore"):
-        recurs = ((deviation >= max(minimum, 1e-12)) & known).sum(axis=1) / np.maximum(count, 1)
-    return effect, np.where(count >= FEWEST, (effect - centre) / noise, np.nan), recurs
+def _window(deviation: Floats, minimum: float, twins: Ints, *, lower: bool) -> tuple[Floats, Floats]:
+    """Effect and z of every unit in a window."""
+    steps = mean_step(deviation, FEWEST, twins)
+    between = healthy_spread(steps.mean, minimum / SURE, twins, lower=lower)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        noise = np.hypot(between.sigma, steps.error)
+        freedom = noise**4 / (between.sigma**4 / between.freedom + steps.error**4 / steps.freedom)
+        return steps.mean, normal_deviate((steps.mean - between.centre) / noise, freedom)
 
 
-def _since(deviation: Floats, begin: int, earliest: int, effect: float) -> int:
-    """The first step of the stretch that leads into a window from which on the effect is mostly there."""
-    high = deviation >= effect / 2
-    first = begin
-    while first > earliest and (high[first - 1] or (first - 2 >= earliest and high[first - 2])):
-        first -= 1
-    while first < len(high) - 1 and not high[first]:
-        first += 1
-    return first
+def _lasting(out: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of many windows, those that follow each other, and the last."""
+    if out.shape[1] <= 2:
+        return out
+    follows = np.zeros_like(out)
+    follows[:, :-1] |= out[:, :-1] & out[:, 1:]
+    follows[:, 1:] |= out[:, 1:] & out[:, :-1]
+    follows[:, -1] |= out[:, -1]
+    return follows
 
 
-def _spread(effect: Floats, z: Floats, out: NDArray[np.bool_]) -> Spread:
-    """Of the others, in whichever window it is largest."""
-    named = np.asarray(out.any(axis=1))
-    left = np.where(named[:, None] | ~np.isfinite(z), -np.inf, z)
+def _outlier(deviation: Floats, seen: _Seen, out: NDArray[np.bool_], unit: int) -> Outlier:
+    at = int(np.flatnonzero(out)[-1])
+    begin = at
+    while begin > 0 and out[begin - 1]:
+        begin -= 1
+    effect = float(seen.effect[unit, at])
+    end = seen.edges[at + 1]
+    return Outlier(
+        unit=unit, effect=effect, z=float(seen.z[unit, at]), recurs=float(seen.recurs[unit, at]),
+        first=_since(deviation[:end], seen.edges[max(0, begin - 1)], effect), last=end - 1,
+    )  # fmt: skip
+
+
+def _since(deviation: Floats, earliest: int, effect: float) -> int:
+    """The step from which on the effect is mostly there, not before ``earliest``: where the sum of what is
+    above half of it, from there to the end, is largest (Page, 1954)."""
+    above = np.clip(np.nan_to_num(deviation[earliest:] - effect / 2), -effect / 2, effect / 2)
+    return earliest + int(np.argmax(np.cumsum(above[::-1])[::-1]))
+
+
+def _nearest(seen: _Seen, named: set[int], least: float) -> Spread:
+    """Of those not named, the one that comes nearest to it, in whichever window."""
+    left = np.where(np.isfinite(seen.z), seen.z, -np.inf)
+    left[sorted(named)] = -np.inf
     unit, window = np.unravel_index(int(np.argmax(left)), left.shape)
     if not np.isfinite(left[unit, window]):
-        return Spread(effect=0.0, z=0.0, unit=-1)
-    return Spread(effect=float(effect[unit, window]), z=float(z[unit, window]), unit=int(unit))
+        return Spread(effect=0.0, z=0.0, unit=-1, named_from=least)
+    return Spread(
+        effect=float(seen.effect[unit, window]), z=float(seen.z[unit, window]), unit=int(unit), named_from=least
+    )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.diagnose.outliers import SIGMA, Z
+from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import Recording
 
 NAMES = {
@@ -20,6 +20,8 @@ NAMES = {
 }  # fmt: skip
 CHANGED = 0.03
 """Share by which steps must have become longer or shorter to be told."""
+CLEAR = 6.0
+"""And how many standard errors."""
 
 
 class Share(NamedTuple):
@@ -171,7 +173,7 @@ def drift_of(recording: Recording) -> Drift | None:
     first, last = float(np.median(seconds[:quarter])), float(np.median(seconds[-quarter:]))
     change = seconds[-quarter:], seconds[:quarter]
     error = max(SIGMA * float(np.median(np.abs(part - np.median(part)))) * 1.2533 / quarter**0.5 for part in change)
-    if abs(last - first) < max(CHANGED * first, Z * error):
+    if abs(last - first) < max(CHANGED * first, CLEAR * error):
         return None
     coarse = len(steady(recording)) < len(steps)
     ends = [_means(recording, some, coarse) for some in (steps[:quarter], steps[-quarter:])]

@@ -8,7 +8,7 @@ last to come is followed back along its pipeline to the rank whose own work expl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -75,22 +75,22 @@ def verdicts(recording: Recording) -> Verdicts:
     """All that can be said of a recording."""
     work = own_work(recording)
     minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
-    found, spread = outliers(work.deviation, minimum=minimum)
+    found, spread = outliers(work.deviation, minimum=minimum, twins=work.twins(recording.grid))
     typical = typical_work(recording)
-    more, other = outliers(typical.deviation, minimum=minimum)
+    more, other = outliers(typical.deviation, minimum=minimum, twins=typical.twins(recording.grid))
     ranks = {one.ranks: one for one in [_rank(recording, typical, one) for one in more]}
     ranks |= {one.ranks: one for one in [_rank(recording, work, one) for one in found]}
     slow = _of_hosts(list(ranks.values()), recording.grid)
     links = _links(recording, {rank for one in slow for rank in one.ranks})
     named = {rank for one in slow for rank in one.ranks}
     rest = [
-        Spread(effect=one.effect, z=one.z, unit=int(of.units[one.unit]))
+        replace(one, unit=int(of.units[one.unit]))
         for one, of in ((spread, work), (other, typical))
         if one.unit >= 0 and of.units[one.unit] not in named
     ]
     return Verdicts(
         stragglers=(*slow, *links),
-        spread=max(rest, key=lambda one: one.z, default=Spread(effect=0.0, z=0.0, unit=-1)),
+        spread=max(rest, key=lambda one: one.z - one.named_from, default=Spread(effect=0.0, z=0.0, unit=-1)),
         comparable=int(np.isfinite(work.deviation).any(axis=1).sum()),
         arrivals=_arrivals(recording, work),
     )

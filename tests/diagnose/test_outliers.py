@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.diagnose.outliers import FEWEST, MINIMUM, WINDOW, Z, outliers
+from plait.diagnose.outliers import FEWEST, MINIMUM, WINDOW, outliers, threshold
 
 
 def noise(seed: int, units: int, steps: int, jitter: float, bias: float = 0.0) -> np.ndarray:
@@ -28,7 +28,7 @@ def test_nobody_stands_out_of_jitter(seed: int, units: int, steps: int, jitter: 
 def test_nobody_stands_out_of_12288_healthy_ranks(seed: int, jitter: float) -> None:
     found, spread = outliers(noise(seed, 12_288, 3 * WINDOW, jitter, 0.003))
     assert found == []
-    assert 0 < spread.z < Z
+    assert 0 < spread.z < spread.named_from
 
 
 @given(
@@ -47,7 +47,7 @@ def test_who_is_slow_is_named_and_since_when(seed: int, units: int, slow: float,
     assert found[0].effect == pytest.approx(slow, rel=0.2)
     assert abs(found[0].first - begin) <= 2
     assert found[0].last == 99
-    assert spread.z < Z
+    assert spread.z < spread.named_from
 
 
 def test_two_at_once() -> None:
@@ -106,3 +106,55 @@ def test_nobody_stands_out_of_10000_steps_on_a_busy_machine(seed: int, units: in
         work[unit, begin : begin + rng.integers(1, WINDOW)] *= 1.5
     usual = np.median(work, axis=0) if units > 2 else work[::-1]
     assert outliers(work / usual - 1)[0] == []
+
+
+@given(st.integers(0, 2**32), st.sampled_from([2, 3, 8, 64]), st.floats(0.001, 0.2), st.floats(0.0, 0.9))
+@settings(max_examples=40, deadline=None)
+def test_nobody_stands_out_for_who_looks_after_every_step(seed: int, units: int, jitter: float, alike: float) -> None:
+    """Also where steps are like those before them."""
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((units, 60))
+    for step in range(1, 60):
+        noise[:, step] = alike * noise[:, step - 1] + (1 - alike**2) ** 0.5 * noise[:, step]
+    work = np.maximum(0.1, 1 + jitter * noise)
+    usual = np.median(work, axis=0) if units > 2 else work[::-1]
+    twins = np.zeros(2, np.int64) if units == 2 else None
+    assert not any(outliers((work / usual - 1)[:, :steps], twins=twins)[0] for steps in range(1, 61))
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.3])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_of_two_in_a_stage_the_slow_one_is_named(stages: int, slow: float) -> None:
+    """What one has too much the other has too little: of two stages, half of all are then far from the
+    rest."""
+    named: list[list[int]] = []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        pace = 1 + 0.003 * rng.standard_normal((2 * stages, 1))
+        work = pace * (1 + 0.015 * rng.standard_normal((2 * stages, WINDOW)))
+        work[1] *= 1 + slow
+        usual = work.reshape(stages, 2, WINDOW)[:, ::-1].reshape(work.shape)
+        found, _ = outliers(work / usual - 1, minimum=0.05, twins=np.repeat(np.arange(stages), 2))
+        named.append([one.unit for one in found])
+    assert named == [[1]] * 50
+
+
+@pytest.mark.parametrize("units", [4, 8, 64, 1024])
+def test_ten_percent_are_found_within_twenty_steps_of_their_beginning(units: int) -> None:
+    """Whenever they begin: the last window is of the last steps."""
+    for begin in range(0, 60, 7):
+        deviation = noise(begin, units, begin + WINDOW, 0.03, 0.003)
+        deviation[2, begin:] += 0.1
+        found, _ = outliers(deviation)
+        assert [(one.unit, abs(one.first - begin) <= 3) for one in found] == [(2, True)]
+
+
+def test_the_more_might_be_named_by_chance_the_clearer_it_must_be() -> None:
+    assert threshold(2, 20) < threshold(8, 20) < threshold(8, 1000) < threshold(12_288, 1000) < 7
+
+
+def test_what_is_not_clear_in_twenty_steps_may_be_in_two_hundred() -> None:
+    deviation = noise(6, 8, 200, 0.2)
+    deviation[3] += 0.1
+    assert outliers(deviation[:, -WINDOW:])[0] == []
+    assert [one.unit for one in outliers(deviation)[0]] == [3]

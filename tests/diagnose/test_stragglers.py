@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,28 @@ def test_a_slow_processor(slow: float) -> None:
     assert cost is not None
     assert found.what_if is not None
     assert 0.4 * one.seconds < cost <= 1.2 * one.seconds
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.3])
+@pytest.mark.parametrize(("dp", "pp"), [(2, 1), (2, 2), (4, 2), (2, 4)])
+def test_a_slow_processor_of_a_few_ranks_within_20_steps(slow: float, dp: int, pp: int) -> None:
+    def compute(at: At) -> float:
+        return (0.1 if at.way == "forward" else 0.2) * (1 + slow * ((at.dp, at.stage) == (1, 0)))
+
+    found = verdicts(recording(Job(dp=dp, pp=pp, compute=compute, micro_batches=4, steps=20, jitter=0.03)))
+    assert [(one.what, one.ranks) for one in found.stragglers] == [("slow processor", (1,))]
+
+
+def test_a_slow_processor_among_ranks_that_are_held_up_now_and_then() -> None:
+    """Of a rank's step the sum then says nothing; most of its ops do."""
+    draw = random.Random(7)
+
+    def compute(at: At) -> float:
+        held = 20.0 if draw.random() < 0.1 else 1.0
+        return (0.1 if at.way == "forward" else 0.2) * held * (1.3 if (at.dp, at.stage) == (2, 1) else 1.0)
+
+    found = verdicts(recording(Job(dp=4, pp=2, compute=compute, steps=20)))
+    assert [(one.what, one.ranks) for one in found.stragglers] == [("slow processor", (6,))]
 
 
 def test_a_host_that_launches_late() -> None:

@@ -3,6 +3,7 @@
     FAULT="KIND RANK STEP" python -m tests.faults.faulty RUN_FOLDER
 
 When it does, the moment is written to ``fault`` in the run's folder; where that is, nothing happens any more.
+``slowN`` makes every piece of computation take N % more of a processor, from that step on.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def main() -> int:
 
 
 def _plant(kind: str, at: int) -> None:
+    if kind.startswith("slow"):
+        _slow_down(int(kind[4:]) / 100, at)
+        return
     from plait.train import session
 
     train_step, steps = session.train_step, 0
@@ -96,17 +100,48 @@ def _plant(kind: str, at: int) -> None:
     def harmed(step: Any, *rest: Any, **more: Any) -> Any:
         nonlocal steps
         steps += 1
-        if kind == "slow":
-            start = time.perf_counter()
-            result = train_step(step, *rest, **more)
-            time.sleep(0.3 * (time.perf_counter() - start))
-            return result
         if steps == at:
-            Path(sys.argv[1], "fault").write_text(str(time.time()))
+            _note()
             HARM[kind](step)
         return train_step(step, *rest, **more)
 
     session.train_step = harmed
+
+
+def _note() -> None:
+    Path(sys.argv[1], "fault").write_text(str(time.time()))
+
+
+def _slow_down(by: float, at: int) -> None:
+    """Not the clock's time but the processor's: ranks of a lab share processors, and what one sleeps through
+    makes the others faster."""
+    from plait.core.ring import Kind
+    from plait.train.comm.log import Log
+
+    original, slowed = Log.run, dict[int, tuple[Any, Any]]()
+
+    def longer(act: Callable[[Any], object]) -> Callable[[Any], None]:
+        def acted(of: Any) -> None:
+            start = time.thread_time()
+            act(of)
+            end = time.thread_time() + by * (time.thread_time() - start)
+            while time.thread_time() < end:
+                pass
+
+        return acted
+
+    def run(log: Log, acts: Any, of: Any) -> None:
+        if log.step < at:
+            original(log, acts, of)
+            return
+        if not slowed:
+            _note()
+        if id(acts) not in slowed:  # which live as long as the rank
+            made = [(longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts]
+            slowed[id(acts)] = acts, made
+        original(log, slowed[id(acts)][1], of)
+
+    Log.run = run  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

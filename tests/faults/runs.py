@@ -7,12 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import pytest
 
 from plait.cli.running import Ranks, suspicion_of
 from plait.core.errors import RankFailure
@@ -72,6 +71,7 @@ SHAPES = {
     "pp2-tp2": Shape(4, 1, "pp = 2\ntp = 2"),
     "dp4": Shape(4, 1, "dp = 4"),
 }
+MIXED = Shape(4, 2, "pp = 2\ndp = 2\ntp = 2")
 
 
 @dataclass(frozen=True)
@@ -84,36 +84,51 @@ class Outcome:
     status: int | None
 
 
-def plan(folder: Path, shape: Shape, *, steps: int = 100_000) -> Path:
-    """A run's folder, ready for ranks."""
+def plan(folder: Path, shape: Shape, *, steps: int = 100_000, settings: Sequence[str] = ()) -> Path:
+    """A run's folder, ready for ranks. settings: as on the command line."""
     text = folder / "text"
-    text.mkdir()
+    text.mkdir(parents=True)
     (text / "a.txt").write_text("".join(f"line {i} says {i * i % 97}\n" for i in range(3000)))
     job = folder / "job.toml"
     job.write_text(JOB.format(steps=steps, strategy=shape.strategy, deadline=DEADLINE))
     done = subprocess.run(
-        [sys.executable, "-m", "plait.cli.main", "train", "--plan-only", "job.toml", f"run.folder={folder}/runs"],
+        [sys.executable, "-m", "plait.cli.main", "train", "--plan-only", "job.toml", f"run.folder={folder}/runs",
+         *settings],
         cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "runs" / "job"
 
 
-def run(folder: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch, *, fault: str = "",
+@contextmanager
+def environment(**values: str) -> Generator[None]:
+    """Variables that ranks inherit."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def run(folder: Path, shape: Shape, *, fault: str = "",
         harm: Callable[[Lab], object] | None = None, after: int = 5, steps: int = 100_000) -> Outcome:  # fmt: skip
     """Train until something happens. fault: what happens to a rank (``tests.faults.faulty``). harm: what
     happens to the network, once ``after`` steps are done."""
     where = plan(folder, shape, steps=steps)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    if fault:
-        monkeypatch.setenv("FAULT", fault)
     ranks = Ranks(
         module="tests.faults.faulty", arguments=[str(where)], world=shape.spec.world_size, logs=where / "logs",
         timeout=60, folder=where, deadline=DEADLINE,
     )  # fmt: skip
     error: str | None = None
     status: int | None = None
-    with Lab(shape.spec, command=ranks.argv) as lab:
+    with (
+        environment(PYTHONPATH=str(ROOT), **({"FAULT": fault} if fault else {})),
+        Lab(shape.spec, command=ranks.argv) as lab,
+    ):
         if harm:
             threading.Thread(target=_later, args=(where, after, partial(harm, lab)), daemon=True).start()
         try:
@@ -129,8 +144,13 @@ def run(folder: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch, *, fault: s
 
 
 def _later(where: Path, steps: int, harm: Callable[[], object]) -> None:
+    until(where, steps)
+    (where / "fault").write_text(str(time.time()))
+    harm()
+
+
+def until(where: Path, steps: int) -> None:
+    """Wait for so many steps of a run."""
     metrics = where / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < steps:
         time.sleep(0.05)
-    (where / "fault").write_text(str(time.time()))
-    harm()

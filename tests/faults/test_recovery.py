@@ -10,19 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from plait.cli.running import InLab, Ranks
 from plait.core.attempts import Attempt, read_attempts
 from plait.core.host_memory import memory_of
-from plait.core.plan import Plan
 from plait.lab import running
-from tests.faults.runs import DEADLINE, JOB, ROOT, SHAPES
-from tests.faults.runs import plan as plan_run
+from tests.faults.runs import JOB, ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -212,35 +209,3 @@ def test_larger_jobs(
     _, second = check_as_undisturbed(run, undisturbed("4x2", strategy))
     assert "host4" in second.hosts
     assert f"host{where}" not in second.hosts
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize("name", ["dp2-tp2", "pp2-dp2"])
-@pytest.mark.parametrize("kind", ["kill", "stop", "loop", "hold", "size", "order", "deadlock"])
-def test_whatever_happens_to_a_rank_the_run_ends_as_it_would_have(
-    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: dict[str, list[tuple[int, float]]] = {}
-    shape = SHAPES[name]
-    for fault in ("", f"{kind} 1 13"):
-        folder = tmp_path / (kind if fault else "good")
-        folder.mkdir()
-        where = plan_run(folder, shape, steps=30)
-        plan = Plan.read(where / "plan.json")
-        assert plan.job
-        plan = replace(plan, job=plan.job.changed(["train.checkpoint_every=5"]))
-        plan.write(where / "plan.json")
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        monkeypatch.setenv("FAULT", fault) if fault else monkeypatch.delenv("FAULT", raising=False)
-        ranks = Ranks(
-            module="tests.faults.faulty", arguments=[str(where)], world=shape.spec.world_size, logs=where / "logs",
-            timeout=60, folder=where, deadline=DEADLINE, plan=plan, restarts=3,
-        )  # fmt: skip
-        assert InLab(shape.spec).run(ranks) == 0
-        lines = (where / "metrics.jsonl").read_text().splitlines()
-        found[fault] = [(m["step"], m["loss"]) for m in map(json.loads, lines)]
-        outcomes = [one.outcome for one in read_attempts(where)]
-        assert outcomes == (["failed", "finished"] if fault else ["finished"])
-    good, disturbed = found.values()
-    assert disturbed == good
-    assert len(good) == 30

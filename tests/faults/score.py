@@ -1,0 +1,103 @@
+"""How often faults are named right, and what they cost, as a table:
+
+    python -m tests.faults.score [--repeats 20] [--from 0] [--kinds kill,stop,...] [--json FILE]
+    python -m tests.faults.score --clean 2000 [--json FILE]
+
+With ``--clean`` nothing happens for so many steps, and whatever is named is a false alarm: the recording is
+looked at again and again, as far as it had come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from plait.core.evidence import FILE
+from plait.diagnose.reading import read_run
+from plait.diagnose.stragglers import verdicts
+from tests.faults.trials import KINDS, Run, Trial, trial, undisturbed_in
+
+LOOKS = 20
+"""Times that a clean recording is looked at."""
+
+
+def main() -> int:
+    """1 if anything was named wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--from", dest="first", type=int, default=0, help="number of the first repetition")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--clean", type=int, default=0, help="steps of a run to which nothing happens")
+    parser.add_argument("--json", type=Path, help="a line of JSON for each trial is added to this file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="plait-faults-") as name:
+        folder = Path(name)
+        if args.clean:
+            alarms = clean(folder, args.clean)
+            _keep(args.json, {"clean_steps": args.clean, "alarms": alarms})
+            print("\n  ".join([f"{args.clean} clean steps: {len(alarms)} false alarms", *alarms]))
+            return bool(alarms)
+        found: list[Trial] = []
+        kinds = args.kinds.split(",")
+        for one in trials(folder, kinds, range(args.first, args.first + args.repeats)):
+            found.append(one)
+            _keep(args.json, {**one._asdict(), "right": one.right})
+            print(f"{'right' if one.right else 'WRONG'}: {one}", file=sys.stderr, flush=True)
+    print(table(found))
+    return not all(one.right for one in found)
+
+
+def trials(folder: Path, kinds: Sequence[str], seeds: Sequence[int]) -> Iterator[Trial]:
+    """A repetition of every kind, then the next one."""
+    undisturbed = undisturbed_in(folder)
+    for seed in seeds:
+        for kind in kinds:
+            yield trial(kind, seed, folder / f"{kind}-{seed}".replace(" ", "-"), undisturbed)
+
+
+def table(found: Sequence[Trial]) -> str:
+    """A row for every kind of fault."""
+    lines = [f"{'fault':10} {'right':>7} {'named':>6} {'same loss':>9} {'slowest':>8} {'steps again':>11}"]
+    for kind in dict.fromkeys(one.kind for one in found):
+        own = [one for one in found if one.kind == kind]
+        right, named, same = (sum(getattr(one, what) for one in own) for what in ("right", "named", "same"))
+        slowest = max((one.seconds for one in own if one.seconds is not None), default=None)
+        took = "" if slowest is None else f"{slowest:.1f} s"
+        again = max(one.lost for one in own)
+        lines.append(f"{kind:10} {f'{right}/{len(own)}':>7} {named:6} {same:9} {took:>8} {again:11}")
+    return "\n".join([*lines, f"{sum(one.right for one in found)} of {len(found)} right"])
+
+
+def clean(folder: Path, steps: int) -> list[str]:
+    """What was named though nothing happened: by the launcher while it ran, and by looks at what was
+    recorded."""
+    run = Run(folder / "clean", steps=steps, every=500)
+    run.train()
+    alarms = [one.why for one in run.attempts if one.outcome != "finished"]
+    alarms += [f"{path}" for path in run.home.rglob(FILE)]
+    recording = read_run(run.home).recording
+    last = max(recording.steps)
+    for look in range(1, LOOKS + 1):
+        so_far = pl.col("step") <= last * look // LOOKS
+        tables = {name: getattr(recording, name).filter(so_far) for name in ("rollup", "meetings", "spans")}
+        named = verdicts(replace(recording, **tables)).stragglers
+        alarms += [f"after {last * look // LOOKS + 1} steps: {one}" for one in named]
+    return alarms
+
+
+def _keep(file: Path | None, line: dict[str, Any]) -> None:
+    if file:
+        with file.open("a") as end:
+            end.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
