@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+UNDISTURBED = 0.1
+"""Share of a step's ops that nothing has disturbed, even where ranks share processors."""
 BLOCK = 10
 """Steps that are compared at once, so that memory does not grow with the run."""
 
@@ -58,11 +60,12 @@ def own_work(recording: Recording) -> Compared:
 
 
 def typical_work(recording: Recording) -> Compared:
-    """The same by what most of a step's ops take: where a processor is taken away now and then, sums of a
-    step differ more from step to step than a slow rank does from others.
+    """The same by the ops that were disturbed least: where a processor is taken away now and then, sums of a
+    step differ more from step to step than a slow rank does from others, and medians too if it is crowded. A
+    slow processor is slow at all of them.
 
     Of every op, how many times as long it took as the same op of any equal in any step; of a rank's step the
-    median of these, each counted by how long the op usually is.
+    tenth of these that is least, each counted by how long the op usually is.
     """
     op = ["pp", "cp", "kind", "site", "direction", "name"]
     places = recording.grid.select("rank", "pp", "cp")
@@ -76,9 +79,9 @@ def typical_work(recording: Recording) -> Compared:
         .sort("step", "rank", "times")
     )
     of = ["step", "rank"]
-    half = pl.col("usual").cum_sum().over(of) >= pl.col("usual").sum().over(of) / 2
+    reached = pl.col("usual").cum_sum().over(of) >= pl.col("usual").sum().over(of) * UNDISTURBED
     whole = each.group_by(*of, "pp", "cp").agg(pl.col("usual").sum()).group_by("pp", "cp").agg(pl.col("usual").median())
-    typical = each.filter(half).group_by(of).agg(pl.col("times", "pp", "cp").first()).join(whole, on=["pp", "cp"])
+    typical = each.filter(reached).group_by(of).agg(pl.col("times", "pp", "cp").first()).join(whole, on=["pp", "cp"])
     seconds = typical.select("step", "rank", kind=pl.lit("compute"), seconds=pl.col("times") * pl.col("usual"))
     return _work(recording, seconds, ["kind"])
 
@@ -116,15 +119,21 @@ def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compa
 def transfers(recording: Recording) -> Compared:
     """Of every group what its transfers take once all have come, against the groups that move as much.
 
-    Where hosts are known, between as many hosts, and against the faster of them: the links of one host may be
-    half of all.
+    Of a step's transfers the faster ones count, and where hosts are known, of groups between the same hosts the
+    fastest: a slow link slows all of them, and a busy processor some. Compared are groups between as many
+    hosts, with the faster of them: the links of one host may be half of all.
     """
     met = recording.met.with_columns(unit=pl.format("{} {}", "axis", "group"))
     cell = ["step", "axis", "site", "direction", "bytes"]
     if hosts_known(recording):
         cell.append("hosts")
         met = met.join(_hosts_of_groups(recording), on="unit", how="left")
-    groups = met.group_by(*cell, "group").agg(seconds=pl.col("transfer").mean(), n=pl.len())
+    path = [*cell, "path"] if hosts_known(recording) else [*cell, "group"]
+    groups = (
+        met.group_by([*path, "group"] if hosts_known(recording) else path)
+        .agg(seconds=pl.col("transfer").quantile(0.25, "lower"), n=pl.len())
+        .with_columns(pl.col("seconds").min().over(path))
+    )
     common = usual(pl.col("seconds"), cell)
     if hosts_known(recording):
         common = pl.when(pl.len().over(cell) > 1).then(pl.col("seconds").quantile(0.25, "lower").over(cell))
@@ -154,9 +163,9 @@ def members_of(recording: Recording) -> pl.DataFrame:
 
 
 def _hosts_of_groups(recording: Recording) -> pl.DataFrame:
-    """(unit, hosts): how many hosts a group is on."""
+    """(unit, hosts, path): how many hosts a group is on, and which."""
     both = members_of(recording).join(recording.grid.select("rank", "host"), on="rank")
-    return both.group_by("unit").agg(hosts=pl.col("host").n_unique())
+    return both.group_by("unit").agg(hosts=pl.col("host").n_unique(), path=pl.col("host").unique().sort().str.join(" "))
 
 
 def _matrices(found: pl.DataFrame, unit: str, steps: list[int]) -> Compared:

@@ -69,9 +69,8 @@ def mean_step(values: Floats, fewest: int, twins: Ints) -> Means:
     if not np.isfinite(sigma).any():
         return Means(mean, sigma, freedom)
     own = np.where(np.isfinite(sigma), freedom, 1.0)
-    relative = sigma / (1 + np.clip(mean, 0, None))  # what takes longer varies by more
-    common = float(np.nanmedian(relative / _chi(own, 0.0)))
-    shared = relative <= common * _chi(own, UNSTEADY)
+    common = float(np.nanmedian(sigma / _chi(own, 0.0)))
+    shared = sigma <= common * _chi(own, UNSTEADY)
     estimates = len(np.unique(twins[shared]))
     freedom = np.where(shared, freedom * max(1, estimates), freedom)
     error = np.maximum(sigma, common) / np.sqrt(np.maximum(count, 1)) * _alike(values, mean, sigma)

@@ -36,6 +36,8 @@ CHANCE = 1e-4
 so much by the number of units and of steps until then, which adds up to this times the logarithm of steps."""
 MINIMUM = 0.03
 """Effect that is worth speaking of: 3 %."""
+LEAST = -0.99
+"""Deviation below which it does not matter."""
 SURE = 6.0
 """Healthy units are taken to differ by this part of the effect that is worth speaking of, until they show
 otherwise."""
@@ -68,7 +70,7 @@ class Spread:
 
 
 class _Seen(NamedTuple):
-    """What windows say of units: (units, windows) each. edges: where windows begin, and the last one ends."""
+    """What windows say of units: (units, windows) each, effects as logarithms. edges: where windows begin, and the last one ends."""
 
     effect: Floats
     z: Floats
@@ -85,7 +87,7 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, twins: Ints | None 
              lower: bool = False) -> tuple[list[Outlier], Spread]:  # fmt: skip
     """Of (units, steps), how much longer than its equals each took, as a share; NaN: not known.
 
-    minimum: of effects. twins: of each unit a number, the same for two that have no other equal: one's
+    All is judged by logarithms, because chance lengthens what takes longer by more. minimum: of effects. twins: of each unit a number, the same for two that have no other equal: one's
     deviation is then the other's, turned round. lower: the faster half is what is healthy, because up to half
     of the units may be slow together, as the links of one host are. One window suffices where it is the last,
     or of few; earlier ones must be two that follow each other. What is not clear in so few steps may be so in
@@ -95,12 +97,13 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, twins: Ints | None 
     if units < 2 or steps < FEWEST:
         return [], Spread(effect=0.0, z=0.0, unit=-1)
     least = threshold(units, steps)
+    deviation = np.log1p(np.maximum(deviation, LEAST))
     single = np.arange(units) // (2 if units == 2 else 1) if twins is None else twins
     found: dict[int, Outlier] = {}
     looks: list[_Seen] = []
     for edges in _scales(steps):
-        seen = _look(deviation, edges, minimum, single, lower=lower)
-        out = _lasting((seen.z >= least) & (seen.effect >= minimum) & (seen.recurs >= RECURS))
+        seen = _look(deviation, edges, float(np.log1p(minimum)), single, lower=lower)
+        out = _lasting((seen.z >= least) & (seen.effect >= np.log1p(minimum)) & (seen.recurs >= RECURS))
         for unit in np.flatnonzero(out.any(axis=1)).tolist():
             found.setdefault(unit, _outlier(deviation[unit], seen, out[unit], unit))
         looks.append(seen)
@@ -161,7 +164,7 @@ def _outlier(deviation: Floats, seen: _Seen, out: NDArray[np.bool_], unit: int) 
     effect = float(seen.effect[unit, at])
     end = seen.edges[at + 1]
     return Outlier(
-        unit=unit, effect=effect, z=float(seen.z[unit, at]), recurs=float(seen.recurs[unit, at]),
+        unit=unit, effect=float(np.expm1(effect)), z=float(seen.z[unit, at]), recurs=float(seen.recurs[unit, at]),
         first=_since(deviation[:end], seen.edges[max(0, begin - 1)], effect), last=end - 1,
     )  # fmt: skip
 
@@ -181,5 +184,5 @@ def _nearest(seen: _Seen, named: set[int], least: float) -> Spread:
     if not np.isfinite(left[unit, window]):
         return Spread(effect=0.0, z=0.0, unit=-1, named_from=least)
     return Spread(
-        effect=float(seen.effect[unit, window]), z=float(seen.z[unit, window]), unit=int(unit), named_from=least
+        effect=float(np.expm1(seen.effect[unit, window])), z=float(seen.z[unit, window]), unit=int(unit), named_from=least
     )
