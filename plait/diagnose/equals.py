@@ -119,9 +119,9 @@ def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compa
 def transfers(recording: Recording) -> Compared:
     """Of every group what its transfers take once all have come, against the groups that move as much.
 
-    Of a step's transfers the faster ones count, and where hosts are known, of groups between the same hosts the
-    fastest: a slow link slows all of them, and a busy processor some. Compared are groups between as many
-    hosts, with the faster of them: the links of one host may be half of all.
+    Of a step's transfers the faster ones count, and where hosts are known, of groups between the same hosts
+    the fastest: a slow link slows all of them, and a busy processor some. Compared are groups between as
+    many hosts, with the faster of them: the links of one host may be half of all.
     """
     met = recording.met.with_columns(unit=pl.format("{} {}", "axis", "group"))
     cell = ["step", "axis", "site", "direction", "bytes"]

@@ -70,7 +70,8 @@ class Spread:
 
 
 class _Seen(NamedTuple):
-    """What windows say of units: (units, windows) each, effects as logarithms. edges: where windows begin, and the last one ends."""
+    """What windows say of units: (units, windows) each, effects as logarithms. edges: where windows begin,
+    and the last one ends."""
 
     effect: Floats
     z: Floats
@@ -87,11 +88,12 @@ def outliers(deviation: Floats, *, minimum: float = MINIMUM, twins: Ints | None 
              lower: bool = False) -> tuple[list[Outlier], Spread]:  # fmt: skip
     """Of (units, steps), how much longer than its equals each took, as a share; NaN: not known.
 
-    All is judged by logarithms, because chance lengthens what takes longer by more. minimum: of effects. twins: of each unit a number, the same for two that have no other equal: one's
-    deviation is then the other's, turned round. lower: the faster half is what is healthy, because up to half
-    of the units may be slow together, as the links of one host are. One window suffices where it is the last,
-    or of few; earlier ones must be two that follow each other. What is not clear in so few steps may be so in
-    twice as many.
+    All is judged by logarithms, because chance lengthens what takes longer by more. minimum: of effects.
+    twins: of each unit a number, the same for two that have no other equal: one's deviation is then the
+    other's, turned round. lower: the faster half is what is healthy, because up to half of the units may be
+    slow together, as the links of one host are. One window suffices where it is the last, or of few;
+    earlier ones must be two that follow each other. What is not clear in so few steps may be so in twice as
+    many.
     """
     units, steps = deviation.shape
     if units < 2 or steps < FEWEST:
@@ -183,6 +185,5 @@ def _nearest(seen: _Seen, named: set[int], least: float) -> Spread:
     unit, window = np.unravel_index(int(np.argmax(left)), left.shape)
     if not np.isfinite(left[unit, window]):
         return Spread(effect=0.0, z=0.0, unit=-1, named_from=least)
-    return Spread(
-        effect=float(np.expm1(seen.effect[unit, window])), z=float(seen.z[unit, window]), unit=int(unit), named_from=least
-    )
+    effect = float(np.expm1(seen.effect[unit, window]))
+    return Spread(effect=effect, z=float(seen.z[unit, window]), unit=int(unit), named_from=least)
