@@ -94,10 +94,14 @@ def noise_of(recording: Recording) -> Noise:
     # Of two orders of the same ops, as communication has it, the name tells which is which.
     compute = compute.sort("rank", "step", "name", "seq")
     host = recording.rollup.filter(pl.col("kind") == "host", pl.col("step") >= SETTLED).sort("rank", "step")
+    seconds = compute["seconds"].to_numpy().reshape(ranks, steps, many)
+    # What else the machine does slows all ranks of a step: stretches of different times must not carry that.
+    pace = np.median(seconds, axis=2).mean(axis=0)
+    pace /= np.median(pace)
     return Noise(
         compute.head(many).select("kind", "name", "seq", "site", "layer", "slice", "direction"),
-        compute["seconds"].to_numpy().reshape(ranks, steps, many),
-        host["seconds"].to_numpy().reshape(ranks, steps),
+        seconds / pace[:, None],
+        host["seconds"].to_numpy().reshape(ranks, steps) / pace,
     )
 
 
