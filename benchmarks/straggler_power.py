@@ -1,12 +1,13 @@
 """How surely a slow rank is named, and nobody in clean runs, by how many ranks there are and how many steps
 it has been slow; prints a table, and JSON.
 
-    python benchmarks/straggler_power.py [--json] [--trials 20] [--clean 100] [--quick] [--save FILE]
+    python benchmarks/straggler_power.py [--json] [--trials 20] [--clean 40] [--record] [--save FILE]
 
-The noise is that of real runs, which are recorded first on a lab: of ranks that have a core each, and of
-ranks that share cores. Every made-up rank is a stretch of one of the recorded ranks, op by op, in steps
-that followed each other; the slow one's ops are longer by so much. All goes through what ``plait diagnose``
-does.
+Steps vary by 1, 3 or 10 %, half of it carried over to the next (Student's t with 3 degrees of freedom), ops
+by five times as much, ranks by 0.3 %. With --record also as in real runs, recorded first on a lab, on a
+machine that must do nothing else: of ranks that have a core each, and of ranks that share cores. Every rank is
+then a stretch of one of the recorded ranks, op by op; the slow one's ops are longer by so much. All goes
+through what ``plait diagnose`` does.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ SETTLED = 20
 """Of these left out."""
 SHAPES = ((2, 4, 1), (2, 2, 2), (4, 2, 1), (2, 4, 2), (4, 2, 2), (4, 4, 4), (2, 8, 4), (8, 16, 8))
 """pp, dp, tp."""
+JITTERS = (0.01, 0.03, 0.1)
 SLOW, STEPS = (0.1, 0.3), (10, 20, 50)
 MANY = 128
 """Ranks up to which a case is tried as often as told; larger ones a few times."""
@@ -70,6 +72,23 @@ class Noise:
     ops: pl.DataFrame
     seconds: np.ndarray
     between: np.ndarray
+
+
+def made_up(jitter: float, rng: np.random.Generator) -> Noise:
+    """Of 64 ranks whose steps vary by ``jitter``."""
+    ranks, steps, many = 64, RECORDED - SETTLED, 24
+    wild = rng.standard_t(3, (2, ranks, steps)) / 3**0.5
+    for step in range(1, steps):
+        wild[0, :, step] = 0.5 * wild[0, :, step - 1] + 0.75**0.5 * wild[0, :, step]
+    pace = np.exp(jitter * wild.sum(axis=0) / 2**0.5 + 0.003 * rng.standard_normal((ranks, 1)))
+    ops = np.exp(5 * jitter * rng.standard_t(3, (ranks, steps, many)) / 3**0.5)
+    sites = ["attn", "mlp"] * (many // 2)
+    names = pl.DataFrame({
+        "kind": "compute", "name": [f"{site}{n // 4}.F0" for n, site in enumerate(sites)], "seq": 0, "site": sites,
+        "layer": [n // 4 for n in range(many)], "slice": 0,
+        "direction": ["forward" if n % 4 < 2 else "backward" for n in range(many)],
+    })  # fmt: skip
+    return Noise(names, 1e-3 * pace[:, :, None] * ops, 1e-4 * pace)
 
 
 def recorded(ranks: int, hidden: int) -> Noise:
@@ -161,14 +180,16 @@ def main() -> int:
     parser = make_parser(__doc__, rounds=1)
     parser.add_argument("--trials", type=int, default=20, help="of each slow case")
     parser.add_argument("--clean", type=int, default=40, help="runs without a slow rank, of each shape and length")
+    parser.add_argument("--record", action="store_true", help="also with the noise of runs on this machine")
     args = parser.parse_args()
     rng = np.random.default_rng(5)
     found = dict[str, Any]()
-    for name, (ranks, hidden) in NOISES.items():
-        noise = recorded(ranks, hidden)
+    noises = {f"{jitter:.0%}": made_up(jitter, rng) for jitter in JITTERS}
+    noises |= {name: recorded(*real) for name, real in NOISES.items() if args.record}
+    for name, noise in noises.items():
         typical = np.median(noise.seconds, axis=2)
         spread = float((typical.std(axis=1) / typical.mean(axis=1)).mean())
-        print(f"{name}: {ranks} ranks, {noise.ops.height} ops a step, whose median varies by {spread:.1%}")
+        print(f"noise {name}: {noise.ops.height} ops a step, whose median varies by {spread:.1%}")
         cases = "".join(f"{f'{slow:.0%} {steps}':>8}" for slow in SLOW for steps in STEPS)
         print(f"{'pp x dp x tp':14}{'ranks':>6}{cases}   named in clean runs")
         for shape in SHAPES:
