@@ -5,8 +5,8 @@ it has been slow; prints a table, and JSON.
 
 Steps vary by 1, 3 or 10 %, half of it carried over to the next (Student's t with 3 degrees of freedom), ops
 by five times as much, ranks by 0.3 %. With --record also as in real runs, recorded first on a lab, on a
-machine that must do nothing else: of ranks that have a core each, and of ranks that share cores. Every rank is
-then a stretch of one of the recorded ranks, op by op; the slow one's ops are longer by so much. All goes
+machine that must do nothing else: of ranks that have a core each, and of ranks that share cores. Every rank
+is then a stretch of one of the recorded ranks, op by op; the slow one's ops are longer by so much. All goes
 through what ``plait diagnose`` does.
 """
 
