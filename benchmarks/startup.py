@@ -39,6 +39,7 @@ WORLDS = (64, 256, 1024, 4096, 16384)
 QUICKSTART = "specs/jobs/quickstart.toml"
 STARTS: dict[int, tuple[str, ...]] = {2: (), 8: ("strategy.tp=2", "strategy.dp=4")}
 """Ranks of a quickstart, and what makes it have as many."""
+SHORT = ("train.steps=2", "train.warmup_steps=0", "train.eval_every=0", "train.checkpoint_every=0")
 JOB: dict[str, Any] = {
     "model": {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "vocab": 256, "max_sequence": 64},
     "data": {"sequence_length": 64, "text": "python-stdlib"},
@@ -90,14 +91,8 @@ def _worlds(_: Any) -> list[dict[str, Any]]:
         )  # fmt: skip
         found.append(json.loads(ran.stdout))
     header = ("ranks", "groups", "store, ours", "torch's", "connections", "full mesh: store", "connections", "join MiB")
-    rows = [
-        (
-            f"{one['world']:,}", str(one["groups"]), str(one["store"]["ours"]), str(one["store"]["torch"]),
-            str(one["connections"]), f"{one['full_mesh']['store']:,}", f"{one['full_mesh']['connections']:,}",
-            str(one["join_mib"]),
-        )
-        for one in found
-    ]  # fmt: skip
+    what = ("world", "groups", "store_ours", "store_torch", "connections", "mesh_store", "mesh_connections", "join_mib")
+    rows = [tuple(f"{one[key]:,}" for key in what) for one in found]
     print("\n".join(table(header, rows, None)))
     return found
 
@@ -144,8 +139,8 @@ def _first_step(folder: Path, more: tuple[str, ...], tree: str | None) -> tuple[
     """Seconds from the command to the first line of metrics, and of processors until then."""
     root = Path(tree or HERE.parent)
     argv = [
-        sys.executable, "-W", "ignore", "-m", "plait.cli.main", "train", str(root / QUICKSTART), "train.steps=2",
-        "train.eval_every=0", "train.checkpoint_every=0", f"run.folder={folder}", *more,
+        sys.executable, "-W", "ignore", "-m", "plait.cli.main", "train", str(root / QUICKSTART), *SHORT,
+        f"run.folder={folder.parent}", f"run.name={folder.name}", *more,
     ]  # fmt: skip
     start = time.perf_counter()
     log = folder.with_suffix(".log")
