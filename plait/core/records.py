@@ -130,9 +130,10 @@ class Records:
         waited = waited[waited["kind"] == Kind.IDLE]
         return self._seconds(waited) if len(waited) else None
 
-    def rolled_up(self, rank: int) -> dict[str, np.ndarray]:
-        """Per step, kind, site and direction: how many (n), and the sum, least and most ns (sum_ns, min_ns,
-        max_ns). Beside what is in the timeline, collectives and messages by the label of their group."""
+    def rolled_up(self, rank: int) -> dict[str, Any]:
+        """Per step, kind, site and direction (texts are ``Coded``): how many (n), and the sum, least and most
+        ns (sum_ns, min_ns, max_ns). Beside what is in the timeline, collectives and messages by the label of
+        their group."""
         import numpy as np
 
         table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0) & (self.table["started"] > 0)]
@@ -150,10 +151,15 @@ class Records:
         np.add.at(total, of, taken)
         np.minimum.at(least, of, taken)
         np.maximum.at(most, of, taken)
-        kind, site, direction = (np.array([texts[at % len(texts)][i] for at in rows], dtype=str) for i in range(3))
+        steps, at = np.divmod(rows, max(1, len(texts)))
+
+        def words(place: int) -> Coded:
+            known = sorted({text[place] for text in texts})
+            return Coded(known, np.array([known.index(text[place]) for text in texts], np.int32)[at])
+
         return {
-            "step": first + rows // max(1, len(texts)), "rank": np.full(many, rank, np.int64),
-            "kind": kind, "site": site, "direction": direction, "n": np.bincount(of, minlength=many),
+            "step": first + steps, "rank": np.full(many, rank, np.int64),
+            "kind": words(0), "site": words(1), "direction": words(2), "n": np.bincount(of, minlength=many),
             "sum_ns": total, "min_ns": least, "max_ns": most,
         }  # fmt: skip
 
