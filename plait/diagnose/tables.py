@@ -8,6 +8,7 @@ cannot be read is left out, and said.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +41,22 @@ GLANCED = 4096
 
 def timeline_files(timeline: Path) -> list[Path]:
     """Spans and roll-ups; not totals, which say nothing that these do not."""
-    totals = timeline / TOTALS
-    return sorted(path for path in timeline.rglob("*.parquet") if totals not in path.parents)
+    return _below(timeline, without=TOTALS)
 
 
 def rollup_files(timeline: Path) -> list[Path]:
     """Those of roll-ups in their folder."""
-    return sorted((timeline / ROLLUPS).rglob("*.parquet"))
+    return _below(timeline / ROLLUPS)
+
+
+def _below(folder: Path, without: str = "") -> list[Path]:
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        if without in folders and Path(place) == folder:
+            folders.remove(without)
+        here = Path(place)
+        found += [here / name for name in (*names, *folders) if name.endswith(".parquet")]  # a folder is told, too
+    return sorted(found)
 
 
 def read_tables(files: Sequence[Path], plan: str | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -9,6 +9,7 @@ starts: requests name a run by its number.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -266,6 +267,21 @@ class Watched:
         self._snapshot = replace(self._snapshot, generation=self._snapshot.generation + (not same), **values)
 
 
+def watch(folders: Sequence[Path], tools: Tools) -> list[Watched]:
+    """These runs, under names that tell them apart."""
+    return [Watched(folder, name, tools) for folder, name in zip(folders, names_of(folders), strict=True)]
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path; more of it where that is not enough to tell them apart."""
+    paths = [folder.absolute() for folder in folders]
+    for parts in range(1, 4):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
 def chosen_run(runs: Sequence[Watched], number: object) -> Snapshot:
     """The run of this number; the first, whatever else a request says."""
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(runs):
@@ -288,11 +304,7 @@ def signature(folder: Path) -> tuple[object, ...]:
     """Equal as long as nothing has changed that is read: times of small files and of the timeline's
     folders, whose files appear whole."""
     found: list[object] = []
-    timeline = folder / "timeline"
-    try:
-        inside = [path for path in (timeline, *timeline.rglob("*/")) if path.is_dir()]
-    except OSError:
-        inside = []
+    inside = [Path(place) for place, _, _ in os.walk(folder / "timeline")]
     for path in (*(folder / name for name in SMALL), *inside):
         try:
             status = path.stat()

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 
 from plait.core.collecting import Collected
@@ -132,6 +133,7 @@ class Collector:
 
     def flush(self, *, last: bool = False) -> None:
         """Write what was taken."""
+        import_module("pyarrow.parquet")  # which is no cost of this flush: it comes once
         start, cost = time.monotonic(), time.process_time()
         journals = [found.journal for found in self._ranks.values() if found.journal]
         errors = [error for one in journals if (error := one.flush())]
