@@ -147,21 +147,25 @@ def _read_all(
     order = {file: number for number, file in enumerate(sorted(file for own in kinds.values() for file in own))}
     for (noun, _), own in kinds.items():
         for at in range(0, len(own), BATCH):
-            found.setdefault(noun, []).extend(_read(own[at : at + BATCH], noun, order, skipped))
+            for kind, table in _read(own[at : at + BATCH], noun, order, skipped):
+                found.setdefault(kind, []).append(table)
     notes += skipped if len(skipped) < MANY else [f"{len(skipped)} files were left out, such as: {skipped[0]}"]
     if other:
         notes.append(f"{other} files belong to other plans of this run, and were left out")
-    return {noun: tables for noun, tables in found.items() if tables}
+    return found
 
 
-def _read(files: list[_File], noun: str, order: dict[_File, int], skipped: list[str]) -> list[pl.DataFrame]:
-    """Files of one form at once; where that fails, in halves, until those are alone that cannot be read."""
+def _read(files: list[_File], noun: str, order: dict[_File, int], skipped: list[str]) -> list[tuple[str, pl.DataFrame]]:
+    """Files of one form at once, and what they are of; where that fails, in halves, until those are alone
+    that cannot be read."""
     paths = [file.path for file in files]
     try:
         scan = pl.scan_parquet(
             paths, include_file_paths="_path", extra_columns="ignore", missing_columns="raise", glob=False
         )
         schema = scan.collect_schema()
+        if noun == "timeline" and not {"start", "start_ns"} & schema.keys() and {"sum", "sum_ns"} & schema.keys():
+            noun = "rollup"  # of other programs, as a timeline that has sums in place of spans
         problem = _problem(schema, noun)
         table = scan.select(*_wanted(schema, noun), "_path").collect() if not problem else pl.DataFrame()
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -185,7 +189,7 @@ def _read(files: list[_File], noun: str, order: dict[_File, int], skipped: list[
             "sampled": pl.Series([file.path.parent.name == "sampled" for file in sources], dtype=pl.Boolean),
         }
     )
-    return [table.drop("_path").hstack(whose[rows])]
+    return [(noun, table.drop("_path").hstack(whose[rows]))]
 
 
 def _wanted(schema: pl.Schema, noun: str) -> list[pl.Expr]:
