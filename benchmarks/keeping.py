@@ -135,7 +135,7 @@ def machine() -> str:
         ),
         "cpu",
     )
-    cores = subprocess.run(["nproc"], capture_output=True, text=True, check=False).stdout.strip()
+    cores = len(os.sched_getaffinity(0))  # nproc tells what OMP_NUM_THREADS says
     return f"{cores} cores of {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
 
 

@@ -1,11 +1,15 @@
-"""What the recorder costs: the same job's steps, recorded and not, in turns within one run.
+"""What the recorder costs: the same job's steps with it and its agent, and without either, in turns within
+one run.
 
-Each round runs both, in alternating order, over the same weights, wires and threads; a figure is the median
-of the rounds' own differences, its error 1.57 interquartile ranges over the root of their number (about 95 %,
-McGill, Tukey and Larsen 1978); *least* compares the quickest of both. Processor time is that of both ranks,
-with all their threads, and of the agent that collects their records beside them, which a host of a cluster
-runs once for all of its ranks. Wall time on a machine that others use is noisy, processor time less so.
-*alone*: what as many records take in a loop that does nothing else; *agent*: its share of the processor time.
+Every round runs both, in alternating order, over the same weights, wires and threads; the agent, which runs
+beside the ranks as in training and collects their records, is stopped (SIGSTOP) while steps are not recorded.
+So whatever it does falls into steps that are recorded, also what it had put off. A figure is the mean of the
+rounds' own differences over the mean step without, and beside it the standard error of that mean; not a
+median, which would leave out what the agent does every few seconds. *wall* is the time of a step; *processor*
+that of both ranks, with all their threads, and of the agent, which a host of a cluster runs once for all of
+its ranks. *agent*: its share of that. Rounds count from when the agent has written its first files; what it
+took until then, most of it imports, is *start*, in seconds, once a run. *alone*: what as many records take in
+a loop that does nothing else. *MiB*: the agent's largest resident size, after its first files and in the end.
 """
 
 from __future__ import annotations
@@ -13,11 +17,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ from typing import Any
 from keeping import HERE, LONGEST, finish, keep, make_parser
 
 from plait.core.cluster import Hosts
-from plait.core.collecting import MODULE
+from plait.core.collecting import Collected, start_agent
 from plait.core.job import Job
 from plait.core.text import table
 from plait.launch.local import local_start, run_ranks
@@ -58,76 +62,67 @@ def main() -> int:
     """Measure every job; the exit status is 1 where recording costs more than it may."""
     parser = make_parser(__doc__, rounds=100, quick=4, cases=JOBS)
     options = parser.parse_args()
-    idle = _agent_alone()
-    found = {name: measured(JOBS[name], options.rounds, idle) for name in options.case or JOBS}
-    header = ("job", "ms a step", "wall", "error", "least", "processor", "error", "least", "alone", "agent", "records",
+    found = {name: measured(JOBS[name], options.rounds) for name in options.case or JOBS}
+    header = ("job", "ms a step", "wall", "error", "processor", "error", "agent", "alone", "start", "records", "MiB",
               "disk, bytes a step")  # fmt: skip
     print("\n".join(table(header, [(name, *_row(one)) for name, one in found.items()], None)))
     keep({"bound": BOUND, "jobs": found}, options)
-    return int(any(one["processor"]["median"] > BOUND for one in found.values()))
+    return int(any(one["wall"]["mean"] > BOUND for one in found.values()))
 
 
-def measured(strategy: dict[str, Any], rounds: int, idle: float) -> dict[str, Any]:
-    """One job's figures. idle: processor seconds of an agent that has nothing to do."""
+def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """One job's figures."""
     with tempfile.TemporaryDirectory() as name:
         folder, out = Path(name) / "run", Path(name) / "times.json"
-        write_run(make_plan(Job.from_dict(job(strategy)), Hosts(ranks_per_host=1, rate=1e9), vocab=VOCAB), folder)
-        argv = [sys.executable, "-W", "ignore", str(HERE / "recorder_ranks.py"), str(out), str(rounds), str(folder)]
-        agent = _start_agent(folder)
+        plan = make_plan(Job.from_dict(job(strategy)), Hosts(ranks_per_host=1, rate=1e9), vocab=VOCAB)
+        write_run(plan, folder)
+        assert plan.job is not None
+        agent = start_agent(folder, 0, 2, Collected.of(plan.job.run))
+        script = str(HERE / "recorder_ranks.py")
+        argv = [sys.executable, "-W", "ignore", script, str(out), str(rounds), str(folder), str(agent.pid)]
         try:
             run_ranks(local_start(argv, 2), 2, Path(name) / "logs", timeout=LONGEST)
         finally:
-            spent = _end_agent(agent)
+            largest = _end_agent(agent)
         result = json.loads(out.read_text())
         disk = sum(path.stat().st_size for path in (folder / "timeline").rglob("*.parquet"))
-    steps = result["steps"]
-    agent_step = max(0.0, spent - idle) / steps
-    wall, cpu = result.pop("wall"), [(on + agent_step, off) for on, off in result.pop("cpu")]
-    step, processor = (statistics.median(off for _, off in pairs) for pairs in (wall, cpu))
+    wall, cpu, spent = (result.pop(name) for name in ("wall", "cpu", "agent_seconds"))
+    both = [(on + more, off) for (on, off), more in zip(cpu, spent, strict=True)]
+    step, processor = (statistics.mean(off for _, off in pairs) for pairs in (wall, cpu))
     return {
-        "step_seconds": step, "processor_seconds": processor, "wall": overhead(wall), "processor": overhead(cpu),
-        "agent": agent_step / processor, "file_bytes_per_step": disk / steps, **result, "rounds": wall,
-        "processor_rounds": cpu,
+        "step_seconds": step, "processor_seconds": processor, "wall": overhead(wall), "processor": overhead(both),
+        "agent": statistics.mean(spent) / processor, "agent_largest_mib": largest,
+        "file_bytes_per_step": disk / result["steps"], **result,
+        "rounds": wall, "processor_rounds": both, "agent_rounds": spent,
     }  # fmt: skip
 
 
 def overhead(pairs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Median of what recording adds, relative to the same round without, and its error. pairs: on, off."""
-    found = [on / off - 1 for on, off in pairs]
-    quarters = statistics.quantiles(found, n=4)
-    least = min(on for on, _ in pairs) / min(off for _, off in pairs) - 1
-    error = 1.57 * (quarters[2] - quarters[0]) / math.sqrt(len(found))
-    return {"median": statistics.median(found), "error": error, "least": least, "of": len(found)}
-
-
-def _start_agent(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", MODULE, str(folder), "0", "2"], stdin=subprocess.PIPE)
+    """Mean of what recording adds, relative to the mean without, and its standard error; and, as a check, the
+    median. pairs: on, off."""
+    usual = statistics.mean(off for _, off in pairs)
+    found = [(on - off) / usual for on, off in pairs]
+    error = statistics.stdev(found) / math.sqrt(len(found))
+    return {"mean": statistics.mean(found), "error": error, "median": statistics.median(found), "of": len(found)}
 
 
 def _end_agent(agent: subprocess.Popen[bytes]) -> float:
-    """Processor seconds that it has spent in all."""
+    """Its largest resident size, MiB."""
     assert agent.stdin is not None
+    agent.send_signal(signal.SIGCONT)  # ranks that failed may have left it stopped
     agent.stdin.close()
     _, status, used = os.wait4(agent.pid, 0)
     agent.returncode = os.waitstatus_to_exitcode(status)
-    return used.ru_utime + used.ru_stime
-
-
-def _agent_alone() -> float:
-    """Processor seconds that one spends which finds nothing: it starts, and imports what writing needs."""
-    with tempfile.TemporaryDirectory() as name:
-        write_run(make_plan(Job.from_dict(job({})), Hosts(ranks_per_host=1, rate=1e9), vocab=VOCAB), Path(name))
-        agent = _start_agent(Path(name))
-        time.sleep(3)
-        return _end_agent(agent)
+    return used.ru_maxrss / 1024
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    shares = (f"{one[clock][what]:+.2%}" for clock in ("wall", "processor") for what in ("median", "error", "least"))
+    costs = [f"{one[clock]['mean']:+.2%} {one[clock]['error']:.2%}".split() for clock in ("wall", "processor")]
     alone = one["alone_seconds_per_step"] / one["step_seconds"]
-    costs = (*shares, f"{alone:.2%}", f"{one['agent']:.2%}")
     return (
-        f"{one['step_seconds'] * 1e3:.0f}", *costs, str(one["records_per_step"]), f"{one['file_bytes_per_step']:.0f}"
+        f"{one['step_seconds'] * 1e3:.0f}", *costs[0], *costs[1], f"{one['agent']:.2%}", f"{alone:.2%}",
+        f"{one['agent_start_seconds']:.2f}", str(one["records_per_step"]),
+        f"{one['agent_first_mib']:.0f}, {one['agent_largest_mib']:.0f}", f"{one['file_bytes_per_step']:.0f}",
     )  # fmt: skip
 
 

@@ -1,12 +1,16 @@
-"""One rank of ``recorder.py``: a job's steps, recorded and not, in turns, over the same weights and wires."""
+"""One rank of ``recorder.py``: a job's steps, recorded and not, in turns, over the same weights and wires;
+the agent runs while they are recorded."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +34,9 @@ from plait.train.record.recorder import Recorder, open_recorder
 
 DEVICE = open_device("cpu", 0)
 STEPS = 2  # in a row: what a step leaves under way belongs to the next
+WARM, LONG = 2, 120.0
+"""Rounds before the first that counts, at least, and seconds, at most, in which the agent writes its first
+files."""
 
 
 def bare(wire: Wire) -> Wire:
@@ -114,31 +121,76 @@ class Bench:
         }
 
 
+class Agent:
+    """That of these ranks, led by rank 0: it runs while steps are recorded."""
+
+    def __init__(self, pid: int, timeline: Path, leads: bool) -> None:
+        self.pid, self.timeline, self.leads = pid, timeline, leads
+
+    def go(self, on: bool) -> float:
+        """Let it run or stand still; its processor seconds so far."""
+        if not self.leads:
+            return 0.0
+        os.kill(self.pid, signal.SIGCONT if on else signal.SIGSTOP)
+        return self.seconds()
+
+    def seconds(self) -> float:
+        """Of all its threads (proc(5), schedstat)."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9 if self.leads else 0.0
+
+    def largest_mib(self) -> float:
+        """The most that was resident so far."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+    def has_written(self) -> bool:
+        """Whether there are files; all ranks hear the same."""
+        found = torch.tensor([float(any(self.timeline.glob("rank-*.parquet")))])
+        dist.broadcast(found, 0)
+        return bool(found.item())
+
+
+def timed(bench: Bench, agent: Agent, *, recorded: bool) -> tuple[float, float, float]:
+    """Seconds of a step on the slowest rank; processor seconds of both ranks; of the agent."""
+    dist.barrier()
+    before = agent.go(recorded)
+    start, cpu = time.perf_counter(), time.process_time()
+    bench.run(recorded=recorded)
+    wall, spent = time.perf_counter() - start, time.process_time() - cpu
+    both = torch.tensor([wall, spent], dtype=torch.float64) / STEPS
+    slowest = both.clone()
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(both)
+    return slowest[0].item(), both[1].item(), (agent.seconds() - before) / STEPS
+
+
 def main() -> None:
     """Rank 0 writes what was measured to the file named first."""
-    out, rounds, folder = sys.argv[1:]
+    out, rounds, folder, pid = sys.argv[1:]
     torch.set_num_threads(1)
     rank = RankEnv.read()
     take_cores(*rank.place_among_cores, threads=1)
     dist.init_process_group("gloo")
-    times: dict[str, list[list[float]]] = {"wall": [], "cpu": []}
     bench = Bench(Path(folder), rank)
-    for number in range(int(rounds) + 2):
-        pair: dict[bool, list[float]] = {}
-        for recorded in (True, False) if number % 2 else (False, True):
-            dist.barrier()
-            start, cpu = time.perf_counter(), time.process_time()
-            bench.run(recorded=recorded)
-            spent = torch.tensor([time.perf_counter() - start, time.process_time() - cpu], dtype=torch.float64) / STEPS
-            slowest = spent.clone()
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            dist.all_reduce(spent)
-            pair[recorded] = [slowest[0].item(), spent[1].item()]
-        if number >= 2:
-            for at, name in enumerate(times):
-                times[name].append([pair[True][at], pair[False][at]])
+    agent = Agent(int(pid), Path(folder) / "timeline", rank.rank == 0)
+    times: dict[str, list[Any]] = {"wall": [], "cpu": [], "agent_seconds": []}
+    began, warm = time.monotonic(), 0
+    while warm < WARM or not agent.has_written():
+        bench.run(recorded=True)
+        bench.run(recorded=False)
+        warm += 1
+        if time.monotonic() - began > LONG:
+            raise SystemExit("the agent writes nothing")
+    start, first = agent.seconds(), agent.largest_mib()
+    for number in range(int(rounds)):
+        both = {on: timed(bench, agent, recorded=on) for on in ((True, False) if number % 2 else (False, True))}
+        for at, name in enumerate(("wall", "cpu")):
+            times[name].append([both[True][at], both[False][at]])
+        times["agent_seconds"].append(both[True][2])
+    agent.go(True)
     bench.recorder.ring.close()
-    result = {**times, **bench.figures()}
+    result = {**times, "agent_start_seconds": start, "agent_first_mib": first, **bench.figures()}
     if bench.on.shards:
         bench.on.shards.stop()
     bench.on.lanes.close()

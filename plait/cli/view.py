@@ -34,17 +34,19 @@ def view(
     Ctrl-C ends it.
     """
     from plait.core.errors import DataError
-    from plait.view.app import make_app, make_server
+    from plait.view.store import watch
 
     for run in runs:
         if not run.is_dir():
             raise DataError(f"{run}: no such run folder")
-    app, watched = make_app(runs, tools(), local=host in LOOPBACK)
-    server = make_server(app, host, port)
+    watched = watch(runs, tools())
+    for one in watched:
+        one.look()  # in a thread, while what follows is loaded
+    from plait.view.app import make_app, make_server
+
+    server = make_server(make_app(watched, local=host in LOOPBACK), host, port)
     if host not in LOOPBACK:
         terminal.text(f"Whoever reaches {host} can read these runs: there is no password.")
-    for one in watched:
-        one.look()
     shown = f"[{host}]" if ":" in host else host
     terminal.say(f"http://{shown}:{server.port}/  (Ctrl-C ends it)")
     try:

@@ -7,22 +7,61 @@ and Kubernetes, and the first rank of a machine where none of these did (torchru
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.core.errors import JobError, PlaitError
-from plait.core.plan import Plan
-from plait.core.settings import RunSection
+
+if TYPE_CHECKING:
+    from plait.core.settings import RunSection
 
 MODULE = "plait.launch.collect"
 LOGGERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 """The package that each of ``run.loggers`` needs."""
 PATIENCE = 60.0
 """Seconds that it may take to write what is left when the ranks have ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """What is collected: the keys of a job's ``run`` section that agents need. They are handed over as JSON,
+    because reading a plan takes longer than all else that an agent does at first."""
+
+    timeline_steps: int
+    timeline_sample: int
+    metrics_port: int
+    metrics_address: str
+    loggers: tuple[str, ...]
+
+    @staticmethod
+    def of(run: RunSection) -> Collected:
+        """As a job says."""
+        return Collected(
+            timeline_steps=run.timeline_steps, timeline_sample=run.timeline_sample, metrics_port=run.metrics_port,
+            metrics_address=run.metrics_address, loggers=run.loggers,
+        )  # fmt: skip
+
+    @property
+    def anything(self) -> bool:
+        """Whether an agent has anything to do."""
+        return bool(self.timeline_steps or self.metrics_port or self.loggers)
+
+    def to_json(self) -> str:
+        """In one line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Collected:
+        """What ``to_json`` has made."""
+        values = json.loads(text)
+        return Collected(**values | {"loggers": tuple(values["loggers"])})
 
 
 @contextmanager
@@ -33,15 +72,12 @@ def collecting(folder: Path, first: int, count: int, *, is_rank: bool = False) -
 
     Raises JobError for a logger that is not installed here.
     """
-    run = _settings(folder)
-    check_loggers(run.loggers)
-    if not (run.timeline_steps or run.metrics_port or run.loggers):
+    collected = Collected.of(_settings(folder))
+    check_loggers(collected.loggers)
+    if not collected.anything:
         yield
         return
-    process = subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(folder), str(first), str(count)],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    process = start_agent(folder, first, count, collected)
     assert process.stdin is not None
     failed = True
     try:
@@ -52,6 +88,14 @@ def collecting(folder: Path, first: int, count: int, *, is_rank: bool = False) -
             process.stdin.close()  # which tells it, as our end would
         if not (failed and is_rank):
             _wait(process)
+
+
+def start_agent(folder: Path, first: int, count: int, collected: Collected) -> subprocess.Popen[bytes]:
+    """The agent of these ranks, which ends when its standard input does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", MODULE, str(folder), str(first), str(count), collected.to_json()],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
@@ -73,6 +117,9 @@ def check_loggers(loggers: tuple[str, ...]) -> None:
 
 
 def _settings(folder: Path) -> RunSection:
+    from plait.core.plan import Plan
+    from plait.core.settings import RunSection
+
     try:
         plan = Plan.read(folder / "plan.json")
     except PlaitError:

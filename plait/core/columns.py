@@ -31,14 +31,25 @@ def write_columns(path: Path, columns: Mapping[str, tuple[str, Any]], metadata: 
     ``Coded``. The file appears whole or not at all. Raises OSError."""
     arrow, _ = _arrow()
     schema = arrow.schema([(name, getattr(arrow, kind)()) for name, (kind, _) in columns.items()], metadata=metadata)
-    arrays = {name: _decoded(values) if isinstance(values, Coded) else values for name, (_, values) in columns.items()}
-    _write(path, arrow.table(arrays, schema=schema))
+    arrays = [_array(kind, values) for kind, values in columns.values()]
+    _write(path, arrow.Table.from_arrays(arrays, schema=schema))
 
 
-def _decoded(column: Coded) -> Any:
+def _array(kind: str, values: Any) -> Any:
+    """Arrow's form of a column. Arrays as their buffers: Arrow would look whether they are pandas', and load
+    all of that, which takes longer than all writing of a short run."""
+    import numpy as np
+
     arrow, _ = _arrow()
-    texts = arrow.array(column.texts, "string")
-    return arrow.DictionaryArray.from_arrays(arrow.array(column.codes, "int32"), texts).dictionary_decode()
+    if isinstance(values, Coded):
+        texts = [text.encode() for text in values.texts]
+        ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+        known = arrow.StringArray.from_buffers(len(texts), arrow.py_buffer(ends), arrow.py_buffer(b"".join(texts)))
+        return arrow.DictionaryArray.from_arrays(_array("int32", values.codes), known).dictionary_decode()
+    if not isinstance(values, np.ndarray) or kind == "string":
+        return arrow.array(values, kind)
+    whole = np.ascontiguousarray(values, kind)
+    return arrow.Array.from_buffers(getattr(arrow, kind)(), len(whole), [None, arrow.py_buffer(whole)])
 
 
 def _write(path: Path, table: Any) -> None:
@@ -52,12 +63,14 @@ def _write(path: Path, table: Any) -> None:
 def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], bool]) -> None:
     """The rows of a file whose value of ``column`` is wanted, into a file of their own; no file without rows,
     or where ``source`` is none. Raises OSError."""
+    import numpy as np
+
     arrow, parquet = _arrow()
     try:
         table = parquet.ParquetFile(arrow.BufferReader(source.read_bytes())).read(use_threads=False)
     except arrow.ArrowException:  # damaged: there is nothing to keep
         return
-    values = arrow.array([value for value in table.column(column).unique().to_pylist() if wanted(value)], "int64")
+    values = _array("int64", np.array([value for value in table.column(column).unique().to_pylist() if wanted(value)]))
     table = table.filter(import_module("pyarrow.compute").is_in(table.column(column), values))
     if len(table):
         _write(target, table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.columns import Coded
 from plait.core.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
@@ -18,6 +18,7 @@ from plait.core.timeline import Hidden, SpanKind, busy_time
 if TYPE_CHECKING:
     import numpy as np
 
+Bytes = TypeVar("Bytes", int, "np.ndarray")
 SPANS: Mapping[Kind, SpanKind] = {
     Kind.COMPUTE: "compute", Kind.WAIT: "wait", Kind.IDLE: "idle", Kind.COLLECTIVE: "comm", Kind.JOB: "comm",
     Kind.TRANSFER: "transfer",
@@ -33,9 +34,9 @@ UNITS = ("gather", "reduce", "publish", "need")
 """How the names of sharding's collectives and waits begin."""
 
 
-def sent_bytes(verb: str, whole: int, size: int) -> int:
+def sent_bytes(verb: str, whole: Bytes, size: int) -> Bytes:
     """Bytes each of ``size`` ranks sends for a bandwidth-optimal (ring) collective; whole: bytes of its
-    larger tensor."""
+    larger tensor, or of those of several."""
     if verb == "rotate":
         return whole
     return whole * (size - 1) // size * (2 if verb == "all_reduce" else 1)
@@ -130,9 +131,10 @@ class Records:
         waited = waited[waited["kind"] == Kind.IDLE]
         return self._seconds(waited) if len(waited) else None
 
-    def rolled_up(self, rank: int) -> dict[str, np.ndarray]:
-        """Per step, kind, site and direction: how many (n), and the sum, least and most ns (sum_ns, min_ns,
-        max_ns). Beside what is in the timeline, collectives and messages by the label of their group."""
+    def rolled_up(self, rank: int) -> dict[str, Any]:
+        """Per step, kind, site and direction (texts are ``Coded``): how many (n), and the sum, least and most
+        ns (sum_ns, min_ns, max_ns). Beside what is in the timeline, collectives and messages by the label of
+        their group."""
         import numpy as np
 
         table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0) & (self.table["started"] > 0)]
@@ -143,30 +145,33 @@ class Records:
         label = np.array([texts.index(one) for one in labels], dtype=np.int64)
         first = int(table["step"].min()) if len(table) else 0
         of_row = (table["step"].astype(np.int64) - first) * len(texts) + label[which]
-        rows, of = np.unique(of_row, return_inverse=True)
-        taken, many = table["ended"] - table["started"], len(rows)
-        least, most = np.full(many, np.iinfo(np.int64).max), np.zeros(many, np.int64)
-        total = np.zeros(many, np.int64)
-        np.add.at(total, of, taken)
-        np.minimum.at(least, of, taken)
-        np.maximum.at(most, of, taken)
-        kind, site, direction = (np.array([texts[at % len(texts)][i] for at in rows], dtype=str) for i in range(3))
+        order = np.argsort(of_row, kind="stable")
+        begins = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+        taken, many = (table["ended"] - table["started"])[order], len(begins)
+        steps, at = np.divmod(of_row[order[begins]], max(1, len(texts)))
+
+        def words(place: int) -> Coded:
+            known = sorted({text[place] for text in texts})
+            return Coded(known, np.array([known.index(text[place]) for text in texts], np.int32)[at])
+
         return {
-            "step": first + rows // max(1, len(texts)), "rank": np.full(many, rank, np.int64),
-            "kind": kind, "site": site, "direction": direction, "n": np.bincount(of, minlength=many),
-            "sum_ns": total, "min_ns": least, "max_ns": most,
+            "step": first + steps, "rank": np.full(many, rank, np.int64),
+            "kind": words(0), "site": words(1), "direction": words(2), "n": np.diff(begins, append=len(order)),
+            "sum_ns": np.add.reduceat(taken, begins), "min_ns": np.minimum.reduceat(taken, begins),
+            "max_ns": np.maximum.reduceat(taken, begins),
         }  # fmt: skip
 
     def _of_a_timeline(self) -> np.ndarray:
         """The records that are spans."""
         import numpy as np
 
-        table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0)]
+        table = self.table
         placed = np.zeros(max(self.names, default=0) + 2, dtype=bool)
         placed[np.array([number for number, name in list(self.names.items()) if name.place], dtype=np.int64)] = True
         known = np.minimum(table["name"], len(placed) - 1)
-        around = np.isin(table["kind"], list(AROUND))
-        return table[(_kind_numbers()[table["kind"]] > 0) & (placed[known] | around)]
+        kinds = table["kind"]
+        of_it = (_kind_numbers()[kinds] > 0) & (placed[known] | _is_around()[kinds])
+        return table[of_it & (table["ended"] > 0) & (table["step"] >= 0)]
 
     def _label(self, kind: int, name: int, group: int) -> tuple[str, str, str]:
         """Kind, site and direction in words."""
@@ -181,12 +186,13 @@ class Records:
         import numpy as np
 
         sent = table["bytes"].copy()
-        calls = np.stack([table["call"] & 15, table["group"]])[:, table["kind"] == Kind.COLLECTIVE]
-        for verb, group in set(zip(*calls.tolist(), strict=True)):
-            rows = (table["kind"] == Kind.COLLECTIVE) & (table["call"] & 15 == verb) & (table["group"] == group)
+        collective = table["kind"] == Kind.COLLECTIVE
+        calls = (table["call"] & 15).astype(np.int64) << 16 | table["group"]
+        for call in np.unique(calls[collective]).tolist():
+            rows = collective & (calls == call)
+            verb, group = call >> 16, call & 0xFFFF
             size = len(self.groups[group].ranks) if group in self.groups else 1
-            verb_name, _ = verb_and_dtype(verb)
-            sent[rows] = [sent_bytes(verb_name, whole, size) for whole in sent[rows].tolist()]
+            sent[rows] = sent_bytes(verb_and_dtype(verb)[0], sent[rows], size)
         return sent
 
     @staticmethod
@@ -208,6 +214,14 @@ def _kind_numbers() -> np.ndarray:
 
     words = [SPANS.get(Kind(kind)) or AROUND.get(Kind(kind)) or "" if kind else "" for kind in range(max(Kind) + 1)]
     return np.array([_WORDS.index(word) for word in words])
+
+
+@cache
+def _is_around() -> np.ndarray:
+    """By a record's kind, whether it is one of ``AROUND``."""
+    import numpy as np
+
+    return np.isin(np.arange(max(Kind) + 1), list(AROUND))
 
 
 def _occurrence(steps: np.ndarray, same: np.ndarray) -> np.ndarray:

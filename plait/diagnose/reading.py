@@ -1,15 +1,13 @@
-"""A run's folder as a recording: the only place that knows which files there are and what they hold.
+"""A run's folder as a recording: the only place that knows which files there are.
 
-Parquet files in and below ``timeline`` have spans, as ``plait.core.timeline`` describes them, of any number
-of ranks and steps, or, where they have a sum instead of a start and an end, roll-ups, which are kept of all
-steps where spans are kept of some. Times are seconds (``start``, ``sum``) or whole nanoseconds (``start_ns``,
-``sum_ns``). What cannot be read is left out, and said.
+In and below ``timeline`` are spans, of some steps, and roll-ups, which are kept of all
+(``plait.diagnose.tables``). What cannot be read is left out, and said.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +21,6 @@ from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.ring_calls import RINGS
 from plait.core.ring_hosts import host_names, read_headers
-from plait.core.rollup import FOLDER as ROLLUPS
 from plait.core.timeline import PLANNED
 from plait.diagnose.recording import (
     ROLLUP,
@@ -37,16 +34,7 @@ from plait.diagnose.recording import (
     unknown_grid,
     with_axes,
 )  # fmt: skip
-
-VERSIONS = ("1", "2")
-"""Of timelines and roll-ups that can be read."""
-SPAN_COLUMNS = ("step", "rank", "kind", "name", "seq", "site", "layer", "slice", "direction", "start", "end", "bytes")
-ROLLUP_COLUMNS = ("step", "rank", "kind", "site", "direction", "n", "sum")
-NO_TIMELINE = "a Parquet file, but no timeline of Plait"
-BATCH = 1000
-"""Files that are read at once."""
-MANY = 12
-"""Notes of one kind from which on only their number is said."""
+from plait.diagnose.tables import MANY, Glance, read_tables, read_totals, rollup_files, timeline_files
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,8 +60,8 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     notes: list[str] = []
     plan = _plan(folder / "plan.json", notes)
     timeline = folder / "timeline"
-    sums = [] if spans else sorted((timeline / ROLLUPS).rglob("*.parquet"))
-    ops, rollups = _tables(sums or _files(timeline), plan.hash if plan else None, notes)
+    sums = [] if spans else rollup_files(timeline)
+    ops, rollups = read_tables(sums or timeline_files(timeline), plan.hash if plan else None, notes)
     if ops.is_empty() and rollups.is_empty():
         more = f" ({notes[0]})" if notes else ""
         raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
@@ -84,6 +72,18 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     )
     attempts = tuple(_lines(folder / "attempts.jsonl", notes))
     return Run(folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes))
+
+
+def glance(folder: Path) -> tuple[Glance, pl.DataFrame] | None:
+    """What totals tell of a run, and where its ranks stand: soon there, however many steps it has had. None
+    where it has none, as runs of earlier versions."""
+    notes: list[str] = []
+    plan = _plan(folder / "plan.json", notes)
+    found = read_totals(folder / "timeline", plan.hash if plan else None)
+    if found is None:
+        return None
+    ranks = found.segments["rank"].unique().sort().to_list()
+    return found, grid_of(plan.layout) if plan else unknown_grid(ranks)
 
 
 class Tables(NamedTuple):
@@ -102,7 +102,7 @@ def read_timeline(folder: Path) -> Tables:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
     notes: list[str] = []
-    spans, rollups = _tables(_files(folder / "timeline"), None, notes)
+    spans, rollups = read_tables(timeline_files(folder / "timeline"), None, notes)
     if spans.is_empty() and rollups.is_empty():
         raise DataError(f"{folder} holds no timeline; train with run.timeline_steps above 0")
     newest = spans if spans.height else rollups
@@ -202,122 +202,6 @@ def _plan(path: Path, notes: list[str]) -> Plan | None:
         return None
 
 
-class _File(NamedTuple):
-    """began: when the rank started that wrote it; of what it did twice, the later start counts."""
-
-    began: int
-    written: float
-    path: Path
-    plan: str
-
-
-def _files(timeline: Path) -> list[Path]:
-    return sorted(timeline.rglob("*.parquet"))
-
-
-def _tables(files: Sequence[Path], plan: str | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Spans and roll-ups, with the columns ``plan`` and ``sampled``; of a step that a rank did twice, the
-    second time. plan: the hash of the one whose they are; None: all."""
-    kinds: dict[tuple[str, str], list[_File]] = {}
-    skipped: list[str] = []
-    other = 0
-    for path in files:
-        try:
-            metadata = pl.read_parquet_metadata(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            skipped.append(f"{path.name} is truncated or no Parquet file: {_first_line(error)}")
-            continue
-        noun = "rollup" if "plait.rollup.version" in metadata else "timeline"
-        version, belongs = metadata.get(f"plait.{noun}.version", ""), metadata.get("plait.plan", "")
-        if version not in VERSIONS:
-            none = f"a timeline of version {version}; this Plait reads versions {', '.join(VERSIONS)}"
-            skipped.append(f"{path.name}: {none if version else NO_TIMELINE}")
-        elif plan and belongs and belongs != plan:
-            other += 1
-        else:
-            began = metadata.get("plait.began", "0")
-            file = _File(int(began) if began.isdigit() else 0, _written(path), path, belongs)
-            kinds.setdefault((noun, version), []).append(file)
-    found: dict[str, list[pl.DataFrame]] = {"timeline": [], "rollup": []}
-    order = {file.path: number for number, file in enumerate(sorted(file for own in kinds.values() for file in own))}
-    for own in kinds.values():
-        for at in range(0, len(own), BATCH):
-            for table in _read(own[at : at + BATCH], order, skipped):
-                found["timeline" if "start" in table.columns else "rollup"].append(table)
-    notes += skipped if len(skipped) < MANY else [f"{len(skipped)} files were left out, such as: {skipped[0]}"]
-    if other:
-        notes.append(f"{other} files belong to other plans of this run, and were left out")
-    whose = {"plan": pl.String, "sampled": pl.Boolean}
-    empty = pl.DataFrame(schema={name: SPANS[name] for name in SPAN_COLUMNS} | whose)
-    none = pl.DataFrame(schema={name: ROLLUP.get(name, pl.Float64) for name in ROLLUP_COLUMNS} | whose)
-    return tuple(
-        _newest(found[noun]) if found[noun] else table for noun, table in (("timeline", empty), ("rollup", none))
-    )  # type: ignore[return-value]
-
-
-def _read(files: list[_File], order: Mapping[Path, int], skipped: list[str]) -> list[pl.DataFrame]:
-    """Files of one form at once; where that fails, in halves, until those are alone that cannot be read."""
-    paths = [file.path for file in files]
-    try:
-        table = pl.scan_parquet(
-            paths, include_file_paths="_path", extra_columns="ignore", missing_columns="raise", glob=False
-        ).collect()
-        problem = _problem(table := _in_seconds(table))
-    except (OSError, pl.exceptions.PolarsError) as error:
-        problem = f"it is truncated or no Parquet file: {_first_line(error)}"
-        table = pl.DataFrame()
-    if problem and len(files) == 1:
-        skipped.append(f"{paths[0].name}: {problem}")
-        return []
-    if problem:
-        half = len(files) // 2
-        return _read(files[:half], order, skipped) + _read(files[half:], order, skipped)
-    numbers = pl.DataFrame(
-        {
-            "_path": [str(path) for path in paths],
-            "_file": [order[path] for path in paths],
-            "plan": [file.plan for file in files],
-            "sampled": [path.parent.name == "sampled" for path in paths],
-        }
-    )
-    wanted, kinds = (SPAN_COLUMNS, SPANS) if "start" in table.columns else (ROLLUP_COLUMNS, ROLLUP)
-    kept = [*wanted, *(name for name in ("axis", "group") if name in table.columns)]
-    table = table.select([*(pl.col(name).cast(kinds.get(name, pl.Float64)) for name in kept), "_path"])
-    return [table.join(numbers, on="_path", maintain_order="left").drop("_path")]
-
-
-def _newest(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """All of them; of a rank's step that is in several, the last."""
-    whole = pl.concat(parts, how="diagonal_relaxed")
-    twice = whole.select("step", "rank", "_file").unique().group_by("step", "rank").agg(pl.len(), pl.col("_file").max())
-    if (twice["len"] > 1).any():
-        whole = whole.join(twice.select("step", "rank", "_file"), on=["step", "rank", "_file"], how="semi")
-    return whole.drop("_file")
-
-
-def _in_seconds(table: pl.DataFrame) -> pl.DataFrame:
-    """Times as seconds, whichever of the two forms a file has."""
-    whole = [name for name in ("start", "end", "sum") if f"{name}_ns" in table.columns]
-    return table.with_columns(**{name: pl.col(f"{name}_ns") / 1e9 for name in whole})
-
-
-def _problem(table: pl.DataFrame) -> str:
-    """Why a table cannot be used; nothing if it can."""
-    wanted = SPAN_COLUMNS if "start" in table.columns else ROLLUP_COLUMNS
-    if any(name not in table.columns for name in wanted):
-        return NO_TIMELINE
-    numbers = [name for name in ("step", "rank", "start", "end", "sum") if name in wanted]
-    strange = [name for name in numbers if not table.schema[name].is_numeric()]
-    return f"column {strange[0]} holds no numbers" if strange else ""
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _hosts(folder: Path, notes: list[str]) -> tuple[dict[int, str], bool | None]:
     """Which host ran which rank, by the rank table and where there is none by the rings; and whether their
     clocks agree, as far as the rings tell: ranks that share a kernel share its clock."""
@@ -386,7 +270,3 @@ def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
             bad += 1
     if bad > 1:
         notes.append(f"{path.name}: {bad} lines are no JSON objects, and were left out")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -59,7 +59,7 @@ class Recording:
     blocking: bool = False
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def steps(self) -> list[int]:
         """That anything is known of."""
         return self.rollup["step"].unique().sort().to_list()
@@ -92,7 +92,7 @@ class Recording:
         """Spans of these ranks and steps."""
         return self.spans.filter(pl.col("rank").is_in(list(ranks)), pl.col("step").is_in(list(steps)))
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """That recorded anything."""
         return self.rollup["rank"].n_unique()

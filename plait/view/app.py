@@ -19,7 +19,7 @@ from flask import abort, request
 from plait.core.errors import JobError
 from plait.view.callbacks import connect, first_paint
 from plait.view.layout import page
-from plait.view.store import Tools, Watched
+from plait.view.store import Watched
 
 if TYPE_CHECKING:
     from flask import Response
@@ -41,10 +41,9 @@ INDEX = """<!doctype html>
 </html>"""
 
 
-def make_app(folders: Sequence[Path], tools: Tools, *, local: bool = True) -> tuple[Dash, list[Watched]]:
+def make_app(runs: Sequence[Watched], *, local: bool = True) -> Dash:
     """The page over these runs. local: whether it serves this machine only, so that a request that names
     another host is a trick (a name that somebody has led here)."""
-    runs = [Watched(folder, name, tools) for folder, name in zip(folders, names_of(folders), strict=True)]
     app = Dash(
         "plait.view", assets_folder=str(Path(__file__).parent / "assets"), serve_locally=True, title="plait view",
         update_title="", suppress_callback_exceptions=True, add_log_handler=False,
@@ -53,17 +52,7 @@ def make_app(folders: Sequence[Path], tools: Tools, *, local: bool = True) -> tu
     app.layout = lambda: page([run.snapshot.name for run in runs], **first_paint(runs[0]))
     connect(app, runs)
     guard(app, local)
-    return app, runs
-
-
-def names_of(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path; more of it where that is not enough to tell them apart."""
-    paths = [folder.absolute() for folder in folders]
-    for parts in range(1, 4):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
+    return app
 
 
 def guard(app: Dash, local: bool) -> None:

@@ -37,10 +37,10 @@ def version_of(number: object, snapshot: Snapshot) -> str:
 
 def first_paint(run: Watched) -> dict[str, Any]:
     """What of the first run's page is known when it is asked for; nothing if its folder was not read yet."""
-    snapshot = run.look()
-    if snapshot.recording is None:
-        return {}
+    snapshot = run.first()
     found = order_options(snapshot)
+    if not found:
+        return {}
     heat = heat_of(snapshot, "mean", None, tuple(found[0]["value"].split()), "segments")
     if heat is None:
         return {"orders": found}
@@ -53,8 +53,8 @@ def order_options(snapshot: Snapshot) -> list[dict[str, str]]:
     words = {"pp": "stage"}
     return [
         {"value": " ".join(order), "label": ", ".join(words.get(axis, axis) for axis in order)}
-        for order in orders(snapshot.recording.grid)
-    ] if snapshot.recording else []  # fmt: skip
+        for order in orders(snapshot.grid)
+    ] if snapshot.grid is not None else []  # fmt: skip
 
 
 def _tick(app: Dash, runs: Sequence[Watched]) -> None:
@@ -82,14 +82,18 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
 
 def status_of(snapshot: Snapshot) -> str:
     """One line: which run, how large, whether it goes on, what is being done."""
-    recording = snapshot.recording
+    recording, first = snapshot.recording, snapshot.glance
     parts = [f"{snapshot.name}: "]
-    if recording is None:
+    if recording is None and (snapshot.problem or first is None):
         parts.append(snapshot.problem or "reading ...")
     else:
-        steps = recording.steps
+        if recording:
+            ranks, steps = recording.ranks, recording.steps
+        else:
+            assert first is not None
+            ranks, steps = first.segments["rank"].n_unique(), [first.first, first.last]
         span = f"steps {steps[0] + 1} to {steps[-1] + 1}" if steps else "no steps"
-        parts.append(f"{recording.ranks} ranks, {span}, {'goes on' if snapshot.live else 'has ended'}")
+        parts.append(f"{ranks} ranks, {span}, {'goes on' if snapshot.live else 'has ended'}")
     if snapshot.doing:
         parts.append(f"; {snapshot.doing} ...")
     return "".join(parts)

@@ -22,10 +22,10 @@ def figure_of(
     snapshot: Snapshot, heat: Heat, order: Sequence[str], value: Value, at: Place, marked: bool = False
 ) -> dict[str, Any]:
     """The map with the ranks that the diagnosis names."""
-    assert snapshot.recording is not None
+    assert snapshot.grid is not None
     shown = pooled(heat, CELLS, at.window)
     return heat_figure(
-        heat, shown, snapshot.recording.grid, order=order, value=value, named=snapshot.named(),
+        heat, shown, snapshot.grid, order=order, value=value, named=snapshot.named(),
         cursor=(at.row, at.column) if marked else None,
     )  # fmt: skip
 
@@ -165,16 +165,12 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
         *controls, number = rest
         snapshot = chosen_run(runs, number)
         heat, order, value = asked(snapshot, controls)
-        if heat is None or not heat.columns or snapshot.recording is None:
-            return nothing(snapshot.problem or "reading ..."), "", []
+        if heat is None or not heat.columns or snapshot.grid is None:
+            return nothing(snapshot.problem or "reading the sums of all steps ..."), "", []
         now, marked = place(at, heat)
         figure = figure_of(snapshot, heat, order, value, now, marked)
         shown = pooled(heat, CELLS, now.window)
-        text = (
-            cell_text(heat, shown, snapshot.recording.grid, (now.row, now.column))
-            if marked and _inside(now, shown)
-            else ""
-        )
+        text = cell_text(heat, shown, snapshot.grid, (now.row, now.column)) if marked and _inside(now, shown) else ""
         if ctx.triggered_id == "heat-at":
             return figure, text, no_update
         segments = asked(snapshot, [*controls[:2], "segments", *controls[3:]])[0]
@@ -183,12 +179,12 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
 
 def _list(found: Sequence[Unlike], snapshot: Snapshot) -> list[Any]:
     """Buttons, so that a keyboard finds them; who is named is said."""
-    if not found or snapshot.recording is None:
+    if not found or snapshot.grid is None:
         return [html.P("Nobody: no rank has equals to be compared with.")]
     named = snapshot.named()
     return [
         html.Button(
-            f"{place_of(snapshot.recording.grid, one.rank)}: {one.share:+.1%}, "
+            f"{place_of(snapshot.grid, one.rank)}: {one.share:+.1%}, "
             f"{seconds_text(one.seconds, signed=True)} of a step (z {one.z:.1f})"
             + (f", {named[one.rank]}" if one.rank in named else ""),
             id={"kind": "unlike", "rank": one.rank}, n_clicks=0, className="named" if one.rank in named else "",

@@ -1,13 +1,15 @@
 """Runs that are watched: what their folders hold, read in the background, again when it has changed.
 
-Two readings. The first is small: the sums of every step, metrics, attempts, why the run hangs; the heat map
-is drawn from it. The second has every span that was kept, and what the diagnosis says of it; it begins when
-the page has been drawn. A page never waits for either. Which folders there are is said when the server
+Three readings. The first is a glance at totals, from which the heat map is drawn at once, however many ranks
+and steps there are. The second is small: the sums of every step, metrics, attempts, why the run hangs. The
+third has every span that was kept, and what the diagnosis says of it. What comes after a first picture begins
+when that has been drawn; a page never waits for it. Which folders there are is said when the server
 starts: requests name a run by its number.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -26,13 +28,16 @@ from plait.core.plan import Plan
 from plait.diagnose.alignment import Alignment, aligned
 from plait.diagnose.explain import Report
 from plait.diagnose.heat import Heat, Segment, Statistic, by_segment, heat_of_segments, heat_of_steps
-from plait.diagnose.reading import Run, read_run
+from plait.diagnose.reading import Run, glance, read_run
 from plait.diagnose.recording import Recording, grid_of
 from plait.diagnose.states import Standing, standings
+from plait.diagnose.tables import Glance
 
 Hang = tuple[Verdict, Sequence[Evidence]]
 SMALL = ("plan.json", "metrics.jsonl", "attempts.jsonl", "hang.json", "rank_table.json", "summary.json")
 """Files of a run's folder that are looked at for changes, beside the timeline's folders."""
+MOMENT = 1.0
+"""Seconds for which a page waits for its first picture; without, it gets one at its first question."""
 PATIENCE = 10
 """A folder that changes all the time is read again after so many times what reading took."""
 
@@ -62,12 +67,14 @@ class Tools:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """What is known of a run at a moment. generation: grows with every change. run: None until it is read;
-    whole: whether with all spans. grid: where ranks stand. problem: why there is nothing, for people."""
+    """What is known of a run at a moment. generation: grows with every change. glance: its totals, if it has
+    any. run: None until it is read; whole: whether with all spans. grid: where ranks stand. problem: why
+    there is nothing, for people."""
 
     name: str
     folder: Path
     generation: int = 0
+    glance: Glance | None = None
     run: Run | None = None
     whole: bool = False
     told: Told | None = None
@@ -88,7 +95,9 @@ class Snapshot:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
-        return (*self.said, *self.run.notes, *self.run.recording.notes) if self.run else self.said
+        if self.run:
+            return (*self.said, *self.run.notes, *self.run.recording.notes)
+        return (*self.said, *self.glance.notes) if self.glance else self.said
 
     def standings(self) -> list[Standing]:
         """Of every rank."""
@@ -105,7 +114,7 @@ class Snapshot:
         return found
 
 
-_maps: WeakKeyDictionary[Recording, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
+_maps: WeakKeyDictionary[Recording | Glance, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 """The last few heat maps of every recording, as long as that is there."""
 KEPT = 8
 
@@ -114,8 +123,10 @@ def heat_of(
     snapshot: Snapshot, statistic: Statistic, steps: tuple[int, int] | None, order: tuple[str, ...],
     columns: str, segment: Segment | None = None,
 ) -> Heat | None:  # fmt: skip
-    """Of a snapshot. columns: ``segments`` or ``steps``."""
-    recording = snapshot.recording
+    """Of a snapshot; None where that does not tell, or not yet. columns: ``segments`` or ``steps``."""
+    recording, first, grid = snapshot.recording, snapshot.glance, snapshot.grid
+    if recording is None and first and grid is not None and (statistic, steps, columns) == ("mean", None, "segments"):
+        return _kept(first, (order,), lambda: heat_of_segments(first.segments, grid, order))
     if recording is None or recording.rollup.is_empty():
         return None
 
@@ -130,7 +141,7 @@ def heat_of(
     return _kept(recording, (statistic, steps, order, columns, segment), made)
 
 
-def _kept(recording: Recording, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+def _kept(recording: Recording | Glance, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     maps = _maps.setdefault(recording, {})
     found = maps.get(key)
     if found is None:
@@ -152,6 +163,7 @@ class Watched:
         self._explained: Run | None = None
         self._wanted = self._reading = False
         self._not_before = 0.0
+        self._looked = threading.Event()  # there is a first picture, or none that soon
 
     @property
     def snapshot(self) -> Snapshot:
@@ -165,10 +177,16 @@ class Watched:
             if not self._reading:
                 seen = signature(self.folder)
                 changed = seen != self._seen and time.monotonic() >= self._not_before
-                if changed or self._lacks():
+                if changed or self._lacks() or self._only_glanced():
                     self._seen, self._reading = seen, True
                     threading.Thread(target=self._read, args=(changed,), name="reading", daemon=True).start()
             return self._snapshot
+
+    def first(self) -> Snapshot:
+        """Look, and wait a moment for what can be drawn at once."""
+        self.look()
+        self._looked.wait(MOMENT)
+        return self._snapshot
 
     def read(self, *, all_of_it: bool = True) -> Snapshot:
         """Read here and now."""
@@ -184,7 +202,9 @@ class Watched:
     def _read(self, changed: bool) -> None:
         began = time.monotonic()
         try:
-            if changed:
+            seen = changed and self._snapshot.run is None and not self._wanted and self._glance()
+            self._looked.set()
+            if not seen and (changed or self._only_glanced()):
                 self._first()
             if self._lacks():
                 self._second()
@@ -198,6 +218,18 @@ class Watched:
                 self._not_before = time.monotonic() + PATIENCE * (time.monotonic() - began)
                 self._reading = False
 
+    def _only_glanced(self) -> bool:
+        """Whether more is wanted than was seen at a glance."""
+        now = self._snapshot
+        return self._wanted and now.run is None and now.glance is not None and not now.problem
+
+    def _glance(self) -> bool:
+        """What can be drawn at once; whether there is anything."""
+        found = glance(self.folder)
+        if found:
+            self._change(glance=found[0], grid=found[1], doing="", live=is_live(self.folder))
+        return found is not None
+
     def _first(self) -> None:
         """What was found before stays until the new is there."""
         said: list[str] = []
@@ -206,14 +238,17 @@ class Watched:
         except PlaitError as error:
             hang = None
             said.append(str(error))
+        now = self._snapshot
         # A run that hung in its first step has no timeline, and yet there is much to see.
         self._change(
             hang=hang, errors=last_errors(self.folder), said=tuple(said), live=is_live(self.folder),
-            grid=planned_grid(self.folder),
+            grid=planned_grid(self.folder) if now.grid is None else now.grid,
         )  # fmt: skip
-        run = read_run(self.folder, spans=self._wanted)
+        whole = self._wanted and (now.glance is None or now.run is not None)
+        self._change(doing="reading all spans" if whole else "reading the sums of all steps")
+        run = read_run(self.folder, spans=whole)
         self._change(
-            run=run, problem="", whole=self._wanted or not run.recording.spans.is_empty(), doing="",
+            run=run, problem="", whole=whole or not run.recording.spans.is_empty(), doing="",
             clocks=aligned(run.recording), grid=run.recording.grid,
         )  # fmt: skip
 
@@ -230,6 +265,21 @@ class Watched:
         """A new snapshot, of a new generation if it shows something else."""
         same = values.keys() <= {"doing", "live"}
         self._snapshot = replace(self._snapshot, generation=self._snapshot.generation + (not same), **values)
+
+
+def watch(folders: Sequence[Path], tools: Tools) -> list[Watched]:
+    """These runs, under names that tell them apart."""
+    return [Watched(folder, name, tools) for folder, name in zip(folders, names_of(folders), strict=True)]
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path; more of it where that is not enough to tell them apart."""
+    paths = [folder.absolute() for folder in folders]
+    for parts in range(1, 4):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
 
 
 def chosen_run(runs: Sequence[Watched], number: object) -> Snapshot:
@@ -254,11 +304,7 @@ def signature(folder: Path) -> tuple[object, ...]:
     """Equal as long as nothing has changed that is read: times of small files and of the timeline's
     folders, whose files appear whole."""
     found: list[object] = []
-    timeline = folder / "timeline"
-    try:
-        inside = [path for path in (timeline, *timeline.rglob("*/")) if path.is_dir()]
-    except OSError:
-        inside = []
+    inside = [Path(place) for place, _, _ in os.walk(folder / "timeline")]
     for path in (*(folder / name for name in SMALL), *inside):
         try:
             status = path.stat()

@@ -7,7 +7,7 @@ import pytest
 
 from plait.core.timeline import Span, SpanKind, Timeline
 from plait.diagnose.predicted import table_of
-from plait.diagnose.reading import ROLLUP_COLUMNS
+from plait.diagnose.tables import ROLLUP_COLUMNS
 from plait.diagnose.recording import ROLLUP
 from plait.diagnose.summary import Slow, What, summarise
 

@@ -13,7 +13,7 @@ import pytest
 
 from plait.cli.view import tools
 from plait.view.app import make_app, make_server
-from plait.view.store import Watched
+from plait.view.store import Watched, watch
 from tests.diagnose.made import At, Job
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ CULPRIT = 6
 @contextmanager
 def served(folders: Sequence[Path], *, read: bool = True) -> Iterator[tuple[str, list[Watched]]]:
     """The address of the page. read: whether everything was read before."""
-    app, watched = make_app(folders, tools())
+    watched = watch(folders, tools())
+    app = make_app(watched)
     if read:
         for one in watched:
             one.read()

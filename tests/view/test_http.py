@@ -18,9 +18,9 @@ import pytest
 from plait.cli.view import tools
 from plait.core.errors import DataError, JobError
 from plait.core.evidence import Evidence, Verdict, write_hang
-from plait.view.app import make_app, make_server, names_of
+from plait.view.app import make_app, make_server
 from plait.view.report import report_of
-from plait.view.store import Watched, last_errors, signature
+from plait.view.store import Watched, last_errors, names_of, signature, watch
 from tests.diagnose.made import write_run
 from tests.view.served import CULPRIT, SLOW, served
 
@@ -213,7 +213,7 @@ def test_last_words_of_logs(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    app, _ = make_app([tmp_path / "run"], tools())
+    app = make_app(watch([tmp_path / "run"], tools()))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(JobError, match="Choose another --port"):
         make_server(app, "127.0.0.1", taken.getsockname()[1])
 

@@ -1,5 +1,5 @@
-"""``python -m plait.launch.collect RUN_FOLDER FIRST_RANK RANKS``: the agent of a host's ranks, until its
-standard input ends."""
+"""``python -m plait.launch.collect RUN_FOLDER FIRST_RANK RANKS COLLECTED``: the agent of a host's ranks,
+until its standard input ends."""
 
 from __future__ import annotations
 

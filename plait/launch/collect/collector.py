@@ -18,26 +18,28 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 
-from plait.core.clocks import FILE, aligned
+from plait.core.collecting import Collected
 from plait.core.errors import DataError, PlaitError
 from plait.core.files import replacing
 from plait.core.missing import Missing
-from plait.core.plan import Plan
 from plait.core.process import process_since
 from plait.core.records import Records
 from plait.core.ring import NOBODY, read_ring
 from plait.core.ring_calls import RINGS, ring_path
 from plait.core.ring_follower import RingFollower
 from plait.core.ring_hosts import read_headers
-from plait.core.settings import RunSection
 from plait.launch.collect.journal import MOST, Journal
 from plait.launch.collect.live import Live
 from plait.launch.collect.loggers import Loggers, Tail
+from plait.launch.collect.sums import Sums
 
-LOOK = 1.0
-"""Seconds between two looks at the rings, at most."""
+LOOK = 5.0
+"""Seconds between two looks at the rings, at most: a look has costs of its own, however little is new."""
+SOON = 1.0
+"""At most where somebody is told at once, and at first."""
 QUICK = 0.05
 """And at least, where a ring fills up fast: a quarter of it at each look."""
 FLUSH = 10.0
@@ -52,12 +54,14 @@ GRACE = 5.0
 class RankFiles:
     """What is collected of one rank."""
 
-    def __init__(self, ring: RingFollower, timeline: Path, run: RunSection) -> None:
-        self.ring = ring
+    def __init__(self, ring: RingFollower, sums: Sums | None, run: Collected) -> None:
+        self.ring, self.sums = ring, sums
         self.journal: Journal | None = None
-        if run.timeline_steps:
-            self.journal = Journal(timeline, ring.header, keep_steps=run.timeline_steps, sample=run.timeline_sample)
-        self._taken = self.journal.written() if self.journal else -1
+        if sums:
+            self.journal = Journal(
+                sums.timeline, ring.header, keep_steps=run.timeline_steps, sample=run.timeline_sample
+            )
+        self._taken = sums.written(ring.header) if sums else -1
         self._begun = self._taken >= 0
         self.over = self.ended  # of an earlier start: what it left is written, but no news
 
@@ -77,9 +81,10 @@ class RankFiles:
             rows = self.ring.take(self._taken + 1, until)
             self._taken = until
             records = Records(rows, self.ring.names, self.ring.groups)
-            if self.journal:
+            if self.journal and self.sums and len(rows):
                 self.journal.ring = self.ring.header  # which plan it obeys may have changed
                 self.journal.add(records)
+                self.sums.add(self.ring.header, records)
             if live and not self.over:
                 live.add(self.ring.header, records)
         if live and not self.over:
@@ -97,16 +102,19 @@ class Collector:
     """The rings of ranks ``first`` to ``first + count - 1`` of the run in ``folder``."""
 
     def __init__(
-        self, folder: Path, first: int, count: int, run: RunSection, *, live: Live | None = None,
+        self, folder: Path, first: int, count: int, run: Collected, *, live: Live | None = None,
         loggers: Loggers | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.run, self.live, self.loggers = folder, run, live, loggers
         self._tail = Tail(folder / "metrics.jsonl") if first == 0 and (live or loggers) else None
         self.missing = Missing("the timeline", say)
         self._ranks: dict[int, RankFiles] = {}
-        self._wanted = range(first, first + count) if run.timeline_steps or live else range(0)
+        ranks = range(first, first + count)
+        self._wanted = ranks if run.timeline_steps or live else range(0)
+        self._sums = Sums(folder / "timeline", ranks) if run.timeline_steps else None
         self._told: set[str] = set()
-        self._flushed, self._pause = time.monotonic(), FLUSH
+        self._flushed = self._looked = time.monotonic()
+        self._pause, self._rate = FLUSH, 0.25 / SOON  # rate: shares of a ring that are written in a second
 
     def look(self) -> float:
         """Take what is new of every rank; seconds until the next look."""
@@ -118,14 +126,20 @@ class Collector:
         if time.monotonic() - self._flushed > self._pause or waiting > MOST // 2:
             self.flush()
         self._pass_on()
-        wished = max(QUICK, LOOK * 0.25 / share) if share > 0.25 else LOOK
-        return max(0.0, wished - (time.monotonic() - start))
+        self._rate = max(share / max(start - self._looked, QUICK), 0.9 * self._rate)
+        self._looked = start
+        longest = SOON if self.live or self.loggers else LOOK
+        return max(QUICK, min(longest, 0.25 / max(self._rate, 1e-9)) - (time.monotonic() - start))
 
     def flush(self, *, last: bool = False) -> None:
         """Write what was taken."""
+        import_module("pyarrow.parquet")  # which is no cost of this flush: it comes once
         start, cost = time.monotonic(), time.process_time()
         journals = [found.journal for found in self._ranks.values() if found.journal]
-        errors = [error for one in journals if (error := one.flush(last=last))]
+        errors = [error for one in journals if (error := one.flush())]
+        # After the spans of these steps: an agent that follows this one goes on where sums end.
+        if self._sums and (error := self._sums.flush(last=last, write=not errors)):
+            errors = [error]
         if errors:
             self.missing.failed(errors[0], 0)
         elif journals:
@@ -150,7 +164,8 @@ class Collector:
         self._pass_on()
         if self.loggers:
             self.loggers.close()
-        lost = max((one.journal.lost for one in self._ranks.values() if one.journal), default=0)
+        keepers = [found.journal for found in self._ranks.values() if found.journal]
+        lost = max(one.lost for one in (*keepers, self._sums)) if self._sums else 0
         records = sum(found.ring.lost for found in self._ranks.values())
         if lost:
             say(f"warning: the timeline misses {lost} steps")
@@ -162,19 +177,21 @@ class Collector:
         known, path = self._ranks.get(rank), ring_path(self.folder, rank)
         if known and known.ring.replaced:
             self._tried(known, last=True)
-            if known.journal and (error := known.journal.flush(last=True)):
+            if known.journal and (error := known.journal.flush()):
                 self.missing.failed(error, 0)
             known.ring.close()
             del self._ranks[rank]
         if rank not in self._ranks and path.is_file():
             try:
-                self._ranks[rank] = RankFiles(RingFollower(path), self.folder / "timeline", self.run)
+                self._ranks[rank] = RankFiles(RingFollower(path), self._sums, self.run)
             except DataError as error:
                 self._tell(str(error))
         return self._ranks.get(rank)
 
     def _compare_clocks(self) -> None:
         """Of all hosts, if there are several: by the agent of rank 0's, from one ring of each."""
+        from plait.core.clocks import FILE, aligned
+
         headers, _ = read_headers(self.folder / RINGS)
         hosts = {header.boot or header.host: rank for rank, header in sorted(headers.items(), reverse=True)}
         if 0 not in self._ranks or not self.run.timeline_steps or len(hosts) < 2:
@@ -216,24 +233,34 @@ def say(text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect until standard input ends."""
-    folder, first, count = (arguments or sys.argv[1:])[:3]
+    folder, first, count, collected = (arguments or sys.argv[1:])[:4]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its starter says when it is over
     os.nice(10)
-    try:
-        plan = Plan.read(Path(folder) / "plan.json")
-    except PlaitError as error:
-        say(str(error))
-        return error.exit_status
-    run = plan.job.run if plan.job else RunSection()
+    run = Collected.from_json(collected)
     with ExitStack() as held:
-        live = Live(Path(folder), plan) if run.metrics_port else None
-        if live:
-            held.callback(live.serve(run.metrics_port, run.metrics_address, say))
-        loggers = Loggers(run.loggers, Path(folder), plan, say) if run.loggers and first == "0" else None
+        try:
+            live, loggers = _told(Path(folder), run, held, loggers=first == "0")
+        except PlaitError as error:
+            say(str(error))
+            return error.exit_status
         collector = Collector(Path(folder), int(first), int(count), run, live=live, loggers=loggers)
         pause = 0.0
         while not select.select([sys.stdin], [], [], pause)[0] or os.read(sys.stdin.fileno(), 4096):
             pause = collector.look()
         collector.finish()
     return 0
+
+
+def _told(folder: Path, run: Collected, held: ExitStack, *, loggers: bool) -> tuple[Live | None, Loggers | None]:
+    """Who else is told what is measured. A plan is read for these alone. Raises PlaitError for one that
+    cannot be."""
+    if not run.metrics_port and not (run.loggers and loggers):
+        return None, None
+    from plait.core.plan import Plan
+
+    plan = Plan.read(folder / "plan.json")
+    live = Live(folder, plan) if run.metrics_port else None
+    if live:
+        held.callback(live.serve(run.metrics_port, run.metrics_address, say))
+    return live, Loggers(run.loggers, folder, plan, say) if run.loggers and loggers else None

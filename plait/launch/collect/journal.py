@@ -1,5 +1,4 @@
-"""A rank's measured timeline on disk: spans of its last steps and of a sample of the others, and sums of
-all."""
+"""A rank's measured timeline on disk: spans of its last steps and of a sample of the others."""
 
 from __future__ import annotations
 
@@ -10,10 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.core.columns import copy_rows, metadata_of
+from plait.core.columns import copy_rows
 from plait.core.records import Records
 from plait.core.ring import Header, Kind, Name, RingGroup
-from plait.core.rollup import BLOCK, FOLDER, LAST, RING, rollup_file, write_rollup
 from plait.core.timeline import write_spans
 
 if TYPE_CHECKING:
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 PART = 50
 """Steps in one file of spans, at least."""
-SUMMED = 100
-"""Steps after which sums are written anew."""
 MOST = 1 << 18
 """Records that may wait to be written: 18 MB. What comes then is left out."""
 SAMPLED = "sampled"
@@ -49,8 +45,7 @@ class Unusual:
 
 class Journal:
     """Keeps under ``folder`` the spans of a rank's last ``keep_steps`` steps, of the older ones those of one
-    in ``sample`` (0: none) and those next to unusual ones, and the sums of all. ring: where its records come
-    from.
+    in ``sample`` (0: none) and those next to unusual ones. ring: where its records come from.
 
     lost: steps of which something could not be kept; a full disk costs the timeline only.
     """
@@ -65,22 +60,12 @@ class Journal:
         self._part: Path | None = None  # its file
         self._names: dict[int, Name] = {}
         self._groups: dict[int, RingGroup] = {}
-        self._sums: list[dict[str, np.ndarray]] = []  # of the block under way
-        self._block: Path | None = None
-        self._summed = -1
         self._files: deque[Path] = deque(sorted(folder.glob(f"rank-{self.rank:05d}-step-*.parquet")))
 
     @property
     def waiting(self) -> int:
         """Records that are not in a file that stays as it is."""
         return sum(map(len, self._spans))
-
-    def written(self) -> int:
-        """The last step of this ring that is in files already, of an earlier agent; -1 if there is none."""
-        blocks = (self.folder / FOLDER).glob(f"block=*/rank-{self.rank:05d}-step-*.parquet")
-        newest = max(blocks, key=lambda path: path.name, default=None)
-        known = metadata_of(newest) if newest else {}
-        return int(known.get(LAST, -1)) if known.get(RING) == str(self.ring.token) else -1
 
     def add(self, records: Records) -> None:
         """Take the records of some whole steps, which follow those before."""
@@ -93,26 +78,16 @@ class Journal:
             if self._unusual(float(row["ended"] - row["started"]) / 1e9):
                 self._worth |= set(range(int(row["step"]) - 1, int(row["step"]) + 2))
         self._spans.append(table)
-        blocks = table["step"] // BLOCK
-        for block in sorted(set(blocks.tolist())):
-            own = table[blocks == block]
-            self._open_block(int(own["step"].min()))
-            self._sums.append(Records(own, records.names, records.groups).rolled_up(self.rank))
 
-    def flush(self, *, last: bool = False) -> OSError | None:
+    def flush(self) -> OSError | None:
         """Write what there is; what went wrong. A part of fewer than ``PART`` steps is written once more when
-        there is more of it, and so are sums, which are rewritten each time and wait until it pays, or is the
-        last time."""
+        there is more of it."""
         error = self._write_part()
-        if not error and (last or self.last >= self._summed + SUMMED):
-            error = self._write_block()
         while not error and self._files and _last_step(self._files[0]) <= self.last - self.keep:
             error = self._thin_out(self._files.popleft())
         if error:
             self._let_go()
         return error
-
-    # ---- spans ----
 
     def _write_part(self) -> OSError | None:
         import numpy as np
@@ -163,26 +138,6 @@ class Journal:
     def _worth_keeping(self, step: int) -> bool:
         return step % self.sample == 0 or step in self._worth
 
-    # ---- sums ----
-
-    def _open_block(self, step: int) -> None:
-        """The block under way is that of ``step``."""
-        if self._block is None or self._block.parent != rollup_file(self.folder, self.rank, step).parent:
-            self._write_block()
-            self._block, self._sums = _unused(rollup_file(self.folder, self.rank, step), self.ring.token), []
-
-    def _write_block(self) -> OSError | None:
-        import numpy as np
-
-        block = self._block
-        if block is None or not self._sums:
-            return None
-        columns = {name: np.concatenate([one[name] for one in self._sums]) for name in self._sums[0]}
-        self._sums, self._summed = [columns], int(columns["step"].max())
-        return self._tried(
-            block, lambda: write_rollup(block, columns, self.ring.plan, self.ring.wall, self.ring.token)
-        )  # fmt: skip
-
     def _tried(self, path: Path, write: Callable[[], None]) -> OSError | None:
         """What went wrong."""
         try:
@@ -195,11 +150,3 @@ class Journal:
 
 def _last_step(part: Path) -> int:
     return int(part.stem.rpartition("-")[2]) - 1
-
-
-def _unused(path: Path, token: int) -> Path:
-    """A name for a ring's sums that those of no other start have."""
-    number, found = 1, path
-    while found.exists() and metadata_of(found).get(RING) != str(token):
-        number, found = number + 1, path.with_stem(f"{path.stem}-{number}")
-    return found

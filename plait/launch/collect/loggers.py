@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from plait.core.plan import Plan
+if TYPE_CHECKING:
+    from plait.core.plan import Plan
 
 
 class Tail:

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from plait.core.cluster import HERE
-from plait.core.collecting import collecting
+from plait.core.collecting import Collected, collecting
 from plait.core.job import Job
 from plait.core.ring import Kind, Place
 from plait.core.ring_calls import ring_path
@@ -26,6 +26,7 @@ from plait.plan.make import make_plan
 from tests.launch.collect.test_live import JOB
 
 HASH = "feed"
+WANTED = Collected.of(RunSection())
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -43,9 +44,7 @@ def open_ring(folder: Path, rank: int = 0, *, capacity: int = 1024) -> RingWrite
     return RingWriter(ring_path(folder, rank), this_process(rank=rank, world=2, plan=HASH, capacity=capacity))
 
 
-def write_step(
-    ring: RingWriter, number: int, *, records: int = 3, ends: bool = True, measures: bool = False
-) -> None:
+def write_step(ring: RingWriter, number: int, *, records: int = 3, ends: bool = True, measures: bool = False) -> None:
     """Of some ops; ends: whether the step is over. measures: it is only timed, before training begins."""
     name = ring.name("mlp0.F0", Place("mlp", 0, 0, True))
     if not measures:
@@ -60,7 +59,7 @@ def write_step(
 
 def collector(folder: Path, ranks: int = 1) -> Collector:
     (folder / "timeline").mkdir(parents=True, exist_ok=True)
-    return Collector(folder, 0, ranks, RunSection())
+    return Collector(folder, 0, ranks, WANTED)
 
 
 def steps_of(folder: Path) -> dict[int, int]:
@@ -167,7 +166,7 @@ def test_a_full_disk_is_said_once_and_costs_the_timeline_only(
     (tmp_path / "rings").mkdir()
     ring = open_ring(tmp_path)
     (tmp_path / "timeline").write_text("in the way")
-    agent = Collector(tmp_path, 0, 2, RunSection())
+    agent = Collector(tmp_path, 0, 2, WANTED)
     for number in range(10):
         write_step(ring, number)
         agent.look()

@@ -1,4 +1,4 @@
-"""What is written of steps: spans of the last ones, a sample of the others, sums of all."""
+"""What is written of steps: spans of the last ones, a sample of the others."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from plait.core.segments import SegmentOp
 from plait.core.timeline import Span, Timeline, hidden, spans_of
 from plait.diagnose.reading import read_timeline
 from plait.launch.collect.journal import PART, Journal, Unusual
+from plait.launch.collect.sums import Sums
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
 
@@ -34,16 +35,19 @@ def run(folder: Path, steps: range, *, keep: int = PART, sample: int = 0, slow: 
     """Steps of 1 s, one of them of 5 s, all of them written; every: so many at once."""
     header = this_process(rank=3, world=4, plan="feed")
     recorder = Recorder(Device(torch.device("cpu")), RingWriter(None, header))
-    journal = Journal(folder, header, keep_steps=keep, sample=sample)
+    journal, sums = Journal(folder, header, keep_steps=keep, sample=sample), Sums(folder, range(3, 4))
     for number in steps:
         step(recorder, number)
         records = recorder.records()
         whole = records.table["kind"] == Kind.STEP
         records.table["ended"][whole] = records.table["started"][whole] + (5 if number == slow else 1) * 10**9
         journal.add(records)
+        sums.add(header, records)
         if (number + 1) % every == 0:
             assert journal.flush() is None
-    assert journal.flush(last=True) is None
+            assert sums.flush() is None
+    assert journal.flush() is None
+    assert sums.flush(last=True) is None
     return journal
 
 
@@ -78,19 +82,6 @@ def test_of_older_steps_a_sample_stays_and_those_around_an_unusual_one(tmp_path:
     assert steps_in(tmp_path / "sampled") == [0, 40, 71, 72, 73, 80, 120, 160]
 
 
-def test_sums_of_all_steps_stay_however_few_spans_do(tmp_path: Path) -> None:
-    run(tmp_path, range(1040), keep=1, every=20)
-    assert sorted(path.name for path in (tmp_path / "rollup").iterdir()) == ["block=0", "block=1"]
-    table = sums(tmp_path)
-    assert table["step"].unique().to_list() == list(range(1040)) and set(table["rank"]) == {3}
-    rows = table.filter(pl.col("step") == 1017, pl.col("kind") != "step").drop("step", "rank", "block").rows()
-    assert sorted(rows) == [
-        ("compute", "mlp", "backward", 1, 4000, 4000, 4000),
-        ("compute", "mlp", "forward", 2, 5000, 2000, 3000),
-        ("optimizer", "", "", 1, 5000, 5000, 5000),
-    ]
-
-
 def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
     run(tmp_path / "timeline", range(70))
     run(tmp_path / "timeline", range(60, 65))
@@ -109,12 +100,6 @@ def test_a_part_that_grows_has_one_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "other").glob("*.parquet"))) == 3
 
 
-def test_what_an_agent_before_has_written_is_known(tmp_path: Path) -> None:
-    header = run(tmp_path, range(30)).ring
-    assert Journal(tmp_path, header, keep_steps=10).written() == 29
-    assert Journal(tmp_path, this_process(rank=3, world=4), keep_steps=10).written() == -1
-
-
 def test_a_full_disk_costs_what_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.launch.collect.journal.MOST", 100)
     header = this_process(rank=0, world=1)
@@ -127,9 +112,8 @@ def test_a_full_disk_costs_what_does_not_fit_into_memory(tmp_path: Path, monkeyp
         assert isinstance(journal.flush(), OSError)
     assert journal.waiting <= 100 and journal.lost == 60 - 20
     (tmp_path / "timeline").unlink()
-    assert journal.flush(last=True) is None
+    assert journal.flush() is None
     assert steps_in(tmp_path / "timeline") == list(range(40, 60))
-    assert sums(tmp_path / "timeline")["step"].n_unique() == 60, "sums are small enough to wait"
 
 
 READERS = ("duckdb", "pandas", "polars")

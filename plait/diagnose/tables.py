@@ -1,0 +1,242 @@
+"""Files of timelines as tables: the only place that knows what stands in a file, and what to do with one that
+cannot be read.
+
+Spans and roll-ups of any number of ranks and steps, as ``plait.core.timeline`` and ``plait.core.rollup``
+write them; times are seconds (``start``, ``sum``) or whole nanoseconds (``start_ns``, ``sum_ns``). What
+cannot be read is left out, and said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from plait.core.rollup import FOLDER as ROLLUPS
+from plait.core.rollup import STEPS, TOTALS
+from plait.diagnose.recording import ROLLUP, SPANS
+
+VERSIONS = ("1", "2")
+"""Of timelines and roll-ups that can be read."""
+SPAN_COLUMNS = ("step", "rank", "kind", "name", "seq", "site", "layer", "slice", "direction", "start", "end", "bytes")
+ROLLUP_COLUMNS = ("step", "rank", "kind", "site", "direction", "n", "sum")
+TOTAL_COLUMNS = ("rank", "kind", "site", "direction", "steps", "n", "sum")
+COLUMNS = {"timeline": SPAN_COLUMNS, "rollup": ROLLUP_COLUMNS, "totals": TOTAL_COLUMNS}
+"""By what a file is of."""
+TYPES = {"timeline": SPANS, "rollup": ROLLUP, "totals": ROLLUP | {"steps": pl.Int64}}
+NO_TIMELINE = "a Parquet file, but no timeline of Plait"
+WHOSE = {"plan": pl.Categorical, "sampled": pl.Boolean}
+BATCH = 1000
+"""Files that are read at once."""
+MANY = 12
+"""Notes of one kind from which on only their number is said."""
+GLANCED = 4096
+"""Files of totals that are read, of the last blocks."""
+
+
+def timeline_files(timeline: Path) -> list[Path]:
+    """Spans and roll-ups; not totals, which say nothing that these do not."""
+    return _below(timeline, without=TOTALS)
+
+
+def rollup_files(timeline: Path) -> list[Path]:
+    """Those of roll-ups in their folder."""
+    return _below(timeline / ROLLUPS)
+
+
+def _below(folder: Path, without: str = "") -> list[Path]:
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        if without in folders and Path(place) == folder:
+            folders.remove(without)
+        here = Path(place)
+        found += [here / name for name in (*names, *folders) if name.endswith(".parquet")]  # a folder is told, too
+    return sorted(found)
+
+
+def read_tables(files: Sequence[Path], plan: str | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Spans and roll-ups, with the columns ``plan`` and ``sampled``; of a step that a rank did twice, the
+    second time. plan: the hash of the one whose they are; None: all."""
+    found = _read_all(files, plan, notes)
+    empty = {noun: pl.DataFrame(schema={name: _type(noun, name) for name in COLUMNS[noun]} | WHOSE) for noun in COLUMNS}
+    spans, rollups = (_newest(found[noun]) if found.get(noun) else empty[noun] for noun in ("timeline", "rollup"))
+    return spans, rollups
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Glance:
+    """A run at a glance: the totals of its last blocks of steps. segments: seconds of a mean step by rank,
+    kind, site and direction. first, last: steps."""
+
+    segments: pl.DataFrame
+    first: int
+    last: int
+    notes: tuple[str, ...]
+
+
+def read_totals(timeline: Path, plan: str | None) -> Glance | None:
+    """None where there are none. What was done twice counts twice, until the sums of all steps are read."""
+    blocks = sorted((timeline / TOTALS).glob("block=*"), key=lambda path: _number(path.name))
+    files: list[Path] = []
+    for block in reversed(blocks):
+        own = sorted(block.glob("*.parquet"))
+        if files and len(files) + len(own) > GLANCED:
+            break
+        files += own
+    notes: list[str] = []
+    spans: list[tuple[int, int]] = []
+    found = _read_all(files, plan, notes, spans).get("totals", [])
+    if not found or not spans:
+        return None
+    keys = ("rank", "kind", "site", "direction")
+    sums = pl.concat(found).group_by(keys).agg(seconds=pl.col("sum").sum() / pl.col("steps").sum().clip(1))
+    firsts, lasts = zip(*spans, strict=True)
+    return Glance(segments=sums, first=min(firsts), last=max(lasts), notes=tuple(notes))
+
+
+def _number(name: str) -> int:
+    number = name.rpartition("=")[2]
+    return int(number) if number.isdigit() else -1
+
+
+# ---- files ----
+
+
+class _File(NamedTuple):
+    """began: when the rank started that wrote it; of what it did twice, the later start counts."""
+
+    began: int
+    written: float
+    path: Path
+    plan: str
+
+
+def _read_all(
+    files: Sequence[Path], plan: str | None, notes: list[str], spans: list[tuple[int, int]] | None = None
+) -> dict[str, list[pl.DataFrame]]:
+    """Tables by what they are of. spans: gets the first and the last step of files of totals."""
+    kinds: dict[tuple[str, str], list[_File]] = {}
+    skipped: list[str] = []
+    other = 0
+    for path in files:
+        try:
+            metadata = pl.read_parquet_metadata(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            skipped.append(f"{path.name} is truncated or no Parquet file: {first_line(error)}")
+            continue
+        noun = next((one for one in COLUMNS if f"plait.{one}.version" in metadata), "timeline")
+        version, belongs = metadata.get(f"plait.{noun}.version", ""), metadata.get("plait.plan", "")
+        if version not in VERSIONS:
+            none = f"a timeline of version {version}; this Plait reads versions {', '.join(VERSIONS)}"
+            skipped.append(f"{path.name}: {none if version else NO_TIMELINE}")
+        elif plan and belongs and belongs != plan:
+            other += 1
+        else:
+            began = metadata.get("plait.began", "0")
+            file = _File(int(began) if began.isdigit() else 0, _written(path), path, belongs)
+            kinds.setdefault((noun, version), []).append(file)
+            ends = metadata.get(STEPS, "").split()
+            if spans is not None and len(ends) == 2 and all(end.isdigit() for end in ends):
+                spans.append((int(ends[0]), int(ends[1])))
+    found: dict[str, list[pl.DataFrame]] = {}
+    order = {file: number for number, file in enumerate(sorted(file for own in kinds.values() for file in own))}
+    for (noun, _), own in kinds.items():
+        for at in range(0, len(own), BATCH):
+            for kind, table in _read(own[at : at + BATCH], noun, order, skipped):
+                found.setdefault(kind, []).append(table)
+    notes += skipped if len(skipped) < MANY else [f"{len(skipped)} files were left out, such as: {skipped[0]}"]
+    if other:
+        notes.append(f"{other} files belong to other plans of this run, and were left out")
+    return found
+
+
+def _read(files: list[_File], noun: str, order: dict[_File, int], skipped: list[str]) -> list[tuple[str, pl.DataFrame]]:
+    """Files of one form at once, and what they are of; where that fails, in halves, until those are alone
+    that cannot be read."""
+    paths = [file.path for file in files]
+    try:
+        scan = pl.scan_parquet(
+            paths, include_file_paths="_path", extra_columns="ignore", missing_columns="raise", glob=False
+        )
+        schema = scan.collect_schema()
+        if noun == "timeline" and not {"start", "start_ns"} & schema.keys() and {"sum", "sum_ns"} & schema.keys():
+            noun = "rollup"  # of other programs, as a timeline that has sums in place of spans
+        problem = _problem(schema, noun)
+        table = scan.select(*_wanted(schema, noun), "_path").collect() if not problem else pl.DataFrame()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        problem = f"it is truncated or no Parquet file: {first_line(error)}"
+        table = pl.DataFrame()
+    if problem and len(files) == 1:
+        skipped.append(f"{paths[0].name}: {problem}")
+        return []
+    if problem:
+        half = len(files) // 2
+        return _read(files[:half], noun, order, skipped) + _read(files[half:], noun, order, skipped)
+    # By runs of rows of one file: a text in every row, to be looked up, took as long as all the reading.
+    runs = table["_path"].rle().struct.unnest()
+    of = {str(file.path): file for file in files}
+    sources = [of[path] for path in runs["value"].to_list()]
+    rows = np.repeat(np.arange(len(sources), dtype=np.uint32), runs["len"].to_numpy())
+    whose = pl.DataFrame(
+        {
+            "_file": pl.Series([order[file] for file in sources], dtype=pl.Int32),
+            "plan": pl.Series([file.plan for file in sources], dtype=pl.Categorical),
+            "sampled": pl.Series([file.path.parent.name == "sampled" for file in sources], dtype=pl.Boolean),
+        }
+    )
+    return [(noun, table.drop("_path").hstack(whose[rows]))]
+
+
+def _wanted(schema: pl.Schema, noun: str) -> list[pl.Expr]:
+    """Columns as tables have them: times as seconds, whichever of the two forms a file has."""
+    found: list[pl.Expr] = []
+    for name in (*COLUMNS[noun], *(name for name in ("axis", "group") if name in schema)):
+        value = pl.col(f"{name}_ns") / 1e9 if f"{name}_ns" in schema else pl.col(name)
+        found.append(value.cast(_type(noun, name)).alias(name))
+    return found
+
+
+def _type(noun: str, name: str) -> pl.DataType | type[pl.DataType]:
+    return TYPES[noun].get(name, pl.Float64 if name == "sum" else pl.String)
+
+
+def _problem(schema: pl.Schema, noun: str) -> str:
+    """Why a table cannot be used; nothing if it can."""
+    kinds = {name: schema.get(f"{name}_ns", schema.get(name)) for name in COLUMNS[noun]}
+    if any(kind is None for kind in kinds.values()):
+        return NO_TIMELINE
+    numbers = ("step", "rank", "start", "end", "steps", "n", "sum")
+    strange = [name for name, kind in kinds.items() if name in numbers and kind and not kind.is_numeric()]
+    return f"column {strange[0]} holds no numbers" if strange else ""
+
+
+def _newest(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """All of them; of a rank's step that is in several, the last."""
+    whole = pl.concat(parts, how="diagonal_relaxed")
+    ends = whole.group_by("rank", "_file").agg(first=pl.col("step").min(), last=pl.col("step").max())
+    before = pl.col("last").cum_max().shift().over("rank")
+    several = ends.sort("rank", "first").filter(pl.col("first") <= before)["rank"].unique()
+    if len(several):  # files of these ranks have steps from and to which others' go as well
+        doubtful = pl.col("rank").is_in(several.to_list())
+        own = whole.filter(doubtful).select("step", "rank", "_file").unique()
+        older = own.filter(pl.col("_file") < pl.col("_file").max().over("step", "rank"))
+        if older.height:
+            whole = whole.join(older, on=["step", "rank", "_file"], how="anti", maintain_order="left")
+    return whole.drop("_file")
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def first_line(error: Exception) -> str:
+    """Of what it says."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
