@@ -84,7 +84,7 @@ def _worlds(_: Any) -> list[dict[str, Any]]:
     """One rank of large worlds; a process each, as torch's groups are of a process."""
     found: list[dict[str, Any]] = []
     for world in WORLDS:
-        code = f"import json, startup_counts as s; print(json.dumps(s.of_a_world({world})))"
+        code = f"import json, startup_worlds as s; print(json.dumps(s.of_a_world({world})))"
         ran = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code], env=os.environ | {"PYTHONPATH": _paths(None)},
             capture_output=True, text=True, check=True,

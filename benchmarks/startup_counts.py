@@ -30,7 +30,8 @@ class CountedStore(Store):
 
     def __init__(self, store: Store, presets: dict[str, bytes] | None = None) -> None:
         super().__init__()
-        self.store, self.presets = store, presets or {}
+        self.store: Any = store  # torch has not typed all of it
+        self.presets = presets or {}
         self.asked: Counter[tuple[str, str]] = Counter()
 
     def _count(self, what: str, key: str) -> None:
