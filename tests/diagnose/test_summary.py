@@ -7,9 +7,9 @@ import pytest
 
 from plait.core.timeline import Span, SpanKind, Timeline
 from plait.diagnose.predicted import table_of
-from plait.diagnose.tables import ROLLUP_COLUMNS
 from plait.diagnose.recording import ROLLUP
 from plait.diagnose.summary import Slow, What, summarise
+from plait.diagnose.tables import ROLLUP_COLUMNS
 
 
 def step(number: int, waits: float) -> list[Span]:
