@@ -11,6 +11,7 @@ them.
     MASTER_ADDR         where rank 0 listens                            127.0.0.1 on one machine, else needed
     MASTER_PORT         its port                                        29500
     GLOO_SOCKET_IFNAME  network interface for gloo                      the one this machine's name leads to
+    TORCH_GLOO_LAZY_INIT  0: gloo connects any two ranks of a group     1: those that speak with each other
     PLAIT_SPECS         folder to read presets from                     the one that came with Plait
     PLAIT_LAUNCHER      descriptor of the line to the launcher          no launcher, as under torchrun
     PLAIT_AGENT         where a node's agent finds the launcher         no agent
@@ -242,6 +243,12 @@ class PodEnv:
 def stay_on_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let gloo listen on this machine's loopback interface only, unless the user has chosen another."""
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def connect_when_needed(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let gloo connect two ranks when they first speak, unless the user wants otherwise. Else every group
+    asks the store for every rank in it and connects any two, also those that never speak."""
+    environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
 def gloo_interface() -> str:

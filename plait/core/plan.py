@@ -31,6 +31,7 @@ from plait.core.sharding import Sharding
 from plait.core.stages import Stage, crossings
 from plait.core.stamped import Stamp, digest
 from plait.core.strategy import Strategy, slice_sizes
+from plait.core.tied import Tie, tie_of
 
 STAMP = Stamp(
     noun="plan",
@@ -123,6 +124,10 @@ class Plan:
     def tied(self) -> bool:
         """Whether two stages hold the embedding."""
         return bool(self.model.tied_embeddings) and len(self.stages) > 1
+
+    def tie(self, rank: int) -> Tie:
+        """With whom a rank sums the gradient of tied embeddings, and what of it."""
+        return tie_of(rank, model=self.model, layout=self.layout, shardings=self.shardings, schedule=self.schedule)
 
     @cached_property
     def names(self) -> Mapping[Edge, tuple[str, ...]]:

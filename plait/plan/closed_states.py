@@ -45,8 +45,8 @@ class Factors:
 @dataclass(frozen=True)
 class Held:
     """What a place holds. units: how many there are of a size, by (cut for the optimizer only, numbers).
-    copies: numbers that tensor-parallel ranks hold alike; tied: numbers of tied embeddings whose other half
-    is elsewhere."""
+    copies: numbers that tensor-parallel ranks hold alike; tied: numbers of tied embeddings that the first and
+    the last stage both hold."""
 
     units: Mapping[tuple[bool, int], int]
     copies: int
@@ -65,7 +65,7 @@ def held_by(model: ModelSpec, strategy: Strategy, stages: tuple[Stage, ...]) -> 
     return Held(
         Counter((unit[0] in WHOLE, numel) for unit, numel in units.items()),
         sum(replicated_numbers(model, strategy, stage) for stage in stages) if strategy.tp > 1 else 0,
-        model.vocab * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
+        -(-model.vocab // strategy.tp) * model.hidden if model.tied_embeddings and num_stages > 1 and ends else 0,
         len(stages),
     )
 
@@ -104,7 +104,8 @@ def place_states(
         found[3] += _reductions(place.units, factors) * master
     found[3] += options.fixed_bytes
     if not options.sums_in_place:
-        found[4] = np.maximum(-(-place.copies // optim) * master * 2, place.tied * master)
+        tied = np.minimum(-(-place.tied // step) * step // optim, place.tied)  # what an optimizer has of it
+        found[4] = np.maximum(-(-place.copies // optim) * master * 2, tied * master)
     owned = sum(count * numel for (_, numel), count in place.units.items()) / optim
     found[4] = np.maximum(found[4], owned * options.update_bytes)
     return found

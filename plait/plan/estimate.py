@@ -23,6 +23,7 @@ from plait.core.segments import Phase
 from plait.core.sharding import Sharding, Unit
 from plait.core.stages import Stage, crossings, split_layers
 from plait.core.strategy import Strategy
+from plait.core.tied import Tie, tie_of
 from plait.plan.activations import Activations
 from plait.plan.make import job_schedule, job_workload
 from plait.plan.pipeline_memory import Peak, PlaceWalk, stage_activations
@@ -221,7 +222,7 @@ def _one(step: PlannedStep, index: int) -> _OnePlace:
     mesh = step.layout.meshes[index]
     stages = [step.stages[at] for at in step.schedule.stages_of(index)]
     strategy, share = replace(step.strategy, tp=mesh.tp), -(-step.workload.micro_batch // mesh.dp)
-    return _OnePlace(step, strategy, stages, step.shardings[index], mesh.replicas, share)
+    return _OnePlace(step, mesh.first, strategy, stages, step.shardings[index], mesh.replicas, share)
 
 
 def _place(step: PlannedStep, index: int, *, traffic: bool) -> Place:
@@ -235,9 +236,10 @@ def _place(step: PlannedStep, index: int, *, traffic: bool) -> Place:
 
 @dataclass(frozen=True)
 class _OnePlace:
-    """strategy: with this place's tp. replicas: ranks that hold the same weights."""
+    """first: of its ranks. strategy: with this place's tp. replicas: ranks that hold the same weights."""
 
     step: PlannedStep
+    first: int
     strategy: Strategy
     stages: Sequence[Stage]
     sharding: Sharding
@@ -253,14 +255,12 @@ class _OnePlace:
         return found
 
     @cached_property
-    def ties(self) -> int:
-        """Ranks that sum the gradient of tied embeddings; 0 where this place has none to sum."""
+    def tie(self) -> Tie:
+        """Of its first rank, whose share of tied embeddings is the largest."""
         step = self.step
-        apart = step.model.tied_embeddings and len(step.stages) > 1
-        if not apart or not any(stage.embeds or stage.heads for stage in self.stages):
-            return 0
-        ends = {step.schedule.rank_of[0], step.schedule.rank_of[len(step.stages) - 1]}
-        return sum(len(step.layout.meshes[place].ranks) for place in ends)
+        return tie_of(
+            self.first, model=step.model, layout=step.layout, shardings=step.shardings, schedule=step.schedule
+        )
 
     @cached_property
     def copies(self) -> int:
@@ -306,8 +306,8 @@ class _OnePlace:
         """Of one rank."""
         step, peak = self.step, walked.peak
         ends = [(self.copies * 2, "sum of tensor-parallel copies")]
-        if self.ties:
-            ends.append((step.model.vocab * step.model.hidden * step.master, "sum of tied embeddings"))
+        if self.tie.numbers:
+            ends.append((self.tie.numbers * step.master, "sum of tied embeddings"))
         for size, when in ends:
             if size > peak.bytes:
                 peak = Peak(size, when, 0)
@@ -346,9 +346,9 @@ class _OnePlace:
             )
         sends = Counter((op.stage, op.peer) for op in step.listed.ranks[index] if op.sends)
         found["pp"] = sum(count * self.tile((min(edge), max(edge))) for edge, count in sends.items())
-        tp, ties = self.strategy.tp, self.ties
+        tp, ties = self.strategy.tp, len(self.tie.ranks)
         found["copies"] = 2 * self.copies * (tp - 1) // tp
-        found["tied"] = 2 * step.model.vocab * step.model.hidden * step.master * (ties - 1) // ties if ties else 0
+        found["tied"] = 2 * self.tie.numbers * step.master * (ties - 1) // ties
         return {axis: count for axis, count in found.items() if count}
 
 

@@ -200,12 +200,12 @@ class Run:
         """The first and the last stage sum the gradient of tied embeddings."""
         plan, rank_of = self.simulation.plan, self.simulation.plan.schedule.rank_of
         places = sorted({rank_of[0], rank_of[len(plan.stages) - 1]})
-        meshes = [plan.layout.meshes[place] for place in places]
-        ranks = sum(len(mesh.ranks) for mesh in meshes)
+        tie = plan.tie(plan.layout.meshes[places[0]].first)
+        ranks = len(tie.ranks)
         if ranks == 1:
             return
-        stride = max(1, (meshes[-1].ranks.stop - meshes[0].first) // ranks)
-        size = plan.model.vocab * plan.model.hidden * self.courses[0].place.gradient
+        stride = max(1, (tie.ranks[-1] - tie.ranks[0]) // (ranks - 1))
+        size = tie.numbers * self.courses[0].place.gradient
         courses = [self.courses[place] for place in places]
         _meet(courses)
         for course in courses:

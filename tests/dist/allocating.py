@@ -21,7 +21,7 @@ from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
 from plait.train.model.transformer import Stages
 from plait.train.record.recorder import Recorder
-from tests.dist.counting import count_sequence
+from tests.dist.counting import CountedWire, count_sequence
 from tests.dist.equality import DEVICE
 
 COUNTED = ("params", "grads", "optim", "replicas", "secondary")
@@ -33,7 +33,9 @@ class _Rank:
     def __init__(self, rank: int, job: Job) -> None:
         self.job, self.recorder = job, Recorder(DEVICE)
         self.part = part = assemble(make_plan(job, HERE, vocab=1), rank, DEVICE, recorder=self.recorder)
-        self.share, self.groups, self.shards = part.models, part.groups, part.shards
+        self.share, self.shards = part.models, part.shards
+        self.tied = CountedWire(part.groups.tied)
+        self.groups = replace(part.groups, tied=self.tied)
         self.sequence = count_sequence(part)
         self.gradients, self.optimizer = part.gradients, Optimizer(part.models, part.gradients)
 
@@ -64,7 +66,7 @@ def measured(rank: int, values: dict[str, Any]) -> dict[str, dict[str, int]]:
         one.step(2)
         one.recorder.take()
         before = Counter(one.shards.sent) if one.shards else Counter[str]()
-        for wire in one.sequence.values():
+        for wire in (one.tied, *one.sequence.values()):
             wire.sent = 0
         peak = DEVICE.allocated(one.train).peak
         if one.shards:
@@ -111,7 +113,8 @@ def _staging(groups: Groups) -> int:
 
 def _sent(one: _Rank, before: Counter[str]) -> dict[str, int]:
     sent = {axis: one.shards.sent[axis] - before[axis] if one.shards else 0 for axis in COUNTED}
-    sent |= {axis: wire.sent for axis, wire in one.sequence.items()} | {"tp": 0, "rows": 0, "pp": 0}
+    sent |= {axis: wire.sent for axis, wire in one.sequence.items()}
+    sent |= {"tied": one.tied.sent, "tp": 0, "rows": 0, "pp": 0}
     for op, kind, _, _, size in one.recorder.take():
         if isinstance(op, SegmentOp) and kind == "comm":
             sent["rows" if op.site == "embed" else "tp"] += size

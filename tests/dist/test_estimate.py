@@ -38,6 +38,7 @@ JOBS = {
     "fsdp": job(GPT, {"dp": 2, "shard": "fsdp"}, micro=1),
     "utransformer": job(U, {"pp": 2}),
     "zb-v": job(LLAMA, {"pp": 2, "schedule": "zb-v"}, batch=12),
+    "tied, tp": job(GPT, {"pp": 2, "tp": 2}),
 }
 MORE = {
     "u on one rank": job(U, {"tp": 2}),
@@ -57,6 +58,8 @@ MORE = {
     "full recomputation": job(GPT, {"pp": 2, "recompute": "full"}),
     "selective recomputation": job(BLOCK, {"pp": 2, "recompute": "selective"}),
     "sequence parallel stages": job(GPT, {"pp": 2, "tp": 2, "sequence_parallel": True}),
+    "tied, sharded": job(GPT, {"pp": 2, "dp": 2, "shard": "zero1"}, micro=2),
+    "tied, unequal places": job(GPT, {"pp": 2, "dp": [2, 1], "tp": [1, 2]}, micro=2),
     "unequal places": job(LLAMA, {"pp": 2, "dp": [2, 1], "tp": [1, 2]}, micro=1),
 }
 

@@ -62,14 +62,12 @@ class Lane:
             raise ReshardError(
                 f"Ranks {differ} have another resharding plan than rank {self.ranks[0]}. Make it from equal arguments."
             )
-        if (
-            self.device.backend != "gloo"
-        ):  # a first message is a rendezvous: all pairs in one order, or two ranks wait for each other
-            token = torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)
-            for src, dst in sorted({(message.src, message.dst) for message in messages(plan)}):
-                if self.rank in (src, dst):
-                    self._post(Message(src, dst, 0, 0, 1), token).wait()
-            self.device.synchronize()
+        # A first message is a rendezvous: all pairs in one order, or two ranks wait for each other.
+        token = torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)
+        for src, dst in sorted({(message.src, message.dst) for message in messages(plan)}):
+            if self.rank in (src, dst):
+                self._post(Message(src, dst, 0, 0, 1), token).wait()
+        self.device.synchronize()
 
     def start(self, plan: ReshardPlan, source: Tensor | None, destination: Tensor | None) -> Handle:
         """Begin to move this rank's tile ``source`` and to fill its tile ``destination``; None where it has

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from plait.train.comm.tree import Tree
 from plait.train.comm.world import group_name
 
 
@@ -28,29 +28,31 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """
     mine = _encoded(value)
     if not dist.is_initialized():
-        return [_decoded(mine)]
-    world, device = dist.get_world_size(group), _device(group)
-    sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([mine.numel()], device=device), group=group)
-    lengths = [int(size.item()) for size in sizes]
-    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-    padded[: mine.numel()] = mine
-    parts = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(parts, padded, group=group)
-    return [_decoded(part[:length]) for part, length in zip(parts, lengths, strict=True)]
+        return [json.loads(mine)]
+    return json.loads(b"[" + Tree(group).gather(mine) + b"]")
 
 
 def broadcast(value: Any, source: int = 0, group: dist.ProcessGroup | None = None) -> Any:
     """The value of rank ``source`` of the group, on all of its ranks; the others' is not looked at."""
     if not dist.is_initialized():
-        return _decoded(_encoded(value))
-    sends, device = dist.get_rank(group) == source, _device(group)
-    mine = _encoded(value) if sends else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([mine.numel()], device=device)
-    dist.broadcast(size, group=group, group_src=source)
-    content = mine.to(device) if sends else torch.empty(int(size.item()), dtype=torch.uint8, device=device)
-    dist.broadcast(content, group=group, group_src=source)
-    return _decoded(content)
+        return json.loads(_encoded(value))
+    if source:  # the tree begins at rank 0
+        return gather(value if dist.get_rank(group) == source else None, group)[source]
+    return json.loads(Tree(group).broadcast(_encoded(value) if dist.get_rank(group) == 0 else b""))
+
+
+def largest(values: Sequence[float]) -> list[float]:
+    """Each value's maximum over all ranks, on all of them."""
+    found = torch.tensor(values, dtype=torch.float64)
+    if dist.is_initialized():
+        Tree().reduce(found, lambda own, other: torch.maximum(own, other, out=own))
+    return found.tolist()
+
+
+def meet() -> None:
+    """Wait until every rank has come here."""
+    if dist.is_initialized():
+        Tree().meet()
 
 
 def odd_ones(value: str, ranks: Sequence[int]) -> list[int]:
@@ -75,14 +77,5 @@ def odd_ones(value: str, ranks: Sequence[int]) -> list[int]:
     return sorted(map(int, store.get(f"{name}/odd").decode().split()))
 
 
-def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Where the group's tensors live: in host memory wherever one of its backends takes them."""
-    return torch.device(dist.distributed_c10d._get_object_coll_device(group))
-
-
-def _encoded(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
-def _decoded(content: Tensor) -> Any:
-    return json.loads(content.cpu().numpy().tobytes())
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from plait.core.env import RankEnv, this_host
-from plait.train.comm.objects import gather
+from plait.train.comm.objects import gather, meet
 
 SIZE = 1 << 20
 """Bytes of a message."""
@@ -82,7 +82,7 @@ def _tried(rank: RankEnv, device: torch.device) -> tuple[list[Link], list[str]]:
     mine: list[Link] = []
     message = torch.zeros(SIZE, dtype=torch.uint8, device=device)
     for one in rounds(rank.world_size):
-        dist.barrier()
+        meet()
         for link in one:
             if rank.rank in link[1:3] and link.first // rank.local_world_size != link.second // rank.local_world_size:
                 seconds = min(_to_and_fro(message, rank.rank, link) for _ in range(REPEATS))

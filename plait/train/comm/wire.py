@@ -116,7 +116,9 @@ class GlooWire:
         gloo: Any = dist.ProcessGroupGloo  # its Python side is untyped
         interface = gloo_interface()
         options = gloo._Options()
-        options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+        # All of them speak with each other, in the first step: connect now, whatever other groups do.
+        where = gloo.create_device(interface=interface, lazy_init=False) if interface else None
+        options._devices = [where or gloo.create_default_device(lazy_init=False)]
         options._threads = 1
         options._timeout = patience()
         store = c10d.PrefixStore(f"{group_name(ranks)}/wire/", dist.distributed_c10d._get_default_store())

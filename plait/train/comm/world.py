@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from plait.core.env import RankEnv, stay_on_loopback
+from plait.core.env import RankEnv, connect_when_needed, stay_on_loopback
 from plait.core.errors import JobError, LaunchError, RankFailure
 from plait.core.settings import RunSection
+from plait.train.comm.tree import Tree
 from plait.train.machine.control import Control
 from plait.train.machine.device import Device, device_of, gpu_name, own_gpu
 from plait.train.machine.threads import take_cores
@@ -34,6 +35,8 @@ before those that wait for it fail."""
 
 LOOK = timedelta(seconds=60)
 """How long one look at the store lasts for something without a timeout."""
+IN_VAIN = ("Timed out waiting", "Connect timeout", "wait timeout after")
+"""Words of gloo, and of the store, for a rank that did not come."""
 FEW = 8
 """Thread blocks of a communicator that has time: a receive that is posted early keeps them until its message
 comes. An H100 runs 132 at once; not measured."""
@@ -61,13 +64,13 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
                 gpu = None
                 cores()
     device = device_of(gpu)
-    if rank.world_size > 1:
-        assert store is not None
-        join_world(rank, store, _backends(device), run.timeout)
     try:
+        if rank.world_size > 1:
+            assert store is not None
+            join_world(rank, store, _backends(device), run.timeout)
         yield device
     except RuntimeError as error:
-        if "Timed out waiting" not in str(error):  # gloo's words
+        if not any(words in str(error) for words in IN_VAIN):
             raise
         problem = f"rank {rank.rank} has waited {run.timeout:g} s (run.timeout) in vain for another rank"
         raise RankFailure(f"{problem} while {control.at}: {error}") from error
@@ -115,16 +118,20 @@ def open_store(rank: RankEnv, timeout: float) -> Store:
 
 
 def join_world(rank: RankEnv, store: Store, backend: str, timeout: float) -> None:
-    """Become a rank of the world.
+    """Become a rank of the world; returns when every rank has.
 
     Without a ``device_id``: with one, NCCL's messages from rank to rank all share one communicator and one
-    stream, where lanes need one for each direction.
+    stream, where lanes need one for each direction. gloo connects two ranks when they first speak: here those
+    of the tree over which all ranks agree, so that who has not come is missed here and not in the midst of a
+    step.
     """
     if rank.local_world_size == rank.world_size:
         stay_on_loopback()
+    connect_when_needed()
     limit = timedelta(seconds=timeout + MARGIN)
     store.set_timeout(limit)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=limit)
+    Tree().meet()
 
 
 def patience() -> timedelta:

@@ -3,6 +3,8 @@ job."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from plait.train.comm.wire import sum_over
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.groups import Groups
 from plait.train.engine.shards import Shards
+from plait.train.model.units import Held
 
 TIED = "embedding.weight"
 
@@ -20,17 +23,26 @@ def complete(gradients: Gradients, groups: Groups, shards: Shards | None, *, seq
     if shards:
         shards.complete()
     gradients.finish(groups.tp, sequence_parallel=sequence_parallel)
-    ties = groups.tied.size > 1 or any(held.piece.copy for held, _ in gradients.held)
-    copies = [(held, view) for held, view in gradients.held if held.piece.name == TIED] if ties else []
-    if copies or groups.tied.size > 1:
-        total = gradients.flat.new_zeros((gradients.model.spec.vocab, gradients.model.spec.hidden))
-        # Places may cut the vocabulary differently: every range at its place in the whole, each once.
-        if groups.replica < groups.sharding.optim:
-            for held, view in copies:
-                total[held.box.slices] += view
-        sum_over(groups.tied, total)
-        for held, view in copies:
-            view.copy_(total[held.box.slices])
+    tied = [(held, view) for held, view in gradients.held if held.piece.name == TIED]
+    if groups.tied.size > 1 or any(held.piece.copy for held, _ in tied):
+        _sum_tied(gradients, groups, tied)
+
+
+def _sum_tied(gradients: Gradients, groups: Groups, tied: Sequence[tuple[Held, Tensor]]) -> None:
+    """What the first and the last stage have each summed of the embedding's gradient, added up. tied: what
+    this rank has of it."""
+    tie, hidden = groups.tie, gradients.model.spec.hidden
+    total = gradients.flat.new_zeros(tie.numbers)
+
+    def part(held: Held) -> Tensor:
+        first = held.box.start[0] * hidden + held.box.start[1] - tie.start
+        return total[first : first + held.box.elements].view(held.box.shape)
+
+    for held, view in tied if tie.counts else ():
+        part(held).add_(view)
+    sum_over(groups.tied, total)
+    for held, view in tied:
+        view.copy_(part(held))
 
 
 def sum_loss(loss: Tensor, groups: Groups) -> float:

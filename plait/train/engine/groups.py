@@ -11,12 +11,15 @@ import torch
 from plait.core.layout import Layout, Mesh, SequenceCut
 from plait.core.plan import Plan
 from plait.core.sharding import Level, Sharding
+from plait.core.tied import Tie
 from plait.train.comm.log import Log
-from plait.train.comm.wire import NullWire, Wire, open_wire, sum_over
+from plait.train.comm.tree import FAN, TreeWire
+from plait.train.comm.wire import Wire, open_wire, sum_over
 from plait.train.engine.shards import Axis
 from plait.train.machine.device import Device
 from plait.train.model.sequence import ALONE, SequenceGroup
 
+UNTIED = Tie((), 0, 0, True)
 AXES: tuple[Axis, ...] = (*get_args(Level), "secondary")
 
 
@@ -26,8 +29,8 @@ class Groups:
 
     place: which mesh. replica, tp_rank: where in it. tp, world: sums over its tensor-parallel group, all
     ranks. sharding: of the ranks that hold the same weights as this one; shards: its groups, by axis.
-    sequence: of those that share its sequences. tied: the places of the first and the last stage, which sum
-    the gradient of tied embeddings.
+    sequence: of those that share its sequences. tied: of those in the first and the last stage with whom it
+    sums the gradient of tied embeddings; tie: which part.
     """
 
     layout: Layout
@@ -40,6 +43,7 @@ class Groups:
     sharding: Sharding = field(default_factory=Sharding)
     sequence: SequenceGroup = ALONE
     shards: Mapping[Axis, Wire] = field(default_factory=dict)
+    tie: Tie = UNTIED
 
     @property
     def mesh(self) -> Mesh:
@@ -52,14 +56,19 @@ def open_groups(plan: Plan, rank: int, device: Device, log: Log | None = None) -
 
     A rank opens the groups that it is in, and no other. Kinds of groups come in one order, and of each kind a
     rank is in one: so no two ranks open two groups that they share in different orders.
+
+    gloo gets no group of more ranks than a tree's star has: what concerns all of them goes over the tree.
     """
     layout, cut = plan.layout, plan.sequence_cut
     place = layout.place_of(rank)
-    own, last = layout.meshes[place], plan.schedule.rank_of[len(plan.stages) - 1]
+    own, tie = layout.meshes[place], plan.tie(rank)
 
     def open_one(group: Sequence[int], label: str) -> Wire:
         """A group that this rank is in."""
-        wire = _connected(open_wire(device.backend, group, urgent=label == "tp"), device)
+        if label == "world" and device.backend == "gloo" and len(group) > FAN + 1:
+            wire: Wire = TreeWire()
+        else:
+            wire = _connected(open_wire(device.backend, group, urgent=label == "tp"), device)
         return log.over(wire, group, label) if log and wire.size > 1 else wire
 
     everybody = tuple(range(layout.world_size))
@@ -68,7 +77,6 @@ def open_groups(plan: Plan, rank: int, device: Device, log: Log | None = None) -
         axis: open_one(_shard_group(own, rank, plan.shardings[place], axis), axis) for axis in AXES
     }
     heads, ring = (open_one(_sequence_group(own, rank, cut, kind), kind) for kind in ("ulysses", "ring"))
-    ends = sorted({*layout.meshes[0].ranks, *layout.meshes[last].ranks}) if plan.tied else [rank]
     return Groups(
         layout,
         place,
@@ -78,10 +86,11 @@ def open_groups(plan: Plan, rank: int, device: Device, log: Log | None = None) -
         # One tensor-parallel group of everybody sums for everybody: nothing of its own is under way between
         # lists.
         tp if own.group_of(rank, "tp") == everybody else open_one(everybody, "world"),
-        open_one(ends, "tied") if rank in ends else NullWire(),
+        open_one(tie.ranks, "tied"),
         plan.shardings[place],
         SequenceGroup(heads, ring),
         shards,
+        tie,
     )
 
 

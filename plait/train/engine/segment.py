@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from plait.core.segments import Kind, SegmentGraph
 from plait.core.strategy import slice_sizes
@@ -72,6 +73,16 @@ class Shared:
                 self.gradients.add_rows(parameter, rows, gradient)
 
 
+def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:
+    """Those of ``inputs`` from that of ``result``: what ``torch.autograd.grad`` asks of the engine, which
+    checks shapes itself.
+
+    Not by ``grad``: to compare two shapes that may be symbols it imports sympy, a second of processor time in
+    every rank's first step.
+    """
+    return _engine_run_backward((result,), (gradient,), False, False, tuple(inputs), False, accumulate_grad=False)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class Segment:
     """Any of them."""
@@ -86,7 +97,7 @@ class Segment:
     def _back_through(self, change: Change, result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
         """The gradients of a module's inputs from that of its result; those of its parameters are added."""
         parameters = [parameter for parameter in (change.weight, change.bias) if parameter is not None]
-        found = torch.autograd.grad([result], [*inputs, *parameters], [gradient])
+        found = gradients_of(result, [*inputs, *parameters], gradient)
         for parameter, its in zip(parameters, found[len(inputs) :], strict=True):
             self.shared.gradients.add(parameter, its)
         return list(found[: len(inputs)])

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from plait.train.engine.segment import Adding, Buffers, Normed, RunParts, Runs, SendParts, Sends, shard_of
+from plait.train.engine.segment import (
+    Adding,
+    Buffers,
+    Normed,
+    RunParts,
+    Runs,
+    SendParts,
+    Sends,
+    gradients_of,
+    shard_of,
+)
 from plait.train.model import sublayers
 from plait.train.model.basics import SliceContext
 from plait.train.model.sublayers import ParallelBlock
@@ -46,7 +56,7 @@ class Core:
     def back(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of z from that of the output; gives it and o, and forgets what it needed."""
         g_o = (gradient @ self.module.row.weight).view(self.o_graph.shape)
-        (g_z,) = torch.autograd.grad(self.o_graph, [self.z], g_o)
+        (g_z,) = gradients_of(self.o_graph, [self.z], g_o)
         self.g_z, o = g_z.flatten(0, 1), self.o
         del self.z, self.o, self.o_graph
         return self.g_z, o

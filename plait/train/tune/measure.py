@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
-import torch.distributed as dist
-
 from plait.core.plan import Plan
 from plait.core.refine import Measurements, Timed, Times, refine, with_overlap
 from plait.core.schedule import Transfer, whole_steps
@@ -26,7 +24,7 @@ from plait.core.sharding import UnitOp
 from plait.core.strategy import ShardOverlap, Strategy
 from plait.core.timeline import OpSpan
 from plait.core.worth_timing import ROUNDS, Timing, affordable
-from plait.train.comm.objects import gather
+from plait.train.comm.objects import gather, meet
 from plait.train.engine.assembly import Part
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
@@ -202,7 +200,7 @@ def travel_times(courier: LaneCourier, place: int, device: Device) -> list[float
 
     def round_trip(stage: int) -> float:
         there, back = Transfer(stage, stage + 1, "F", 0), Transfer(stage + 1, stage, "B", 0)
-        dist.barrier()
+        meet()
         start, seconds = time.perf_counter(), 0.0
         if place == rank_of[stage]:
             send(there)

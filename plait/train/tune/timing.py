@@ -9,12 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 
 from plait.core.segment_costs import SegmentCosts
 from plait.core.segments import SegmentOp
 from plait.core.timeline import OpSpan
-from plait.train.comm.objects import gather
+from plait.train.comm.objects import gather, largest, meet
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
 
@@ -88,16 +87,13 @@ def time_interleaved(runs: Sequence[Callable[[], object]], device: Device, *, ro
     times: list[list[float]] = [[] for _ in runs]
     for number in range(rounds + 1):
         for run, taken in zip(runs, times, strict=True):
-            if dist.is_initialized():
-                dist.barrier()
+            meet()
             start = time.perf_counter()
             run()
             device.synchronize()
-            seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-            if dist.is_initialized():
-                dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            (slowest,) = largest([time.perf_counter() - start])
             if number:
-                taken.append(seconds.item())
+                taken.append(slowest)
     return [statistics.median(taken) for taken in times]
 
 

@@ -64,6 +64,7 @@ def test_the_world_is_not_bound_to_a_device(monkeypatch: pytest.MonkeyPatch) -> 
     for each other."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: given.update(more, backend=backend))
+    monkeypatch.setattr(world, "Tree", lambda: SimpleNamespace(meet=lambda: None))
     store = SimpleNamespace(set_timeout=lambda limit: None)
     world.join_world(RankEnv(rank=1, world_size=2, local_world_size=1), store, "cpu:gloo,cuda:nccl", 5.0)  # type: ignore[arg-type]
     assert given["backend"] == "cpu:gloo,cuda:nccl" and "device_id" not in given

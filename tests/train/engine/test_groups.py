@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from plait.core.layout import Layout, SequenceCut
+from plait.core.model import ModelSpec
+from plait.core.schedules import Shape, generate
 from plait.core.sharding import Sharding
+from plait.core.tied import tie_of
 from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine import groups
 from plait.train.machine.device import Device
 
 WORLDS = [64, 1024, 16384]
+MODEL = ModelSpec(family="gpt", num_layers=8, hidden=64, num_heads=8, vocab=512, max_sequence=64)
 
 
 class Opened:
@@ -35,12 +39,15 @@ def opened(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> list[tuple
     """The groups of a rank of pp 4, tp 8, cp 2 and the rest dp, sharded over 8, in the order of opening."""
     layout = Layout.of(pp=4, dp=world // 64, cp=2, tp=8)
     sharding = Sharding(params=2, grads=2, optim=2)
+    of: Any = {
+        "layout": layout, "shardings": [sharding] * 4, "schedule": generate("1f1b", Shape(ranks=4, micro_batches=4)),
+    }  # fmt: skip
     plan: Any = SimpleNamespace(
-        layout=layout, sequence_cut=SequenceCut(cp=2, ring=2), shardings=[sharding] * 4, tied=True,
-        stages=[None] * 4, schedule=SimpleNamespace(rank_of=[0, 1, 2, 3]),
-    )  # fmt: skip
+        **of, sequence_cut=SequenceCut(cp=2, ring=2), tie=lambda rank: tie_of(rank, model=MODEL, **of)
+    )
     found = Opened()
     monkeypatch.setattr(groups, "open_wire", found)
+    monkeypatch.setattr(groups, "TreeWire", lambda: NullWire(world))
     groups.open_groups(plan, rank, Device(torch.device("cpu")))
     return found.groups
 
@@ -50,8 +57,8 @@ def test_a_rank_opens_its_own_groups_and_as_many_in_any_world(monkeypatch: pytes
     for rank in (0, world // 2 + 3, world - 1):
         found = opened(monkeypatch, rank, world)
         assert all(rank in group for group in found)
-        # tp, params, replicas of the shards where there are any, ring, world; the pipeline's ends: tied
-        assert len(found) == 4 + (world > 64) + (rank < world // 4 or rank >= world - world // 4)
+        # tp, params, replicas of the shards where there are any, ring; the pipeline's ends: tied
+        assert len(found) == 3 + (world > 64) + (rank < world // 4 or rank >= world - world // 4)
 
 
 def test_ranks_that_share_groups_open_them_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:

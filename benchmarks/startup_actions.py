@@ -1,0 +1,92 @@
+"""What an action of a rank's lists costs the host: ours and torch's own apart.
+
+A model so narrow (32 layers of hidden 16) that computation is nothing beside what it takes to ask for it. A
+step's calls of torch's are noted, each with its arguments, and made again one after the other in a bare loop:
+that is torch's own, and the rest of a step is ours.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from plait.core.cluster import HERE
+from plait.core.job import Job
+from plait.plan.make import make_plan
+from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.feed import micro_batches
+from plait.train.machine.device import open_device
+from plait.train.record.recorder import Recorder
+
+JOB: dict[str, Any] = {
+    "model": {"family": "gpt", "num_layers": 32, "hidden": 16, "num_heads": 1, "vocab": 64, "max_sequence": 16},
+    "data": {"sequence_length": 16},
+    "train": {"global_batch_size": 1, "micro_batch_size": 1},
+    "strategy": {"slices": {}},
+}
+
+
+class Noted(TorchDispatchMode):
+    """Notes every call of an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def cost(rounds: int) -> dict[str, Any]:
+    """Microseconds per action, with what is recorded and without."""
+    torch.set_num_threads(1)
+    device = open_device("cpu", 0)
+    plan = make_plan(Job.from_dict(JOB), HERE, vocab=64)
+    found: dict[str, Any] = {}
+    for recorded in (True, False):
+        part = assemble(plan, 0, device, recorder=Recorder(device) if recorded else None)
+        tokens = torch.randint(0, 64, (1, 16))
+        batches = part.own(micro_batches(tokens, tokens, torch.arange(1), 1, 0))
+
+        def run(part: Part = part, batches: Any = batches) -> None:
+            part.pipeline.run(batches)
+
+        for _ in range(5):
+            run()
+        with Noted() as noted:
+            run()
+        actions = sum(len(acts) for executor in part.pipeline.executors.values() for acts in _lists(executor))
+
+        def bare(calls: Any = noted.calls) -> None:
+            for func, args, named in calls:
+                func(*args, **named)
+
+        whole, torch_own = _least([run, bare], rounds)
+        found["recorded" if recorded else "bare"] = {
+            "actions": actions, "torch_calls": len(noted.calls), "us_per_action": whole / actions * 1e6,
+            "torch_us_per_action": torch_own / actions * 1e6, "ours_us_per_action": (whole - torch_own) / actions * 1e6,
+        }  # fmt: skip
+    return found
+
+
+def _lists(executor: Any) -> list[Any]:
+    """The lists of the phases of which a step is made."""
+    return list(executor.programmes.values())
+
+
+def _least(runs: list[Callable[[], None]], rounds: int) -> list[float]:
+    """Processor seconds of each, in turns: the mean of the quickest quarter."""
+    times: list[list[float]] = [[] for _ in runs]
+    with torch.no_grad():
+        for _ in range(rounds):
+            for run, taken in zip(runs, times, strict=True):
+                start = time.thread_time()
+                run()
+                taken.append(time.thread_time() - start)
+    return [statistics.fmean(sorted(taken)[: max(1, len(taken) // 4)]) for taken in times]
