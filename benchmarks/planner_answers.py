@@ -35,25 +35,26 @@ JOBS: tuple[Asked, ...] = (
     ("gpt3-13b", "a100-40", 64, 2048, 1024), ("gpt3-175b", "a100-80", 1024, 2048, 1024),
     ("gpt3-175b", "h100", 256, 2048, 1536), ("llama2-7b", "h100", 8, 4096, 256), ("llama2-7b", "h100", 64, 4096, 1024),
     ("llama2-7b", "a800", 1024, 4096, 1024), ("llama3-8b", "h100", 128, 8192, 128),
-    ("llama2-13b", "a100-40", 64, 4096, 64), ("llama2-13b", "a100-80", 128, 8192, 256),
+    ("llama2-13b", "a100-40", 64, 4096, 64), ("llama2-13b", "a100-80", 128, 4096, 256),
     ("llama2-70b", "h100", 256, 4096, 64), ("llama2-70b", "a100-80", 96, 4096, 480),
     ("llama3-8b", "h200", 16, 8192, 128), ("llama3-8b", "gb200", 72, 8192, 144),
-    ("llama3-8b", "h100-96", 32, 131072, 32),
+    ("llama3-8b", "h100-96", 32, 8192, 64),
     ("llama3-70b", "h100", 512, 8192, 1024), ("llama3-70b", "gb200", 576, 8192, 1152),
-    ("llama3-70b", "h200", 64, 32768, 64), ("llama3-405b", "h100", 1024, 8192, 512),
+    ("llama3-70b", "h200", 64, 8192, 64), ("llama3-405b", "h100", 1024, 8192, 512),
     ("llama3-405b", "gb200", 1152, 8192, 2304), ("llama3-405b", "h100", 64, 8192, 64),
     ("mixtral-8x7b", "h100", 32, 4096, 256), ("mixtral-8x22b", "h200", 128, 4096, 512),
     ("qwen3-30b-a3b", "h100", 64, 4096, 512), ("qwen3-235b-a22b", "gb200", 288, 4096, 1152),
     ("grok-1", "h100", 256, 8192, 512), ("utransformer-1b", "a100-80", 8, 2048, 64),
 )  # fmt: skip
+OPEN = dict.fromkeys(("pp", "dp", "cp", "tp"), "auto")
 SETTINGS: dict[str, dict[str, Any]] = {
     "fp32": {"train": {"precision": "fp32"}},
     "tp <= 4, memory <= 60 GiB": {"plan": {"constraints": ["tp <= 4", "memory <= 60 GiB"]}},
     "memory >= 70 GiB": {"plan": {"constraints": ["memory >= 70 GiB"]}},
-    "full recomputation": {"strategy": {"recompute": "full"}},
-    "pp 4, tp 4": {"strategy": {"pp": 4, "tp": 4}},
-    "async": {"strategy": {"overlap": "async"}},
-    "zero3": {"strategy": {"shard": "zero3"}},
+    "full recomputation": {"strategy": OPEN | {"recompute": "full"}},
+    "pp 4, tp 4": {"strategy": OPEN | {"pp": 4, "tp": 4}},
+    "async": {"strategy": OPEN | {"overlap": "async"}},
+    "zero3": {"strategy": OPEN | {"shard": "zero3"}},
 }
 """Of one more job, of 70B on 128 ranks."""
 
@@ -105,8 +106,8 @@ def job(preset: str, cluster: str, ranks: int, tokens: int, batch: int) -> dict[
 
 def answered(values: dict[str, Any]) -> Any:
     """What is shown, or why nothing is."""
-    asked = with_own_vocabulary(Job.from_dict(values))
     try:
+        asked = with_own_vocabulary(Job.from_dict(values))
         answer = Planner(asked, Cluster.preset(asked.cluster.preset), 256).answer()
     except PlaitError as error:
         return str(error)
