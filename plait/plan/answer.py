@@ -218,10 +218,12 @@ class Planner:
         pieces = sorted(alike.values(), key=len, reverse=True)
         done = in_two(lambda piece: [_plain(self._finalist(points[at])) for at in piece], pieces)
         found = {at: one for piece, each in zip(pieces, done, strict=True) for at, one in zip(piece, each, strict=True)}
-        return [found[at] and self._candidate(points[at], found[at]) for at in range(len(points))]
+        return [self._candidate(point, found[at]) for at, point in enumerate(points)]
 
-    def _candidate(self, point: Mapping[str, int], told: Mapping[str, Any]) -> Candidate:
+    def _candidate(self, point: Mapping[str, int], told: Mapping[str, Any] | None) -> Candidate | None:
         """From what ``_plain`` said of it."""
+        if told is None:
+            return None
         return Candidate(job=job_at(self.job, point), memory=MemoryReport.of_plain(told["report"]), **told["values"])
 
     def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
