@@ -108,7 +108,7 @@ def plan(
     if target:
         _write(plans[at] if plans else line.planner.plan(best.job), target)
     if picture:
-        _draw(line.planner, best, picture)
+        _draw(line.planner, best, picture, line.written)
     if emit:
         _emit(best.job, emit)
     elif as_json:
@@ -204,13 +204,12 @@ def _compare(files: tuple[Path, Path], as_json: bool) -> None:
     show_comparison(sides[0], sides[1], as_json)
 
 
-def _draw(planner: Planner, best: Candidate, file: Path) -> None:
+def _draw(planner: Planner, best: Candidate, file: Path, written: Plan | None) -> None:
     from plait.diagnose.plots import draw_step
     from plait.plan.over_time import memory_curves, step_bars
     from plait.plan.reasons import in_seconds
 
-    simulated = best.simulated
-    assert simulated is not None, "models with experts are not drawn"
+    simulated = planner.simulated(best.job, written)
     curves = memory_curves(simulated, planner.step(simulated.simulation.plan), best.memory)
     title = f"{best.job.run.name}: a predicted step of {in_seconds(best.seconds)} on {planner.cluster.name}"
     draw_step(step_bars(simulated), curves, file, title=title, limit=best.memory.usable)

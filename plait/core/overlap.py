@@ -94,8 +94,8 @@ def domino_order(graph: SegmentGraph, costs: SegmentCosts, batch: int) -> list[A
     """
     orders = _Orders(graph, costs, batch)
     if len(orders.numbered.ops) <= SEARCHED or graph.num_layers <= 2 * FEWEST:
-        ranked = orders.ranked(map(orders.made, _tries(graph)))[:IMPROVED]
-        best = orders.ranked([*ranked, *(orders.judge.improve(order) for order in ranked)])[0]
+        ranked = orders.ranked(orders.all_made(_tries(graph)))[:IMPROVED]
+        best = orders.ranked(orders.improved(ranked))[0]
     else:
         best = improve_words(orders.judge, orders.fastest(_few_tries(orders)))
     return with_waits(orders.numbered, best)
@@ -133,6 +133,22 @@ class _Orders:
                 compute, wire = _rounded(compute, wire)
             self.schedulers[key] = ListScheduler(self.numbered, compute, wire, self.judge.held_back)
         return tuple(self.schedulers[key].order(each[1]))
+
+    def all_made(self, tries: Sequence[_Try]) -> Iterator[tuple[int, ...]]:
+        """What the list scheduler makes of them. Where the first is as short as any order can be, it is the
+        first of the best, too."""
+        first = self.made(tries[0])
+        yield first
+        if not self.judge.as_good_as_any(first):
+            yield from map(self.made, tries[1:])
+
+    def improved(self, ranked: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
+        """They, and each after moves, up to one that is as short as any order can be."""
+        yield from ranked
+        for order in ranked:
+            yield (better := self.judge.improve(order))
+            if self.judge.as_good_as_any(better):
+                return
 
     def fastest(self, tries: Iterable[_Try]) -> Sequence[int]:
         """The best of these, or the first that is good enough; of those equally fast the one with the fewest

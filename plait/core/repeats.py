@@ -97,7 +97,7 @@ def _improved(judge: Judge, order: list[int], run: Run, half: bool, held_back: i
     outstanding = sum(judge.outstanding[i] for i in head)
     entries = [(cost, arrived := [0.0] * len(order), judge.run(head, *cost, arrived)) for cost in judge.costs]
 
-    def worth(places: Sequence[int], limit: float) -> float:
+    def worth(places: Sequence[int], limit: float, _: range) -> float:
         row = [word[place] for word in timed for place in places]
         seconds = sum(max(judge.run(row, *cost, arrived, *entry)) for cost, arrived, entry in entries)
         return seconds if seconds <= limit and outstanding + judge.most_outstanding(row) <= held_back else inf

@@ -7,9 +7,10 @@ memory is the exact walk's. Models with experts are predicted in closed form alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -28,11 +29,12 @@ from plait.plan.closed_form import step_seconds
 from plait.plan.estimate import PlannedStep
 from plait.plan.experts_answer import closed_parts, closed_report
 from plait.plan.fits import MOST_LAYERS, by_kind, changed_job, check_size, in_words
+from plait.plan.in_two import in_two
 from plait.plan.make import make_plan
 from plait.plan.memory_report import MemoryReport, fitting_changes, memory_report
 from plait.plan.nearest import would_fit
 from plait.plan.points import OVERLAPS, SHARD_OVERLAPS, Points
-from plait.plan.search import search
+from plait.plan.search import Ranked, search
 from plait.plan.simulate import Simulated, simulate_plan
 from plait.plan.space import SearchRequest, any_point
 
@@ -44,18 +46,20 @@ FEW = 4
 """Finalists where only the best is asked for, and soon."""
 PROPOSED = 24
 """Changes that are walked where a strategy does not fit, at most."""
-Refused = Callable[[], str]
-"""Why something is no finalist, found out when it is asked."""
 MORE = 8
 """So many times as many are walked where none of them fits."""
+LISTS = (
+    "pp", "virtual", "tp", "sequence_parallel", "micro", "schedule", "recompute", "recompute_layers", "overlap", "p1",
+    "p2",
+)  # fmt: skip
+"""Columns that lists of ops depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One strategy. seconds: of a step, with the 10th and 90th percentile of what it may be. parts: where the
     step goes, in seconds: computation, and what of every axis is exposed. closed_form: seconds that level 1
-    said; None where the places of the pipeline differ, of which it knows nothing. simulated: None for a model
-    with experts, which is predicted in closed form alone."""
+    said; None where the places of the pipeline differ, of which it knows nothing."""
 
     job: Job
     point: Mapping[str, int]
@@ -68,7 +72,6 @@ class Candidate:
     tokens_per_second: float
     mfu: float
     mfu_causal: float
-    simulated: Simulated | None = field(repr=False, compare=False)
 
     @property
     def most_memory(self) -> int:
@@ -77,7 +80,7 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values = {key: value for key, value in self.__dict__.items() if key not in ("job", "memory", "simulated")}
+        values = {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")}
         return values | {
             "strategy": self.job.to_dict()["strategy"],
             "micro_batch_size": self.job.train.micro_batch_size,
@@ -175,38 +178,69 @@ class Planner:
         """The fastest first, of so many and of some ``more`` that may be faster than these; and how many
         points were searched. Memory in closed form may be too little: where all finalists turn out too large,
         many more are walked."""
-        refused: Refused | None = None
-        count = sure + more
+        refused, count = list[Mapping[str, int]](), sure + more
         for keep in (count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
             found = list[Candidate]()
-            for at in range(len(ranked.points)):
-                if len(found) == count:
-                    break
-                if len(found) >= sure and ranked.seconds[at] > DOUBT * min(each.seconds for each in found):
-                    break
-                one = self._finalist(ranked.points.row(at))
-                if isinstance(one, Candidate):
+            for point, one in self._predicted(ranked, found, sure, count):
+                if one:
                     found.append(one)
                 else:
-                    refused = refused or one
+                    refused.append(point)
             if found:
                 return sorted(found, key=lambda one: one.seconds), ranked.searched
-        why = refused() if refused else ""
+        why = self._refusal(refused[0]) if refused else ""
         raise InfeasiblePlan(f"None of the {len(ranked.points)} best strategies can be planned. The fastest: {why}")
 
-    def _finalist(self, point: Mapping[str, int]) -> Candidate | Refused:
-        """A point predicted, or what is said of one that is none: a rule that columns do not know, or
-        memory."""
+    def _predicted(
+        self, ranked: Ranked, found: Sequence[Candidate], sure: int, count: int
+    ) -> Iterator[tuple[Mapping[str, int], Candidate | None]]:
+        """Points of a ranking, fastest first, and what they are as finalists, until ``found`` has enough of
+        them. Those that are needed next are predicted together."""
+        known = dict[int, Candidate | None]()
+        for at in range(len(ranked.points)):
+            if len(found) == count:
+                return
+            limit = DOUBT * min(each.seconds for each in found) if len(found) >= sure else math.inf
+            if ranked.seconds[at] > limit:
+                return
+            if at not in known:
+                enough = (sure if len(found) < sure else count) - len(found)
+                some = [one for one in range(at, min(at + enough, len(ranked.points))) if ranked.seconds[one] <= limit]
+                known |= dict(zip(some, self._finalists_of([ranked.points.row(one) for one in some]), strict=True))
+            yield ranked.points.row(at), known[at]
+
+    def _finalists_of(self, points: Sequence[Mapping[str, int]]) -> list[Candidate | None]:
+        """Those with the same lists of ops one after the other: lists take longest to find."""
+        alike = dict[tuple[int, ...], list[int]]()
+        for at, point in enumerate(points):
+            alike.setdefault(tuple(point[name] for name in LISTS), []).append(at)
+        pieces = sorted(alike.values(), key=len, reverse=True)
+        done = in_two(lambda piece: [_plain(self._finalist(points[at])) for at in piece], pieces)
+        found = {at: one for piece, each in zip(pieces, done, strict=True) for at, one in zip(piece, each, strict=True)}
+        return [self._candidate(point, found[at]) for at, point in enumerate(points)]
+
+    def _candidate(self, point: Mapping[str, int], told: Mapping[str, Any] | None) -> Candidate | None:
+        """From what ``_plain`` said of it."""
+        if told is None:
+            return None
+        return Candidate(job=job_at(self.job, point), memory=MemoryReport.of_plain(told["report"]), **told["values"])
+
+    def _finalist(self, point: Mapping[str, int]) -> Candidate | None:
+        """A point predicted; None where ``_refusal`` says why it is no finalist."""
+        try:
+            one = self.predict(job_at(self.job, point))
+        except PlaitError:
+            return None
+        return one if one.memory.fits and not self._broken(one) else None
+
+    def _refusal(self, point: Mapping[str, int]) -> str:
+        """A rule that columns do not know, or memory."""
         try:
             one = self.predict(job_at(self.job, point))
         except PlaitError as error:
-            told = str(error)
-            return lambda: told
-        if not one.memory.fits:
-            return lambda: str(self._too_large(one))
-        broken = self._broken(one)
-        return (lambda: broken) if broken else one
+            return str(error)
+        return self._broken(one) if one.memory.fits else str(self._too_large(one))
 
     def _broken(self, one: Candidate) -> str:
         """Which limit of memory that the job sets is not kept by what was walked, if any."""
@@ -277,7 +311,7 @@ class Planner:
         point = point_of(job) | timed
         sequence, precision = job.data.sequence_length, job.train.precision
         points = Points.of([point])
-        closed, simulated = None, None
+        closed = None
         if len(set(job.degrees)) == 1:
             closed = step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision)
         if self.model.experts:
@@ -304,7 +338,6 @@ class Planner:
             tokens_per_second=tokens,
             mfu=full / peak,
             mfu_causal=causal / peak,
-            simulated=simulated,
         )
 
     def step(self, plan: Plan) -> PlannedStep:
@@ -319,9 +352,9 @@ class Planner:
         """As much of it as predictions read."""
         return make_plan(job, self.cluster.hosts, vocab=self.vocab, draft=True)
 
-    def simulated(self, job: Job) -> Simulated:
-        """A step of a job that leaves nothing open."""
-        return simulate_plan(self.draft(job), self.cluster)
+    def simulated(self, job: Job, plan: Plan | None = None) -> Simulated:
+        """A step of a job that leaves nothing open. plan: as for ``predict``."""
+        return simulate_plan(plan or self.draft(job), self.cluster)
 
     def why(self, found: Sequence[Candidate]) -> list[str]:
         """What limits the best, what the runner-up loses, what every overlap gains."""
@@ -334,15 +367,28 @@ class Planner:
             differs = seconds > reasons.ALIKE * best.seconds
             what = reasons.instead(best.point, second.point)
             lines.append(f"The runner-up ({what}) takes {longer if differs else 'as long'}.")
-        for name, off in reasons.without(best.point).items():
-            try:
-                other = job_at(best.job, off)
-                slower = (self.predict(other) if self.model.experts else self.simulated(other)).seconds
-            except PlaitError:  # a rule forbids the strategy without it
-                continue
-            told = f"a step without it would take {reasons.in_seconds(slower)}"
-            lines.append(f"{name} gains {slower / best.seconds - 1:.1%}: {told}.")
+        without = reasons.without(best.point)
+        for name, slower in zip(without, in_two(partial(self._without, best), list(without.values())), strict=True):
+            if slower:
+                told = f"a step without it would take {reasons.in_seconds(slower)}"
+                lines.append(f"{name} gains {slower / best.seconds - 1:.1%}: {told}.")
         return lines
+
+    def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:
+        """Seconds of a step of another strategy than the best; None where a rule forbids it."""
+        try:
+            other = job_at(best.job, off)
+            return (self.predict(other) if self.model.experts else self.simulated(other)).seconds
+        except PlaitError:
+            return None
+
+
+def _plain(one: Candidate | None) -> dict[str, Any] | None:
+    """All but the job, as plain values."""
+    if one is None:
+        return None
+    values = {key: value for key, value in one.__dict__.items() if key not in ("job", "memory")}
+    return {"values": values, "report": one.memory.plain()}
 
 
 def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from plait.plan.live import (
     TYPES,
 )  # fmt: skip
 from plait.plan.memory_options import MemoryOptions
+from plait.plan.pipeline_time import SPLIT
 from plait.plan.points import OVERLAPS, RECOMPUTES, Points
 from plait.plan.segment_sizes import MASTER
 
@@ -39,6 +40,13 @@ BOTH_PASSES = 1.8
 fifths of it (Korthikanti 2022: 5 bytes a weight are 2 of scores, 1 of a mask, 2 of their product)."""
 
 
+def may_defer(points: Points) -> NDArray[np.bool_]:
+    """Points whose lists may keep something longer under domino: activations are computed again, and weight
+    gradients stand in the same list."""
+    again = (points.overlap == DOMINO) & (points.tp > 1) & (points.recompute != NONE)
+    return again & ~SPLIT[points.schedule]
+
+
 def size_rows(
     model: ModelSpec,
     points: Points,
@@ -47,14 +55,16 @@ def size_rows(
     itemsize: int,
     options: MemoryOptions,
     split: NDArray[np.bool_],
+    at_least: bool = False,
 ) -> tuple[Bytes, Ints]:
-    """[rows, STREAM], and each point's row. split: whose backward is in two parts."""
+    """[rows, STREAM], and each point's row. split: whose backward is in two parts. at_least: of points that
+    ``may_defer`` no more than any list needs."""
     mixed = (points.recompute != NONE) & (points.recompute_layers >= 0)
     own = [points.recompute, points.sequence_parallel, points.p1, split, points.tp, points.cp, points.ring]
     own.append((points.overlap == DOMINO) & options.defers)
     whole = points.pp == 1
     first, row_of = distinct([*own, mixed, points.micro, whole])
-    rows = _Rows(activated(model), points.take(first), split[first], sequence, itemsize, options)
+    rows = _Rows(activated(model), points.take(first), split[first], sequence, itemsize, options, at_least)
     found = np.zeros((len(first), STREAM))
     found[:, :OWN] = rows.sizes(rows.points.recompute)
     if mixed.any():  # layers beside those that are recomputed
@@ -79,6 +89,7 @@ class _Rows:
     sequence: int
     itemsize: int
     options: MemoryOptions
+    at_least: bool
 
     def sizes(self, recompute: Ints) -> Bytes:
         """[rows, OWN], with each row's ``recompute``."""
@@ -118,6 +129,11 @@ class _Rows:
         stand in the same list."""
         points, load = self.points, replace(load, whole=False)
         which = which[points.overlap[which] == DOMINO]
+        if self.at_least:  # what is kept is there at the end of a forward and at the beginning of a backward
+            for phase in (FORWARD, BACKWARD):
+                here = which[:, None], np.arange(phase, phase + len(TYPES))
+                found[here] = np.minimum(found[here], found[which, KEPT : KEPT + len(TYPES)])
+            return
         longer = {tp: deferred(self.model, structure, tp, load) for tp in set(points.tp[which].tolist())}
         grown = np.array([longer[tp] for tp in points.tp[which].tolist()]).reshape(-1, 2)
         forward, backward = (grown * (points.micro[which] / points.cp[which])[:, None]).T

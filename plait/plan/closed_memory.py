@@ -28,6 +28,7 @@ from plait.plan.experts_memory import expert_states, resident
 from plait.plan.layer_time import Options
 from plait.plan.loose_model import model_of
 from plait.plan.memory_options import PLAIT, MemoryOptions
+from plait.plan.pipeline_time import SPLIT
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.rates import AnyPrecision
 from plait.plan.segment_sizes import MASTER
@@ -42,7 +43,6 @@ BLOCK = 1 << 16
 SLOTS = 4
 """Places that may be the fullest, at most."""
 _INTERLEAVED, _ZB_V = SCHEDULES.index("interleaved"), SCHEDULES.index("zb-v")
-_SPLIT = np.array([name in live.SPLIT for name in SCHEDULES])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +133,12 @@ def step_memory(
     precision: AnyPrecision = "bf16-mixed",
     options: Options = PLAIT,
     overhead: Overhead | None = None,
+    at_least: bool = False,
 ) -> MemoryColumns:
     """Of every point. sequence: tokens. Points must be valid (``Strategy.check``, ``Sharding.check``);
     where there are more stages than layers, no memory is enough. A utransformer's, whose layers work
-    at different lengths, are walked, each kind once."""
+    at different lengths, are walked, each kind once. at_least: of points that ``may_defer`` tensors as in no
+    list there are fewer, which takes a fraction of the time."""
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
         told_precision = "bf16-mixed" if precision == "fp8" else precision
@@ -146,7 +148,7 @@ def step_memory(
         moving = kinds["activations"] + kinds["buffers"]
         extra, slack = device_overhead(overhead, points, moving), spare_slack(overhead, moving)
         return MemoryColumns(**kinds, logits=np.zeros(len(points)), overhead=extra, slack=slack, place=place)
-    step = _Step(model, points, sequence, 2 if precision == "fp8" else ITEMSIZE[precision], told)
+    step = _Step(model, points, sequence, 2 if precision == "fp8" else ITEMSIZE[precision], told, at_least)
     possible = step.num_stages <= told.most_stages(model.num_layers)
     if possible.all():
         return step.columns(overhead)
@@ -168,14 +170,16 @@ class _Step:
     sequence: int
     itemsize: int
     options: MemoryOptions
+    at_least: bool
 
     def columns(self, overhead: Overhead) -> MemoryColumns:
         """Of the fullest of the places that can be."""
         points, count = self.points, len(self.points)
         states, state_of = self._states()
         sizes, size_of = size_rows(
-            self.model, points, sequence=self.sequence, itemsize=self.itemsize, options=self.options, split=self._split
-        )
+            self.model, points, sequence=self.sequence, itemsize=self.itemsize, options=self.options,
+            split=self._split, at_least=self.at_least,
+        )  # fmt: skip
         stream = self._stream
         most, place = np.full(count, -1.0), np.zeros(count, np.int64)
         activations, slot_of = np.zeros(count), np.zeros(count, np.int64)
@@ -204,7 +208,7 @@ class _Step:
 
     @property
     def _split(self) -> NDArray[np.bool_]:
-        return _SPLIT[self.points.schedule]
+        return SPLIT[self.points.schedule]
 
     @property
     def num_stages(self) -> Ints:

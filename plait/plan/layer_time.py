@@ -16,15 +16,17 @@ import numpy as np
 from plait.core.cluster import Cluster
 from plait.plan import rates
 from plait.plan.experts_time import Routed
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.plan.pipeline_time import SPLIT
+from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
 from plait.plan.rates import AnyPrecision, Seconds
 from plait.plan.shapes import Shapes
 
 SYNC, ASYNC, DOMINO, NO_COLLECTIVES = (OVERLAPS.index(name) for name in ("sync", "async", "domino", "none"))
-SPLIT = [SCHEDULES.index(name) for name in ("zb-h1", "zb-h2", "zb-v")]
 SELECTIVE, FULL = RECOMPUTES.index("selective"), RECOMPUTES.index("full")
-HIDE_FORWARD = [SHARD_OVERLAPS.index(name) for name in ("forward", "both")]
-HIDE_BACKWARD = [SHARD_OVERLAPS.index(name) for name in ("backward", "both")]
+HIDE_FORWARD, HIDE_BACKWARD = (
+    np.array([name in (way, "both") for name in SHARD_OVERLAPS]) for way in ("forward", "backward")
+)
+"""By overlap of sharding: whether it hides what is sent for a forward, and for a backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +213,7 @@ class Layer:
         # A split backward's weight gradients run later: other slices, or rows, are left to hide behind.
         inputs, rows = self.backward - (self.three - self.linear) / 2, self.linear - self.second_products
         cut = np.where(points.sequence_parallel > 0, sent, self._exposed(sent, rows, points.p2))
-        split = np.isin(points.schedule, SPLIT)
+        split = SPLIT[points.schedule]
         beside = np.where(split, sent, beside)
         sliced = np.where(split, np.where(points.p1 > 1, self._exposed(sent, inputs, slices), cut), sliced)
         return np.where(mode == SYNC, sent, np.where(mode == DOMINO, sliced, beside))
@@ -269,7 +271,7 @@ class Layer:
         """Exposed of gathering the layer's parameters."""
         sent = self.shard_forward_sent
         beside = rates.together(self.cluster, self.forward, sent) - self.forward
-        return np.where(np.isin(self.points.shard_overlap, HIDE_FORWARD), beside, sent)
+        return np.where(HIDE_FORWARD[self.points.shard_overlap], beside, sent)
 
     @cached_property
     def shard_forward_sent(self) -> Seconds:
@@ -281,7 +283,7 @@ class Layer:
         """Exposed of gathering them again and of reducing gradients."""
         sent = self.shard_backward_sent
         beside = rates.together(self.cluster, self.backward, sent) - self.backward
-        return np.where(np.isin(self.points.shard_overlap, HIDE_BACKWARD), beside, sent)
+        return np.where(HIDE_BACKWARD[self.points.shard_overlap], beside, sent)
 
     @cached_property
     def shard_backward_sent(self) -> Seconds:

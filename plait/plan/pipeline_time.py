@@ -27,8 +27,11 @@ from plait.plan.rates import Seconds
 GPIPE, EAGER, INTERLEAVED, ZB_H1, ZB_H2, ZB_V = (
     SCHEDULES.index(name) for name in ("gpipe", "eager-1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 )
-SLACK = SCHEDULES.index("slack-1f1b")
-SPLIT = (ZB_H1, ZB_H2, ZB_V)
+SPLIT, BESIDE = (
+    np.array([name in some for name in SCHEDULES])
+    for some in (("zb-h1", "zb-h2", "zb-v"), ("gpipe", "eager-1f1b", "slack-1f1b", "zb-h2"))
+)
+"""By schedule: whether its backward is in two parts; whether transfers run beside computation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +88,9 @@ def pipeline(
     rounds = np.where(schedule == INTERLEAVED, (v - 1) / v * np.maximum(0, pp - m), 0) * longest
     bubble = np.where(schedule == ZB_V, _v_seconds(stages, pp, m, steps_overlap) - m * longest,
                       others * filled + rounds)  # fmt: skip
-    bubble = np.where(np.isin(schedule, SPLIT), np.maximum(bubble, _way(stages, pp, m) - m * longest), bubble)
+    bubble = np.where(SPLIT[schedule], np.maximum(bubble, _way(stages, pp, m) - m * longest), bubble)
     hops = 2 * transfer * (pp - 1)
-    beside = np.asarray(hidden) | np.isin(schedule, (GPIPE, EAGER, SLACK, ZB_H2))
+    beside = np.asarray(hidden) | BESIDE[schedule]
     mean = stages.all(pp) / pp
     waits = np.maximum(0, mean + hops / pp - longest) * np.where(pp > 1, 1, 0)
     once = np.where(beside, hops / v, hops - np.minimum(2 * transfer / pp, waits))
@@ -135,4 +138,4 @@ def _filling(stages: Stages, schedule: Any, steps_overlap: Any) -> Seconds:
     one = 1 - 2 * stages.weight_gradient
     start = np.where(steps_overlap, 0.0, stages.forward)  # places begin one after the other, and end so
     two = np.maximum(start, 1 - 3 * stages.weight_gradient)
-    return np.select([schedule == ZB_H1, schedule == ZB_H2], [one, two], 1.0)
+    return np.where(schedule == ZB_H1, one, np.where(schedule == ZB_H2, two, 1.0))

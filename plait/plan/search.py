@@ -3,6 +3,8 @@ the planner).
 
 Time is an expression over columns; memory needs every kind of structure walked once. So all points are timed,
 and memory is asked of the fastest first, until enough are found that fit: the answer is that of asking all.
+What domino's lists keep longer is found by making such lists, which takes longest of all: it is asked last,
+and only of points that would fit without it and come first of their family.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from numpy.typing import NDArray
 
 from plait.core.cluster import Cluster
 from plait.core.settings import Precision
-from plait.plan.closed_form import step_seconds
-from plait.plan.closed_memory import plait_on, step_memory, usable
+from plait.plan.closed_activations import may_defer
+from plait.plan.closed_form import total_seconds
+from plait.plan.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
+from plait.plan.distinct import Ints, distinct
 from plait.plan.points import Points
 from plait.plan.shortage import Shortage
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
@@ -26,6 +30,9 @@ then eight times as many each time up to the second number. Not fewer: kinds of 
 that are asked together."""
 WALKED = 1 << 5
 """As ``FIRST``, for models of which every kind of point is walked on its own."""
+SURE = 1 << 5
+"""Of the points that would fit, so many of the fastest are asked first what they keep longer; then twice as
+many each time."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
@@ -80,44 +87,91 @@ class _Search:
 
     def run(self, space: Points) -> Ranked:
         """Of the points of a space."""
-        asked, limit = self.asked, self.limit
-        seconds = step_seconds(
-            asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision
-        ).total
-        order, sizes = np.argsort(seconds, kind="stable"), list[NDArray[np.float64]]()
-        found = np.zeros(0, dtype=np.int64)  # of ``order``, by place
+        asked = self.asked
+        seconds = total_seconds(asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision)
+        order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
+        found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # numbers of points, the first of their families
         start, size = 0, WALKED if asked.model.levels else FIRST
         while start < len(order) and len(found) < self.keep:
-            memory = self.memory(space.take(order[start : start + size]))
-            sizes.append(memory)
-            found = np.concatenate([found, start + np.flatnonzero(self._fits(memory, limit))])
-            found = found[_first_of_family(space.take(order[found]))]
+            here = order[start : start + size]
+            rough.append(self._rough(space.take(here)))
+            _, family = distinct(_families(space.take(np.concatenate([found, here]))))
+            more, sizes = self._first_fitting(rough[-1], family[len(found) :], family[: len(found)])
+            found, memory = np.concatenate([found, here[more]]), np.concatenate([memory, sizes])
             start, size = start + size, min(8 * size, BLOCK)
-        memory = np.concatenate(sizes)
         if not len(found):
-            raise Shortage(asked, limit, self.memory).told(space.take(order), memory)
+            every = np.concatenate([self._exact(each, np.arange(len(each.points))) for each in rough])
+            raise Shortage(asked, self.limit, self.memory).told(space.take(order), every)
         best = found[: self.keep]
-        return Ranked(space.take(order[best]), seconds[order[best]], memory[best], len(space))
+        return Ranked(space.take(best), seconds[best], memory[: self.keep], len(space))
 
     def memory(self, points: Points) -> NDArray[np.float64]:
         """Bytes of the fullest rank."""
+        return self._columns(points).total
+
+    def _columns(self, points: Points, *, at_least: bool = False) -> MemoryColumns:
         asked = self.asked
         return step_memory(
             asked.model, points, sequence=asked.sequence, precision=self.precision,
-            options=plait_on(self.cluster.device), overhead=self.cluster.overhead,
-        ).total  # fmt: skip
+            options=plait_on(self.cluster.device), overhead=self.cluster.overhead, at_least=at_least,
+        )  # fmt: skip
 
-    def _fits(self, memory: NDArray[np.float64], limit: float) -> NDArray[np.bool_]:
-        fits = memory <= limit
+    def _rough(self, points: Points) -> _Rough:
+        """What is known of memory before any list is made; of a model that is walked whole all is."""
+        found, walked = self._columns(points, at_least=True), self.asked.model.levels > 0
+        deferring = np.zeros(len(points), dtype=bool) if walked else may_defer(points)
+        least = found.allocated + device_overhead(self.cluster.overhead, points, np.zeros(len(points)))
+        return _Rough(points, np.where(deferring, least, found.total), deferring)
+
+    def _exact(self, rough: _Rough, which: Ints) -> NDArray[np.float64]:
+        """Memory of some of the points."""
+        found, again = rough.least[which], rough.deferring[which]
+        if again.any():
+            found[again] = self.memory(rough.points.take(which[again]))
+        return found
+
+    def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64]]:
+        """Numbers of the points that are the first of their family to fit, and their memory: of so many
+        families that there are enough of them with those that are known."""
+        found, sizes, missing, ask = list[int](), list[float](), self.keep - len(known), SURE
+        left = np.flatnonzero((rough.least <= self.bound) & ~np.isin(family, known))
+        while len(left) and len(found) < missing:
+            some = left[:ask]
+            memory = self._exact(rough, some)
+            fits = np.flatnonzero(self._fits(memory))
+            first, _ = distinct([family[some[fits]]])
+            new = np.sort(fits[first])
+            found, sizes = [*found, *some[new].tolist()], [*sizes, *memory[new].tolist()]
+            left, ask = left[ask:], 2 * ask
+            left = left[~np.isin(family[left], family[some[new]])]
+        return np.array(found, dtype=np.int64), np.array(sizes)
+
+    @property
+    def bound(self) -> float:
+        """What a plan may fill, the job's own limits included."""
+        return Shortage(self.asked, self.limit, self.memory).bound
+
+    def _fits(self, memory: NDArray[np.float64]) -> NDArray[np.bool_]:
+        fits = memory <= self.limit
         for one in self.asked.constraints:
             if one.quantity == "memory":
                 fits &= one.holds(memory)
         return fits
 
 
-def _first_of_family(points: Points) -> NDArray[np.int64]:
+@dataclass(frozen=True)
+class _Rough:
+    """Points, and the memory that they need at least: all of it but for those that are ``deferring``."""
+
+    points: Points
+    least: NDArray[np.float64]
+    deferring: NDArray[np.bool_]
+
+
+def _families(points: Points) -> list[Ints]:
+    return [getattr(points, name) for name in FAMILY]
+
+
+def _first_of_family(points: Points) -> Ints:
     """Numbers of the points that are the first of their family, in order."""
-    if not len(points):
-        return np.zeros(0, dtype=np.int64)
-    _, first = np.unique(np.stack([getattr(points, name) for name in FAMILY]), axis=1, return_index=True)
-    return np.sort(first)
+    return np.sort(distinct(_families(points))[0])

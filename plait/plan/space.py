@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -23,7 +23,7 @@ from plait.core.errors import JobError
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Ints, Points
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.unmet import column_of, nothing
 
 MOST = 250_000
@@ -312,25 +312,18 @@ def points_of(
 ) -> Points:
     """The products of cells, one after the other."""
     total = sum(map(_count, choices))
-    columns = {one.name: np.ones(total, dtype=np.int64) for one in fields(Points)}
+    columns = {one.name: np.empty(total, dtype=np.int64) for one in fields(Points)}
     start = 0
     for cell, each in zip(cells, choices, strict=True):
         here = slice(start, start := start + _count(each))
         sizes = tuple(map(len, each.values()))
-        for (names, values), number in zip(each.items(), _numbers(sizes), strict=True):
-            table = np.array(values, dtype=np.int64).reshape(len(values), len(names))
+        for axis, (names, values) in enumerate(each.items()):
+            along = [1] * axis + [len(values)] + [1] * (len(sizes) - axis - 1)
             for at, name in enumerate(names):
-                columns[name][here] = table[number, at]
+                columns[name][here].reshape(sizes)[:] = np.array([value[at] for value in values]).reshape(along)
         for name in (one.name for one in fields(Cell)):
             columns[name][here] = getattr(cell, name)
     return Points(**columns)
-
-
-@lru_cache(maxsize=64)
-def _numbers(sizes: tuple[int, ...]) -> tuple[Ints, ...]:
-    """For every element of a product, the number of its value on each axis."""
-    total = math.prod(sizes)
-    return tuple(np.unravel_index(np.arange(total), sizes)) if total else (np.zeros(0, dtype=np.int64),) * len(sizes)
 
 
 def _arrangements(asked: SearchRequest) -> Iterator[dict[str, set[int]]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from plait.core.climb import Judge
+from plait.core.climb import MOVES, VISITS, Judge, climb
 from plait.core.overlap import domino_order
 from plait.core.segment_costs import Durations, NumberedOps, SegmentCosts, makespan, simulate
 from plait.core.segment_lists import check, insert_waits
@@ -77,6 +79,48 @@ def test_moves_keep_an_order_legal_and_make_it_no_longer(
     assert makespan(simulate(graph, actions, cost, 6)) <= makespan(simulate(graph, before, cost, 6)) + 1e-9
     assert held_back(graph, moved) <= max(2, held_back(graph, start))
     assert judge.improve(start) == moved
+
+
+def moved_with_all_timed(judge: Judge, order: Sequence[int]) -> list[int]:
+    """As ``improve``, with every moved order timed from its beginning to its end."""
+    most = max(judge.held_back, judge.most_outstanding(order))
+
+    def worth(moved: Sequence[int], limit: float, _: range) -> float:
+        seconds = judge.seconds(moved)
+        return seconds if seconds <= limit and judge.most_outstanding(moved) <= most else inf
+
+    before = [frozenset(source for source, _ in needs) for needs in judge.numbered.needs]
+    return climb(order, before, worth, min(MOVES, VISITS // max(1, len(order))), judge.enough)
+
+
+many = st.builds(
+    SegmentGraph,
+    num_layers=st.integers(2, 8),
+    p1=st.integers(1, 4),
+    p2=st.integers(1, 2),
+    sequence_parallel=st.booleans(),
+    phase=st.sampled_from(("step", "F", "B", "I")),
+    recompute=st.sampled_from(("none", "selective", "full")),
+)
+
+
+@settings(max_examples=25)
+@given(many, st.floats(0.2, 2), st.booleans(), st.randoms(use_true_random=False))
+def test_what_a_move_changes_is_enough_to_be_timed(
+    graph: SegmentGraph, ratio: float, drawn: bool, chance: random.Random
+) -> None:
+    judge = Judge(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 8, held_back=4)
+    start = any_order(graph, chance) if drawn else list(range(len(judge.numbered.ops)))
+    assert judge.improve(start) == moved_with_all_timed(judge, start)
+
+
+@given(many, st.floats(0.2, 2), st.randoms(use_true_random=False))
+def test_no_order_is_worth_less_than_the_least(graph: SegmentGraph, ratio: float, chance: random.Random) -> None:
+    judge = Judge(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 8, held_back=4)
+    assert judge.least >= judge.bound * (1 - 1e-12)
+    for order in (any_order(graph, chance), list(range(len(judge.numbered.ops)))):
+        assert judge.seconds(order) >= judge.least * (1 - 1e-12)
+        assert judge.seconds(judge.improve(order)) >= judge.least * (1 - 1e-12)
 
 
 def shortest(graph: SegmentGraph, cost: SegmentCosts) -> float:

@@ -51,6 +51,15 @@ def test_many_layers_that_cost_nothing_have_an_order(graph: SegmentGraph) -> Non
         check(graph, domino_order(graph, SegmentCosts({}, {}), 8))
 
 
+@settings(max_examples=30)
+@given(graphs, st.floats(0.05, 2))
+def test_an_order_that_none_is_shorter_than_needs_no_other_beside_it(graph: SegmentGraph, ratio: float) -> None:
+    found = domino_order(graph, costs(ratio), 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "as_good_as_any", lambda *_: False)  # all lists are made, the best improved
+        assert domino_order(graph, costs(ratio), 8) == found
+
+
 QUALITY = [
     (SegmentGraph(num_layers=layers, p1=p1, p2=p2, phase=phase, recompute=recompute), ratio)  # type: ignore[arg-type]
     for layers, p1, p2, phase, recompute, ratio in (

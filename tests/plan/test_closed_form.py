@@ -16,7 +16,7 @@ from plait.core.env import specs_folder
 from plait.core.model import ModelSpec
 from plait.core.schedules import Shape, generate
 from plait.plan.band import band
-from plait.plan.closed_form import CHUNK, Options, Seconds, step_seconds
+from plait.plan.closed_form import CHUNK, Options, Seconds, step_seconds, total_seconds
 from plait.plan.pipeline_time import Stages, pipeline
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.shapes import Shapes
@@ -24,6 +24,7 @@ from plait.plan.shapes import Shapes
 A100 = Cluster.preset("a100-80")
 GPT = ModelSpec.preset("gpt3-13b", specs_folder() / "models")
 LLAMA = ModelSpec.preset("llama3-8b", specs_folder() / "models")
+MIXTRAL = ModelSpec.preset("mixtral-8x7b", specs_folder() / "models")
 
 
 def simulated(
@@ -231,6 +232,18 @@ def test_many_points_are_computed_in_parts() -> None:
     seconds = step_seconds(GPT, points, A100, sequence=2048)
     alone = step_seconds(GPT, points.take(np.arange(CHUNK, CHUNK + 10)), A100, sequence=2048)
     assert np.array_equal(seconds.total[CHUNK:], alone.total)
+
+
+@given(st.lists(points_of_all_kinds, min_size=2, max_size=20), st.sampled_from([LLAMA, MIXTRAL]))
+@settings(max_examples=30, deadline=None)
+def test_points_that_share_parts_take_what_each_takes_alone(rows: list[dict[str, int]], model: ModelSpec) -> None:
+    points = Points.of([*rows, *rows[:1]])
+    together = step_seconds(model, points, A100, sequence=4096)
+    for at in range(len(points)):
+        alone = step_seconds(model, points.take(slice(at, at + 1)), A100, sequence=4096)
+        assert all(getattr(alone, part.name)[0] == getattr(together, part.name)[at] for part in fields(Seconds))
+    whole = total_seconds(model, points, A100, sequence=4096, precision="bf16-mixed")
+    assert np.array_equal(whole, together.total)
 
 
 def test_columns_of_models_are_models() -> None:

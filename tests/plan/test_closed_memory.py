@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plait.core.cluster import Cluster
 from plait.core.errors import JobError, ScheduleError
 from plait.core.model import ModelSpec
+from plait.plan.closed_activations import may_defer
 from plait.plan.closed_memory import MemoryColumns, fits, step_memory
 from plait.plan.distinct import distinct, groups
 from plait.plan.estimate import Estimate, estimate
@@ -109,6 +110,23 @@ def test_what_domino_defers_is_counted(name: str, row: dict[str, int], recompute
     place = walked.places[int(found.place[0])].memory
     assert found.allocated[0] == pytest.approx(walked.most.memory.total, rel=DEFERRED_TOTAL)
     assert found.activations[0] == pytest.approx(place.activations, rel=DEFERRED)
+
+
+@given(st.sampled_from(["llama", "gpt"]), rows(), st.integers(1, 2), st.sampled_from([1, 4]))
+@settings(max_examples=40)
+def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
+    name: str, row: dict[str, int], recompute: int, p1: int
+) -> None:
+    row |= {"overlap": OVERLAPS.index("domino"), "recompute": recompute, "p1": p1, "micro": row["micro"] * p1}
+    points = Points.of([row])
+    try:
+        step_of(MODELS[name], points.row(0), sequence=1024, precision="bf16-mixed", gpu=True)
+    except (JobError, ScheduleError):
+        assume(False)
+    least, found = (step_memory(MODELS[name], points, sequence=1024, at_least=told) for told in (True, False))
+    assert least.allocated[0] <= found.allocated[0]
+    if not may_defer(points)[0]:
+        assert least.allocated[0] == found.allocated[0]
 
 
 @pytest.mark.parametrize(("tp", "parallel", "p1"), [(2, 1, 2), (4, 0, 1), (4, 1, 2), (8, 1, 1)])
@@ -282,4 +300,5 @@ def test_distinct_rows(values: list[tuple[int, int]]) -> None:
     first, kind = distinct(columns)
     assert len(first) == len(set(values))
     assert [values[first[k]] for k in kind] == values
+    assert first.tolist() == [values.index(values[at]) for at in first]  # of each kind the first
     assert sorted(np.concatenate(list(groups(kind))).tolist()) == list(range(len(values)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,8 @@ from plait.core.constraint import Constraint
 from plait.core.errors import InfeasiblePlan
 from plait.core.job import Job
 from plait.core.model import ModelSpec
-from plait.plan.answer import Planner
+from plait.core.plan import Plan
+from plait.plan.answer import Answer, Candidate, Planner
 from plait.plan.asking import job_at
 from plait.plan.closed_form import step_seconds
 from plait.plan.closed_memory import step_memory, usable
@@ -107,6 +109,35 @@ def test_the_answer_is_the_best_of_all_simulated_points() -> None:
     assert planner.chosen().seconds <= min(simulated) * 1.02
     assert [one.seconds for one in found.candidates] == sorted(one.seconds for one in found.candidates)
     assert all(one.memory.fits for one in found.candidates)
+
+
+def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.from_dict(
+        {
+            "model": SHAPES,
+            "data": {"sequence_length": 1024},
+            "train": {"global_batch_size": 8, "precision": "bf16-mixed"},
+            "cluster": {"preset": "a100-80", "ranks": 4},
+            "plan": {"constraints": ["cp = 1", "p2 = 1"], "points": 2000, "top": 4},
+        }
+    )
+    done = list[int]()
+    predict = Planner.predict
+
+    def counted(self: Planner, one: Job, plan: Plan | None = None) -> Candidate:
+        done.append(os.getpid())
+        return predict(self, one, plan)
+
+    monkeypatch.setattr(Planner, "predict", counted)
+    found, here = list[Answer](), list[int]()
+    for processors in ({0}, {0, 1}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, those=processors: those)
+        done.clear()
+        found.append(Planner(job, A100, 32000).answer())
+        here.append(len(done))
+    assert here[1] < here[0]  # the other process did some, and could say what it found
+    assert found[0] == found[1]
+    assert [one.to_dict() for one in found[0].candidates] == [one.to_dict() for one in found[1].candidates]
 
 
 def test_nothing_fits_says_by_how_much_and_how_many_ranks_would_do() -> None:

@@ -1,0 +1,127 @@
+"""Work shared with a copy of the process: all of it done, whatever becomes of the copy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.plan import in_two as module
+from plait.plan.in_two import in_two
+
+LONG = 20.0
+"""Seconds that a copy takes if nobody ends it."""
+
+
+@pytest.fixture(autouse=True)
+def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+def in_the_copy(do: Callable[[], object]) -> Callable[[int], list[int]]:
+    """Work on a number: it, and who did it. The copy does something first, this process waits for that."""
+    here = os.getpid()
+
+    def work(piece: int) -> list[int]:
+        if os.getpid() != here:
+            do()
+        else:
+            time.sleep(0.1)
+        return [piece, os.getpid()]
+
+    return work
+
+
+def test_both_do_a_part_and_nothing_is_lost() -> None:
+    found = in_two(in_the_copy(lambda: time.sleep(0.1)), range(6))
+    assert [piece for piece, _ in found] == list(range(6))
+    assert len({process for _, process in found}) == 2
+
+
+@pytest.mark.parametrize("what", ["is killed", "raises", "cannot say what it found"])
+def test_what_the_copy_does_not_hand_back_is_done_here(what: str) -> None:
+    def fail() -> None:
+        if what == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "raises":
+            raise RuntimeError("not here")
+
+    work = in_the_copy(fail)
+    said = set if what == "cannot say what it found" else list
+    found = in_two(lambda piece: said(work(piece)), range(6))
+    assert found == [said([piece, os.getpid()]) for piece in range(6)]
+
+
+def test_what_is_raised_here_is_raised_and_the_copy_is_gone() -> None:
+    here, begun = os.getpid(), time.monotonic()
+
+    def work(piece: int) -> int:
+        if os.getpid() == here:
+            raise KeyboardInterrupt
+        time.sleep(LONG)
+        return piece
+
+    with pytest.raises(KeyboardInterrupt):
+        in_two(work, range(4))
+    assert time.monotonic() - begun < LONG / 2
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_process_with_threads_and_one_that_has_one_processor_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    assert not module.possible()
+    done.set()
+    thread.join()
+    assert module.possible() == (sys.platform == "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(4))) == {os.getpid()}
+
+
+def test_where_no_process_can_be_made_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    assert in_two(lambda piece: 2 * piece, range(4)) == [0, 2, 4, 6]
+
+
+PROGRAM = """
+import os, sys, time
+from plait.plan.in_two import in_two
+os.sched_getaffinity = lambda _: {0, 1}
+def work(piece):
+    print(os.getpid(), flush=True)
+    time.sleep(LONG)
+try:
+    in_two(work, range(2))
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_both_and_prints_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM.replace("LONG", str(LONG)))
+    process = subprocess.Popen(
+        [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout
+    both = {int(process.stdout.readline()) for _ in range(2)}
+    assert len(both) == 2
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, errors = process.communicate(timeout=LONG / 2)
+    assert (out, errors, process.returncode) == ("interrupted\n", "", 130)
+    for each in both:
+        with pytest.raises(ProcessLookupError):
+            os.kill(each, 0)
