@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 JOB = """
@@ -44,3 +45,8 @@ def write_job(folder: Path, steps: int, *, dp: int = 1) -> Path:
 def saved_steps(folder: Path) -> list[int]:
     """Steps of the job's checkpoints, in order."""
     return sorted(int(path.name[5:]) for path in (folder / "runs" / "job" / "checkpoints").glob("step-????????"))
+
+
+def stopped_after(folder: Path) -> int:
+    """The step after which the job was stopped and saved, as its summary says, which it writes last."""
+    return int(json.loads((folder / "runs" / "job" / "summary.json").read_text())["steps"])

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,9 @@ LONG = 20.0
 
 
 @pytest.fixture(autouse=True)
-def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+def _possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many processors there are, and threads, as those of pytest's workers."""
+    monkeypatch.setattr(module, "possible", lambda: True)
 
 
 def in_the_copy(do: Callable[[], object]) -> Callable[[int], list[int]]:
@@ -59,8 +59,14 @@ def test_what_the_copy_does_not_hand_back_is_done_here(what: str) -> None:
     assert found == [said([piece, os.getpid()]) for piece in range(6)]
 
 
-def test_what_is_raised_here_is_raised_and_the_copy_is_gone() -> None:
-    here, begun = os.getpid(), time.monotonic()
+def test_what_is_raised_here_is_raised_and_the_copy_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, begun, copies, fork = os.getpid(), time.monotonic(), list[int](), os.fork
+
+    def forked() -> int:
+        copies.append(fork())
+        return copies[-1]
+
+    monkeypatch.setattr(os, "fork", forked)
 
     def work(piece: int) -> int:
         if os.getpid() == here:
@@ -71,20 +77,29 @@ def test_what_is_raised_here_is_raised_and_the_copy_is_gone() -> None:
     with pytest.raises(KeyboardInterrupt):
         in_two(work, range(4))
     assert time.monotonic() - begun < LONG / 2
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(copies) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(copies[0], 0)
 
 
-def test_a_process_with_threads_and_one_that_has_one_processor_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    assert not module.possible()
-    done.set()
-    thread.join()
-    assert module.possible() == (sys.platform == "linux")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(4))) == {os.getpid()}
+SHARES = """
+import os, sys, threading
+from plait.plan.in_two import in_two, possible
+os.sched_getaffinity = lambda _: {0, 1}
+done = threading.Event()
+thread = threading.Thread(target=done.wait)
+thread.start()
+assert not possible()
+done.set()
+thread.join()
+assert possible() == (sys.platform == "linux")
+os.sched_getaffinity = lambda _: {0}
+assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(4))) == {os.getpid()}
+"""
+
+
+def test_a_process_with_threads_and_one_that_has_one_processor_share_nothing() -> None:
+    subprocess.run([sys.executable, "-c", SHARES], check=True)
 
 
 def test_where_no_process_can_be_made_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from plait.core.errors import InfeasiblePlan
 from plait.core.job import Job
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan
+from plait.plan import in_two
 from plait.plan.answer import Answer, Candidate, Planner
 from plait.plan.asking import job_at
 from plait.plan.closed_form import step_seconds
@@ -130,8 +131,8 @@ def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Planner, "predict", counted)
     found, here = list[Answer](), list[int]()
-    for processors in ({0}, {0, 1}):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, those=processors: those)
+    for shares in (False, True):
+        monkeypatch.setattr(in_two, "possible", lambda shares=shares: shares)
         done.clear()
         found.append(Planner(job, A100, 32000).answer())
         here.append(len(done))

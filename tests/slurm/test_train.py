@@ -15,7 +15,7 @@ from plait.core.rank_table import NAME, RankTable
 from plait.lab.slurm import SlurmCluster
 from plait.launch import slurm_job
 from tests.lab.support import wait_until
-from tests.managed import saved_steps, write_job
+from tests.managed import saved_steps, stopped_after, write_job
 from tests.slurm.support import ask, environment
 
 pytestmark = pytest.mark.slow
@@ -151,7 +151,7 @@ def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmClus
         wait_until(
             lambda: fields(cluster, number)["JobState"] in ("CANCELLED", "FAILED"), "the job goes on", seconds=60
         )
-        assert saved_steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
+        assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
         assert not (tmp_path / "runs" / "job" / "lock.json").exists()
         assert fields(cluster, number)["JobState"] == "CANCELLED"
     finally:
@@ -185,4 +185,4 @@ def test_one_ctrl_c_saves_a_followed_run_on_all_nodes(cluster: SlurmCluster, tmp
         printed = (tmp_path / "said").read_text()
     assert "stopping after this step; the run is saved first" in printed, printed
     assert "ending all ranks at once" not in printed
-    assert saved_steps(tmp_path)[-1] % 10, "the last checkpoint is the one of the stop"
+    assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
