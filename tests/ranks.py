@@ -46,7 +46,7 @@ class Ranks:
             self._processes.append(process)
         atexit.register(self.kill)  # multiprocessing would ask them to end and wait, and one that is stopped cannot
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> list[Any]:
         self._send(signal.SIGCONT)
         for pipe in self._pipes:
             pipe.send((function, args))
