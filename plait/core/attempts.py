@@ -34,11 +34,12 @@ class Attempt:
     where, by node rank. plan: its hash. changed: what was changed against the attempt before, in words.
 
     resumed: the step it began after; step: the last that was done; steps: how many it did. All -1 or 0 if it
-    never trained. Of what it took, in seconds, None where it did not come to that:
-    restart_seconds: from the start of the ranks until all were about to train;
-    first_step_seconds: from then until all had done a step;
-    detection_seconds: at most, from a failure until it was known;
-    wait_seconds: from the end of the attempt before until this one, backing off included.
+    never trained. writing: step of the checkpoint that was being written in the background when the last step
+    began, 0 if none was: what was done since is lost too if the attempt failed before it was whole. Of what
+    it took, in seconds, None where it did not come to that: restart_seconds: from the start of the ranks
+    until all were about to train; first_step_seconds: from then until all had done a step; detection_seconds:
+    at most, from a failure until it was known; wait_seconds: from the end of the attempt before until this
+    one, backing off included.
     """
 
     attempt: int
@@ -55,6 +56,7 @@ class Attempt:
     resumed: int = -1
     step: int = -1
     steps: int = 0
+    writing: int = 0
     detection_seconds: float | None = None
     wait_seconds: float | None = None
     restart_seconds: float | None = None

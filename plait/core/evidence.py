@@ -24,6 +24,9 @@ VERSION = 1
 FILE = "hang.json"
 """Where a run's folder keeps both."""
 
+FIRST, LAST = 4.0, 0.9
+"""Times the deadline of calls that a rank may take for one thing that it does for the first time, but no more
+than this share of the time after which the others' calls fail: then it is too late to ask."""
 STACKS: int | None = signal.SIGRTMIN + 3 if sys.platform == "linux" else None
 """On this signal a rank prints its threads' stacks; None where there are no such signals."""
 
@@ -100,9 +103,12 @@ class Evidence:
 
     recorded: whether its ring could be read. status: of its process that has ended, -N for signal N; None if
     not known. ended_at: when the launcher saw that, in seconds, to tell the first. patient: what it does may
-    rightly take very long. calls: oldest first: what is open, and the last few of every channel. stack: of
-    the thread that trains, innermost last. error: what it said in the end. reached, missed: ranks that its
-    host could and could not reach.
+    rightly take very long; first: it does that for the first time since it was started. calls: oldest first:
+    what is open, and the last few of every channel. stack: of the thread that trains, innermost last. error:
+    what it said in the end. reached, missed: ranks that its host could and could not reach.
+
+    moved, longest: as in ``ring_progress.Moved``, whose ``at`` moved is. computes: it is inside a piece of
+    work and takes a processor's time for it.
     """
 
     rank: int
@@ -121,6 +127,15 @@ class Evidence:
     error: str = ""
     reached: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
+    first: bool = False
+    moved: int = 0
+    longest: float = 0.0
+    computes: bool = False
+
+    @property
+    def still(self) -> float | None:
+        """Seconds since it began or ended anything by itself; None if that is not known."""
+        return (self.at - self.moved) / 1e9 if self.moved else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ FOLDER = "hang"
 class Part:
     """A rank's answer. wall: when, in ns of its host's clock. address: where it listens, for others to see
     whether they reach it: host and port. complete: whether it has tried to reach the others. token: of its
-    ring, to tell one start of a run from another."""
+    ring, to tell one start of a run from another. first: it does what it does for the first time. busy: share
+    of a processor that the thread which trains took meanwhile."""
 
     rank: int
     token: int
@@ -37,6 +38,8 @@ class Part:
     reached: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
     complete: bool = False
+    first: bool = False
+    busy: float = 0.0
 
 
 def asked(folder: Path) -> bool:

@@ -116,6 +116,7 @@ class History:
         trained, stepped = progress.training, progress.first_step
         self.attempts[-1] = replace(
             self.last, resumed=progress.start, step=progress.step, steps=progress.steps,
+            writing=progress.writing,
             restart_seconds=_rounded(trained - progress.began) if trained else None,
             first_step_seconds=_rounded(stepped - trained) if stepped and trained else None,
             **more,
@@ -194,6 +195,8 @@ class Supervisor:
         failed = earlier[0]
         lost = failed.step - now.resumed
         again = f", {lost} step{'s are' if lost > 1 else ' is'} done again" if lost > 0 else ""
+        if lost > 0 and failed.writing > now.resumed and failed.step > failed.writing:
+            again += f" (the checkpoint of step {failed.writing} was still being written)"
         parts = (failed.detection_seconds, now.wait_seconds, now.restart_seconds, now.first_step_seconds)
         noticed, waited, restarted, stepped = (part or 0.0 for part in parts)
         say(

@@ -236,7 +236,7 @@ class Watch:
             rank.heard, rank.warned = now, False
             if isinstance(message, Beat):
                 rank.beat = message
-                self.progress.heard(rank.number, message.step, now)
+                self.progress.heard(rank.number, message.step, now, message.writing)
             else:
                 self._ask(message, f"{rank.name} got ")
 

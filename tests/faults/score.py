@@ -3,6 +3,9 @@
     python -m tests.faults.score [--repeats 20] [--from 0] [--kinds kill,stop,...] [--json FILE]
     python -m tests.faults.score --clean 2000 [--json FILE]
 
+*steps again*: the most that were done again after a failure, *late*: those of them that had been done while a
+checkpoint was still being written. Without these it is an interval at most.
+
 With ``--clean`` nothing happens for so many steps, and whatever is named is a false alarm: the recording is
 looked at again and again, as far as it had come.
 """
@@ -65,14 +68,14 @@ def trials(folder: Path, kinds: Sequence[str], seeds: Sequence[int]) -> Iterator
 
 def table(found: Sequence[Trial]) -> str:
     """A row for every kind of fault."""
-    lines = [f"{'fault':10} {'right':>7} {'named':>6} {'same loss':>9} {'slowest':>8} {'steps again':>11}"]
+    lines = [f"{'fault':10} {'right':>7} {'named':>6} {'same loss':>9} {'slowest':>8} {'steps again':>11} {'late':>5}"]
     for kind in dict.fromkeys(one.kind for one in found):
         own = [one for one in found if one.kind == kind]
         right, named, same = (sum(getattr(one, what) for one in own) for what in ("right", "named", "same"))
         slowest = max((one.seconds for one in own if one.seconds is not None), default=None)
         took = "" if slowest is None else f"{slowest:.1f} s"
-        again = max(one.lost for one in own)
-        lines.append(f"{kind:10} {f'{right}/{len(own)}':>7} {named:6} {same:9} {took:>8} {again:11}")
+        again, late = max((one.lost, one.late) for one in own)
+        lines.append(f"{kind:10} {f'{right}/{len(own)}':>7} {named:6} {same:9} {took:>8} {again:11} {late:5}")
     return "\n".join([*lines, f"{sum(one.right for one in found)} of {len(found)} right"])
 
 
