@@ -353,6 +353,17 @@ def suspicion_of(ranks: Ranks) -> Suspicion | None:
     return Suspicion(ranks.folder, ranks.world, deadline=ranks.deadline, localise=explain)
 
 
+def suspicion_of_plan(plan: Plan, folder: Path) -> Suspicion | None:
+    """The same of the ranks of a plan, whoever starts them."""
+    assert plan.job is not None
+    run = plan.job.run
+    ranks = Ranks(
+        module="", arguments=(), world=plan.layout.world_size, logs=folder / "logs", timeout=run.timeout,
+        folder=folder, deadline=run.call_deadline, first=run.first_deadline,
+    )  # fmt: skip
+    return suspicion_of(ranks)
+
+
 def silenced(start: Start) -> Start:
     """What rank 0 prints goes to its log as well."""
 

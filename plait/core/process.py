@@ -56,6 +56,14 @@ def process_memory(pid: int | None = None) -> ProcessMemory | None:
     return ProcessMemory(now, peak)
 
 
+def main_thread_seconds(pid: int) -> float:
+    """Of a processor, that the main thread of a process has taken so far; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def where_pids_mean_the_same() -> str:
     """Equal for two processes that see each other's numbers: this boot of this kernel, this container."""
     try:

@@ -28,7 +28,8 @@ hundred others as much."""
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a launcher has seen of a rank. pid: if it is on this machine. said: how it explained its end."""
+    """What a launcher has seen of a rank. pid: if it is on this machine. doing to writing: as in its last
+    ``Beat``. said: how it explained its end."""
 
     state: State
     pid: int | None = None
@@ -38,6 +39,7 @@ class Seen:
     step: int = -1
     patient: bool = False
     first: bool = False
+    writing: int = 0
     said: str = ""
 
 
@@ -88,8 +90,8 @@ def _of(base: Evidence, header: Header | None, part: Part | None, seen: Seen | N
         one = replace(one, thread=part.thread, doing=part.doing, patient=part.patient, stack=part.stack[-FRAMES:],
                       step=part.step, reached=part.reached, missed=part.missed, first=part.first,
                       computes=one.computes and part.busy > BUSY)  # fmt: skip
-    else:
-        one = replace(one, thread="silent" if answers else one.thread, computes=False)
+    elif answers:
+        one = replace(one, thread="silent")
     if seen is not None:
         doing, step = (one.doing or seen.doing), max(one.step, seen.step)
         return replace(one, state=seen.state, status=seen.status, ended_at=seen.ended_at, error=seen.said,
