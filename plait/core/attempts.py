@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.core.files import replacing
+from plait.core.typed import checked
 
 FILE = "attempts.jsonl"
 MOST = 10_000
@@ -99,4 +100,4 @@ def _attempt(values: Any) -> Attempt:
     given: dict[str, Any] = {key: value for key, value in values.items() if key in known}
     given |= {key: tuple(given[key]) for key in ("ranks", "hosts") if key in given}
     given["attempt"], given["started"] = int(given["attempt"]), float(given["started"])
-    return Attempt(**given)
+    return Attempt(**checked(Attempt, given))

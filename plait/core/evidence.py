@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from plait.core.errors import DataError
 from plait.core.files import replacing
 from plait.core.ring import NOBODY, Kind, Record, RingGroup
+from plait.core.typed import checked
 
 VERSION = 1
 FILE = "hang.json"
@@ -248,10 +249,10 @@ def evidence_values(one: Evidence) -> dict[str, Any]:
 
 def evidence_of(values: dict[str, Any]) -> Evidence:
     """What ``evidence_values`` made plain. Raises TypeError, KeyError or ValueError for something else."""
-    calls = tuple(Call(**call | {"channel": _channel_of(call["channel"])}) for call in values["calls"])
+    calls = tuple(Call(**checked(Call, call | {"channel": _channel_of(call["channel"])})) for call in values["calls"])
     made: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
     made["calls"] = calls
-    return Evidence(**values | made)
+    return Evidence(**checked(Evidence, values | made))
 
 
 def _channel_values(channel: Channel) -> list[Any]:
@@ -260,12 +261,18 @@ def _channel_values(channel: Channel) -> list[Any]:
 
 def _channel_of(values: list[Any]) -> Channel:
     ranks, ordinal, label, source, target = values
-    return Channel(RingGroup(tuple(ranks), ordinal, label), source, target)
+    group = checked(RingGroup, {"ranks": tuple(ranks), "ordinal": ordinal, "label": label})
+    return Channel(RingGroup(**group), int(source), int(target))
 
 
 def _verdict(values: dict[str, Any]) -> Verdict:
-    chain = tuple(Wait(ranks=tuple(w["ranks"]), call=w["call"], on=tuple(w["on"])) for w in values["chain"])
+    chain = tuple(_wait(one) for one in values["chain"])
     also = tuple(_verdict(one) for one in values["also"])
     made: dict[str, Any] = {"ranks": tuple(values["ranks"]), "hosts": tuple(values["hosts"])}
     made |= {"chain": chain, "also": also}
-    return Verdict(**values | made)
+    return Verdict(**checked(Verdict, values | made))
+
+
+def _wait(values: dict[str, Any]) -> Wait:
+    made = {"ranks": tuple(values["ranks"]), "call": values["call"], "on": tuple(values["on"])}
+    return Wait(**checked(Wait, made))

@@ -15,6 +15,7 @@ from typing import Any
 
 from plait.core.evidence import FILE, Thread
 from plait.core.files import replacing
+from plait.core.typed import checked
 
 FOLDER = "hang"
 
@@ -66,7 +67,7 @@ def read_parts(folder: Path) -> dict[int, Part]:
             values = json.loads(path.read_text())
             lists: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
             where = values["address"]
-            part = Part(**values | lists | {"address": tuple(where) if where else None})
+            part = Part(**checked(Part, values | lists | {"address": tuple(where) if where else None}))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
         parts[part.rank] = part
