@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class InSlurm(Managed):
             (folder / slurm_job.PLACED).unlink(missing_ok=True)
         return slurm_job.run(
             folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock,
-            plan=ranks.plan.hash if ranks.plan else None, suspicion=suspicion_of(ranks) if ranks.plan else None,
+            plan=ranks.plan.hash if ranks.plan else None, suspicion=partial(suspicion_of, ranks),
         )  # fmt: skip
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:

@@ -46,12 +46,13 @@ class History:
         )  # fmt: skip
         self._write()
 
-    def begin_again(self, world: int, hosts: Sequence[str], plan: str) -> None:
-        """One more, by another process than the one before: the wait is from its end, a queue's included."""
+    def begin_again(self, world: int, hosts: Sequence[str], plan: str, *, again: bool) -> None:
+        """One more, by another process than the one before, whose logs are kept. again: it was started
+        because that one failed, so that it has waited since, in a queue, too."""
         before = self.last if self.attempts and self.last.outcome in ("failed", "cut off") else None
-        ended = before and before.ended
         if before:
             self.put_aside(self.folder / "logs")
+        ended = before.ended if before and again else None
         self.begin(world, hosts, plan, wait=None if ended is None else rounded(max(0.0, time.time() - ended)))
 
     def put_aside(self, logs: Path) -> Path:

@@ -30,7 +30,7 @@ from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
 from plait.launch.history import History
 from plait.launch.progress import Progress
-from plait.launch.run_folder import DO_NOT_RETRY, newest_checkpoint, starts_in_vain, write_run
+from plait.launch.run_folder import DO_NOT_RETRY, last_job, newest_checkpoint, starts_in_vain, write_run
 from plait.launch.watch import Rank, catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]
@@ -82,7 +82,8 @@ def _noted(
     if plan is None:
         return _run(pod, said, early, lock, Progress(world), None)
     history = History(folder)
-    history.begin_again(world, _table(pod, said["nodes"], world).hosts, plan.hash)
+    hosts = _table(pod, said["nodes"], world).hosts
+    history.begin_again(world, hosts, plan.hash, again=last_job(folder) == pod.run)
 
     def run(progress: Progress) -> int:
         return _run(pod, said, early, lock, progress, suspicion(plan, folder))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from plait.core.env import cluster_job, inherited, slurm_job, this_host
@@ -36,20 +37,21 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 def run(
     folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None,
-    plan: str | None = None, suspicion: Suspicion | None = None,
+    plan: str | None = None, suspicion: Callable[[], Suspicion | None] = lambda: None,
 ) -> int:  # fmt: skip
     """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the hash of
-    that which they obey, if they train: this start goes into the run's history then."""
+    that which they obey, if they train: this start goes into the run's history then. suspicion: what finds
+    out why they hang; made when the evidence of the start before is put aside."""
     _, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)
 
     def start(progress: Progress) -> int:
-        return _start(folder, argv, table, expand(listed), timeout, lock, suspicion, progress)
+        return _start(folder, argv, table, expand(listed), timeout, lock, suspicion(), progress)
 
     if plan is None:
         return start(Progress(world_size))
     history = History(folder)
-    history.begin_again(world_size, table.hosts, plan)
+    history.begin_again(world_size, table.hosts, plan, again=cluster_job()[1] > 0)
     return history.attempt(start, Progress(world_size, stepped=lambda one: history.goes_on(one, say)))
 
 
@@ -139,7 +141,7 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
             with RunLock(folder) as lock:
                 status = run(
                     folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock, plan=plan.hash,
-                    suspicion=suspicion(plan, folder),
+                    suspicion=partial(suspicion, plan, folder),
                 )  # fmt: skip
         except PlaitError as error:
             print(f"plait: {error}", file=sys.stderr, flush=True)
