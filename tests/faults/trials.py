@@ -46,7 +46,8 @@ class Trial(NamedTuple):
     """named: by what was found, as it should. seconds: until the failed attempt was over, None where none
     failed, within: and in how many it had to be. lost: steps that were done again; late: those of them that
     were done while the checkpoint after the last whole one was still being written. same: whether the last
-    loss is that of an undisturbed run. said: what was found."""
+    loss is that of an undisturbed run. said: what was found. tie: not named alone, but told as one of two
+    ends of a path."""
 
     kind: str
     where: str
@@ -57,13 +58,19 @@ class Trial(NamedTuple):
     late: int
     same: bool
     said: str
+    tie: bool = False
 
     @property
     def right(self) -> bool:
         """Whether all is as it should be: no more than an interval lost, and what was done while the
         checkpoint at its end was written."""
+        return self.named and self.harmless
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the run got over it as it should."""
         soon = (self.seconds or 0) <= self.within
-        return self.named and self.same and soon and self.lost - self.late <= self.every
+        return self.same and soon and self.lost - self.late <= self.every
 
     @property
     def every(self) -> int:
@@ -143,7 +150,7 @@ def trial(kind: str, seed: int, folder: Path, undisturbed: Callable[[tuple[str, 
     draw = random.Random(f"{kind}/{seed}")
     rank, host, step = draw.randrange(8), draw.randrange(4), draw.randint(1, 15)
     settings = LARGER if kind.startswith("slow") else ()
-    run = Run(folder, settings=settings)
+    run, tie = Run(folder, settings=settings), False
     if kind == "cut":
         run = Run(folder, hosts=MIXED.hosts + 1)
         run.train(lambda _, network: network.cut(host), after=step)
@@ -151,6 +158,8 @@ def trial(kind: str, seed: int, folder: Path, undisturbed: Callable[[tuple[str, 
     elif kind == "slow link":
         run.train(lambda _, network: network.slow(host, "20mbit"), after=step)
         named, said = _straggler(run, lambda one: one.what == "slow link" and one.hosts == (f"host{host}",))
+        both = _straggler(run, lambda one: one.where.startswith("between ") and f"host{host}" in one.hosts)
+        tie = both[0]
     elif kind == "full disk":
         run.train(_fill, after=step, disk=ROOM)
         named, said = "no room for the checkpoint" in run.logs, _line(run.logs, "no room")
@@ -172,7 +181,7 @@ def trial(kind: str, seed: int, folder: Path, undisturbed: Callable[[tuple[str, 
     where = f"host {host}" if kind in ("cut", "slow link") else f"rank {rank}"
     same = run.status == 0 and run.loss == undisturbed(settings)
     named = named and _outcomes(kind, run.attempts)
-    return Trial(kind, f"{where} step {step}", named, seconds, within, lost, late, same, said)
+    return Trial(kind, f"{where} step {step}", named, seconds, within, lost, late, same, said, tie)
 
 
 def lost_by(failed: Attempt, after: Attempt) -> tuple[int, int]:
