@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from plait.core.layout import Layout
 
@@ -32,8 +32,8 @@ def peaks_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, int]]:
     """The most of every rank that lines tell, by stage. What is no such thing is left out."""
     found: dict[str, dict[int, int]] = {}
     for line in metrics:
-        sizes = line.get(MEMORY)
-        for name, size in sizes.items() if isinstance(sizes, dict) else ():
+        sizes: Any = line.get(MEMORY)
+        for name, size in cast("dict[Any, Any]", sizes).items() if isinstance(sizes, dict) else ():
             known = _RANK.fullmatch(str(name))
             if known and isinstance(size, int) and not isinstance(size, bool) and size > 0:
                 ranks = found.setdefault(known[1], {})

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 
 @cache
@@ -37,8 +37,9 @@ def _is(value: Any, hint: Any) -> bool:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             return False
-        wanted = inner[:1] * len(value) if inner[1:] == (...,) else inner
-        return len(wanted) == len(value) and all(map(_is, value, wanted))
+        values: list[Any] = list(cast("Any", value))
+        wanted = inner[:1] * len(values) if inner[1:] == (...,) else inner
+        return len(wanted) == len(values) and all(map(_is, values, wanted))
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint in (int, str, bool):
