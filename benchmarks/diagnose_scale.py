@@ -3,11 +3,11 @@
     python benchmarks/diagnose_scale.py [--json] [--steps 100] [--replicas 192] [--slow 0.1] [--save FILE]
 
 The run is made up, with the shape of the largest one in MegaScale's table (tp 8, pp 8, dp 192; arXiv
-2402.15627): for each rank a roll-up of all its steps, and the spans of sharding's collectives, in parts of 50
-steps, as Parquet files in a run's folder (36,864 of them). Work varies by 1 % from step to step and by 0.3 %
-from rank to rank; one rank is slower from step 40 on, or in the last 20 steps of shorter runs. Its pipeline's
-ranks arrive late at their collectives, as they would. The diagnosis is a process of its own, from its start
-to its end; its memory is the largest that the kernel saw.
+2402.15627): for each host a roll-up of all steps of its ranks, with its totals, and for each rank the spans
+of sharding's collectives, in parts of 50 steps, as Parquet files in a run's folder (27,648 of them). Work
+varies by 1 % from step to step and by 0.3 % from rank to rank; one rank is slower from step 40 on, or in the
+last 20 steps of shorter runs. Its pipeline's ranks arrive late at their collectives, as they would. The
+diagnosis is a process of its own, from its start to its end; its memory is the largest that the kernel saw.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ import polars as pl
 from keeping import finish, make_parser, tell
 
 from plait.core.cluster import Hosts
+from plait.core.columns import Coded
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan, Workload
+from plait.core.rollup import COLUMNS, FOLDER, Source, rollup_file, write_rollup
 from plait.core.schedules import Shape, generate
 from plait.core.strategy import Strategy
 from plait.plan.make import Design, assemble_plan
@@ -57,8 +60,9 @@ def planned(replicas: int) -> Plan:
     )
 
 
-def write_run(folder: Path, replicas: int, steps: int, slow: float) -> tuple[int, int]:
-    """A run's folder; the slow rank, and bytes written."""
+def write_run(folder: Path, replicas: int, steps: int, slow: float, *, apart: bool = False) -> tuple[int, int]:
+    """A run's folder; the slow rank, and bytes written. apart: roll-ups as earlier versions wrote them, a
+    file for each rank and no totals."""
     plan = planned(replicas)
     plan.write(folder / "plan.json")
     world = plan.layout.world_size
@@ -69,26 +73,41 @@ def write_run(folder: Path, replicas: int, steps: int, slow: float) -> tuple[int
     pace[culprit, max(0, min(FROM, steps - SOON)) :] *= 1 + slow
     late = np.clip((pace[culprit] - 1) * sum(one[2] for one in OPS), 0, None)
     timeline = folder / "timeline"
-    (timeline / "rollup" / "block=0").mkdir(parents=True)
+    (timeline / FOLDER / "block=0").mkdir(parents=True)
     stamp = {"plait.plan": plan.hash}
-    size = 0
+    sums: list[pl.DataFrame] = []
     for rank in range(world):
         waits = rank % (replicas * TP) // TP == culprit % (replicas * TP) // TP
         spans = _collectives(rank, numbers, pace[rank], late * waits, late)
-        files = {
-            timeline / "rollup" / "block=0" / f"rank-{rank:05d}-step-00000000.parquet": _rollup(
-                rank, numbers, pace[rank]
-            )
-        }
+        sums.append(_rollup(rank, numbers, pace[rank]))
+        if apart:
+            path = timeline / FOLDER / "block=0" / f"rank-{rank:05d}-step-00000000.parquet"
+            sums.pop().write_parquet(path, metadata=stamp | {"plait.rollup.version": "1"})
+        elif len(sums) == HOST or rank == world - 1:
+            _write_host(timeline, sums, plan.hash)
+            sums = []
         for first in range(0, steps, BLOCK):
             last = min(first + BLOCK, steps)
             own = spans.filter(pl.col("step").is_between(first, last - 1))
-            files[timeline / f"rank-{rank:05d}-step-{last:08d}.parquet"] = own
-        for path, table in files.items():
-            kind, version = ("timeline", "2") if "start_ns" in table.columns else ("rollup", "1")
-            table.write_parquet(path, metadata=stamp | {f"plait.{kind}.version": version})
-            size += path.stat().st_size
-    return culprit, size
+            path = timeline / f"rank-{rank:05d}-step-{last:08d}.parquet"
+            own.write_parquet(path, metadata=stamp | {"plait.timeline.version": "2"})
+    return culprit, sum(path.stat().st_size for path in timeline.rglob("*.parquet"))
+
+
+def _write_host(timeline: Path, sums: Sequence[pl.DataFrame], plan: str) -> None:
+    """Roll-ups of the ranks of a host, as its agent writes them: one file, and one of totals."""
+    table = pl.concat(sums)
+    columns: dict[str, Any] = {name: _column(table[name]) for name in COLUMNS}
+    ranks, first = table["rank"].unique().sort().to_list(), int(columns["step"].min())
+    source = Source(plan=plan, began=0, rings={rank: (1, int(columns["step"].max())) for rank in ranks})
+    write_rollup(rollup_file(timeline, range(ranks[0], ranks[-1] + 1), first), columns, source)
+
+
+def _column(values: pl.Series) -> np.ndarray | Coded:
+    if values.dtype != pl.String:
+        return values.to_numpy()
+    texts = values.unique().sort().to_list()
+    return Coded(texts, values.cast(pl.Enum(texts)).to_physical().to_numpy().astype(np.int32))
 
 
 def _rollup(rank: int, steps: np.ndarray, pace: np.ndarray) -> pl.DataFrame:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from plait.core.env import RankEnv
 from plait.core.missing import Missing
 from plait.core.plan import Plan
+from plait.core.process import process_memory
 from plait.core.ring import RECORD, Kind
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Wire
@@ -141,8 +142,9 @@ class Agent:
 
     def largest_mib(self) -> float:
         """The most that was resident so far."""
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+        used = process_memory(self.pid)
+        assert used, "the agent has ended"
+        return used.peak / 2**20
 
     def has_written(self) -> bool:
         """Whether there are files; all ranks hear the same."""

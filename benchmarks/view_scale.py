@@ -4,11 +4,12 @@ JSON.
     python benchmarks/view_scale.py [--json] [--steps 100] [--replicas 192] [--run FOLDER] [--picture FILE]
 
 The run is that of ``diagnose_scale.py``, its roll-ups as agents write them: a file for each host, and its
-totals. ``--apart`` leaves them as earlier versions wrote them, a file for each rank and no totals. A browser
-(Debian's chromium, headless) is there; a server is started as a user starts it, and the page is opened as
-soon as it says its address: *first_paint* is from there until plotly has drawn the map's image, *after_start*
-from the command on. *later* is a page that is opened when all has been read. *sums_after*: until columns can
-be steps. Memory is the largest that the kernel saw of the server, at the end of the diagnosis.
+totals. With ``--apart`` they are as earlier versions wrote them, a file for each rank and no totals. A
+browser (Debian's chromium, headless) is there; a server is started as a user starts it, and the page is
+opened as soon as it says its address: *first_paint* is from there until plotly has drawn the map's image,
+*after_start* from the command on. *later* is a page that is opened when all has been read. *sums_after*:
+until columns can be steps. Memory is the largest that the kernel saw of the server, at the end of the
+diagnosis.
 """
 
 from __future__ import annotations
@@ -22,13 +23,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import polars as pl
-from diagnose_scale import HOST, write_run
+from diagnose_scale import write_run
 from keeping import finish, make_parser, tell
 
-from plait.core.columns import Coded
-from plait.core.rollup import COLUMNS, FOLDER, Source, rollup_file, write_rollup
+from plait.core.process import process_memory
+from plait.core.rollup import FOLDER
 
 CHROMIUM = shutil.which("chromium") or "chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader"]
@@ -39,34 +38,11 @@ PAINT, GIB = 3.0, 4.0
 """Seconds to the first paint, and memory, at most."""
 
 
-def by_host(folder: Path) -> None:
-    """A run's roll-ups of single ranks, as agents write them."""
-    timeline = folder / "timeline"
-    ranks = sorted((timeline / FOLDER).rglob("rank-*.parquet"))
-    for at in range(0, len(ranks), HOST):
-        own = ranks[at : at + HOST]
-        table = pl.concat([pl.read_parquet(path) for path in own])
-        columns: dict[str, Any] = {name: _column(table[name]) for name in COLUMNS}
-        numbers = table["rank"].unique().sort().to_list()
-        rings = {rank: (1, int(columns["step"].max())) for rank in numbers}
-        plan = pl.read_parquet_metadata(own[0])["plait.plan"]
-        path = rollup_file(timeline, range(numbers[0], numbers[-1] + 1), int(columns["step"].min()))
-        write_rollup(path, columns, Source(plan=plan, began=0, rings=rings))
-        for old in own:
-            old.unlink()
-
-
-def _column(values: pl.Series) -> np.ndarray | Coded:
-    if values.dtype != pl.String:
-        return values.to_numpy()
-    texts = values.unique().sort().to_list()
-    return Coded(texts, values.cast(pl.Enum(texts)).to_physical().to_numpy().astype(np.int32))
-
-
 def peak_gib(pid: int) -> float:
     """The most that was resident so far."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**20
+    used = process_memory(pid)
+    assert used, "the server has ended"
+    return used.peak / 2**30
 
 
 def opened(browser: Any, url: str) -> tuple[float, Any]:
@@ -133,9 +109,7 @@ def main() -> int:
         folder, culprit = args.run or Path(name) / "run", args.replicas * 64 // 3
         if not folder.is_dir():
             folder.mkdir()
-            culprit, _ = write_run(folder, args.replicas, args.steps, 0.1)
-            if not args.apart:
-                by_host(folder)
+            culprit, _ = write_run(folder, args.replicas, args.steps, 0.1, apart=args.apart)
         found = {
             "ranks": args.replicas * 64,
             "steps": args.steps,

@@ -11,6 +11,8 @@ import typer
 from plait.cli import diagnose_page
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from plait.core.plan import Plan
     from plait.diagnose.explain import Report
     from plait.diagnose.predicted import Prediction
@@ -70,10 +72,28 @@ def _of_run(folder: Path) -> Report:
 
 def report_of(run: Run) -> Report:
     """All that is said of a run, with what its plan predicts."""
+    from plait.core.memory_peaks import peaks_of
     from plait.diagnose.explain import explain
 
     prediction, notes = _prediction(run.plan, run.recording) if run.plan else (None, [])
-    return explain(run.recording, str(run.folder), run=run, prediction=prediction, notes=[*run.notes, *notes])
+    memory = {}
+    if run.plan and peaks_of(run.metrics):
+        memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan)}
+    notes = [*run.notes, *notes]
+    return explain(run.recording, str(run.folder), run=run, prediction=prediction, memory=memory, notes=notes)
+
+
+def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
+    """Bytes by kind, of a rank of every stage; nothing where the plan does not tell."""
+    from plait.core.errors import PlaitError
+    from plait.plan.estimate import PlannedStep, estimate
+
+    try:
+        places = estimate(PlannedStep.of_plan(plan)).places
+    except PlaitError:
+        return ()
+    kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")
+    return [(f"stage {n}", {kind: getattr(one.memory, kind) for kind in kinds}) for n, one in enumerate(places)]
 
 
 def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, list[str]]:

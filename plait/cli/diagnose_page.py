@@ -26,6 +26,7 @@ def show(report: Report) -> None:
     _shares(report)
     _not_equal(report)
     _predicted(report)
+    _memory(report)
     _progress(report)
     for note in report.notes:
         terminal.text(f"note: {note}", indent="  ")
@@ -186,6 +187,25 @@ def _predicted(report: Report) -> None:
                 f"{one.axis}: {one.planned:.0%} of its communication was to be hidden, and {one.measured:.0%} was: "
                 f"{_time(one.missed)} of a step that overlap was to save."
             )
+
+
+def _memory(report: Report) -> None:
+    if not report.memory:
+        return
+    from plait.plan.fits import in_words
+
+    terminal.say("")
+    rows = [
+        (
+            one.place,
+            "-" if one.predicted is None else in_words(one.predicted),
+            "-" if one.measured is None else in_words(one.measured),
+            _ratio(one.measured / one.predicted) if one.predicted and one.measured else "-",
+            "-" if one.rank is None else str(one.rank),
+        )
+        for one in report.memory[:ROWS]
+    ]
+    terminal.table(("memory of a rank, at most", "predicted", "measured", "ratio", "rank"), rows)
 
 
 # ---- how it got on ----

@@ -51,12 +51,11 @@ def _found(folder: Path) -> tuple[Verdict, list[Evidence]]:
         raise DataError(f"{folder} has no rings: nothing is known of its ranks. {' '.join(gathered.problems)}".strip())
     for problem in gathered.problems:
         typer.echo(terminal.fitted(f"plait: left out: {problem}", sys.stderr), err=True)
-    deadline = deadline_of(folder)
-    return localise(gathered.evidence, world=len(gathered.evidence), deadline=deadline), gathered.evidence
+    return localise(gathered.evidence, world=len(gathered.evidence), **deadlines_of(folder)), gathered.evidence
 
 
-def deadline_of(folder: Path) -> float:
-    """Of the run's plan; the default's if it has none."""
+def deadlines_of(folder: Path) -> dict[str, float]:
+    """Those of ``localise``, by the run's plan; the default's if it has none."""
     from plait.core.errors import PlaitError
     from plait.core.plan import Plan
     from plait.core.settings import RunSection
@@ -65,7 +64,8 @@ def deadline_of(folder: Path) -> float:
         job = Plan.read(folder / "plan.json").job
     except PlaitError:
         job = None
-    return (job.run if job else RunSection()).call_deadline
+    run = job.run if job else RunSection()
+    return {"deadline": run.call_deadline, "first": run.first_deadline}
 
 
 def _tell(verdict: Verdict, evidence: Sequence[Evidence]) -> None:

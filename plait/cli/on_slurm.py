@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.cli.running import Managed
+from plait.cli.running import Managed, suspicion_of
 
 if TYPE_CHECKING:
     from plait.cli.running import Ranks
@@ -42,7 +43,10 @@ class InSlurm(Managed):
             RankTable.read(self.table).write(folder / slurm_job.PLACED)
         else:
             (folder / slurm_job.PLACED).unlink(missing_ok=True)
-        return slurm_job.run(folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock)
+        return slurm_job.run(
+            folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock,
+            plan=ranks.plan.hash if ranks.plan else None, suspicion=partial(suspicion_of, ranks),
+        )  # fmt: skip
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
         """What would be submitted."""

@@ -37,9 +37,9 @@ class Ranks:
 
     logs: the folder of what they print. timeout: seconds that one may be silent. lock: of their run, if it
     has one. silent: what rank 0 prints goes to its log as well. folder: of the run, if its ranks leave there
-    what tells why they hang. deadline: seconds that a call of theirs may take. plan: of the run that they
-    train; they are started again when they fail, ``restarts`` times in a row without a new checkpoint.
-    open_job: as the user wrote it, for another plan.
+    what tells why they hang. deadline: seconds that a call of theirs may take; first: that they may take for
+    what they do for the first time. plan: of the run that they train; they are started again when they fail,
+    ``restarts`` times in a row without a new checkpoint. open_job: as the user wrote it, for another plan.
     """
 
     module: str
@@ -51,6 +51,7 @@ class Ranks:
     silent: bool = False
     folder: Path | None = None
     deadline: float = 0.0
+    first: float | None = None
     plan: Plan | None = None
     restarts: int = 0
     open_job: Job | None = None
@@ -300,9 +301,9 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, op
         (folder / NAME).unlink(missing_ok=True)  # of an earlier start, elsewhere
         ranks = Ranks(
             module=WORKER, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
-            timeout=plan.job.run.timeout, lock=lock, silent=silent,
-            folder=folder, deadline=plan.job.run.call_deadline, plan=plan, restarts=plan.job.run.restarts,
-            open_job=open_job,
+            timeout=plan.job.run.timeout, lock=lock, silent=silent, folder=folder,
+            deadline=plan.job.run.call_deadline, first=plan.job.run.first_deadline, plan=plan,
+            restarts=plan.job.run.restarts, open_job=open_job,
         )  # fmt: skip
         return place.run(ranks)
 
@@ -348,8 +349,19 @@ def suspicion_of(ranks: Ranks) -> Suspicion | None:
 
     if ranks.folder is None or ranks.world == 1:
         return None
-    explain = partial(localise, world=ranks.world, deadline=ranks.deadline)
+    explain = partial(localise, world=ranks.world, deadline=ranks.deadline, first=ranks.first)
     return Suspicion(ranks.folder, ranks.world, deadline=ranks.deadline, localise=explain)
+
+
+def suspicion_of_plan(plan: Plan, folder: Path) -> Suspicion | None:
+    """The same of the ranks of a plan, whoever starts them."""
+    assert plan.job is not None
+    run = plan.job.run
+    ranks = Ranks(
+        module="", arguments=(), world=plan.layout.world_size, logs=folder / "logs", timeout=run.timeout,
+        folder=folder, deadline=run.call_deadline, first=run.first_deadline,
+    )  # fmt: skip
+    return suspicion_of(ranks)
 
 
 def silenced(start: Start) -> Start:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +59,7 @@ def view(
 
 def tools() -> Tools:
     """What the page needs of other folders of Plait. Simulated plans are kept."""
+    from plait.cli.diagnose import predicted_memory
     from plait.view.store import Tools
 
     simulated: dict[str, Simulated | None] = {}
@@ -81,7 +82,7 @@ def tools() -> Tools:
         table = table_of(found.timeline((1,), list(ranks)))
         return with_axes(table, grid_of(plan.layout), plan.shardings, places)
 
-    return Tools(explain=_explained, hang=_hang, predicted=predicted, memory=_memory)
+    return Tools(explain=_explained, hang=_hang, predicted=predicted, memory=predicted_memory)
 
 
 def _explained(run: Run) -> Told:
@@ -97,7 +98,7 @@ def _explained(run: Run) -> Told:
 
 def _hang(folder: Path) -> Hang | None:
     """What the launcher found; of a run that goes on, what its rings say."""
-    from plait.cli.hang import deadline_of
+    from plait.cli.hang import deadlines_of
     from plait.core.evidence import FILE, read_hang
     from plait.core.ring_calls import RINGS as FOLDER
     from plait.diagnose.hang import localise
@@ -110,17 +111,4 @@ def _hang(folder: Path) -> Hang | None:
         return None
     gathered = gather(folder)
     world = len(gathered.evidence)
-    return localise(gathered.evidence, world=world, deadline=deadline_of(folder)), gathered.evidence
-
-
-def _memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
-    """Predicted, of a rank of every place."""
-    from plait.core.errors import PlaitError
-    from plait.plan.estimate import PlannedStep, estimate
-
-    try:
-        places = estimate(PlannedStep.of_plan(plan)).places
-    except PlaitError:
-        return ()
-    kinds = ("parameters", "gradients", "optimizer", "buffers", "activations")
-    return [(f"stage {n}", {kind: getattr(one.memory, kind) for kind in kinds}) for n, one in enumerate(places)]
+    return localise(gathered.evidence, world=world, **deadlines_of(folder)), gathered.evidence

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.core.files import replacing
+from plait.core.typed import checked
 
 FILE = "attempts.jsonl"
 MOST = 10_000
@@ -34,11 +35,12 @@ class Attempt:
     where, by node rank. plan: its hash. changed: what was changed against the attempt before, in words.
 
     resumed: the step it began after; step: the last that was done; steps: how many it did. All -1 or 0 if it
-    never trained. Of what it took, in seconds, None where it did not come to that:
-    restart_seconds: from the start of the ranks until all were about to train;
-    first_step_seconds: from then until all had done a step;
-    detection_seconds: at most, from a failure until it was known;
-    wait_seconds: from the end of the attempt before until this one, backing off included.
+    never trained. writing: step of the checkpoint that was being written in the background when the last step
+    began, 0 if none was: what was done since is lost too if the attempt failed before it was whole. Of what
+    it took, in seconds, None where it did not come to that: restart_seconds: from the start of the ranks
+    until all were about to train; first_step_seconds: from then until all had done a step; detection_seconds:
+    at most, from a failure until it was known; wait_seconds: from the end of the attempt before until this
+    one, backing off included.
     """
 
     attempt: int
@@ -55,6 +57,7 @@ class Attempt:
     resumed: int = -1
     step: int = -1
     steps: int = 0
+    writing: int = 0
     detection_seconds: float | None = None
     wait_seconds: float | None = None
     restart_seconds: float | None = None
@@ -97,4 +100,4 @@ def _attempt(values: Any) -> Attempt:
     given: dict[str, Any] = {key: value for key, value in values.items() if key in known}
     given |= {key: tuple(given[key]) for key in ("ranks", "hosts") if key in given}
     given["attempt"], given["started"] = int(given["attempt"]), float(given["started"])
-    return Attempt(**given)
+    return Attempt(**checked(Attempt, given))

@@ -35,11 +35,15 @@ class Stop:
 
 @dataclass(frozen=True)
 class Beat:
-    """From a rank: what it is at. step: of training, -1 before. patient: may rightly take very long."""
+    """From a rank: what it is at. step: of training, -1 before. patient: may rightly take very long. first:
+    it does this for the first time since it was started. writing: step of the checkpoint that is being
+    written meanwhile, 0 if none is."""
 
     doing: str
     step: int = -1
     patient: bool = False
+    first: bool = False
+    writing: int = 0
 
 
 Message = Stop | Beat

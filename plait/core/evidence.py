@@ -19,11 +19,15 @@ from typing import Any, Literal, NamedTuple
 from plait.core.errors import DataError
 from plait.core.files import replacing
 from plait.core.ring import NOBODY, Kind, Record, RingGroup
+from plait.core.typed import checked
 
 VERSION = 1
 FILE = "hang.json"
 """Where a run's folder keeps both."""
 
+FIRST, LAST = 4.0, 0.9
+"""Times the deadline of calls that a rank may take for one thing that it does for the first time, but no more
+than this share of the time after which the others' calls fail: then it is too late to ask."""
 STACKS: int | None = signal.SIGRTMIN + 3 if sys.platform == "linux" else None
 """On this signal a rank prints its threads' stacks; None where there are no such signals."""
 
@@ -100,9 +104,12 @@ class Evidence:
 
     recorded: whether its ring could be read. status: of its process that has ended, -N for signal N; None if
     not known. ended_at: when the launcher saw that, in seconds, to tell the first. patient: what it does may
-    rightly take very long. calls: oldest first: what is open, and the last few of every channel. stack: of
-    the thread that trains, innermost last. error: what it said in the end. reached, missed: ranks that its
-    host could and could not reach.
+    rightly take very long; first: it does that for the first time since it was started. calls: oldest first:
+    what is open, and the last few of every channel. stack: of the thread that trains, innermost last. error:
+    what it said in the end. reached, missed: ranks that its host could and could not reach.
+
+    moved, longest: as in ``ring_progress.Moved``, whose ``at`` moved is. computes: it is inside a piece of
+    work and takes a processor's time for it.
     """
 
     rank: int
@@ -121,6 +128,15 @@ class Evidence:
     error: str = ""
     reached: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
+    first: bool = False
+    moved: int = 0
+    longest: float = 0.0
+    computes: bool = False
+
+    @property
+    def still(self) -> float | None:
+        """Seconds since it began or ended anything by itself; None if that is not known."""
+        return (self.at - self.moved) / 1e9 if self.moved else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,10 +249,10 @@ def evidence_values(one: Evidence) -> dict[str, Any]:
 
 def evidence_of(values: dict[str, Any]) -> Evidence:
     """What ``evidence_values`` made plain. Raises TypeError, KeyError or ValueError for something else."""
-    calls = tuple(Call(**call | {"channel": _channel_of(call["channel"])}) for call in values["calls"])
+    calls = tuple(Call(**checked(Call, call | {"channel": _channel_of(call["channel"])})) for call in values["calls"])
     made: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
     made["calls"] = calls
-    return Evidence(**values | made)
+    return Evidence(**checked(Evidence, values | made))
 
 
 def _channel_values(channel: Channel) -> list[Any]:
@@ -245,12 +261,18 @@ def _channel_values(channel: Channel) -> list[Any]:
 
 def _channel_of(values: list[Any]) -> Channel:
     ranks, ordinal, label, source, target = values
-    return Channel(RingGroup(tuple(ranks), ordinal, label), source, target)
+    group = checked(RingGroup, {"ranks": tuple(ranks), "ordinal": ordinal, "label": label})
+    return Channel(RingGroup(**group), int(source), int(target))
 
 
 def _verdict(values: dict[str, Any]) -> Verdict:
-    chain = tuple(Wait(ranks=tuple(w["ranks"]), call=w["call"], on=tuple(w["on"])) for w in values["chain"])
+    chain = tuple(_wait(one) for one in values["chain"])
     also = tuple(_verdict(one) for one in values["also"])
     made: dict[str, Any] = {"ranks": tuple(values["ranks"]), "hosts": tuple(values["hosts"])}
     made |= {"chain": chain, "also": also}
-    return Verdict(**values | made)
+    return Verdict(**checked(Verdict, values | made))
+
+
+def _wait(values: dict[str, Any]) -> Wait:
+    made = {"ranks": tuple(values["ranks"]), "call": values["call"], "on": tuple(values["on"])}
+    return Wait(**checked(Wait, made))

@@ -15,6 +15,7 @@ from typing import Any
 
 from plait.core.evidence import FILE, Thread
 from plait.core.files import replacing
+from plait.core.typed import checked
 
 FOLDER = "hang"
 
@@ -23,7 +24,8 @@ FOLDER = "hang"
 class Part:
     """A rank's answer. wall: when, in ns of its host's clock. address: where it listens, for others to see
     whether they reach it: host and port. complete: whether it has tried to reach the others. token: of its
-    ring, to tell one start of a run from another."""
+    ring, to tell one start of a run from another. first: it does what it does for the first time. busy: share
+    of a processor that the thread which trains took meanwhile."""
 
     rank: int
     token: int
@@ -37,6 +39,8 @@ class Part:
     reached: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
     complete: bool = False
+    first: bool = False
+    busy: float = 0.0
 
 
 def asked(folder: Path) -> bool:
@@ -63,7 +67,7 @@ def read_parts(folder: Path) -> dict[int, Part]:
             values = json.loads(path.read_text())
             lists: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
             where = values["address"]
-            part = Part(**values | lists | {"address": tuple(where) if where else None})
+            part = Part(**checked(Part, values | lists | {"address": tuple(where) if where else None}))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
         parts[part.rank] = part

@@ -1,5 +1,5 @@
-"""What the system says of processes: whether one still is the one that we know, whether it is stopped, and
-how many cores ours may use."""
+"""What the system says of processes: whether one still is the one that we know, whether it is stopped, how
+much memory it takes, and how many cores ours may use."""
 
 from __future__ import annotations
 
@@ -36,6 +36,32 @@ def process_since(pid: int, started: int) -> ProcessState | None:
     now."""
     state = process_state(pid)
     return None if state is None or state.letter in "ZX" or state.started != started else state
+
+
+class ProcessMemory(NamedTuple):
+    """Bytes that are resident, now and at most so far."""
+
+    now: int
+    peak: int
+
+
+def process_memory(pid: int | None = None) -> ProcessMemory | None:
+    """Of a process, this one if not told; None where the system does not say."""
+    try:
+        lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
+        words = dict(line.split(":", 1) for line in lines if ":" in line)
+        now, peak = (int(words[key].split()[0]) << 10 for key in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+    return ProcessMemory(now, peak)
+
+
+def main_thread_seconds(pid: int) -> float:
+    """Of a processor, that the main thread of a process has taken so far; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def where_pids_mean_the_same() -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from plait.core.errors import JobError
+from plait.core.evidence import FIRST, LAST
 from plait.core.strategy import Overlap, Recompute, ShardOverlap
 
 Count = Annotated[int, Field(ge=1)]
@@ -311,12 +312,19 @@ class RunSection(Section):
     what to do about one that has less than a third of the median rate."""
     hang_deadline: NotNegative = 0.0
     """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that
-    the others wait for, name it and end the run. 0: half of ``run.timeout``."""
+    the others wait for, name it and end the run. What a rank does for the first time (a step, an evaluation)
+    may take four times as long. 0: half of ``run.timeout``."""
 
     @property
     def call_deadline(self) -> float:
         """Seconds that a collective or a transfer may take."""
         return self.hang_deadline or self.timeout / 2
+
+    @property
+    def first_deadline(self) -> float:
+        """Seconds that a rank may take for one piece of what it does for the first time: before the others
+        give up waiting for it."""
+        return max(self.call_deadline, min(FIRST * self.call_deadline, LAST * self.timeout))
 
     @property
     def path(self) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
+from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.predicted import Prediction
 from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of
 from plait.diagnose.reading import Run
@@ -38,6 +39,7 @@ class Report:
     loss: Loss | None = None
     checkpoints: Checkpoints | None = None
     goodput: Goodput | None = None
+    memory: tuple[MemoryUse, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -73,6 +75,7 @@ class Report:
             "loss": self.loss and self.loss._asdict(),
             "checkpoints": self.checkpoints and self.checkpoints._asdict(),
             "goodput": self.goodput and {**self.goodput._asdict(), "share": self.goodput.share},
+            "memory": [one._asdict() for one in self.memory],
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -83,9 +86,11 @@ def explain(
     *,
     run: Run | None = None,
     prediction: Prediction | None = None,
+    memory: Mapping[str, int] | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
-    """run: whose folder the recording came from, for its metrics, checkpoints and attempts."""
+    """run: whose folder the recording came from, for its metrics, checkpoints and attempts. memory: bytes
+    that are predicted for a rank of each stage."""
     found = verdicts(recording)
     named = [one.ranks for one in found.stragglers if one.what != "slow link"]
     since = max((one.since for one in found.stragglers), default=None)
@@ -108,6 +113,7 @@ def explain(
         loss=loss_of(metrics),
         checkpoints=checkpoints_of(recording, run.folder) if run else None,
         goodput=goodput_of(recording, run.attempts, metrics) if run else None,
+        memory=memory_use(metrics, memory or {}),
         notes=(*notes, *recording.notes),
     )
 

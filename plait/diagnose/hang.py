@@ -4,7 +4,10 @@ The rules, in this order; each says what it has found, and none falls back on a 
 
 1. nobody has waited for longer than the deadline, and no rank is stopped or has failed: nothing hangs;
 2. members of a group began different things as their n-th call: the majority is right;
-3. a rank has ended, is stopped, or is busy with something else, and others wait for it: it is the cause;
+3. a rank has ended, is stopped, or has been at something else for too long, and others wait for it: it is
+   the cause. For too long is the deadline, or twice the longest that it was ever at one thing; several times
+   as long for what it does for the first time, and for a piece of work for which it takes a processor. A
+   rank that goes on to the next thing in that time is slow, and no cause;
 4. everybody has begun a call and nobody ends it: the network, named by who reaches whom;
 5. ranks wait for each other in a circle: a deadlock;
 6. what is left is told as it is, with what is missing.
@@ -18,7 +21,7 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from plait.core.evidence import Cause, Evidence, Verdict, Wait, listed, spoken_ranks
+from plait.core.evidence import FIRST, Cause, Evidence, Verdict, Wait, listed, spoken_ranks
 from plait.diagnose.deadlock import deadlock
 from plait.diagnose.mismatch import find_mismatch
 from plait.diagnose.reach import cut_off
@@ -26,12 +29,16 @@ from plait.diagnose.waits import At, Waits
 
 STUCK = 0.5
 """Share of the deadline after which a call that all have begun counts as one that nobody ends."""
+GROWTH = 2.0
+"""Times the longest that a rank was at one thing in which it may be at another."""
 
 
-def localise(evidence: Sequence[Evidence], *, world: int, deadline: float) -> Verdict:
+def localise(evidence: Sequence[Evidence], *, world: int, deadline: float, first: float | None = None) -> Verdict:
     """What keeps a run of ``world`` ranks from going on. Evidence may be missing, also of most ranks.
 
-    deadline: seconds after which a call that is not over is suspicious. 12,288 ranks take a few seconds.
+    deadline: seconds after which a call that is not over is suspicious, and a rank that others wait for and
+    that has not moved by itself. first: seconds for what is done for the first time, and for one piece of
+    work; four times the deadline if not given. 12,288 ranks take a few seconds.
     """
     waits = Waits(evidence, world)
     failed = [rank for rank, one in waits.evidence.items() if one.state == "ended" and one.status]
@@ -51,7 +58,7 @@ def localise(evidence: Sequence[Evidence], *, world: int, deadline: float) -> Ve
     if stuck and (cut := _cut(waits, stuck)):
         return cut
     if busy:
-        return _busy(waits, busy)
+        return _busy(waits, busy, deadline, FIRST * deadline if first is None else first)
     waiting = {rank for ranks in waits.at.values() for rank in ranks}
     if circle := waits.circle(waiting):
         return deadlock(waits, circle)
@@ -101,13 +108,17 @@ def _stopped(waits: Waits, sinks: Sequence[int], halted: Sequence[int]) -> Verdi
     return _verdict(waits, "stopped", ranks, f"{_is(ranks)} stopped (SIGSTOP, or a debugger)") if ranks else None
 
 
-def _busy(waits: Waits, busy: Sequence[int]) -> Verdict:
+def _busy(waits: Waits, busy: Sequence[int], deadline: float, first: float) -> Verdict:
     """Ranks that do something else while others wait for them."""
     patient = [rank for rank in busy if waits.evidence[rank].patient]
     if patient:
         doing = listed(sorted({waits.evidence[rank].doing for rank in patient}))
         why = f"{_subject(waits, patient)} {_is(patient)} {doing}, which may take long; the others wait for that."
         return Verdict(cause="none", why=why, ranks=tuple(patient), hosts=_hosts(waits, patient))
+    stuck = [rank for rank in busy if _is_stuck(waits.evidence[rank], deadline, first)]
+    if not stuck:
+        return _slow(waits, busy)
+    busy = stuck
     longest = {rank: _longest_for(waits, rank) for rank in busy}
     ranks = [rank for rank in busy if longest[rank] >= 0.5 * max(longest.values())]
     silent = all(waits.evidence[rank].thread == "silent" for rank in ranks)
@@ -118,6 +129,22 @@ def _busy(waits: Waits, busy: Sequence[int]) -> Verdict:
     stack = f" There: {' < '.join(reversed(one.stack[-3:]))}." if one.stack else ""
     doing = f" (at {one.doing})" if one.doing else ""
     return _verdict(waits, "host code", ranks, what + doing, more=stack)
+
+
+def _is_stuck(one: Evidence, deadline: float, first: float) -> bool:
+    """Whether a busy rank has been at one thing for longer than that ever took, or may take."""
+    limit = max(deadline, GROWTH * one.longest, first if one.first or one.computes else 0.0)
+    return one.still is None or one.still > limit
+
+
+def _slow(waits: Waits, busy: Sequence[int]) -> Verdict:
+    """Ranks that others wait for, and that get on."""
+    one = waits.evidence[max(busy, key=lambda rank: waits.evidence[rank].still or 0.0)]
+    at = f" (at {one.doing}{', for the first time' if one.first else ''})" if one.doing else ""
+    went = f"rank {one.rank}" if len(busy) > 1 else "it"
+    why = (f"{_subject(waits, busy)} {_is(busy)} slow, not stuck: {went} went on to the next thing {one.still:.1f} s "
+           f"ago{at}; the others wait for that.")  # fmt: skip
+    return Verdict(cause="none", why=_sentence(why), ranks=tuple(busy), hosts=_hosts(waits, busy))
 
 
 def _cut(waits: Waits, stuck: Sequence[At]) -> Verdict | None:

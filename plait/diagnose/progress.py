@@ -110,7 +110,7 @@ def goodput_of(
     if known:
         total = max(float(one["ended"]) for one in known) - min(float(one["started"]) for one in known)
         productive = sum(float(one["seconds"]) for one in metrics if isinstance(one.get("seconds"), int | float))
-        done = sum(int(one.get("steps", 0)) for one in known)
+        done = sum(many for one in known if isinstance(many := one.get("steps"), int))
         return Goodput(productive, total, len(known), max(0, done - len(metrics)))
     spans = recording.spans
     if spans.is_empty():

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
 
 from plait.diagnose.equals import Compared, hosts_known, members_of, own_work, transfers, typical_work
-from plait.diagnose.outliers import MINIMUM, Outlier, Spread, outliers
+from plait.diagnose.noise import SIGMA
+from plait.diagnose.outliers import FEWEST, LEAST, MINIMUM, RECURS, Outlier, Spread, outliers
 from plait.diagnose.recording import Recording
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 What = Literal["slow processor", "slow host", "slow link"]
 LINK = 0.5
 """By how much more a transfer must take: bandwidth is shared, and varies more than computation."""
+OTHERS, CLEAR = 0.25, 3.0
+"""By how much more an end's transfers with others must take, and how many standard errors that must be, for
+the end to be named and not the path: one of two is to be told from the other, not one of thousands."""
 FEW = 8
 """Ranks below which their spread says little, and more is asked for."""
 MINIMUM_OF_FEW = 0.05
@@ -163,6 +172,10 @@ def _links(recording: Recording, slow: set[int]) -> list[Straggler]:
         return []
     clearest, seconds, _ = max(kept, key=lambda each: each[1])
     ranks, place, hosts = _shared([unit for _, _, unit in kept], members, recording.grid)
+    if len(hosts) == 2 and place and (host := _end(moved, members, recording.grid, hosts, clearest)):
+        other = next(name for name in hosts if name != host)
+        ranks = tuple(sorted(recording.grid.filter(pl.col("host") == host)["rank"].to_list()))
+        hosts, place = (host,), f"links of {host}, clearest to {other}"
     return [
         Straggler(
             what="slow link", ranks=ranks, hosts=hosts, since=min(moved.steps[one.first] for one, _, _ in kept),
@@ -194,6 +207,35 @@ def _shared(
             return tuple(sorted(rank for rank, host in of.items() if host in named)), place, tuple(named)
     both = frozenset.intersection(*ranks) or frozenset.union(*ranks)
     return tuple(sorted(both)), "", tuple(sorted({of[rank] for rank in both if rank in of}))
+
+
+def _end(
+    moved: Compared, members: dict[str, frozenset[int]], grid: pl.DataFrame, hosts: tuple[str, ...], one: Outlier
+) -> str | None:
+    """Of two hosts between which transfers are slow, the one whose transfers with other hosts are slow as
+    well; None where that is neither, or both: then it may be the path between them."""
+    of = dict(grid.select("rank", "host").iter_rows())
+    logs = np.log1p(np.maximum(moved.deviation[:, one.first : one.last + 1], LEAST))
+    slow: list[str] = []
+    for host in hosts:
+        others = [
+            row for row, unit in enumerate(moved.units)
+            if len(at := {of[rank] for rank in members[str(unit)]}) == 2 and at & set(hosts) == {host}
+        ]  # fmt: skip
+        known = logs[others][:, np.isfinite(logs[others]).any(axis=0)]
+        if others and known.shape[1] >= FEWEST:
+            steps = np.nanmedian(known, axis=0)
+            effect, error = float(np.median(steps)), _error_of_median(steps)
+            often = float((steps >= np.log1p(OTHERS) / 2).mean())
+            if effect >= np.log1p(OTHERS) and often >= RECURS and effect >= CLEAR * error:
+                slow.append(host)
+    return slow[0] if len(slow) == 1 else None
+
+
+def _error_of_median(values: Floats) -> float:
+    """Its standard error, by the median absolute deviation; for a normal distribution."""
+    spread = SIGMA * float(np.median(np.abs(values - np.median(values))))
+    return 1.2533 * spread / len(values) ** 0.5
 
 
 # ---- arrivals ----

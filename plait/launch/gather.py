@@ -17,14 +17,19 @@ from plait.core.process import boot_id, process_since
 from plait.core.ring import Header, read_rings
 from plait.core.ring_calls import RINGS, calls_of
 from plait.core.ring_hosts import host_names
+from plait.core.ring_progress import moved
 
 FRAMES = 12
 """Lines of a stack that are kept."""
+BUSY = 0.01
+"""Share of a processor that is work: a thread that waits or sleeps takes less, one that computes beside a
+hundred others as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a launcher has seen of a rank. pid: if it is on this machine. said: how it explained its end."""
+    """What a launcher has seen of a rank. pid: if it is on this machine. doing to writing: as in its last
+    ``Beat``. said: how it explained its end."""
 
     state: State
     pid: int | None = None
@@ -33,6 +38,8 @@ class Seen:
     doing: str = ""
     step: int = -1
     patient: bool = False
+    first: bool = False
+    writing: int = 0
     said: str = ""
 
 
@@ -56,8 +63,12 @@ def gather(folder: Path, seen: Mapping[int, Seen] | None = None, *, world: int =
     for ring in read_rings(folder / RINGS, problems):
         if (known := (seen or {}).get(ring.rank)) and known.pid not in (None, ring.header.pid):
             continue  # of an earlier start
-        headers[ring.rank] = ring.header
-        found[ring.rank] = Evidence(rank=ring.rank, at=_now(ring.header), calls=calls_of(ring), step=ring.header.step)
+        headers[ring.rank], now = ring.header, _now(ring.header)
+        own = moved(ring, now)
+        found[ring.rank] = Evidence(
+            rank=ring.rank, at=now, calls=calls_of(ring), step=ring.header.step,
+            moved=own.at, longest=own.longest, computes=own.inside,
+        )  # fmt: skip
     hosts = host_names(headers)
     world = max([world, *(header.world for header in headers.values())])
     answers = any(parts.get(rank, None) and parts[rank].token == header.token for rank, header in headers.items())
@@ -77,13 +88,15 @@ def _of(base: Evidence, header: Header | None, part: Part | None, seen: Seen | N
     one = replace(base, host=host)
     if header and part and part.token == header.token:
         one = replace(one, thread=part.thread, doing=part.doing, patient=part.patient, stack=part.stack[-FRAMES:],
-                      step=part.step, reached=part.reached, missed=part.missed)  # fmt: skip
+                      step=part.step, reached=part.reached, missed=part.missed, first=part.first,
+                      computes=one.computes and part.busy > BUSY)  # fmt: skip
     elif answers:
         one = replace(one, thread="silent")
     if seen is not None:
         doing, step = (one.doing or seen.doing), max(one.step, seen.step)
         return replace(one, state=seen.state, status=seen.status, ended_at=seen.ended_at, error=seen.said,
-                       doing=doing, step=step, patient=one.patient or seen.patient)  # fmt: skip
+                       doing=doing, step=step, patient=one.patient or seen.patient,
+                       first=one.first or seen.first)  # fmt: skip
     state, status = _process(header) if header else ("unknown", None)
     if state == "ended" and status is None:  # long ago: what it was at when the others asked is what counts
         state = "runs" if part else "unknown"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.core.evidence import Evidence, Verdict, write_hang
 from plait.core.parts import ask, asked, forget_hang, forget_parts, read_parts
-from plait.launch.gather import Seen, by_stack, gather, kernel_says, print_stacks, printed_stack
+from plait.core.process import main_thread_seconds
+from plait.launch.gather import BUSY, Seen, by_stack, gather, kernel_says, print_stacks, printed_stack
 
 ANSWERS = 3.0
 """Seconds in which ranks answer: longer than a rank's watchdog needs to notice, and to try the others."""
@@ -86,16 +87,20 @@ class Suspicion:
     @staticmethod
     def _stacks(evidence: Sequence[Evidence], seen: Mapping[int, Seen], processes: Mapping[int, Nearby]) -> \
             list[Evidence]:  # fmt: skip
-        """Stacks of those that run on this machine and have not answered."""
+        """Stacks of those that run on this machine and have not answered, and whether they use its
+        processor."""
         mute = {one.rank for one in evidence if (one.state, one.thread) == ("runs", "silent")} & processes.keys()
         before: dict[int, int] = {}
+        inside = {one.rank: main_thread_seconds(processes[one.rank].pid) for one in evidence
+                  if one.rank in mute and one.computes}  # fmt: skip
+        began = time.monotonic()
         for rank in mute:
             size = len(processes[rank].log())
             if print_stacks(processes[rank].pid):
                 before[rank] = size
         stacks: dict[int, tuple[str, ...]] = {}
         end = time.monotonic() + PRINTED
-        while before.keys() - stacks.keys() and time.monotonic() < end:
+        while (inside or before.keys() - stacks.keys()) and time.monotonic() < end:
             time.sleep(0.05)
             for rank in before.keys() - stacks.keys():
                 if stack := printed_stack(processes[rank].log()[before[rank] :]):
@@ -103,4 +108,7 @@ class Suspicion:
         for rank in mute - stacks.keys():
             if says := kernel_says(processes[rank].pid):
                 stacks[rank] = (says,)
-        return [by_stack(one, stacks[one.rank]) if one.rank in stacks else one for one in evidence]
+        found = [by_stack(one, stacks[one.rank]) if one.rank in stacks else one for one in evidence]
+        least = BUSY * (time.monotonic() - began)
+        idle = {rank for rank, at in inside.items() if main_thread_seconds(processes[rank].pid) - at <= least}
+        return [replace(one, computes=False) if one.rank in idle else one for one in found]

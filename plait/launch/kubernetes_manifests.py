@@ -175,7 +175,7 @@ def _pod(run: PodRun) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": one.image,
-        "command": [one.python, "-m", "plait.launch.kubernetes_pod"],
+        "command": [one.python, "-m", "plait.cli.in_pod"],
         "env": _env(run),
         "ports": [{"name": "launcher", "containerPort": one.port}],
         "volumeMounts": [*mounts, {"name": "files", "mountPath": FILES, "readOnly": True},

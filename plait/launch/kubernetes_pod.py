@@ -1,6 +1,6 @@
 """A run inside of its pods: pod 0 launches, every pod is an agent.
 
-    python -m plait.launch.kubernetes_pod          in a pod of ``plait train --on kubernetes``
+    python -m plait.cli.in_pod          in a pod of ``plait train --on kubernetes``
 
 A pod's exit status says what becomes of the run: 0 that it has ended well, 93 that it would only end the same
 way again, anything else that it is to be started again.
@@ -27,9 +27,13 @@ from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import agent
 from plait.launch.agents import Agents
-from plait.launch.run_folder import DO_NOT_RETRY, newest_checkpoint, starts_in_vain, write_run
-from plait.launch.watch import Rank, catching_signals, watched
+from plait.launch.hang import Suspicion
+from plait.launch.history import History
+from plait.launch.progress import Progress
+from plait.launch.run_folder import DO_NOT_RETRY, last_job, newest_checkpoint, starts_in_vain, write_run
+from plait.launch.watch import Rank, catching_signals, say, watched
 
+Suspects = Callable[[Plan, Path], Suspicion | None]
 AGENT = (sys.executable, "-m", "plait.launch.agent")
 VAIN = 3
 """Starts in a row without a new checkpoint after which the run is given up."""
@@ -37,15 +41,15 @@ AGAIN = (1, 128 + signal.SIGTERM)
 """Exit statuses of a run that may end otherwise on other nodes."""
 
 
-def main() -> int:
-    """Be this pod."""
+def main(suspicion: Suspects = lambda plan, folder: None) -> int:
+    """Be this pod. suspicion: finds out why ranks of a plan hang."""
     with catching_signals() as early:  # the first process of a container has no other answer to them
         pod = PodEnv.read()
         said = json.loads((pod.files / "run.json").read_text())
-        return agent.main(patience=said["wait"]) if task_number() else _launch(pod, said, early)
+        return agent.main(patience=said["wait"]) if task_number() else _launch(pod, said, early, suspicion)
 
 
-def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int]) -> int:
+def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int], suspicion: Suspects) -> int:
     folder, packed = Path(said["folder"]), pod.files / "plan.json.gz"
     before = newest_checkpoint(folder)
     plan, message = None, ""
@@ -57,7 +61,7 @@ def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int]) -> int:
             if plan:
                 lock = held.enter_context(RunLock(folder))
                 write_run(plan.continued(folder / "plan.json"), folder)
-            status = _run(pod, said, early, lock)
+            status = _noted(pod, said, early, lock, plan, suspicion)
     except PlaitError as error:
         message, status = str(error), error.exit_status
         print(f"plait: {message}", file=sys.stderr, flush=True)
@@ -70,7 +74,27 @@ def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int]) -> int:
     return ending
 
 
-def _run(pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | None) -> int:
+def _noted(
+    pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | None, plan: Plan | None, suspicion: Suspects
+) -> int:  # fmt: skip
+    """Run; if that is a training, this start goes into the history of the run."""
+    folder, world = Path(said["folder"]), int(said["world_size"])
+    if plan is None:
+        return _run(pod, said, early, lock, Progress(world), None)
+    history = History(folder)
+    hosts = _table(pod, said["nodes"], world).hosts
+    history.begin_again(world, hosts, plan.hash, again=last_job(folder) == pod.run)
+
+    def run(progress: Progress) -> int:
+        return _run(pod, said, early, lock, progress, suspicion(plan, folder))
+
+    return history.attempt(run, Progress(world, stepped=lambda one: history.goes_on(one, say)))
+
+
+def _run(
+    pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | None, progress: Progress,
+    suspicion: Suspicion | None,
+) -> int:  # fmt: skip
     """Start all ranks, and see them to their end."""
     folder = Path(said["folder"])
     table = _table(pod, said["nodes"], said["world_size"])
@@ -96,7 +120,9 @@ def _run(pod: PodEnv, said: dict[str, Any], early: deque[int], lock: RunLock | N
         held.callback(lambda: _finish(own, agents, status))
         try:
             ranks = _started(agents, still)
-            status = watched(ranks, logs, timeout=said["timeout"], lock=lock, sources=list(agents.agents.values()))
+            sources = list(agents.agents.values())
+            status = watched(ranks, logs, timeout=said["timeout"], lock=lock, sources=sources, suspicion=suspicion,
+                             progress=progress)  # fmt: skip
         except _Stopped as stopped:
             status = stopped.status
         except PlaitError as error:
@@ -140,11 +166,3 @@ def _table(pod: PodEnv, nodes: int, world_size: int) -> RankTable:
     """The order that the launcher has bound pods in, else the pods by their numbers."""
     hosts = expand(pod.hosts) if pod.hosts else [f"{pod.run}-{number}" for number in range(nodes)]
     return RankTable(tuple(hosts), world_size // nodes)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PlaitError as error:
-        print(f"plait: {error}", file=sys.stderr)
-        sys.exit(1)  # another pod knows better what becomes of the run

@@ -20,14 +20,18 @@ class Progress:
         """When all of them had done a step."""
         self.last = self.began
         """When the last step was done, anywhere."""
+        self.writing = 0
+        """Step of the checkpoint that was being written when the last step began; 0 if none was."""
         self.stopping = False
         """Whether somebody has asked the ranks to stop."""
         self._first: dict[int, int] = {}
         self._now: dict[int, int] = {}
         self._died: float | None = None
 
-    def heard(self, rank: int, step: int, now: float) -> None:
-        """A rank has done ``step`` steps of the run; -1: it does not train yet."""
+    def heard(self, rank: int, step: int, now: float, writing: int = 0) -> None:
+        """A rank has done ``step`` steps of the run; -1: it does not train yet. writing: as in ``Beat``."""
+        if step >= self.step >= 0:
+            self.writing = writing
         if step <= self._now.get(rank, -1):
             return
         self._first.setdefault(rank, step)

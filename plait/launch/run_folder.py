@@ -30,10 +30,20 @@ def newest_checkpoint(folder: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
+STARTS = "starts.json"
+
+
+def last_job(folder: Path) -> str:
+    """The cluster manager's job of the last start that failed; empty if there was none."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / STARTS).read_text())["job"])
+    return ""
+
+
 def starts_in_vain(folder: Path, job: str, before: int) -> int:
     """How many starts of the cluster manager's ``job`` in a row, this one last, saved no new checkpoint.
     before: the newest one when this start began."""
-    file = folder / "starts.json"
+    file = folder / STARTS
     vain = 0
     with suppress(OSError, ValueError, KeyError):
         noted = json.loads(file.read_text())

@@ -67,7 +67,7 @@ class Batch:
         return len(self.table.hosts) if self.table else self.settings.nodes
 
     def script(self) -> str:
-        """The batch script. It starts ``plait.launch.slurm_job`` on the first node."""
+        """The batch script. It starts ``plait.cli.in_slurm`` on the first node."""
         one = self.settings
         asked = {
             "job-name": self.name,
@@ -84,7 +84,7 @@ class Batch:
         }
         flags = ["--requeue" if one.requeue else "--no-requeue"] + ["--exclusive"] * one.exclusive
         lines = [f"--{key}={shlex.quote(str(value))}" for key, value in asked.items() if value != ""]
-        run = [sys.executable, "-m", "plait.launch.slurm_job", str(self.folder.resolve())]
+        run = [sys.executable, "-m", "plait.cli.in_slurm", str(self.folder.resolve())]
         text = "\n".join(f"#SBATCH {line}" for line in [*lines, *flags, *one.options])
         setup = "".join(f"{line}\n" for line in one.setup)
         return f"#!/bin/bash\n{text}\n{setup}exec {shlex.join(run)}\n"

@@ -1,6 +1,6 @@
 """A run inside of a Slurm job: the rank table, one agent on every node by srun, and what becomes of the job.
 
-    python -m plait.launch.slurm_job RUN_FOLDER          in the batch script, on the job's first node
+    python -m plait.cli.in_slurm RUN_FOLDER          in the batch script, on the job's first node
 
 srun is given the nodes in the order of the rank table (SLURM_HOSTFILE, ``--distribution=arbitrary``), which
 Slurm's own numbering would sort by name; every agent is compared with the table, and every rank once more.
@@ -11,8 +11,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from plait.core.env import cluster_job, inherited, slurm_job, this_host
@@ -23,6 +24,9 @@ from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm
 from plait.launch.agents import Agents
+from plait.launch.hang import Suspicion
+from plait.launch.history import History
+from plait.launch.progress import Progress
 from plait.launch.run_folder import DO_NOT_RETRY, WORKER, newest_checkpoint, starts_in_vain
 from plait.launch.watch import say, watched
 
@@ -31,13 +35,34 @@ PLACED = "placed_ranks.json"
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 
-def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None) -> int:
-    """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``."""
-    job, listed = slurm_job()
+def run(
+    folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None,
+    plan: str | None = None, suspicion: Callable[[], Suspicion | None] = lambda: None,
+) -> int:  # fmt: skip
+    """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the hash of
+    that which they obey, if they train: this start goes into the run's history then. suspicion: what finds
+    out why they hang; made when the evidence of the start before is put aside."""
+    _, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)
+
+    def start(progress: Progress) -> int:
+        return _start(folder, argv, table, expand(listed), timeout, lock, suspicion(), progress)
+
+    if plan is None:
+        return start(Progress(world_size))
+    history = History(folder)
+    history.begin_again(world_size, table.hosts, plan, again=cluster_job()[1] > 0)
+    return history.attempt(start, Progress(world_size, stepped=lambda one: history.goes_on(one, say)))
+
+
+def _start(
+    folder: Path, argv: Sequence[str], table: RankTable, nodes: Sequence[str], timeout: float, lock: RunLock | None,
+    suspicion: Suspicion | None, progress: Progress,
+) -> int:  # fmt: skip
+    job, _ = slurm_job()
     hosts = folder / f"slurm-hosts-{job}.txt"
     hosts.write_text("".join(f"{host}\n" for host in table.hosts))
-    addresses = slurm.node_addresses(expand(listed))  # under salloc we are on none of them
+    addresses = slurm.node_addresses(nodes)  # under salloc we are on none of them
     here = addresses.get(this_host(), this_host())
     logs = folder / "logs"
     try:
@@ -50,7 +75,9 @@ def run(folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, l
             )
             held.callback(_finish, step, agents)
             ranks = agents.ranks(lambda: _still(step))
-            return watched(ranks, logs, timeout=timeout, lock=lock, sources=list(agents.agents.values()))
+            sources = list(agents.agents.values())
+            return watched(ranks, logs, timeout=timeout, lock=lock, sources=sources, suspicion=suspicion,
+                           progress=progress)  # fmt: skip
     finally:
         hosts.unlink(missing_ok=True)
 
@@ -100,8 +127,9 @@ def _table(folder: Path, nodes: Sequence[str], world_size: int) -> RankTable:
     return table
 
 
-def main() -> int:
-    """Run, and say by the exit status, or by a requeue, whether the job is to start again."""
+def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, folder: None) -> int:
+    """Run, and say by the exit status, or by a requeue, whether the job is to start again. suspicion: finds
+    out why ranks of a plan hang."""
     folder = Path(sys.argv[1])
     try:
         plan = Plan.read(folder / "plan.json")
@@ -111,7 +139,10 @@ def main() -> int:
         before = newest_checkpoint(folder)
         try:
             with RunLock(folder) as lock:
-                status = run(folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock)
+                status = run(
+                    folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock, plan=plan.hash,
+                    suspicion=partial(suspicion, plan, folder),
+                )  # fmt: skip
         except PlaitError as error:
             print(f"plait: {error}", file=sys.stderr, flush=True)
             status = error.exit_status
@@ -140,7 +171,3 @@ def _again(folder: Path, status: int, before: int, restarts: int) -> int:
     slurm.command("scontrol", "requeue", job)
     signal.pause()  # Slurm ends this start
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

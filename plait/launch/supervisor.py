@@ -9,22 +9,20 @@ the launcher waits, longer each time that no new checkpoint was saved meanwhile.
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from plait.core.attempts import Attempt, cut_off, read_attempts, write_attempts
 from plait.core.channel import Stop
 from plait.core.errors import RankFailure
-from plait.core.evidence import FILE as HANG
 from plait.core.lock import RunLock
 from plait.launch.hang import Suspicion
+from plait.launch.history import History, rounded
 from plait.launch.local import Start, run_ranks
 from plait.launch.progress import Progress
 from plait.launch.run_folder import newest_checkpoint
@@ -33,8 +31,6 @@ from plait.launch.watch import catching_signals, say
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before the first restart, and at most; each in between that follows one in vain waits twice as
 long."""
-KEPT = 3
-"""Failed attempts whose logs are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,50 +83,6 @@ def backoff(vain: int) -> float:
     return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** max(0, vain - 1))
 
 
-class History:
-    """``attempts.jsonl`` of a run while it goes on. A folder that cannot be written costs the history
-    only."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        metrics = folder / "metrics.jsonl"
-        at = metrics.stat().st_mtime if metrics.is_file() else None
-        self.attempts = cut_off(read_attempts(folder), step=newest_checkpoint(folder) or -1, at=at)
-
-    @property
-    def last(self) -> Attempt:
-        """The one that is under way."""
-        return self.attempts[-1]
-
-    def begin(self, crew: Crew, *, changed: str, wait: float | None) -> None:
-        """One more."""
-        number = 1 + max((one.attempt for one in self.attempts), default=0)
-        self.attempts.append(
-            Attempt(attempt=number, started=time.time(), world=crew.world, hosts=crew.hosts, plan=crew.plan,
-                    changed=changed, wait_seconds=wait)
-        )  # fmt: skip
-        self._write()
-
-    def note(self, progress: Progress, **more: Any) -> None:
-        """What is known of it now."""
-        trained, stepped = progress.training, progress.first_step
-        self.attempts[-1] = replace(
-            self.last, resumed=progress.start, step=progress.step, steps=progress.steps,
-            restart_seconds=_rounded(trained - progress.began) if trained else None,
-            first_step_seconds=_rounded(stepped - trained) if stepped and trained else None,
-            **more,
-        )  # fmt: skip
-        self._write()
-
-    def _write(self) -> None:
-        with suppress(OSError):
-            write_attempts(self.folder, self.attempts)
-
-
-def _rounded(seconds: float) -> float:
-    return round(seconds, 3)
-
-
 class Supervisor:
     """Of one run. restarts: in a row without a new checkpoint, at most. The caller holds the run's lock."""
 
@@ -151,8 +103,8 @@ class Supervisor:
         with catching_signals() as signals:
             while True:
                 crew = self.fleet.crew()
-                waited = None if ended is None else _rounded(time.monotonic() - ended)
-                self._history.begin(crew, changed=changed, wait=waited)
+                waited = None if ended is None else rounded(time.monotonic() - ended)
+                self._history.begin(crew.world, crew.hosts, crew.plan, changed=changed, wait=waited)
                 try:
                     return self._attempt(crew, signals)
                 except RankFailure as failure:
@@ -168,38 +120,19 @@ class Supervisor:
 
     def _attempt(self, crew: Crew, signals: deque[int]) -> int:
         """The exit status of an attempt; raises RankFailure where another may do better."""
-        progress, note = Progress(crew.world, stepped=self._goes_on), self._history.note
-        try:
-            with crew.beside():
-                status = run_ranks(
-                    crew.start, crew.world, self.logs, timeout=self.timeout, lock=self.lock,
-                    suspicion=crew.suspicion(), signals=signals, progress=progress,
-                )  # fmt: skip
-        except BaseException as error:
-            self._stopping = progress.stopping
-            failure = error if isinstance(error, RankFailure) else RankFailure(str(error), cause=type(error).__name__)
-            unnoticed = _rounded(progress.unnoticed(time.monotonic()))
-            note(progress, outcome="failed", ended=time.time(), cause=failure.cause or "unknown", why=str(failure),
-                 ranks=failure.ranks, detection_seconds=unnoticed)  # fmt: skip
-            raise
-        note(progress, outcome="stopped" if progress.stopping and status else "finished", ended=time.time())
-        return status
 
-    def _goes_on(self, progress: Progress) -> None:
-        """The first step is done: say what it took to come here again."""
-        self._history.note(progress)
-        now, *earlier = reversed(self._history.attempts)
-        if now.wait_seconds is None or not earlier:  # the first of this launcher
-            return
-        failed = earlier[0]
-        lost = failed.step - now.resumed
-        again = f", {lost} step{'s are' if lost > 1 else ' is'} done again" if lost > 0 else ""
-        parts = (failed.detection_seconds, now.wait_seconds, now.restart_seconds, now.first_step_seconds)
-        noticed, waited, restarted, stepped = (part or 0.0 for part in parts)
-        say(
-            f"the run goes on from step {now.resumed}{again}. Failure noticed within {noticed:.1f} s; until ranks were "
-            f"started {waited:.1f} s; until they trained {restarted:.1f} s; first new step {stepped:.2f} s"
-        )
+        def run(progress: Progress) -> int:
+            try:
+                with crew.beside():
+                    return run_ranks(
+                        crew.start, crew.world, self.logs, timeout=self.timeout, lock=self.lock,
+                        suspicion=crew.suspicion(), signals=signals, progress=progress,
+                    )  # fmt: skip
+            finally:
+                self._stopping = progress.stopping
+
+        progress = Progress(crew.world, stepped=lambda one: self._history.goes_on(one, say))
+        return self._history.attempt(run, progress)
 
     def _enough(self, error: RankFailure) -> str | None:
         """Why the run is not started again, in a sentence or without a word; None if it is."""
@@ -249,15 +182,5 @@ class Supervisor:
     def _put_aside(self, error: RankFailure) -> str:
         """Keep the logs and the verdict of an attempt that has failed, which the next would write over.
         Returns the error with the logs' new place."""
-        name = f"attempt-{self._history.last.attempt}"
-        kept = self.logs / name
-        with suppress(OSError):
-            kept.mkdir(exist_ok=True)
-            for log in self.logs.glob("rank-*.log"):
-                log.rename(kept / log.name)
-            if (self.folder / HANG).is_file():
-                (self.folder / HANG).rename(kept / HANG)
-            folders = [path for path in self.logs.glob("attempt-*") if path.name[8:].isdigit()]
-            for old in sorted(folders, key=lambda path: int(path.name[8:]))[:-KEPT]:
-                shutil.rmtree(old)
+        kept = self._history.put_aside(self.logs)
         return str(error).replace(f"{self.logs}/rank-", f"{kept}/rank-")

@@ -236,7 +236,7 @@ class Watch:
             rank.heard, rank.warned = now, False
             if isinstance(message, Beat):
                 rank.beat = message
-                self.progress.heard(rank.number, message.step, now)
+                self.progress.heard(rank.number, message.step, now, message.writing)
             else:
                 self._ask(message, f"{rank.name} got ")
 
@@ -372,8 +372,11 @@ def _signal_name(number: int) -> str:
 
 
 def watched(
-    ranks: Sequence[Rank], logs: Path, *, timeout: float, lock: RunLock | None, sources: Sequence[Source] = ()
-) -> int:
+    ranks: Sequence[Rank], logs: Path, *, timeout: float, lock: RunLock | None, sources: Sequence[Source] = (),
+    suspicion: Suspicion | None = None, progress: Progress | None = None,
+) -> int:  # fmt: skip
     """See ranks that run already to their end; returns and raises what ``local.run_ranks`` does."""
     with catching_signals() as signals:
-        return Watch(ranks, logs, signals, timeout=timeout, lock=lock, sources=sources).until_ended()
+        watch = Watch(ranks, logs, signals, timeout=timeout, lock=lock, sources=sources, suspicion=suspicion,
+                      progress=progress)  # fmt: skip
+        return watch.until_ended()

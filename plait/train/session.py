@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from plait.core.env import RankEnv, this_host
 from plait.core.errors import CheckpointError, NotFinite
 from plait.core.host_memory import memory_of
 from plait.core.job import Job
+from plait.core.memory_peaks import MEMORY, told
 from plait.core.plan import Plan
 from plait.core.refine import refine
 from plait.core.ring import Kind
@@ -49,6 +51,8 @@ class Session:
         control.doing("preparing the corpus", patient=True)
         self.feed = Feed(job, self._prepared())
         control.doing("building the model")
+        self._meter = device.memory_meter()
+        self._told: list[int] = []
         self.recorder = open_recorder(folder, rank, plan.hash, device, report.missing("the ring"))
         part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
         agree(part)
@@ -64,7 +68,9 @@ class Session:
             self.optimizer.held,
             keep=job.train.keep_checkpoints,
             group=new_group() if dist.is_initialized() else None,
+            beside=self._meter,
         )
+        control.writing = lambda: self.checkpoints.writing
         self.memory = self._memory(rank)
 
     def train(self) -> int:
@@ -195,6 +201,8 @@ class Session:
     def _after(self, done: int, metrics: dict[str, Any], asked: bool) -> None:
         """What is due after a step: an evaluation, a line, a checkpoint."""
         job, last = self.job.train, done == self.job.train.steps
+        if peaks := self._peaks(end=last or asked):
+            metrics[MEMORY] = told(peaks, self.part.plan.layout)
         if self.part.evaluator and (done % job.eval_every == 0 or last):
             metrics["eval_loss"] = self._evaluate(self.part.evaluator, done)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
@@ -208,6 +216,14 @@ class Session:
                 self.report.warn(
                     f"warning: the state after step {done} is not in memory ({problem}). Training goes on."
                 )
+
+    def _peaks(self, *, end: bool) -> Sequence[int]:
+        """What memory ranks have taken at most, if that is news: what they said beside a checkpoint, and at
+        the end, when nobody waits for another step, what they say now."""
+        if end:
+            return gather(self._meter())
+        known, self._told = self._told, self.checkpoints.told
+        return [] if self._told is known else self._told
 
     def _evaluate(self, evaluator: Pipeline, done: int) -> float:
         self.control.doing(f"evaluating after step {done}", step=done)

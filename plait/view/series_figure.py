@@ -86,6 +86,13 @@ def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: 
         }
         for kind, colour in MEMORY.items() if predicted
     ]  # fmt: skip
+    if reached := _reached([place for place, _ in predicted], measured):
+        data.append({
+            "type": "scatter", "mode": "markers", "name": "measured, at most", "x": [plain(place) for place in reached],
+            "y": [value / 2**20 for value, _ in reached.values()], "customdata": [who for _, who in reached.values()],
+            "marker": {"symbol": "line-ew-open", "size": 28, "line": {"width": 3, "color": "#222222"}},
+            "hovertemplate": "%{customdata}: %{y:.1f} MiB<extra></extra>",
+        })  # fmt: skip
     for number, one in enumerate(measured):
         steps, values = thinned(one)
         data.append({
@@ -102,6 +109,17 @@ def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: 
         yaxis2={"anchor": "x2", "title": {"text": "MiB measured"}, "rangemode": "tozero"},
     )  # fmt: skip
     return {"data": data, "layout": figure}
+
+
+def _reached(places: Sequence[str], measured: Sequence[Series]) -> dict[str, tuple[float, str]]:
+    """The most that was measured of any rank of a place, and of which; rank and place are in a series'
+    name."""
+    found: dict[str, tuple[float, str]] = {}
+    for place in places:
+        own = [(max(one.values), one.name) for one in measured if f", {place}, " in one.name]
+        if own:
+            found[place] = max(own)[0], plain(max(own)[1].rpartition(", ")[2])
+    return found
 
 
 def prediction_figure(found: Prediction | None, most: int = 12) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.core.evidence import Evidence
-from tests.diagnose.standstill import DEADLINE, Job, Op, Standstill, draw_job, insert, without
+from tests.diagnose.standstill import DEADLINE, SECOND, Job, Op, Standstill, draw_job, insert, without
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ Planter = Callable[[random.Random, Job], Case | None]
 
 
 def _case(name: str, draw: random.Random, run: Standstill, causes: Sequence[str], ranks: Sequence[int] = (),
-          hosts: Sequence[int] = ()) -> Case:  # fmt: skip
+          hosts: Sequence[int] = (), after: float = 1.2) -> Case:  # fmt: skip
     named = frozenset(f"host {host}" for host in hosts)
-    return Case(name, run.job.world, run.evidence(draw), frozenset(causes), frozenset(ranks), named, run.job)
+    return Case(name, run.job.world, run.evidence(draw, after), frozenset(causes), frozenset(ranks), named, run.job)
 
 
 def _somewhere(draw: random.Random, program: list[Op]) -> int:
@@ -211,6 +211,39 @@ def _clean(draw: random.Random, job: Job) -> Case:
     return _case("clean", draw, run, ["none"])
 
 
+def _slow(draw: random.Random, job: Job) -> Case:
+    """A rank that goes from one thing to the next, and takes many deadlines for all of them."""
+    rank = draw.randrange(job.world)
+    at = _somewhere(draw, job.programs[rank])
+    for _ in range(10):
+        job.programs[rank] = insert(job.programs[rank], at, Op("compute", draw.uniform(0.1, 0.9) * DEADLINE))
+    run = Standstill(job, until=draw.uniform(0.5, 5) * DEADLINE)
+    return _case("slow", draw, run, ["none"])
+
+
+def _slow_at_first(draw: random.Random, job: Job) -> Case:
+    """A rank at one thing for several deadlines, for the first time, or taking a processor for it, or half of
+    what it took before."""
+    rank = draw.randrange(job.world)
+    job.programs[rank] = insert(job.programs[rank], _somewhere(draw, job.programs[rank]), Op("loop"))
+    run = Standstill(job)
+    why = draw.choice([{"first": True}, {"computes": True}, {"longest": 2 * DEADLINE}])
+    case = _case("slow at first", draw, run, ["none"], after=draw.uniform(1.2, 3.9))
+    evidence = [replace(one, **why) if one.rank == rank else one for one in case.evidence]
+    return replace(case, evidence=evidence)
+
+
+def _stuck_at_first(draw: random.Random, job: Job) -> Case:
+    """The same, for longer than that."""
+    case = _slow_at_first(draw, job)
+    late = int(4 * DEADLINE * SECOND)
+    rank = next(one.rank for one in case.evidence if one.first or one.computes or one.longest)
+    evidence = [replace(one, at=one.at + late, first=one.rank == rank) for one in case.evidence]
+    return replace(
+        case, name="stuck at first", evidence=evidence, causes=frozenset({"host code"}), ranks=frozenset({rank})
+    )
+
+
 def _saving(draw: random.Random, job: Job) -> Case | None:
     """A rank does for long what it may."""
     rank = draw.randrange(job.world)
@@ -241,7 +274,12 @@ PLANTERS: dict[str, Planter] = {
     "evidence missing": _no_evidence,
     "clean": _clean,
     "saving": _saving,
+    "slow": _slow,
+    "slow at first": _slow_at_first,
+    "stuck at first": _stuck_at_first,
 }
+HEALTHY = ("clean", "saving", "slow", "slow at first")
+"""Kinds in which nobody is to be named."""
 
 
 def draw_case(kind: str, seed: int) -> Case:

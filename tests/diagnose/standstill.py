@@ -135,6 +135,7 @@ class Rank:
     """Where a rank is."""
 
     at: int = 0
+    moved: float = 0.0
     calls: list[dict[str, Any]] = field(default_factory=list)
     begun: dict[int, tuple[Channel, int]] = field(default_factory=dict)
     thread: str = "works"
@@ -168,7 +169,7 @@ class Standstill:
 
     def _go(self, number: int) -> None:
         rank, program = self.ranks[number], self.job.programs[number]
-        rank.thread = "works"
+        rank.thread, rank.moved = "works", self.now
         while rank.at < len(program):
             op = program[rank.at]
             if op.do in ("die", "stop", "loop", "hold"):
@@ -230,9 +231,10 @@ class Standstill:
         if len(self._begun.get(after, {})) == len(members):
             self._later(0.001, ("complete", after))
 
-    def evidence(self, draw: random.Random) -> list[Evidence]:
-        """What a watchdog finds that looks once the deadline is over; each host has a clock of its own."""
-        now = self.until if self.until < 1e9 else self.now + 1.2 * DEADLINE
+    def evidence(self, draw: random.Random, after: float = 1.2) -> list[Evidence]:
+        """What a watchdog finds that looks once the deadline is over, or several; each host has a clock of
+        its own."""
+        now = self.until if self.until < 1e9 else self.now + after * DEADLINE
         zero = {host: draw.uniform(100.0, 1e6) for host in range(self.job.world)}
         return [self._evidence(number, now, zero[self.job.host(number)]) for number in range(self.job.world)]
 
@@ -251,7 +253,7 @@ class Standstill:
         return Evidence(
             rank=number, host=f"host {self.job.host(number)}", status=rank.status, ended_at=rank.ended_at,
             doing="step 1", at=int((now + zero) * SECOND), calls=tuple(reversed(kept)), error=rank.error,
-            missed=missed, reached=reached, **fields,
+            missed=missed, reached=reached, moved=int((rank.moved + zero) * SECOND), **fields,
         )  # fmt: skip
 
     def _reach(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

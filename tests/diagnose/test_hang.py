@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plait.core.errors import DataError
 from plait.core.evidence import FILE, Call, Channel, Evidence, Verdict, read_hang, write_hang
 from plait.core.ring import RingGroup, signature_of
 from plait.diagnose.hang import localise
-from tests.diagnose.planted import PLANTERS, Case, draw_case
+from tests.diagnose.planted import HEALTHY, PLANTERS, Case, draw_case
 from tests.diagnose.standstill import DEADLINE
 
 SECOND = 10**9
@@ -43,7 +45,7 @@ def test_a_planted_fault_is_found(kind: str) -> None:
 @pytest.mark.contract
 def test_of_two_thousand_faults_98_in_100_are_found() -> None:
     found: Counter[tuple[str, str]] = Counter()
-    kinds = [kind for kind in PLANTERS if kind not in ("clean", "saving")]
+    kinds = [kind for kind in PLANTERS if kind not in HEALTHY]
     for seed in range(2000 // len(kinds)):
         found.update((kind, judged(draw_case(kind, 1000 + seed))) for kind in kinds)
     right = sum(number for (_, how), number in found.items() if how != "wrong")
@@ -52,7 +54,7 @@ def test_of_two_thousand_faults_98_in_100_are_found() -> None:
 
 @pytest.mark.contract
 def test_no_verdict_on_a_thousand_runs_that_are_well_or_slow() -> None:
-    assert {judged(draw_case(kind, 1000 + seed)) for kind in ("clean", "saving") for seed in range(500)} == {"exact"}
+    assert {judged(draw_case(kind, 1000 + seed)) for kind in HEALTHY for seed in range(500)} == {"exact"}
 
 
 # ---- what is said ----
@@ -72,6 +74,24 @@ def seen(rank: int, *calls: Call, host: int = 0, **more: object) -> Evidence:
 
 
 DP = RingGroup((0, 1, 2, 3), 0, "dp")
+
+
+@given(
+    still=st.floats(0, 100), longest=st.floats(0, 30), first=st.booleans(), computes=st.booleans(),
+    thread=st.sampled_from(["works", "silent"]), deadline=st.floats(1, 20), times=st.floats(1, 5),
+)  # fmt: skip
+def test_a_busy_rank_is_named_once_it_has_been_at_one_thing_for_longer_than_it_may(
+    still: float, longest: float, first: bool, computes: bool, thread: str, deadline: float, times: float
+) -> None:
+    others = [seen(rank, at(DP, 17, since=99)) for rank in range(3)]
+    moved = int((100 - still) * SECOND)
+    busy = seen(3, at(DP, 16, over=True), thread=thread, moved=moved or 1, longest=longest, first=first,
+                computes=computes)  # fmt: skip
+    verdict = localise([*others, busy], world=4, deadline=deadline, first=times * deadline)
+    limit = max(deadline, 2 * longest, times * deadline if first or computes else 0)
+    if abs(still - limit) > 1e-6:
+        assert (verdict.cause, verdict.ranks) == (("host code" if still > limit else "none"), (3,))
+        assert ("slow, not stuck" in verdict.why) == (still < limit)
 
 
 def test_a_stopped_rank_and_who_waits_for_it() -> None:

@@ -3,7 +3,9 @@
     FAULT="KIND RANK STEP" python -m tests.faults.faulty RUN_FOLDER
 
 When it does, the moment is written to ``fault`` in the run's folder; where that is, nothing happens any more.
-``slowN`` makes every piece of computation take N % more of a processor, from that step on.
+``slowN`` makes every piece of computation take N % more of a processor, from that step on. ``many`` and
+``one`` make a step long, and no other: every piece of its computation by a tenth of a second, or the first by
+``LONG``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+LONG = 6.0
+"""Seconds."""
 
 
 def _hold_the_lock() -> None:
@@ -93,6 +98,9 @@ def _plant(kind: str, at: int) -> None:
     if kind.startswith("slow"):
         _slow_down(int(kind[4:]) / 100, at)
         return
+    if kind in ("many", "one"):
+        _one_long_step(at - 1, 0.1 if kind == "many" else LONG, once=kind == "one")
+        return
     from plait.train import session
 
     train_step, steps = session.train_step, 0
@@ -110,6 +118,31 @@ def _plant(kind: str, at: int) -> None:
 
 def _note() -> None:
     Path(sys.argv[1], "fault").write_text(str(time.time()))
+
+
+def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
+    """A step, counted from 0, of which every piece of computation takes seconds more; once: the first."""
+    from plait.core.ring import Kind
+    from plait.train.comm.log import Log
+
+    original, done = Log.run, list[float]()
+
+    def longer(act: Callable[[Any], object]) -> Callable[[Any], None]:
+        def acted(of: Any) -> None:
+            act(of)
+            if not done or not once:
+                done.append(end := time.thread_time() + seconds)
+                while time.thread_time() < end:
+                    pass
+
+        return acted
+
+    def run(log: Log, acts: Any, of: Any) -> None:
+        if log.step == at:
+            acts = [(longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts]
+        original(log, acts, of)
+
+    Log.run = run  # type: ignore[method-assign]
 
 
 def _slow_down(by: float, at: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from plait.cli.running import Ranks, suspicion_of
 from plait.core.errors import RankFailure
-from plait.core.evidence import FILE, Verdict, read_hang
+from plait.core.evidence import FILE, FIRST, Verdict, read_hang
 from plait.lab import Lab, LabSpec
 from plait.launch.local import run_ranks
 
@@ -67,6 +67,7 @@ class Shape:
 SHAPES = {
     "dp2-tp2": Shape(2, 2, "dp = 2\ntp = 2"),
     "pp2-dp2": Shape(2, 2, "pp = 2\ndp = 2"),
+    "dp2": Shape(2, 1, "dp = 2"),
     "dp3": Shape(3, 1, "dp = 3"),
     "pp2-tp2": Shape(4, 1, "pp = 2\ntp = 2"),
     "dp4": Shape(4, 1, "dp = 4"),
@@ -122,6 +123,7 @@ def run(folder: Path, shape: Shape, *, fault: str = "",
     ranks = Ranks(
         module="tests.faults.faulty", arguments=[str(where)], world=shape.spec.world_size, logs=where / "logs",
         timeout=60, folder=where, deadline=DEADLINE,
+        first=FIRST * DEADLINE,
     )  # fmt: skip
     error: str | None = None
     status: int | None = None

@@ -3,6 +3,10 @@
     python -m tests.faults.score [--repeats 20] [--from 0] [--kinds kill,stop,...] [--json FILE]
     python -m tests.faults.score --clean 2000 [--json FILE]
 
+*steps again*: the most that were done again after a failure, *late*: those of them that had been done while a
+checkpoint was still being written. Without these it is an interval at most. *ties*: slow links that were told
+as the path between two hosts, of which one is right; they are not counted as right.
+
 With ``--clean`` nothing happens for so many steps, and whatever is named is a false alarm: the recording is
 looked at again and again, as far as it had come.
 """
@@ -21,6 +25,7 @@ from typing import Any
 import polars as pl
 
 from plait.core.evidence import FILE
+from plait.core.text import table as text_table
 from plait.diagnose.reading import read_run
 from plait.diagnose.stragglers import verdicts
 from tests.faults.trials import KINDS, Run, Trial, trial, undisturbed_in
@@ -65,14 +70,18 @@ def trials(folder: Path, kinds: Sequence[str], seeds: Sequence[int]) -> Iterator
 
 def table(found: Sequence[Trial]) -> str:
     """A row for every kind of fault."""
-    lines = [f"{'fault':10} {'right':>7} {'named':>6} {'same loss':>9} {'slowest':>8} {'steps again':>11}"]
+    heads = ("fault", "right", "named", "same loss", "slowest", "steps again", "late", "ties")
+    rows: list[tuple[str, ...]] = []
     for kind in dict.fromkeys(one.kind for one in found):
         own = [one for one in found if one.kind == kind]
-        right, named, same = (sum(getattr(one, what) for one in own) for what in ("right", "named", "same"))
+        right, named, same, ties = (
+            sum(getattr(one, what) for one in own) for what in ("right", "named", "same", "tie")
+        )
         slowest = max((one.seconds for one in own if one.seconds is not None), default=None)
         took = "" if slowest is None else f"{slowest:.1f} s"
-        again = max(one.lost for one in own)
-        lines.append(f"{kind:10} {f'{right}/{len(own)}':>7} {named:6} {same:9} {took:>8} {again:11}")
+        again, late = max((one.lost, one.late) for one in own)
+        rows.append((kind, f"{right}/{len(own)}", *map(str, (named, same)), took, *map(str, (again, late, ties))))
+    lines = text_table(heads, rows, None)
     return "\n".join([*lines, f"{sum(one.right for one in found)} of {len(found)} right"])
 
 

@@ -3,10 +3,14 @@ cases; twenty of each fault are in test_trials."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from plait.core.evidence import FIRST
 from tests.faults.runs import DEADLINE, SHAPES, run
 from tests.faults.trials import TIES
 
@@ -44,3 +48,30 @@ def test_a_slow_link_and_a_slow_rank_are_no_hang(tmp_path: Path) -> None:
     shape = SHAPES["dp2-tp2"]
     found = run(tmp_path, shape, fault="slow30 2 0", harm=lambda lab: lab.slow(0, "20mbit"), steps=15)
     assert (found.status, found.error, found.verdict) == (0, None, None)
+
+
+@pytest.fixture
+def crowded() -> Iterator[None]:
+    """Two processes that take all the processor's time they can get."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for process in busy:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("kind", "step"), [("many", 4), ("one", 1), ("one", 4)])
+def test_a_step_that_is_longer_than_the_deadline_is_no_hang(
+    kind: str, step: int, tmp_path: Path, crowded: None
+) -> None:
+    """Where every rank is held up by other work; a rank at its first step, one that goes from op to op, one
+    that computes."""
+    found = run(tmp_path, SHAPES["dp2"], fault=f"{kind} 1 {step}", steps=6)
+    assert (found.status, found.error, found.verdict) == (0, None, None)
+
+
+def test_a_hang_in_the_first_step_is_named(tmp_path: Path, crowded: None) -> None:
+    found = run(tmp_path, SHAPES["dp2"], fault="sleep 1 1")
+    assert found.verdict
+    assert (found.verdict.cause, found.verdict.ranks) == ("host code", (1,))
+    assert DEADLINE < found.seconds <= FIRST * DEADLINE + BUSY

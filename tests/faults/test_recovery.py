@@ -20,6 +20,7 @@ from plait.core.attempts import Attempt, read_attempts
 from plait.core.host_memory import memory_of
 from plait.lab import running
 from tests.faults.runs import JOB, ROOT
+from tests.faults.trials import lost_by
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +138,8 @@ def check_as_undisturbed(run: Run, good: Run) -> tuple[Attempt, Attempt]:
     assert run.weights == good.weights
     first, second = run.attempts
     assert (first.outcome, second.outcome, second.step) == ("failed", "finished", 60)
-    assert 0 <= first.step - second.resumed <= 2 * EVERY  # a checkpoint may be on its way to the disk
+    lost, late = lost_by(first, second)
+    assert 0 <= lost - late <= EVERY
     assert None not in (first.detection_seconds, second.wait_seconds, second.restart_seconds, second.first_step_seconds)
     return first, second
 

@@ -26,7 +26,7 @@ def test_a_fault_is_named_and_costs_little(
     kind: str, repeat: int, tmp_path: Path, undisturbed: Callable[[tuple[str, ...]], str]
 ) -> None:
     found = trial(kind, repeat, tmp_path / "run", undisturbed)
-    assert found.right, found
+    assert found.right or (found.tie and found.harmless), found
 
 
 def test_nobody_is_named_in_ten_thousand_clean_steps(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from plait.core.attempts import read_attempts
 from plait.core.rank_table import RankTable
 from tests.kubernetes.cluster import SmallCluster
 from tests.kubernetes.support import environment, options, small_cluster
@@ -91,6 +92,10 @@ def test_a_run_outlives_a_node_and_saves_at_ctrl_c(cluster: SmallCluster, tmp_pa
     assert ended(process, tmp_path) == 130, said(tmp_path)
     assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
     assert not (tmp_path / "runs" / "job" / "lock.json").exists()
+    first, *_, last = read_attempts(tmp_path / "runs" / "job")
+    assert (first.hosts, first.outcome) == (("n2", "n0"), "failed")
+    assert (last.hosts, last.outcome) == (("n2", "n1"), "stopped")
+    assert 0 < last.resumed <= first.step
     wait_until(lambda: kinds(cluster) == {"Node"}, f"left: {kinds(cluster)}")
     assert not cluster.running()
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from plait.launch.progress import Progress
 
 
+def test_what_is_being_written_is_told_with_the_newest_step() -> None:
+    one = Progress(2)
+    for rank, step, writing in ((0, 5, 0), (1, 5, 0), (0, 5, 5), (1, 5, 5), (0, 6, 5), (1, 5, 0)):
+        one.heard(rank, step, 1.0, writing)
+    assert (one.step, one.writing) == (6, 5)
+    one.heard(1, 6, 2.0, 0)
+    assert one.writing == 0
+
+
 def test_all_must_train_and_all_must_have_stepped() -> None:
     told: list[Progress] = []
     one = Progress(2, stepped=told.append)

@@ -26,7 +26,7 @@ def test_the_script_asks_for_what_the_job_says() -> None:
                  "--reservation=night", "--signal=TERM@90", "--requeue", "--exclusive", "--gres=gpu:2"):  # fmt: skip
         assert f"#SBATCH {line}" in lines
     assert lines.index("module load cuda") > lines.index("#SBATCH --gres=gpu:2")
-    assert lines[-1].endswith("-m plait.launch.slurm_job /shared/runs/job")
+    assert lines[-1].endswith("-m plait.cli.in_slurm /shared/runs/job")
 
 
 def test_a_rank_tables_hosts_are_asked_for_by_name() -> None:

@@ -3,14 +3,18 @@ rank table has them, and a run outlives its nodes."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from plait.core.attempts import read_attempts
+from plait.core.evidence import read_hang
 from plait.core.rank_table import NAME, RankTable
 from plait.lab.slurm import SlurmCluster
 from plait.launch import slurm_job
@@ -71,6 +75,16 @@ def fields(cluster: SlurmCluster, job: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in said.split() if "=" in word)
 
 
+def pid_of(rank: int, home: Path) -> int:
+    """A rank's process, by its number outside of the nodes."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ours = str(home).encode() in (process / "cmdline").read_bytes()
+            if ours and f"RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                return int(process.name)
+    raise AssertionError(f"rank {rank} does not run")
+
+
 def log(folder: Path, job: str) -> str:
     file = folder / "runs" / "job" / "logs" / f"slurm-{job}.log"
     return file.read_text() if file.is_file() else ""
@@ -93,6 +107,11 @@ def test_a_job_trains_on_the_nodes_of_its_table_and_avoids_one_that_is_down(
     assert "n2" not in table.hosts
     seen = {tuple(line.split()) for line in (tmp_path / "seen").read_text().splitlines()}
     assert seen == {(str(rank), str(rank), table.host_of(rank)) for rank in range(4)}
+    [attempt] = read_attempts(tmp_path / "runs" / "job")
+    assert (attempt.outcome, attempt.world, attempt.hosts) == ("finished", 4, table.hosts)
+    assert (attempt.resumed, attempt.step, attempt.steps) == (0, 20, 20)
+    assert attempt.plan
+    assert attempt.restart_seconds
 
 
 def test_a_rank_table_is_obeyed_in_its_own_order(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -154,8 +173,34 @@ def test_a_run_outlives_a_node_and_saves_when_it_is_cancelled(cluster: SlurmClus
         assert saved_steps(tmp_path)[-1] == stopped_after(tmp_path), "the last checkpoint is the one of the stop"
         assert not (tmp_path / "runs" / "job" / "lock.json").exists()
         assert fields(cluster, number)["JobState"] == "CANCELLED"
+        before, *_, last = read_attempts(tmp_path / "runs" / "job")
+        assert before.hosts == first
+        assert before.outcome in ("failed", "cut off")
+        assert (last.outcome, last.hosts) == ("stopped", second)
+        assert 0 < last.resumed <= before.step
+        assert last.wait_seconds
+        assert (tmp_path / "runs" / "job" / "logs" / f"attempt-{before.attempt}" / "rank-0.log").exists()
     finally:
         print(log(tmp_path, number))  # pytest shows it where the test fails
+
+
+def test_a_rank_that_is_stopped_is_named_and_the_run_goes_on(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job, home = write_job(tmp_path, 100_000, dp=2), tmp_path / "runs" / "job"
+    number = submit(cluster, job, "run.hang_deadline=4")
+    try:
+        wait_until(lambda: saved_steps(tmp_path), "no checkpoint was saved", seconds=90)
+        os.kill(pid_of(1, home), signal.SIGSTOP)
+        wait_until(lambda: "resuming after step" in log(tmp_path, number), "the run did not go on", seconds=120)
+        wait_until(lambda: read_attempts(home)[-1].steps > 0, "it does no steps", seconds=60)
+        first, second = read_attempts(home)
+        assert (first.outcome, first.cause, first.ranks) == ("failed", "stopped", (1,))
+        assert (second.outcome, second.attempt) == ("running", 2)
+        verdict, _ = read_hang(home / "logs" / "attempt-1" / "hang.json")
+        assert verdict.cause == "stopped"
+        ask(cluster, "scancel", number)
+        wait_until(lambda: fields(cluster, number)["JobState"] == "CANCELLED", "the job goes on", seconds=60)
+    finally:
+        print(log(tmp_path, number))
 
 
 def test_a_run_that_waits_is_not_submitted_again(cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ class Collector:
 
     def flush(self, *, last: bool = False) -> None:
         """Write what was taken."""
-        import_module("pyarrow.parquet")  # which is no cost of this flush: it comes once
+        if self._sums:
+            import_module("pyarrow.parquet")  # which is no cost of this flush: it comes once
         start, cost = time.monotonic(), time.process_time()
         journals = [found.journal for found in self._ranks.values() if found.journal]
         errors = [error for one in journals if (error := one.flush())]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,8 @@ class Checkpoints:
     pieces. keep: how many complete checkpoints stay on disk. group: a gloo group of all ranks, used for
     nothing else, whose timeout bounds every wait for a rank; None for a single process. read_only: leave the
     folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here
-    and now. Raises CheckpointError if the folder cannot be used.
+    and now. beside: asked on every rank by the thread that writes, after each checkpoint; what all said is
+    ``told``. Raises CheckpointError if the folder cannot be used.
 
         checkpoints = Checkpoints(folder, held_of(model.pieces))
         checkpoints.save(100, {"weights": model.named}, {"sequences": 3200})
@@ -62,6 +63,7 @@ class Checkpoints:
         keep: int = 2,
         group: dist.ProcessGroup | None = None,
         read_only: bool = False,
+        beside: Callable[[], int] | None = None,
     ) -> None:
         assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
         self._read_only = read_only
@@ -70,6 +72,10 @@ class Checkpoints:
         self._staged: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._step = 0
+        self._beside = beside
+        self.told: list[int] = []
+        """What every rank said beside the last checkpoint, by rank; nothing before the first."""
         if not read_only:
             with _explained(f"{folder}: cannot hold checkpoints"):
                 self._peers.lead(self._folder.open)
@@ -78,6 +84,11 @@ class Checkpoints:
     def saving(self) -> bool:
         """Whether a checkpoint is being written right now."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def writing(self) -> int:
+        """The step of the checkpoint that is being written right now; 0 if none is."""
+        return self._step if self.saving else 0
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, wait: bool = False) -> None:
         """Copy ``tensors`` to host memory and start writing them, with ``state`` (rank 0's, plain JSON
@@ -94,6 +105,7 @@ class Checkpoints:
         for kind, by_name in tensors.items():
             for name, tensor in by_name.items():
                 staged[kind][name].copy_(tensor.detach())
+        self._step = step
         self._thread = threading.Thread(
             target=self._write, args=(step, ranges_of(staged, self._held), snapshot), name="checkpoint", daemon=True
         )
@@ -238,6 +250,8 @@ class Checkpoints:
             peers.lead(lambda: folder.begin(step, needed))
             files = {name: (size, crc) for part in peers.agree(write) for name, (size, crc) in part.items()}
             peers.lead(lambda: folder.commit(step, files, state, keep=self._keep, tensors=tensors))
+            if self._beside:
+                self.told = peers.agree(self._beside)
         except BaseException as error:
             if peers.rank == 0:
                 folder.abandon(step)  # before the error counts the bytes that are free

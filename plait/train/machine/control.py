@@ -30,6 +30,10 @@ WORK = 1e-3
 """Seconds of processor time between two looks that count as work; waiting for other ranks takes less."""
 
 
+def _kind(what: str) -> str:
+    return what.rstrip("0123456789")
+
+
 class Control:
     """Listens inside the ``with`` block, in a thread; true when asked to stop. Made by the main thread."""
 
@@ -38,6 +42,9 @@ class Control:
         self._stop: Stop | None = None
         self._saves = False
         self._beat = Beat("starting", patient=True)
+        self._known: set[tuple[str, str]] = set()
+        self.writing: Callable[[], int] = lambda: 0
+        """The step of the checkpoint that is being written, which is told with what the main thread does."""
         self._checks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._wake, self._woken = os.pipe()
@@ -89,10 +96,23 @@ class Control:
         """Whether what it does may rightly take very long."""
         return self._beat.patient
 
+    @property
+    def first(self) -> bool:
+        """Whether it does that for the first time."""
+        return self._beat.first
+
     def doing(self, what: str, *, step: int = -1, patient: bool = False) -> None:
         """Say what the main thread does from now on; ``patient`` if that may rightly take very long without
-        any work of the thread itself. Raises what the checks raise."""
-        self._beat = Beat(what, step, patient)
+        any work of the thread itself. Raises what the checks raise.
+
+        What is called the same, but for numbers, is the same. The first of its kind takes longer by nature,
+        as things are made, loaded and compiled when they are needed first; so does the first that follows
+        something else, such as a step after a checkpoint. Who watches is told.
+        """
+        before, kind = _kind(self._beat.doing), _kind(what)
+        first = (before, kind) not in self._known if before != kind else self._beat.first and what == self._beat.doing
+        self._known.add((before, kind))
+        self._beat = Beat(what, step, patient, first, self.writing())
         if self._channel:
             self._channel.send(self._beat)
         for check in self._checks:

@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from plait.core.env import expand_segments, ready_for_accelerator
 from plait.core.errors import JobError
+from plait.core.process import process_memory
 from plait.core.settings import Precision
 
 
@@ -139,6 +140,17 @@ class Device:
 
     def enter_thread(self) -> None:
         """The first thing that a thread does which will submit work."""
+
+    def memory_meter(self) -> Callable[[], int]:
+        """Tells, from now on, the most bytes that were taken: of a GPU, by tensors; of a CPU, by the process
+        beyond what it has now. Whoever asks waits for nothing."""
+        before = process_memory()
+
+        def peak() -> int:
+            now = process_memory()
+            return max(0, now.peak - before.now) if now and before else 0
+
+        return peak
 
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the host's memory where the device computes with them, without waiting for it."""
@@ -261,6 +273,9 @@ class CudaDevice(Device):
             piece.copy_(tensor)
         # torch's allocator of pinned memory gives it to nobody else before the copy is done.
         return _pieces(packed.to(self.torch_device, non_blocking=True), tensors)
+
+    def memory_meter(self) -> Callable[[], int]:
+        return lambda: torch.cuda.max_memory_allocated(self.torch_device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

@@ -99,15 +99,19 @@ class Watchdog:
     def _answer(self) -> None:
         """Say what is known at once, and once more when the others have been tried."""
         thread, stack = main_stack()
-        control = self.control
+        control, clock = self.control, time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        began, worked = time.monotonic(), time.clock_gettime(clock)
         part = Part(
             rank=self.rank, token=self._ring().header.token, wall=time.time_ns(), thread=thread, stack=stack,
             doing=control.at, step=control.step, patient=control.patient or importing(stack), address=self._listen(),
+            first=control.first,
         )  # fmt: skip
         write_part(self.folder, part)
         time.sleep(ANSWER)
+        busy = (time.clock_gettime(clock) - worked) / (time.monotonic() - began)
         reached, missed = self._try(read_parts(self.folder))
-        write_part(self.folder, replace(part, wall=time.time_ns(), reached=reached, missed=missed, complete=True))
+        told = replace(part, wall=time.time_ns(), reached=reached, missed=missed, complete=True, busy=busy)
+        write_part(self.folder, told)
         self._answered = time.monotonic()
 
     def _listen(self) -> tuple[str, int] | None:

@@ -40,6 +40,17 @@ for number in range(10**9):
 """
 
 
+def test_an_agent_that_keeps_no_timeline_loads_no_parquet(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from plait.core.collecting import Collected; "
+        "from plait.launch.collect.collector import Collector\n"
+        "run = Collected(timeline_steps=0, timeline_sample=0, metrics_port=0, metrics_address='', loggers=())\n"
+        "one = Collector(Path(sys.argv[1]), 0, 1, run); one.look(); one.finish()\n"
+        "sys.exit('pyarrow' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
 def open_ring(folder: Path, rank: int = 0, *, capacity: int = 1024) -> RingWriter:
     return RingWriter(ring_path(folder, rank), this_process(rank=rank, world=2, plan=HASH, capacity=capacity))
 

@@ -1,0 +1,19 @@
+"""A run inside of its pods (``plait.launch.kubernetes_pod``), and what finds out why its ranks hang.
+
+python -m plait.cli.in_pod
+"""
+
+from __future__ import annotations
+
+import sys
+
+from plait.cli.running import suspicion_of_plan
+from plait.core.errors import PlaitError
+from plait.launch.kubernetes_pod import main
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(suspicion_of_plan))
+    except PlaitError as error:
+        print(f"plait: {error}", file=sys.stderr)
+        sys.exit(1)  # another pod knows better what becomes of the run

@@ -1,0 +1,47 @@
+"""Whether values that were read from a file are what a dataclass says of its fields: files may be damaged, or
+somebody else's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    known = get_type_hints(kind)
+    return {one.name: known[one.name] for one in fields(kind)}
+
+
+def checked(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values, if each is of its field's type; lists count as tuples. Raises TypeError for one that is
+    not, and ValueError for a number that is not finite."""
+    for name, value in values.items():
+        if (hint := _hints(kind).get(name)) and not _is(value, hint):
+            raise TypeError(f"{name} = {value!r} is no {hint}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is not finite")
+    return values
+
+
+def _is(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_is(value, one) for one in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        values: list[Any] = list(cast("Any", value))
+        wanted = inner[:1] * len(values) if inner[1:] == (...,) else inner
+        return len(wanted) == len(values) and all(map(_is, values, wanted))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint in (int, str, bool):
+        return type(value) is hint
+    return isinstance(value, hint) if isinstance(hint, type) else True

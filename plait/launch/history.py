@@ -1,0 +1,123 @@
+"""``attempts.jsonl`` of a run while it goes on, whoever starts its ranks: Plait's supervisor again and again,
+or a cluster manager a launcher for every start of the job."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plait.core.attempts import Attempt, cut_off, read_attempts, write_attempts
+from plait.core.errors import RankFailure
+from plait.core.evidence import FILE as HANG
+from plait.launch.progress import Progress
+from plait.launch.run_folder import newest_checkpoint
+
+KEPT = 3
+"""Failed attempts whose logs are kept."""
+
+
+class History:
+    """Of the run in ``folder``. A folder that cannot be written costs the history only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        metrics = folder / "metrics.jsonl"
+        at = metrics.stat().st_mtime if metrics.is_file() else None
+        self.attempts = cut_off(read_attempts(folder), step=newest_checkpoint(folder) or -1, at=at)
+
+    @property
+    def last(self) -> Attempt:
+        """The one that is under way."""
+        return self.attempts[-1]
+
+    def begin(self, world: int, hosts: Sequence[str], plan: str, *, changed: str = "", wait: float | None = None) -> \
+            None:  # fmt: skip
+        """One more. plan: its hash. changed, wait: what was changed since the one before, and seconds since
+        that ended."""
+        number = 1 + max((one.attempt for one in self.attempts), default=0)
+        self.attempts.append(
+            Attempt(attempt=number, started=time.time(), world=world, hosts=tuple(hosts), plan=plan,
+                    changed=changed, wait_seconds=wait)
+        )  # fmt: skip
+        self._write()
+
+    def begin_again(self, world: int, hosts: Sequence[str], plan: str, *, again: bool) -> None:
+        """One more, by another process than the one before, whose logs are kept. again: it was started
+        because that one failed, so that it has waited since, in a queue, too."""
+        before = self.last if self.attempts and self.last.outcome in ("failed", "cut off") else None
+        if before:
+            self.put_aside(self.folder / "logs")
+        ended = before.ended if before and again else None
+        self.begin(world, hosts, plan, wait=None if ended is None else rounded(max(0.0, time.time() - ended)))
+
+    def put_aside(self, logs: Path) -> Path:
+        """Keep the logs and the verdict of the last attempt, which the next would write over; where."""
+        kept = logs / f"attempt-{self.last.attempt}"
+        with suppress(OSError):
+            kept.mkdir(exist_ok=True)
+            for log in logs.glob("rank-*.log"):
+                log.rename(kept / log.name)
+            if (self.folder / HANG).is_file():
+                (self.folder / HANG).rename(kept / HANG)
+            folders = [path for path in logs.glob("attempt-*") if path.name[8:].isdigit()]
+            for old in sorted(folders, key=lambda path: int(path.name[8:]))[:-KEPT]:
+                shutil.rmtree(old)
+        return kept
+
+    def attempt(self, run: Callable[[Progress], int], progress: Progress) -> int:
+        """What ``run`` returns or raises; how it went is written down. progress: of which it takes note."""
+        try:
+            status = run(progress)
+        except BaseException as error:
+            failure = error if isinstance(error, RankFailure) else RankFailure(str(error), cause=type(error).__name__)
+            unnoticed = rounded(progress.unnoticed(time.monotonic()))
+            self._note(progress, outcome="failed", ended=time.time(), cause=failure.cause or "unknown",
+                       why=str(failure), ranks=failure.ranks, detection_seconds=unnoticed)  # fmt: skip
+            raise
+        stopped = progress.stopping and status
+        self._note(progress, outcome="stopped" if stopped else "finished", ended=time.time())
+        return status
+
+    def goes_on(self, progress: Progress, say: Callable[[str], None]) -> None:
+        """The first step is done: say what it took to come here again; nothing of a first attempt."""
+        self._note(progress)
+        now, *earlier = reversed(self.attempts)
+        if now.wait_seconds is None or not earlier:  # the first of this launcher
+            return
+        failed = earlier[0]
+        lost = failed.step - now.resumed
+        again = f", {lost} step{'s are' if lost > 1 else ' is'} done again" if lost > 0 else ""
+        if lost > 0 and failed.writing > now.resumed and failed.step > failed.writing:
+            again += f" (the checkpoint of step {failed.writing} was still being written)"
+        parts = (failed.detection_seconds, now.wait_seconds, now.restart_seconds, now.first_step_seconds)
+        noticed, waited, restarted, stepped = (part or 0.0 for part in parts)
+        say(
+            f"the run goes on from step {now.resumed}{again}. Failure noticed within {noticed:.1f} s; until ranks were "
+            f"started {waited:.1f} s; until they trained {restarted:.1f} s; first new step {stepped:.2f} s"
+        )
+
+    def _note(self, progress: Progress, **more: Any) -> None:
+        """What is known of it now."""
+        trained, stepped = progress.training, progress.first_step
+        self.attempts[-1] = replace(
+            self.last, resumed=progress.start, step=progress.step, steps=progress.steps,
+            writing=progress.writing,
+            restart_seconds=rounded(trained - progress.began) if trained else None,
+            first_step_seconds=rounded(stepped - trained) if stepped and trained else None,
+            **more,
+        )  # fmt: skip
+        self._write()
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            write_attempts(self.folder, self.attempts)
+
+
+def rounded(seconds: float) -> float:
+    """To milliseconds."""
+    return round(seconds, 3)

@@ -1,0 +1,47 @@
+"""Values of a file that are, or are not, what a dataclass says."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.core.attempts import Attempt
+from plait.core.typed import checked
+
+
+@dataclass(frozen=True)
+class Made:
+    number: int = 1
+    share: float = 0.5
+    word: Literal["a", "b"] = "a"
+    ranks: tuple[int, ...] = ()
+    where: tuple[str, int] | None = None
+    sure: bool = False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("number", True), ("number", 1.0), ("number", None), ("share", "1"), ("share", float("nan")), ("word", "c"),
+     ("ranks", (1, "2")), ("ranks", 3), ("where", ("a", 1, 2)), ("where", ["a"]), ("sure", 0)],
+)  # fmt: skip
+def test_what_is_of_another_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        checked(Made, {name: value})
+
+
+@given(st.builds(Made, ranks=st.lists(st.integers()).map(tuple), where=st.none() | st.tuples(st.text(), st.integers()),
+                 share=st.floats(allow_nan=False, allow_infinity=False), word=st.sampled_from(["a", "b"])))  # fmt: skip
+def test_what_it_is_itself_is_taken(made: Made) -> None:
+    assert Made(**checked(Made, asdict(made))) == made
+    assert checked(Made, {"share": 1, "ranks": [1, 2], "unknown": object()})
+
+
+def test_an_attempt_of_an_earlier_version() -> None:
+    one = Attempt(attempt=1, started=2.0)
+    values = asdict(replace(one, hosts=("a",), ended=3.0))
+    values.pop("writing")
+    assert Attempt(**checked(Attempt, values)).ended == 3.0

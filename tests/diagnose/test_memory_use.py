@@ -1,0 +1,63 @@
+"""Memory that was measured beside what was predicted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from plait.cli.diagnose_page import show
+from plait.core.memory_peaks import MEMORY, peaks_of
+from plait.diagnose.explain import explain
+from plait.diagnose.memory_use import MemoryUse, memory_use
+from plait.diagnose.reading import read_run
+from plait.diagnose.series import memory_of
+from plait.view.series_figure import memory_figure
+from tests.diagnose.made import Job, write_run
+from tests.managed import write_job
+
+LINES = [
+    {"step": 5, MEMORY: {"stage 0, rank 0": 100, "stage 0, rank 1": 120, "stage 1, rank 2": 50}},
+    {"step": 10, MEMORY: {"stage 0, rank 0": 130, "stage 0, rank 1": 120}},
+]
+
+
+def test_the_fullest_rank_of_a_stage_beside_the_prediction() -> None:
+    assert memory_use(LINES, {"stage 0": 110, "stage 2": 7}) == (
+        MemoryUse("stage 0", 110, 130, 0), MemoryUse("stage 2", 7, None, None), MemoryUse("stage 1", None, 50, 2)
+    )  # fmt: skip
+    assert memory_use([{"step": 5}], {"stage 0": 110}) == ()
+
+
+def test_on_the_page_of_text_and_for_programs(tmp_path: Path, capsys: object) -> None:
+    run = read_run(write_run(tmp_path / "run", Job(dp=2, pp=2, steps=6)))
+    report = explain(run.recording, "run", run=replace(run, metrics=tuple(LINES)), memory={"stage 0": 64 << 20})
+    show(report)
+    text = capsys.readouterr().out  # type: ignore[attr-defined]
+    assert "memory of a rank, at most" in text
+    assert report.to_dict()["memory"][0] == {"place": "stage 0", "predicted": 64 << 20, "measured": 130, "rank": 0}
+
+
+def test_a_run_says_what_its_ranks_took(tmp_path: Path) -> None:
+    job = write_job(tmp_path, 14)
+    argv = [sys.executable, "-m", "plait.cli.main", "train", str(job)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "job" / "metrics.jsonl").read_text().splitlines()]
+    told = [line["step"] for line in lines if MEMORY in line]
+    assert told[-1] == 14  # at the end, and once after the checkpoint of step 10
+    assert len(told) == 2
+    assert set(told[:1]) <= {11, 12, 13}
+    peaks = peaks_of(lines)
+    assert {stage: list(ranks) for stage, ranks in peaks.items()} == {"stage 0": [0], "stage 1": [1]}
+    assert all(2**20 < size < 2**32 for ranks in peaks.values() for size in ranks.values())
+
+
+def test_on_the_page_beside_the_bars() -> None:
+    figure = memory_figure([("stage 0", {"parameters": 1 << 20}), ("stage 1", {})], memory_of(LINES))
+    marks = next(one for one in figure["data"] if one["name"] == "measured, at most")
+    assert marks["x"] == ["stage 0", "stage 1"]
+    assert [round(value * 2**20) for value in marks["y"]] == [130, 50]
+    assert marks["customdata"] == ["rank 0", "rank 2"]

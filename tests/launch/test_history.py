@@ -1,0 +1,79 @@
+"""The history of a run that launchers write one after the other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from plait.core.attempts import read_attempts
+from plait.core.errors import RankFailure
+from plait.core.evidence import FILE
+from plait.launch.history import History
+from plait.launch.progress import Progress
+
+
+def steps(progress: Progress, first: int, last: int, writing: int = 0) -> None:
+    progress.heard(0, first, time.monotonic())
+    progress.heard(0, last, time.monotonic(), writing)
+
+
+def test_a_start_by_another_launcher_goes_on_where_the_one_before_failed(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+
+    def fails(progress: Progress) -> int:
+        steps(progress, 0, 13, writing=10)
+        (tmp_path / "logs" / "rank-0.log").write_text("the end")
+        (tmp_path / FILE).write_text("{}")
+        raise RankFailure("Rank 0 is stopped.", ranks=[0], cause="stopped")
+
+    first = History(tmp_path)
+    first.begin_again(1, ("n1",), "abc", again=False)
+    with pytest.raises(RankFailure):
+        first.attempt(fails, Progress(1))
+    assert (tmp_path / FILE).exists()  # as long as nobody starts it again
+
+    said: list[str] = []
+    second = History(tmp_path)
+    second.begin_again(1, ("n2",), "abc", again=True)
+    assert (tmp_path / "logs" / "attempt-1" / "rank-0.log").read_text() == "the end"
+    assert (tmp_path / "logs" / "attempt-1" / FILE).exists()
+    assert read_attempts(tmp_path)[-1].outcome == "running"
+    progress = Progress(1, stepped=lambda one: second.goes_on(one, said.append))
+
+    def ends(progress: Progress) -> int:
+        steps(progress, 5, 20)
+        return 0
+
+    assert second.attempt(ends, progress) == 0
+    before, last = read_attempts(tmp_path)
+    assert (before.outcome, before.cause, before.step, before.writing) == ("failed", "stopped", 13, 10)
+    assert (last.attempt, last.outcome, last.hosts, last.resumed, last.step) == (2, "finished", ("n2",), 5, 20)
+    assert last.wait_seconds is not None
+    assert last.wait_seconds >= 0
+    assert "from step 5, 8 steps are done again (the checkpoint of step 10 was still being written)" in said[0]
+
+
+def test_after_one_whose_launcher_was_killed(tmp_path: Path) -> None:
+    History(tmp_path).begin_again(2, ("n1", "n2"), "abc", again=False)
+    second = History(tmp_path)
+    second.begin_again(2, ("n1", "n3"), "abc", again=True)
+    assert [one.outcome for one in read_attempts(tmp_path)] == ["cut off", "running"]
+
+
+def test_a_run_that_ended_well_and_goes_on_later_has_not_waited(tmp_path: Path) -> None:
+    first = History(tmp_path)
+    first.begin_again(1, ("n1",), "abc", again=False)
+    first.attempt(lambda progress: 0, Progress(1))
+    second = History(tmp_path)
+    second.begin_again(1, ("n1",), "abc", again=True)
+    assert second.last.wait_seconds is None
+    assert not (tmp_path / "logs").exists()
+
+
+def test_one_that_was_mended_by_its_user_has_not_waited(tmp_path: Path) -> None:
+    History(tmp_path).begin_again(1, ("n1",), "abc", again=False)
+    second = History(tmp_path)
+    second.begin_again(1, ("n1",), "abc", again=False)
+    assert second.last.wait_seconds is None
