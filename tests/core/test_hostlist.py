@@ -81,8 +81,8 @@ def test_names_that_no_list_can_hold(name: str) -> None:
 
 
 def test_a_whole_cluster_is_quick() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     names = expand(f"n[1-{MOST_HOSTS}]")
     assert len(names) == MOST_HOSTS
     assert fold(names) == f"n[1-{MOST_HOSTS}]"
-    assert time.perf_counter() - start < 5  # 0.4 s alone
+    assert time.process_time() - start < 5  # 0.4 s alone
