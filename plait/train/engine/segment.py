@@ -26,6 +26,7 @@ from plait.core.strategy import slice_sizes
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.engine.gradients import Gradients
 from plait.train.model.basics import JoinGradient, Norm, SliceContext
+from plait.train.model.kernels import Kernels
 from plait.train.model.transformer import Transformer
 
 Buffers = tuple[Tensor, Tensor]
@@ -52,6 +53,7 @@ class Shared:
     graph: SegmentGraph
     wire: Wire
     accumulators: Gradients | None
+    kernels: Kernels
 
     @property
     def gradients(self) -> Gradients:
@@ -174,7 +176,7 @@ class Normed(Segment):
 
     def _normalise(self, *, keep: bool) -> None:
         with torch.set_grad_enabled(keep and self.shared.graph.backward):
-            self.n = self.norm(self.h)
+            self.n = self.shared.kernels.norm(self.h, self.norm.weight, self.norm.bias, self.norm.spec.norm_eps)
         self.full = self.n.detach()
 
     def gather_norm(self) -> Buffers:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plait.train.model.embedding import Embedding
+from plait.train.model.kernels import Kernels, summed_losses
 
 IGNORED = -100
 
@@ -20,33 +21,28 @@ class VocabularyLoss:
     """Cross-entropy of one slice. logits: [M, V / tp], consumed. targets: [M] int64, ``IGNORED`` counts
     nothing."""
 
-    def __init__(self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int) -> None:
-        self._dtype = logits.dtype
+    def __init__(
+        self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int, kernels: Kernels
+    ) -> None:
+        self._dtype, self._kernels = logits.dtype, kernels
         logits = logits if logits.dtype == torch.float64 else logits.float()
         beyond = min(max(vocab - embedding.first, 0), embedding.rows)
-        logits[:, beyond:] = float("-inf")  # padding of the vocabulary
         self._valid = targets != IGNORED
         rows, here = embedding.local(targets)
         self._rows, self._here = rows, here & self._valid
-        maximum = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)  # a share may be all padding
-        target = logits.gather(1, rows[:, None])[:, 0].where(self._here, logits.new_zeros(()))
-        self._exponentials: Tensor | None = logits.sub_(maximum[:, None]).exp_()
-        self.statistics = torch.stack((maximum, logits.sum(dim=1), target))[None]  # [1, 3, M]
+        found = kernels.local_loss(logits, rows, self._here, beyond)
+        self._exponentials: Tensor | None = found[0]
+        self.statistics = found[1]  # [1, 3, M]
         self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
 
     def finish(self, scale: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Combine the gathered statistics: scale * sum of token losses, and the logits' gradient, [M, V /
         tp], where it is wanted."""
-        maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
-        maximum = maxima.amax(dim=0)
-        normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
-        losses = (normaliser.log() + maximum - targets.sum(dim=0)) * self._valid
-        total = losses.double().sum() * scale
         exponentials, self._exponentials = self._exponentials, None
         if not gradient:
-            return total, None
+            return summed_losses(self.gathered, self._valid)[0] * scale, None
         assert exponentials is not None
-        weight = self._valid.to(exponentials.dtype) * scale
-        exponentials *= ((self.statistics[0, 0] - maximum).exp() / normaliser * weight)[:, None]
-        exponentials.scatter_add_(1, self._rows[:, None], -(self._here * weight)[:, None])
-        return total, exponentials.to(self._dtype)
+        total, found = self._kernels.finish_loss(
+            exponentials, self.statistics[0], self.gathered, self._valid, self._rows, self._here, scale
+        )
+        return total * scale, found.to(self._dtype)

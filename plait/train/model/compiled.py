@@ -1,0 +1,190 @@
+"""What lies between matrix products, compiled: each function one pass over memory, by torch.compile.
+
+Compiled are functions of plain tensors, forward and backward apart, never a graph of autograd's: rows are
+flattened to [M, ...], so that a slice of another size is another M, which is no constant of the code. Each
+has a bounded number of variants (whether there is a bias, several column parts, a dim of size 1); one more is
+an error, never a silent fall back to op by op. ``warm_up`` compiles what a model needs before it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.train.model import formulas
+from plait.train.model.dropout import Mask
+from plait.train.model.kernels import summed_losses
+
+Table = Mapping[str, Callable[..., Any]]
+"""By the names of ``formulas.ALL``."""
+MOST_VARIANTS = 16
+"""Of one function in one process."""
+
+
+class Compiled:
+    """``plait.train.model.kernels.Kernels`` by ``functions``, the formulas, compiled."""
+
+    def __init__(self, functions: Table) -> None:
+        self.functions = functions
+        self._constants: dict[tuple[float, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def norm(self, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return _Norm.apply(h, weight, bias, eps, self.functions)  # type: ignore[no-any-return]
+
+    def activate(self, z: Tensor, *, gated: bool) -> Tensor:
+        return _Activation.apply(z, "swiglu" if gated else "gelu", self.functions)  # type: ignore[no-any-return]
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return _Rotation.apply(q, k, cos, sin, self.functions)  # type: ignore[no-any-return]
+
+    def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
+        rows = self._rows(mask, mask.samples[:, None], mask.others[None, :])
+        return _Weights.apply(products, root, rows, *self._thresholds(mask), self.functions)  # type: ignore[no-any-return]
+
+    def join(self, h: Tensor, y: Tensor, bias: Tensor | None, mask: Mask | None) -> Tensor:
+        flat, parts = _flat(h), y.reshape(y.shape[0], -1, y.shape[3])
+        if mask is None:
+            return self.functions["join"](flat, parts, bias).view(h.shape)
+        found = self.functions["join_dropped"](flat, parts, bias, self._hidden_rows(mask), *self._thresholds(mask))
+        return found.view(h.shape)
+
+    def drop(self, x: Tensor, mask: Mask) -> Tensor:
+        return self.functions["drop"](_flat(x), self._hidden_rows(mask), *self._thresholds(mask)).view(x.shape)
+
+    def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
+        beyond_here = beyond if beyond < logits.shape[1] else None
+        return logits, self.functions["local_loss"](logits, rows, here, beyond_here)
+
+    def finish_loss(
+        self, exponentials: Tensor, own: Tensor, gathered: Tensor, valid: Tensor, rows: Tensor, here: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        total, maximum, normaliser = summed_losses(gathered, valid)
+        weight = valid.to(exponentials.dtype) * scale
+        factor = (own[0] - maximum).exp() / normaliser * weight
+        self.functions["finish_loss"](exponentials, factor, rows, here * weight)
+        return total, exponentials
+
+    def _hidden_rows(self, mask: Mask) -> Tensor:
+        return self._rows(mask, mask.samples[None, :], mask.others[:, None])
+
+    def _rows(self, mask: Mask, first: Tensor, second: Tensor) -> Tensor:
+        """The part of the hash that all elements of a row share, [M]."""
+        key = torch.full((), mask.dropout.site(mask.layer, mask.site), dtype=torch.int64, device=first.device)
+        return self.functions["rows"](key, first, second).view(-1)
+
+    def _thresholds(self, mask: Mask) -> tuple[Tensor, Tensor]:
+        """As tensors: a number would be a constant of the code."""
+        at = mask.probability, mask.samples.device
+        if at not in self._constants:
+            least = torch.tensor(int(mask.probability * 2**32), device=at[1])
+            self._constants[at] = least, torch.tensor(1.0 / (1.0 - mask.probability), device=at[1], dtype=torch.float64)
+        return self._constants[at]
+
+
+class Compiler:
+    """Makes the functions. variants: compiled so far, of all of them."""
+
+    def __init__(self) -> None:
+        import torch._inductor.config as inductor
+        from torch._inductor.compile_fx import compile_fx
+
+        # No worker processes: they would be children of every rank.
+        inductor.compile_threads = 1  # type: ignore[attr-defined]
+        self.variants, self._compile = 0, compile_fx
+
+    def table(self) -> Table:
+        """Of all formulas; each is compiled when it is first called."""
+        options = {"fullgraph": True, "recompile_limit": MOST_VARIANTS, "isolate_recompiles": True}
+        return {
+            name: torch.compile(function, backend=self._backend, **options) for name, function in formulas.ALL.items()
+        }
+
+    def _backend(self, graph: Any, inputs: Any) -> Any:
+        self.variants += 1
+        return self._compile(graph, inputs)
+
+
+@lru_cache(maxsize=1)
+def compiler() -> Compiler:
+    """This process's."""
+    return Compiler()
+
+
+@lru_cache(maxsize=1)
+def compiled() -> Compiled:
+    """This process's."""
+    return Compiled(compiler().table())
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float, of: Table) -> Tensor:
+        flat, plain = _flat(h), weight.detach()
+        if bias is None:
+            n, *statistics = of["rms_norm"](flat, plain, eps)
+        else:
+            n, *statistics = of["layer_norm"](flat, plain, bias.detach(), eps)
+        ctx.of, ctx.has_bias = of, bias is not None
+        ctx.save_for_backward(flat, weight, *statistics)
+        return n.view(h.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        flat, weight, *statistics = ctx.saved_tensors
+        name = "layer_norm_gradient" if ctx.has_bias else "rms_norm_gradient"
+        g_h, *found = ctx.of[name](_flat(gradients[0]), flat, weight.detach(), *statistics)
+        g_bias = found[1] if ctx.has_bias else None
+        return g_h.view(gradients[0].shape), found[0], g_bias, None, None
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, name: str, of: Table) -> Tensor:
+        ctx.of, ctx.name = of, name
+        ctx.save_for_backward(z)
+        o = of[name](_flat(z))
+        return o.view(*z.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (z,) = ctx.saved_tensors
+        return ctx.of[f"{ctx.name}_gradient"](_flat(gradients[0]), _flat(z)).view(z.shape), None, None
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, of: Table) -> tuple[Tensor, Tensor]:
+        ctx.of = of
+        ctx.save_for_backward(cos, sin)
+        return of["rotate"](q.detach(), k.detach(), cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors  # both halves of the table are the same, so its transpose turns back
+        return *ctx.of["rotate_back"](*gradients, cos, sin), None, None, None
+
+
+class _Weights(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, products: Tensor, root: float, rows: Tensor, least: Tensor, scale: Tensor, of: Table
+    ) -> Tensor:
+        weights, dropped = of["weights"](products.detach().flatten(0, 1), root, rows, least, scale)
+        ctx.of, ctx.root = of, root
+        ctx.save_for_backward(weights, rows, least, scale)
+        return dropped.view(products.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.of["weights_gradient"](gradients[0].flatten(0, 1), ctx.root, *ctx.saved_tensors)
+        return found.view(gradients[0].shape), None, None, None, None, None
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[..., H] -> [M, H], contiguous, and unknown to autograd."""
+    return x.detach().reshape(-1, x.shape[-1])
