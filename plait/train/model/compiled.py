@@ -47,6 +47,7 @@ class Compiled:
 
     def join(self, h: Tensor, y: Tensor, bias: Tensor | None, mask: Mask | None) -> Tensor:
         flat, parts = _flat(h), y.reshape(y.shape[0], -1, y.shape[3])
+        bias = None if bias is None else bias.detach()  # whether autograd knows of it would be another variant
         if mask is None:
             return self.functions["join"](flat, parts, bias).view(h.shape)
         found = self.functions["join_dropped"](flat, parts, bias, self._hidden_rows(mask), *self._thresholds(mask))
