@@ -9,6 +9,7 @@ from plait.core.strategy import slice_sizes
 from plait.train.comm.objects import gather
 from plait.train.engine.assembly import Part
 from plait.train.machine.device import torch_dtype
+from plait.train.model.loss import beyond
 from plait.train.model.warm_up import Slice, WarmUp
 
 
@@ -53,6 +54,7 @@ def _compile(part: Part) -> int:
             torch_dtype(plan.workload.precision),
             part.device.torch_device,
             model.embedding.rows if model.stage.heads else 0,
+            share if (share := beyond(model.embedding, spec.vocab)) < model.embedding.rows else None,
             bool(spec.dropout or spec.attention_dropout),
         )
         warm.run(kernels, _slices(part, place, spec.levels))

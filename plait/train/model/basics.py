@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from plait.core.model import ModelSpec
 from plait.train.model.dropout import DropoutKey, DropoutSite, Mask
-from plait.train.model.kernels import EAGER, Kernels
+from plait.train.model.kernels import EAGER, Kernels, Scale
 
 JoinGradient = tuple[Tensor, list[tuple[nn.Parameter, Tensor, Tensor | None]]]
 """Gradients of a join: of what was added to the residual stream; of parameters, of some rows of them or
@@ -57,4 +57,9 @@ class Norm(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """[S, B, H] -> [S, B, H]."""
-        return EAGER.norm(h, self.weight, self.bias, self.spec.norm_eps)
+        return EAGER.norm(h, self.scale)[0]
+
+    @property
+    def scale(self) -> Scale:
+        """As kernels take it."""
+        return Scale(self.weight, self.bias, self.spec.norm_eps)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plait.train.model import formulas
 from plait.train.model.dropout import Mask
-from plait.train.model.kernels import summed_losses
+from plait.train.model.kernels import Scale, Statistics, Summands
 
 Table = Mapping[str, Callable[..., Any]]
 """By the names of ``formulas.ALL``."""
@@ -28,12 +28,31 @@ MOST_VARIANTS = 16
 class Compiled:
     """``plait.train.model.kernels.Kernels`` by ``functions``, the formulas, compiled."""
 
+    fuses = True
+
     def __init__(self, functions: Table) -> None:
         self.functions = functions
         self._constants: dict[tuple[float, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def norm(self, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        return _Norm.apply(h, weight, bias, eps, self.functions)  # type: ignore[no-any-return]
+    def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
+        n, *statistics = self.functions[_kind(scale)](_flat(h), *_plain(scale))
+        return n.view(h.shape), tuple(statistics)
+
+    def norm_gradient(
+        self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
+    ) -> list[Tensor]:
+        function = self.functions[f"{_kind(scale)}_gradient"]
+        rest = None if past is None else _flat(past)
+        found, *parameters = function(_flat(gradient), rest, _flat(h), scale.weight.detach(), *statistics)
+        return [found.view(h.shape), *parameters]
+
+    def join(self, sum_: Summands) -> Tensor:
+        return self.functions["join"](*self._summands(sum_)).view(sum_.h.shape)
+
+    def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
+        function, shape = self.functions[f"join_{_kind(scale)}"], sum_.h.shape
+        h, n, *statistics = function(*self._summands(sum_), *_plain(scale))
+        return h.view(shape), n.view(shape), tuple(statistics)
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:
         return _Activation.apply(z, "swiglu" if gated else "gelu", self.functions)  # type: ignore[no-any-return]
@@ -45,33 +64,21 @@ class Compiled:
         rows = self._rows(mask, mask.samples[:, None], mask.others[None, :])
         return _Weights.apply(products, root, rows, *self._thresholds(mask), self.functions)  # type: ignore[no-any-return]
 
-    def join(self, h: Tensor, y: Tensor, bias: Tensor | None, mask: Mask | None) -> Tensor:
-        flat, parts = _flat(h), y.reshape(y.shape[0], -1, y.shape[3])
-        bias = None if bias is None else bias.detach()  # whether autograd knows of it would be another variant
-        if mask is None:
-            return self.functions["join"](flat, parts, bias).view(h.shape)
-        found = self.functions["join_dropped"](flat, parts, bias, self._hidden_rows(mask), *self._thresholds(mask))
-        return found.view(h.shape)
-
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
-        return self.functions["drop"](_flat(x), self._hidden_rows(mask), *self._thresholds(mask)).view(x.shape)
+        return self.functions["drop"](_flat(x), *self._dropout(mask)).view(x.shape)
 
     def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
         beyond_here = beyond if beyond < logits.shape[1] else None
         return logits, self.functions["local_loss"](logits, rows, here, beyond_here)
 
-    def finish_loss(
-        self, exponentials: Tensor, own: Tensor, gathered: Tensor, valid: Tensor, rows: Tensor, here: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        total, maximum, normaliser = summed_losses(gathered, valid)
-        weight = valid.to(exponentials.dtype) * scale
-        factor = (own[0] - maximum).exp() / normaliser * weight
-        self.functions["finish_loss"](exponentials, factor, rows, here * weight)
-        return total, exponentials
+    def _summands(self, sum_: Summands) -> tuple[Any, ...]:
+        h, y, bias, mask = sum_
+        flat, parts = _flat(h), y.reshape(y.shape[0], -1, y.shape[3])
+        # Whether autograd knows of a tensor would be another variant.
+        return flat, parts, None if bias is None else bias.detach(), None if mask is None else self._dropout(mask)
 
-    def _hidden_rows(self, mask: Mask) -> Tensor:
-        return self._rows(mask, mask.samples[None, :], mask.others[:, None])
+    def _dropout(self, mask: Mask) -> formulas.Dropout:
+        return self._rows(mask, mask.samples[None, :], mask.others[:, None]), *self._thresholds(mask)
 
     def _rows(self, mask: Mask, first: Tensor, second: Tensor) -> Tensor:
         """The part of the hash that all elements of a row share, [M]."""
@@ -122,27 +129,6 @@ def compiled() -> Compiled:
     return Compiled(compiler().table())
 
 
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float, of: Table) -> Tensor:
-        flat, plain = _flat(h), weight.detach()
-        if bias is None:
-            n, *statistics = of["rms_norm"](flat, plain, eps)
-        else:
-            n, *statistics = of["layer_norm"](flat, plain, bias.detach(), eps)
-        ctx.of, ctx.has_bias = of, bias is not None
-        ctx.save_for_backward(flat, weight, *statistics)
-        return n.view(h.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flat, weight, *statistics = ctx.saved_tensors
-        name = "layer_norm_gradient" if ctx.has_bias else "rms_norm_gradient"
-        g_h, *found = ctx.of[name](_flat(gradients[0]), flat, weight.detach(), *statistics)
-        g_bias = found[1] if ctx.has_bias else None
-        return g_h.view(gradients[0].shape), found[0], g_bias, None, None
-
-
 class _Activation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, name: str, of: Table) -> Tensor:
@@ -184,6 +170,15 @@ class _Weights(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         found = ctx.of["weights_gradient"](gradients[0].flatten(0, 1), ctx.root, *ctx.saved_tensors)
         return found.view(gradients[0].shape), None, None, None, None, None
+
+
+def _kind(scale: Scale) -> str:
+    return "rms_norm" if scale.bias is None else "layer_norm"
+
+
+def _plain(scale: Scale) -> tuple[Any, ...]:
+    weight, bias, eps = scale
+    return (weight.detach(), eps) if bias is None else (weight.detach(), bias.detach(), eps)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -7,21 +7,60 @@ one of the two (``Strategy.compile``) and calls nothing else.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from plait.train.model.dropout import Mask
 from plait.train.model.rope import rotate
 
+Statistics = tuple[Tensor, ...]
+"""What a norm keeps for its gradient, beside what autograd keeps."""
+
+
+class Scale(NamedTuple):
+    """A norm's parameters: of LayerNorm, or of RMSNorm, which has no bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+class Summands(NamedTuple):
+    """h + dropout(y + bias), [S, B, H]; ``y`` comes as [parts, S, B, H / parts]."""
+
+    h: Tensor
+    y: Tensor
+    bias: Tensor | None
+    mask: Mask | None
+
 
 class Kernels(Protocol):
-    """All of them. The first four are differentiable; the others are called where autograd is off."""
+    """All of them. ``activate``, ``rotate`` and ``weights`` are differentiable."""
 
-    def norm(self, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """LayerNorm, or RMSNorm where there is no bias, over the last dim."""
+    fuses: bool
+    """Whether ``join_norm`` is to be called where a norm follows a join."""
+
+    def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
+        """The norm of [S, B, H]; differentiable if there are no statistics."""
+        ...
+
+    def norm_gradient(
+        self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
+    ) -> list[Tensor]:
+        """The gradients of h, plus ``past``, and of the parameters from that of ``n``."""
+        ...
+
+    def join(self, sum_: Summands) -> Tensor:
+        """The sum; called where autograd is off, as what follows."""
+        ...
+
+    def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
+        """The sum, and its norm."""
         ...
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:
@@ -34,10 +73,6 @@ class Kernels(Protocol):
 
     def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
         """Causal softmax of products / root, [B, N, S, S], with dropout by (sample, head)."""
-        ...
-
-    def join(self, h: Tensor, y: Tensor, bias: Tensor | None, mask: Mask | None) -> Tensor:
-        """h + dropout(y + bias), [S, B, H]; ``y`` comes as [parts, S, B, H / parts]."""
         ...
 
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
@@ -53,24 +88,26 @@ class Kernels(Protocol):
         """
         ...
 
-    def finish_loss(
-        self, exponentials: Tensor, own: Tensor, gathered: Tensor, valid: Tensor, rows: Tensor, here: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The sum of token losses, fp64, 0-d, and scale times its gradient in the place of ``exponentials``.
-
-        own, gathered: what ``local_loss`` found here, [3, M], and on all ranks, [tp, 3, M]. valid: [M],
-        whether a target counts.
-        """
-        ...
-
 
 class Eager:
     """As torch runs them."""
 
-    def norm(self, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        shape = weight.shape
-        return F.rms_norm(h, shape, weight, eps) if bias is None else F.layer_norm(h, shape, weight, bias, eps)
+    fuses = False
+
+    def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
+        weight, bias, eps = scale
+        if bias is None:
+            return F.rms_norm(h, weight.shape, weight, eps), ()
+        return F.layer_norm(h, weight.shape, weight, bias, eps), ()
+
+    def norm_gradient(
+        self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
+    ) -> list[Tensor]:
+        parameters = [scale.weight] if scale.bias is None else [scale.weight, scale.bias]
+        found = list(gradients_of(n, [h, *parameters], gradient))
+        if past is not None:
+            found[0] += past
+        return found
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:
         if not gated:
@@ -87,7 +124,8 @@ class Eager:
         dropped = mask.attention(scores)
         return scores.softmax(dim=-1) * dropped
 
-    def join(self, h: Tensor, y: Tensor, bias: Tensor | None, mask: Mask | None) -> Tensor:
+    def join(self, sum_: Summands) -> Tensor:
+        h, y, bias, mask = sum_
         # Column parts are read where the collectives left them: the sum writes the contiguous result, so
         # there is no concatenation.
         parts, width = y.shape[0], y.shape[3]
@@ -99,6 +137,10 @@ class Eager:
             y = y * mask.hidden(h.view(*h.shape[:2], -1)).view(y.shape)
         return (h + y).view(*h.shape[:2], -1)
 
+    def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
+        h = self.join(sum_)
+        return h, *self.norm(h, scale)
+
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
         return x * mask.hidden(x)
 
@@ -109,25 +151,15 @@ class Eager:
         exponentials = logits.sub_(maximum[:, None]).exp_()
         return exponentials, torch.stack((maximum, exponentials.sum(dim=1), target))[None]
 
-    def finish_loss(
-        self, exponentials: Tensor, own: Tensor, gathered: Tensor, valid: Tensor, rows: Tensor, here: Tensor,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        total, maximum, normaliser = summed_losses(gathered, valid)
-        weight = valid.to(exponentials.dtype) * scale
-        exponentials *= ((own[0] - maximum).exp() / normaliser * weight)[:, None]
-        exponentials.scatter_add_(1, rows[:, None], -(here * weight)[:, None])
-        return total, exponentials
-
 
 EAGER = Eager()
 
 
-def summed_losses(gathered: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the statistics of all ranks, [tp, 3, M]: the sum of token losses, fp64, 0-d; each token's maximum
-    and sum of exponentials, [M]."""
-    maxima, sums, targets = gathered.unbind(dim=1)  # [tp, M] each
-    maximum = maxima.amax(dim=0)
-    normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
-    losses = (normaliser.log() + maximum - targets.sum(dim=0)) * valid
-    return losses.double().sum(), maximum, normaliser
+def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:
+    """Those of ``inputs`` from that of ``result``: what ``torch.autograd.grad`` asks of the engine, which
+    checks shapes itself.
+
+    Not by ``grad``: to compare two shapes that may be symbols it imports sympy, a second of processor time in
+    every rank's first step.
+    """
+    return _engine_run_backward((result,), (gradient,), False, False, tuple(inputs), False, accumulate_grad=False)

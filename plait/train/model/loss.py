@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 
 from plait.train.model.embedding import Embedding
-from plait.train.model.kernels import Kernels, summed_losses
+from plait.train.model.kernels import Kernels
 
 IGNORED = -100
+
+
+def beyond(embedding: Embedding, vocab: int) -> int:
+    """The first column of a share of the logits that is padding of the vocabulary."""
+    return min(max(vocab - embedding.first, 0), embedding.rows)
 
 
 class VocabularyLoss:
@@ -24,13 +29,12 @@ class VocabularyLoss:
     def __init__(
         self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int, kernels: Kernels
     ) -> None:
-        self._dtype, self._kernels = logits.dtype, kernels
+        self._dtype = logits.dtype
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        beyond = min(max(vocab - embedding.first, 0), embedding.rows)
         self._valid = targets != IGNORED
         rows, here = embedding.local(targets)
         self._rows, self._here = rows, here & self._valid
-        found = kernels.local_loss(logits, rows, self._here, beyond)
+        found = kernels.local_loss(logits, rows, self._here, beyond(embedding, vocab))
         self._exponentials: Tensor | None = found[0]
         self.statistics = found[1]  # [1, 3, M]
         self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
@@ -38,11 +42,16 @@ class VocabularyLoss:
     def finish(self, scale: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Combine the gathered statistics: scale * sum of token losses, and the logits' gradient, [M, V /
         tp], where it is wanted."""
+        maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each
+        maximum = maxima.amax(dim=0)
+        normaliser = (sums * (maxima - maximum).exp()).sum(dim=0)
+        losses = (normaliser.log() + maximum - targets.sum(dim=0)) * self._valid
+        total = losses.double().sum() * scale
         exponentials, self._exponentials = self._exponentials, None
         if not gradient:
-            return summed_losses(self.gathered, self._valid)[0] * scale, None
+            return total, None
         assert exponentials is not None
-        total, found = self._kernels.finish_loss(
-            exponentials, self.statistics[0], self.gathered, self._valid, self._rows, self._here, scale
-        )
-        return total * scale, found.to(self._dtype)
+        weight = self._valid.to(exponentials.dtype) * scale
+        exponentials *= ((self.statistics[0, 0] - maximum).exp() / normaliser * weight)[:, None]
+        exponentials.scatter_add_(1, self._rows[:, None], -(self._here * weight)[:, None])
+        return total, exponentials.to(self._dtype)

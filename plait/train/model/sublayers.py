@@ -26,6 +26,7 @@ from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
 from plait.train.model.dropout import DropoutSite, Mask
+from plait.train.model.kernels import Summands
 from plait.train.model.rope import Rope
 from plait.train.model.sequence import ALONE, FLASH, SequenceGroup, ring_attention, to_heads, to_tokens
 
@@ -52,8 +53,11 @@ class Sublayer(nn.Module):
     def join(self, h: Tensor, y: Tensor, context: SliceContext) -> Tensor:
         """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts],
         reduced."""
-        mask = context.mask(self.spec.dropout, self.layer, self.site)
-        return context.kernels.join(h, y, self.row.bias, mask)
+        return context.kernels.join(self.summands(h, y, context))
+
+    def summands(self, h: Tensor, y: Tensor, context: SliceContext) -> Summands:
+        """What ``join`` adds up."""
+        return Summands(h, y, self.row.bias, context.mask(self.spec.dropout, self.layer, self.site))
 
     def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
         """Gradient of ``y`` from that of the sum."""
@@ -147,4 +151,4 @@ class ParallelBlock:
     def __init__(self, attention: Attention, mlp: Mlp) -> None:
         self.branches: list[Sublayer] = [attention, mlp]
         self.norm = attention.norm
-        self.join, self.join_gradient = mlp.join, mlp.join_gradient
+        self.join, self.summands, self.join_gradient = mlp.join, mlp.summands, mlp.join_gradient

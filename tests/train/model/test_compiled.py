@@ -12,7 +12,7 @@ from torch import Tensor
 from plait.train.model import formulas
 from plait.train.model.compiled import Compiled
 from plait.train.model.dropout import DropoutKey, Mask
-from plait.train.model.kernels import EAGER
+from plait.train.model.kernels import EAGER, Scale, Summands
 from plait.train.model.rope import Rope
 from tests.models import llama
 
@@ -41,24 +41,41 @@ def both(function: Callable[..., Any], inputs: list[Tensor], *rest: Any) -> list
 
 def assert_alike(function: Callable[..., Any], inputs: list[Tensor], *rest: Any) -> None:
     want, found = both(function, inputs, *rest)
-    torch.testing.assert_close(found, want)
+    assert_close(found, want)
+
+
+def assert_close(found: list[Tensor], want: list[Tensor]) -> None:
+    narrow = want[0].dtype == torch.bfloat16  # where roundings cancel each other out, they differ
+    torch.testing.assert_close(found, want, **({"atol": 0.03, "rtol": 0.02} if narrow else {}))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_norms(dtype: torch.dtype, bias: bool) -> None:
-    inputs = [
-        made(S, B, H, dtype=dtype) * 3 + 1,
-        made(H, dtype=dtype),
-        *([made(H, dtype=dtype, seed=5)] if bias else []),
-    ]
+@pytest.mark.parametrize("goes_past", [True, False])
+def test_norms(dtype: torch.dtype, bias: bool, goes_past: bool) -> None:
+    weight, shift = (made(H, dtype=dtype, seed=seed).requires_grad_() for seed in (0, 5))
+    scale = Scale(weight, shift if bias else None, 1e-5)
+    gradient, past = made(S, B, H, dtype=dtype, seed=7), made(S, B, H, dtype=dtype, seed=8) if goes_past else None
+    for h in (made(S, B, H, dtype=dtype) * 3 + 1, made(S, 2 * B, H, dtype=dtype)[:, B:]):
+        found = []
+        for kernels in (EAGER, PLAIN):
+            leaf = h.detach().requires_grad_()
+            n, statistics = kernels.norm(leaf, scale)
+            gradients = kernels.norm_gradient(n, leaf, scale, statistics, gradient, past)
+            found.append([n.detach(), *gradients])
+        assert_close(found[1], found[0])
 
-    def norm(kernels: Any, h: Tensor, weight: Tensor, shift: Tensor | None = None) -> Tensor:
-        return kernels.norm(h, weight, shift, 1e-5)
 
-    assert_alike(norm, inputs)
-    strided = [made(S, 2 * B, H, dtype=dtype)[:, B:], *inputs[1:]]
-    assert_alike(norm, strided)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_norm_behind_a_join(bias: bool) -> None:
+    mask = Mask(KEY, 0.1, 2, "mlp", torch.arange(B) + 11, torch.arange(S) + 4)
+    sum_ = Summands(made(S, B, H), made(2, S, B, H // 2), made(H) if bias else None, mask)
+    scale = Scale(made(H, seed=3), made(H, seed=4) if bias else None, 1e-5)
+    h, n, statistics = PLAIN.join_norm(sum_, scale)
+    want = EAGER.join_norm(sum_, scale)
+    torch.testing.assert_close((h, n), want[:2])
+    again, same = PLAIN.norm(h, scale)
+    assert torch.equal(again, n) and all(map(torch.equal, same, statistics))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -86,7 +103,7 @@ def test_joins_to_the_bit(parts: int, bias: bool, probability: float) -> None:
     mask = Mask(KEY, probability, 2, "mlp", torch.arange(B) + 11, torch.arange(S) + 4) if probability else None
     for dtype in (torch.float64, torch.float32):
         h, y, shift = made(S, B, H, dtype=dtype), made(parts, S, B, H // parts, dtype=dtype), made(H, dtype=dtype)
-        want, found = (kernels.join(h, y, shift if bias else None, mask) for kernels in (EAGER, PLAIN))
+        want, found = (kernels.join(Summands(h, y, shift if bias else None, mask)) for kernels in (EAGER, PLAIN))
         assert torch.equal(want, found)
         if mask is not None:
             assert torch.equal(EAGER.drop(h, mask), PLAIN.drop(h, mask))
@@ -95,17 +112,12 @@ def test_joins_to_the_bit(parts: int, bias: bool, probability: float) -> None:
 @pytest.mark.parametrize("beyond", [37, 30, 0])
 def test_the_loss(beyond: int) -> None:
     """beyond: as many columns of this share are no padding."""
-    rows, here = torch.randint(0, 37, (11,)), torch.arange(11) % 3 > 0
-    here &= rows < beyond
-    valid = here | (torch.arange(11) % 5 > 0)
+    rows = torch.randint(0, 37, (11,), generator=torch.Generator().manual_seed(0))
+    here = (torch.arange(11) % 3 > 0) & (rows < beyond)
     found = []
     for kernels in (EAGER, PLAIN):
         logits = made(11, 37)
         exponentials, statistics = kernels.local_loss(logits, rows, here, beyond)
-        assert exponentials is logits
-        other = statistics + 0.5
-        gathered = torch.cat((statistics, other))
-        total, gradient = kernels.finish_loss(exponentials, statistics[0], gathered, valid, rows, here, 0.25)
-        assert gradient is logits
-        found.append((statistics, total, gradient))
+        assert exponentials is logits  # consumed
+        found.append((exponentials, statistics))
     torch.testing.assert_close(found[1], found[0])
