@@ -95,32 +95,35 @@ class Compiled:
 
 
 class Compiler:
-    """Makes the functions. variants: compiled so far, of all of them."""
+    """Makes the functions. through: makes a function of a graph and examples of what it will be called with.
+    variants: compiled so far, of all of them."""
 
-    def __init__(self) -> None:
-        import torch._inductor.config as inductor
-        from torch._inductor.compile_fx import compile_fx
-
-        # No worker processes: they would be children of every rank.
-        inductor.compile_threads = 1  # type: ignore[attr-defined]
-        self.variants, self._compile = 0, compile_fx
+    def __init__(self, through: Callable[[Any, Any], Any]) -> None:
+        self.variants, self._through = 0, through
 
     def table(self) -> Table:
         """Of all formulas; each is compiled when it is first called."""
-        options = {"fullgraph": True, "recompile_limit": MOST_VARIANTS, "isolate_recompiles": True}
-        return {
-            name: torch.compile(function, backend=self._backend, **options) for name, function in formulas.ALL.items()
-        }
+        return {name: self._compiled(function) for name, function in formulas.ALL.items()}
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(
+            function, fullgraph=True, backend=self._backend, recompile_limit=MOST_VARIANTS, isolate_recompiles=True
+        )
 
     def _backend(self, graph: Any, inputs: Any) -> Any:
         self.variants += 1
-        return self._compile(graph, inputs)
+        return self._through(graph, inputs)
 
 
 @lru_cache(maxsize=1)
 def compiler() -> Compiler:
     """This process's."""
-    return Compiler()
+    import torch._inductor.config as inductor
+    from torch._inductor.compile_fx import compile_fx
+
+    # No worker processes: they would be children of every rank.
+    inductor.compile_threads = 1  # type: ignore[attr-defined]
+    return Compiler(compile_fx)
 
 
 @lru_cache(maxsize=1)
