@@ -77,6 +77,9 @@ def _slices(part: Part, place: int, levels: int) -> list[Slice]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What the compiler said, in a line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """What the compiler said, in a line: of what torch has wrapped up, and of a C++ compiler's output, the
+    error."""
+    inner: BaseException = getattr(error, "inner_exception", error)
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    said = next((line for line in lines if "error: " in line), lines[0] if lines else "")
+    return f"{type(inner).__name__}: {said}" if said else type(inner).__name__

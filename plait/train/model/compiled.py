@@ -34,6 +34,7 @@ class Compiled:
         self.functions = functions
         self._constants: dict[tuple[float, torch.device], tuple[Tensor, Tensor]] = {}
 
+    @torch.no_grad()  # whether autograd is on would be another variant
     def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
         n, *statistics = self.functions[_kind(scale)](_flat(h), *_plain(scale))
         return n.view(h.shape), tuple(statistics)
@@ -80,6 +81,7 @@ class Compiled:
     def _dropout(self, mask: Mask) -> formulas.Dropout:
         return self._rows(mask, mask.samples[None, :], mask.others[:, None]), *self._thresholds(mask)
 
+    @torch.no_grad()
     def _rows(self, mask: Mask, first: Tensor, second: Tensor) -> Tensor:
         """The part of the hash that all elements of a row share, [M]."""
         key = torch.full((), mask.dropout.site(mask.layer, mask.site), dtype=torch.int64, device=first.device)
@@ -106,7 +108,8 @@ class Compiler:
         return {name: self._compiled(function) for name, function in formulas.ALL.items()}
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(
+        compile_: Any = torch.compile  # whose overloads do not know the last two
+        return compile_(
             function, fullgraph=True, backend=self._backend, recompile_limit=MOST_VARIANTS, isolate_recompiles=True
         )
 
