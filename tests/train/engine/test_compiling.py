@@ -13,6 +13,7 @@ import torch
 
 from plait.core.cluster import HERE
 from plait.core.job import Job
+from plait.core.refine import refine
 from plait.plan.make import make_plan
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.compiling import compile_ahead
@@ -20,6 +21,7 @@ from plait.train.engine.feed import micro_batches
 from plait.train.machine.device import open_device
 from plait.train.model import compiled as module
 from plait.train.model.compiled import Compiled, Compiler
+from plait.train.tune.measure import measure
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own use, in its compiler
 MODELS: dict[str, dict[str, Any]] = {
@@ -123,3 +125,34 @@ def test_a_compiler_that_fails_is_a_problem_of_every_rank(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "compiled", lambda: kernels)
     done = compile_ahead(part_of("plain", 2))
     assert done.problem.startswith("rank 0: ") and "no g++ here" in done.problem and "\n" not in done.problem
+
+
+def timed_steps(steps_left: int) -> tuple[bool, str]:
+    """Whether ``auto`` chose to compile, and its note."""
+    part = part_of("plain", 2, compile="auto")
+    tokens = torch.zeros((2, 8), dtype=torch.int64)
+    found = measure(part, part.own(micro_batches(tokens, tokens, torch.arange(2), 2, 0)), steps_left)
+    assert {one.strategy.compile for one in found.compiled} in (set(), {False, True})
+    refined = refine(part.plan, found)
+    assert not refined.choices.any
+    faster = min(found.compiled, key=lambda one: one.seconds).strategy.compile if found.compiled else False
+    assert refined.strategy.compile == faster
+    return bool(found.compiled), found.notes["compile"]
+
+
+def test_auto_times_steps_where_the_run_is_long_enough(traced: Compiler) -> None:
+    tried, note = timed_steps(10)
+    assert not tried and note.startswith("not tried") and traced.variants == 0
+    tried, note = timed_steps(10**9)
+    assert tried and note.startswith(f"compiled {traced.variants} functions in ") and traced.variants > 0
+
+
+def test_auto_goes_on_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise FileNotFoundError("g++")
+
+    compiler = Compiler(fail)
+    kernels = Compiled(compiler.table())
+    monkeypatch.setattr(module, "compiler", lambda: compiler)
+    monkeypatch.setattr(module, "compiled", lambda: kernels)
+    assert timed_steps(10**9) == (False, "not possible (rank 0: FileNotFoundError: g++)")
