@@ -36,39 +36,48 @@ class Compiled:
 
     @torch.no_grad()  # whether autograd is on would be another variant
     def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
+        """The norm, and what its rows have in common."""
         n, *statistics = self.functions[_kind(scale)](_flat(h), *_plain(scale))
         return n.view(h.shape), tuple(statistics)
 
     def norm_gradient(
         self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
     ) -> list[Tensor]:
+        """What goes past is added in the same pass."""
         function = self.functions[f"{_kind(scale)}_gradient"]
         rest = None if past is None else _flat(past)
         found, *parameters = function(_flat(gradient), rest, _flat(h), scale.weight.detach(), *statistics)
         return [found.view(h.shape), *parameters]
 
     def join(self, sum_: Summands) -> Tensor:
+        """The sum in one pass, its mask included."""
         return self.functions["join"](*self._summands(sum_)).view(sum_.h.shape)
 
     def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
+        """The sum and its norm in one pass."""
         function, shape = self.functions[f"join_{_kind(scale)}"], sum_.h.shape
         h, n, *statistics = function(*self._summands(sum_), *_plain(scale))
         return h.view(shape), n.view(shape), tuple(statistics)
 
     def activate(self, z: Tensor, *, gated: bool) -> Tensor:
+        """One pass forward, one backward, which starts from ``z``."""
         return _Activation.apply(z, "swiglu" if gated else "gelu", self.functions)  # type: ignore[no-any-return]
 
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys in one call."""
         return _Rotation.apply(q, k, cos, sin, self.functions)  # type: ignore[no-any-return]
 
     def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
+        """Softmax and mask in one pass; the mask is drawn again backward."""
         rows = self._rows(mask, mask.samples[:, None], mask.others[None, :])
         return _Weights.apply(products, root, rows, *self._thresholds(mask), self.functions)  # type: ignore[no-any-return]
 
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
+        """The mask is drawn where it is used."""
         return self.functions["drop"](_flat(x), *self._dropout(mask)).view(x.shape)
 
     def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
+        """Two passes."""
         beyond_here = beyond if beyond < logits.shape[1] else None
         return logits, self.functions["local_loss"](logits, rows, here, beyond_here)
 
