@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from plait.core.cluster import HERE
 from plait.core.job import Job
@@ -109,7 +110,7 @@ def test_one_variant_too_many_is_an_error_and_not_a_fall_back(
     gelu = Compiled(Compiler(lambda graph, _: graph.forward).table()).functions["gelu"]
     gelu(torch.ones(3, 4))
     gelu(torch.ones(3, 4, dtype=torch.float64))
-    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+    with pytest.raises(FailOnRecompileLimitHit):
         gelu(torch.ones(3, 4, dtype=torch.bfloat16))
 
 
