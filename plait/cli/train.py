@@ -225,3 +225,16 @@ def _check_files(job: Job, folder: Path, place: Place) -> None:
     from plait.train.data.check import check_data
 
     check_data(job.data, job.train, folder / "corpus")
+    _check_compiler(job, place)
+
+
+def _check_compiler(job: Job, place: Place) -> None:
+    """Refuse a job whose ranks on this machine's processors could not compile."""
+    from plait.core.compiler import check_compiler
+    from plait.plan.fits import room
+
+    if job.strategy.compile is not True:
+        return
+    there = room(job.run.device, job.world_size) if place.ours else None
+    if place.lab or (there and not there.each):
+        check_compiler()

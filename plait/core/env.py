@@ -24,6 +24,7 @@ them.
     PYTORCH_ALLOC_CONF  how a GPU's allocator works, passed on to it    segments that grow in place
     CUDA_DEVICE_MAX_CONNECTIONS  a GPU's hardware queues, 8 to 32       32
     CUDA_MODULE_LOADING when a GPU's kernels are loaded, passed on      EAGER: at the start
+    CXX                 C++ compiler for strategy.compile on a CPU      g++
 
 The first seven are what torchrun sets, so that ranks may be started by it, by ``plait train`` or by a
 scheduler alike. TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT, which it sets as well, say
@@ -322,6 +323,11 @@ def _number(env: Mapping[str, str], name: str, default: int, *, least: int = 0, 
     if value < least or (most is not None and value > most):
         raise LaunchError(f"The environment variable {name} is {value}. Allowed: {allowed}.")
     return value
+
+
+def cpp_compiler(environ: Mapping[str, str] = os.environ) -> str:
+    """The C++ compiler that torch.compile calls."""
+    return environ.get("CXX") or "g++"
 
 
 LEAST_QUEUES, QUEUES = 8, 32

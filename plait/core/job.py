@@ -27,6 +27,7 @@ from plait.core.model import ModelSpec
 from plait.core.numbers import nearest_batch
 from plait.core.settings import (
     BYTES,
+    PLANNABLE,
     STDLIB,
     ClusterSection,
     DataSection,
@@ -49,7 +50,7 @@ MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fiel
 MOST_STAGES = 1_000
 TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
-PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in StrategySection.model_fields if key != "slack"))
+PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
 """Settings that the planner can choose."""
 _PATHS = (
     ("model", "huggingface"),
@@ -278,7 +279,7 @@ class Job(Section):
         return Strategy(
             tp=self.degrees[0][1], overlap=overlap, shard_overlap=hidden, p1=slices.p1, p2=slices.p2,
             sequence_parallel=section.sequence_parallel is True, cp=section.cp, ring=self.sequence_cut.ring,
-            recompute=kind, recompute_layers=layers,
+            recompute=kind, recompute_layers=layers, compile=section.compile is True,
         )  # fmt: skip
 
     def model_spec(self, vocab: int) -> ModelSpec:

@@ -220,6 +220,9 @@ class StrategySection(Section):
     """Megatron's, inside tensor parallelism: all-gather and reduce-scatter instead of all-reduce."""
     recompute: Recompute | RecomputeLayers = "none"
     """What the backward computes again instead of keeping it."""
+    compile: bool | Literal["auto"] = False
+    """Compile what lies between matrix products (norms, dropout, activations, positions, loss) with
+    torch.compile. ``auto``: if timed steps are faster so, and the run is long enough for it to pay."""
 
     @model_validator(mode="before")
     @classmethod
@@ -233,6 +236,10 @@ class StrategySection(Section):
             key = f"strategy.{next(iter(lone))}"
             raise JobError("stands beside strategy.slices", key=key, fix="Keep one of the two")
         return {**table, "slices": lone} if lone else table
+
+
+PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in ("slack", "compile"))
+"""Keys of ``[strategy]`` that do not have to be timed."""
 
 
 class ClusterSection(Section):

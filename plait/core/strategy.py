@@ -44,6 +44,8 @@ class Strategy:
     shard_overlap: which communication of sharded data parallelism overlaps computation. ``forward``: the
     gather of the next layer, and of the parameters that optimizers changed. ``backward``: the gather of the
     next module, and the reduction of gradients. ``both``; ``none``.
+
+    compile: what lies between matrix products is compiled (torch.compile) instead of run op by op.
     """
 
     tp: int = 1
@@ -56,6 +58,7 @@ class Strategy:
     recompute: Recompute = "none"
     recompute_layers: int | None = None
     shard_overlap: ShardOverlap = "both"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.overlap not in get_args(Overlap):

@@ -17,6 +17,27 @@ SHARE = 0.5
 """Of the most that can be saved, what timing may cost: hiding saves some two thirds of it, and seldom all."""
 
 
+COMPILED = 0.25
+"""Of a step, what compiling is taken to save at most: what lies between matrix products is seldom more."""
+COMPILING = 40.0
+"""Seconds that compiling a model takes where nothing is in the compiler's cache, on a CPU."""
+
+
+def worth_compiling(step_seconds: float, steps_left: int) -> str:
+    """Why compiling, and timing steps with and without, cannot pay in the steps that are left; empty if it
+    may.
+
+    >>> worth_compiling(0.1, 400)
+    'not tried: it can save at most 10 s of this run, and takes some 40 s itself'
+    >>> worth_compiling(2.0, 400)
+    ''
+    """
+    saves = COMPILED * step_seconds * max(steps_left, 0)
+    if SHARE * saves >= COMPILING:
+        return ""
+    return f"not tried: it can save at most {saves:.0f} s of this run, and takes some {COMPILING:.0f} s itself"
+
+
 @dataclass(frozen=True)
 class Timing:
     """How many candidates to time, and in how many rounds; 0 and 0: none, the plain order is kept."""

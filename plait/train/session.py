@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from plait.core.env import RankEnv, this_host
-from plait.core.errors import CheckpointError, NotFinite
+from plait.core.errors import CheckpointError, JobError, NotFinite
 from plait.core.host_memory import memory_of
 from plait.core.job import Job
 from plait.core.memory_peaks import MEMORY, told
@@ -27,6 +27,7 @@ from plait.train.comm.world import first_does, new_group
 from plait.train.data.stream import Stream, prepare_corpus
 from plait.train.engine.agreement import agree
 from plait.train.engine.assembly import Part, assemble
+from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import Feed
 from plait.train.engine.finite import check_state
 from plait.train.engine.optimizer import LearningRate, Optimizer
@@ -110,6 +111,8 @@ class Session:
 
     def _settled(self, part: Part) -> Part:
         """The part under a plan that leaves nothing open; the plan is kept, and its hash is the run's."""
+        if part.plan.strategy.compile:
+            self._compile(part)
         if not part.plan.choices.any:
             return part
         self.control.doing("measuring")
@@ -122,6 +125,15 @@ class Session:
         agree(settled)
         self.recorder.ring.obeys(plan.hash)
         return settled
+
+    def _compile(self, part: Part) -> None:
+        """Before anything is timed. Raises JobError where it is not possible."""
+        self.control.doing("compiling", patient=True)
+        done = compile_ahead(part)
+        if done.problem:
+            raise JobError(f"true, and compiling fails ({done.problem})", key="strategy.compile",
+                           fix='Use "auto", which goes on without, or false')  # fmt: skip
+        self.report.say(str(done))
 
     def _memory(self, rank: RankEnv) -> Memory | None:
         """Copies in the memory of hosts, where the job wants them and a launcher keeps them."""

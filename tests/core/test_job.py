@@ -99,6 +99,19 @@ def test_a_word_alone_is_tensor_parallelisms_overlap() -> None:
     assert job(overlap={"shard": "auto"}).tunes_sharding
 
 
+def test_compiling_is_asked_for_timed_or_off() -> None:
+    def job(**strategy: Any) -> Job:
+        return Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": strategy})
+
+    assert [job(**one).base_strategy.compile for one in ({}, {"compile": "auto"}, {"compile": True})] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert job(compile="auto").open == ()  # no planner predicts it
+    assert job(compile="auto", tp="auto").closed_like(job(tp=2, p1=1)).strategy.compile == "auto"
+    with pytest.raises(JobError, match="compile"):
+        job(compile="yes")
+
+
 def test_automatic_choices_are_marked() -> None:
     assert StrategySection().slices == "auto"
     assert Job.from_dict({"model": {"preset": "gpt3-125m"}, "strategy": {"p1": 2}}).strategy.slices != "auto"

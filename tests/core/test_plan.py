@@ -80,6 +80,18 @@ def test_refining_closes_what_was_open_once() -> None:
     assert refine(refined, Measurements()) == refined
 
 
+def test_whether_to_compile_is_a_choice_of_timed_steps(tmp_path: Path) -> None:
+    fresh = make(strategy={"compile": "auto", "p1": 2})
+    assert fresh.choices.compile and fresh.choices.any and not fresh.strategy.compile
+    fresh.write(tmp_path / "plan.json")
+    assert Plan.read(tmp_path / "plan.json") == fresh
+    both = Timed(fresh.strategy, 1.0), Timed(replace(fresh.strategy, compile=True), 0.9)
+    assert refine(fresh, Measurements(compiled=both)).strategy == replace(fresh.strategy, compile=True)
+    for nothing in (Measurements(), Measurements(compiled=(both[0], replace(both[1], seconds=1.1)))):
+        refined = refine(fresh, nothing)
+        assert refined.strategy == fresh.strategy and not refined.choices.any
+
+
 def test_the_hash_covers_the_content_and_not_the_notes(plan: Plan) -> None:
     assert replace(plan, notes={}).hash == plan.hash
     assert replace(plan, seed=5).hash != plan.hash

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.worth_timing import ROUNDS, SHARE, WARM_UP, affordable
+from plait.core.worth_timing import COMPILED, COMPILING, ROUNDS, SHARE, WARM_UP, affordable, worth_compiling
 
 SECONDS = st.floats(1e-6, 1e3)
 
@@ -52,3 +52,8 @@ def test_orders_that_take_long_to_find_are_timed_only_where_they_pay() -> None:
     assert affordable(0.01, 0.005, 400, 16).candidates == 16
     assert affordable(0.01, 0.005, 400, 16, beside=0.3).candidates == 3
     assert affordable(0.01, 0.005, 4000, 16, beside=0.3).candidates == 16
+
+
+@given(SECONDS, st.integers(0, 10**7))
+def test_compiling_is_tried_where_it_can_pay(step: float, steps: int) -> None:
+    assert (worth_compiling(step, steps) == "") == (SHARE * COMPILED * step * steps >= COMPILING)

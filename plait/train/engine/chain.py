@@ -88,7 +88,10 @@ def _slices(shared: Shared, batch: MicroBatch, device: Device, dropout: DropoutK
             slice(ends[number], ends[number + 1]),
             tokens,
             targets,
-            [SliceContext(samples, own[: local >> level], dropout, spread) for level in range(model.spec.levels + 1)],
+            [
+                SliceContext(samples, own[: local >> level], dropout, spread, shared.kernels)
+                for level in range(model.spec.levels + 1)
+            ],
             RowExchange(next(there), next(there)) if graph.embeds else None,
         )
 

@@ -32,6 +32,7 @@ from plait.train.engine.shards import Shards
 from plait.train.engine.vocabulary import Head
 from plait.train.machine.device import Device
 from plait.train.model.dropout import DropoutKey
+from plait.train.model.kernels import EAGER, Kernels
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 
@@ -90,7 +91,7 @@ class SegmentExecutor:
         self.model, self.graph, self.wire, self.strategy = model, lists.graph, wire, strategy
         self.gradients, self.shards = gradients, shards
         self.device, self.recorder, self.seed = here.device, here.recorder, here.seed
-        self._shared = Shared(model, self.graph, wire, gradients)
+        self._shared = Shared(model, self.graph, wire, gradients, kernels_of(strategy))
         self.programmes: dict[Phase, Programme] = {}
         self._recorded: dict[Phase, list[tuple[Callable[[Turn], object], int, int]]] = {}
         graph = self.graph
@@ -214,6 +215,15 @@ def make_executor(
     lists = segment_lists(model.spec, strategy, model.stage, load, phases, backward=gradients is not None)
     used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
     return SegmentExecutor(model, lists, used, strategy, here, gradients=gradients, shards=shards)
+
+
+def kernels_of(strategy: Strategy) -> Kernels:
+    """What lies between matrix products: compiled, or op by op."""
+    if not strategy.compile:
+        return EAGER
+    from plait.train.model.compiled import compiled  # the compiler takes seconds to import
+
+    return compiled()
 
 
 def _bound(

@@ -19,13 +19,13 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from plait.core.segments import Kind, SegmentGraph
 from plait.core.strategy import slice_sizes
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.engine.gradients import Gradients
 from plait.train.model.basics import JoinGradient, Norm, SliceContext
+from plait.train.model.kernels import Kernels, Statistics, Summands, gradients_of
 from plait.train.model.transformer import Transformer
 
 Buffers = tuple[Tensor, Tensor]
@@ -52,6 +52,7 @@ class Shared:
     graph: SegmentGraph
     wire: Wire
     accumulators: Gradients | None
+    kernels: Kernels
 
     @property
     def gradients(self) -> Gradients:
@@ -71,16 +72,6 @@ class Shared:
                 self.gradients.add(parameter, gradient)
             else:
                 self.gradients.add_rows(parameter, rows, gradient)
-
-
-def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:
-    """Those of ``inputs`` from that of ``result``: what ``torch.autograd.grad`` asks of the engine, which
-    checks shapes itself.
-
-    Not by ``grad``: to compare two shapes that may be symbols it imports sympy, a second of processor time in
-    every rank's first step.
-    """
-    return _engine_run_backward((result,), (gradient,), False, False, tuple(inputs), False, accumulate_grad=False)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -109,6 +100,10 @@ class Before(Segment):
     def stream(self) -> Tensor:
         """The residual stream that leaves it; what this was made of is forgotten."""
         raise NotImplementedError
+
+    def summands(self) -> Summands | None:
+        """The same before it is added up; None where it is no sum any more."""
+        return None
 
     def back(self, gradient: Tensor) -> None:
         """Take the gradient of that."""
@@ -159,12 +154,18 @@ class Normed(Segment):
     again: str = ""
     h: Tensor = field(init=False)  # the residual stream that comes in, a leaf of autograd's
     n: Tensor = field(init=False)  # h normalised, with what autograd knows of it; this rank's shard
+    statistics: Statistics = field(init=False)
     full: Tensor = field(init=False)  # n over the whole sequence, [S, b, H]: a gather, if there is one, replaces n
     g_full: Tensor = field(init=False)  # gradient of full: partial, then reduced
     g_n: Tensor = field(init=False)  # gradient of n, this rank's shard
 
     def take_in(self) -> None:
         """N."""
+        kernels = self.shared.kernels
+        if kernels.fuses and (sum_ := self.before.summands()):
+            self.h, self.n, self.statistics = kernels.join_norm(sum_, self.norm.scale)
+            self.full = self.n
+            return
         self.h = self.before.stream().detach().requires_grad_(self.shared.graph.backward)
         self._normalise(keep="M" not in self.again)
 
@@ -174,7 +175,7 @@ class Normed(Segment):
 
     def _normalise(self, *, keep: bool) -> None:
         with torch.set_grad_enabled(keep and self.shared.graph.backward):
-            self.n = self.norm(self.h)
+            self.n, self.statistics = self.shared.kernels.norm(self.h, self.norm.scale)
         self.full = self.n.detach()
 
     def gather_norm(self) -> Buffers:
@@ -204,14 +205,18 @@ class Normed(Segment):
         rows = _part(self.g_full.flatten(0, 1), part, self.shared.parts)
         return rows, rows
 
-    def _back_through_norm(self) -> Tensor:
-        """The gradient of h, but for what goes past the norm."""
-        (gradient,) = self._back_through(self.norm, self.n, [self.h], self.g_n)
+    def _back_through_norm(self, past: Tensor | None = None) -> Tensor:
+        """The gradient of h. past: of what goes past the norm."""
+        norm, scale = self.norm, self.norm.scale
+        gradient, *found = self.shared.kernels.norm_gradient(self.n, self.h, scale, self.statistics, self.g_n, past)
+        for parameter, its in zip((norm.weight, norm.bias), found, strict=False):
+            assert parameter is not None
+            self.shared.gradients.add(parameter, its)
         return gradient
 
     def _forget(self) -> None:
         """After J."""
-        del self.h, self.n, self.g_full, self.g_n
+        del self.h, self.n, self.statistics, self.g_full, self.g_n
 
 
 def shard_of(whole: Tensor, wire: Wire, dim: int) -> Tensor:

@@ -17,11 +17,11 @@ from plait.train.engine.segment import (
     Runs,
     SendParts,
     Sends,
-    gradients_of,
     shard_of,
 )
 from plait.train.model import sublayers
 from plait.train.model.basics import SliceContext
+from plait.train.model.kernels import Summands, gradients_of
 from plait.train.model.sublayers import ParallelBlock
 
 
@@ -84,7 +84,7 @@ class Sublayer(Normed, Adding):
             if not graph.backward or (core.repeats and full):
                 del core.z
         if not graph.backward or "M" in self.again:
-            del self.n, self.full
+            del self.n, self.full, self.statistics
 
     def row(self, part: int) -> None:
         """R: second weights of all branches, one column part; what will be computed again is dropped after
@@ -109,11 +109,15 @@ class Sublayer(Normed, Adding):
 
     def stream(self) -> Tensor:
         """The residual stream, with what this sublayer adds to it."""
-        h = self.module.join(self.h, self.y, self.context)
+        return self.shared.kernels.join(self.summands())
+
+    def summands(self) -> Summands:
+        """The two; what they were made of is forgotten."""
+        found = self.module.summands(self.h, self.y, self.context)
         del self.y, self.y_partial
         if not self.shared.graph.backward:
             del self.h
-        return h
+        return found
 
     def core_again(self) -> None:
         """A."""
@@ -149,9 +153,7 @@ class Sublayer(Normed, Adding):
 
     def leave_gradient(self) -> None:
         """J."""
-        gradient = self._back_through_norm()
-        gradient += self.g_h
-        self.before.back(gradient)
+        self.before.back(self._back_through_norm(self.g_h))
         self._forget()
         del self.g_h
 

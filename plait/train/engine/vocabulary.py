@@ -67,7 +67,12 @@ class Head(Normed):
         model = self.shared.model
         logits = self.full.flatten(0, 1) @ model.head.weight.t()
         self.loss = VocabularyLoss(
-            logits, self.targets.flatten(), model.embedding, model.spec.vocab, self.shared.wire.size
+            logits,
+            self.targets.flatten(),
+            model.embedding,
+            model.spec.vocab,
+            self.shared.wire.size,
+            self.shared.kernels,
         )
 
     def gather_statistics(self) -> Buffers:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.core.model import ModelSpec
-from plait.train.model.dropout import DropoutKey
+from plait.train.model.dropout import DropoutKey, DropoutSite, Mask
+from plait.train.model.kernels import EAGER, Kernels, Scale
 
 JoinGradient = tuple[Tensor, list[tuple[nn.Parameter, Tensor, Tensor | None]]]
 """Gradients of a join: of what was added to the residual stream; of parameters, of some rows of them or
@@ -21,13 +21,20 @@ class SliceContext:
 
     samples: [B] global sample numbers. positions: [S_local] of the residual stream (a shard when
     sequence-parallel). spread: [S] of the tokens that attention gets from this rank, if they are not 0, 1,
-    ...
+    ... kernels: of an executor.
     """
 
     samples: Tensor
     positions: Tensor
     dropout: DropoutKey | None
     spread: Tensor | None = None
+    kernels: Kernels = EAGER
+
+    def mask(self, probability: float, layer: int, site: DropoutSite) -> Mask | None:
+        """The dropout of the residual stream at one place; None where nothing is dropped."""
+        if self.dropout is None or not probability:
+            return None
+        return Mask(self.dropout, probability, layer, site, self.samples, self.positions)
 
 
 class Weight(nn.Module):
@@ -50,6 +57,9 @@ class Norm(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """[S, B, H] -> [S, B, H]."""
-        if self.spec.has_bias:
-            return F.layer_norm(h, (self.spec.hidden,), self.weight, self.bias, self.spec.norm_eps)
-        return F.rms_norm(h, (self.spec.hidden,), self.weight, self.spec.norm_eps)
+        return EAGER.norm(h, self.scale)[0]
+
+    @property
+    def scale(self) -> Scale:
+        """As kernels take it."""
+        return Scale(self.weight, self.bias, self.spec.norm_eps)

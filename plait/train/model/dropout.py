@@ -19,16 +19,16 @@ _SITES: dict[str, int] = {"embed": 1, "attn": 2, "mlp": 3, "core": 4}
 _MASK = 0xFFFFFFFF
 
 
-def _mix(x: Tensor | int) -> Tensor | int:
+def mix(x: Tensor | int) -> Tensor | int:
     """A bijection of 32-bit integers whose output bits each depend on all input bits."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
     return x ^ (x >> 16)
 
 
-def _fold(key: Tensor | int, value: Tensor | int) -> Tensor | int:
+def fold(key: Tensor | int, value: Tensor | int) -> Tensor | int:
     """``key`` with one more component; works elementwise and on plain numbers alike."""
-    return _mix((key ^ ((value * 0x9E3779B1) & _MASK)) & _MASK)
+    return mix((key ^ ((value * 0x9E3779B1) & _MASK)) & _MASK)
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class DropoutKey:
     seed: int
     step: int
 
-    def _site(self, layer: int, site: DropoutSite) -> int:
-        key: Tensor | int = _mix(self.seed & _MASK)
+    def site(self, layer: int, site: DropoutSite) -> int:
+        """What all masks of one place in the model share in this step, 32 bits."""
+        key: Tensor | int = mix(self.seed & _MASK)
         for part in (self.seed >> 32, self.step, layer, _SITES[site]):
-            key = _fold(key, part & _MASK)
+            key = fold(key, part & _MASK)
         assert isinstance(key, int)
         return key
 
@@ -50,18 +51,39 @@ class DropoutKey:
     ) -> Tensor:
         """Multiplier [S, B, H] for hidden states shaped so; samples [B] and positions [S] are global indices
         (int64)."""
-        rows = _fold(_fold(self._site(layer, site), samples[None, :]), positions[:, None])
+        rows = fold(fold(self.site(layer, site), samples[None, :]), positions[:, None])
         assert isinstance(rows, Tensor)
-        return _keep(probability, _fold(rows[:, :, None], torch.arange(like.shape[-1], device=samples.device)), like)
+        return _keep(probability, fold(rows[:, :, None], torch.arange(like.shape[-1], device=samples.device)), like)
 
     def attention(self, probability: float, layer: int, samples: Tensor, heads: Tensor, like: Tensor) -> Tensor:
         """Multiplier [B, N, S, S] for attention weights shaped so; heads [N] are global head indices."""
         positions = torch.arange(like.shape[-1], device=samples.device)
-        rows = _fold(_fold(self._site(layer, "core"), samples[:, None]), heads[None, :])
+        rows = fold(fold(self.site(layer, "core"), samples[:, None]), heads[None, :])
         assert isinstance(rows, Tensor)
-        rows = _fold(rows[:, :, None], positions)
+        rows = fold(rows[:, :, None], positions)
         assert isinstance(rows, Tensor)
-        return _keep(probability, _fold(rows[:, :, :, None], positions), like)
+        return _keep(probability, fold(rows[:, :, :, None], positions), like)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The dropout of one place in the model. samples: [B] global sample numbers. others: [S] positions of a
+    residual stream, or [N] global heads."""
+
+    dropout: DropoutKey
+    probability: float
+    layer: int
+    site: DropoutSite
+    samples: Tensor
+    others: Tensor
+
+    def hidden(self, like: Tensor) -> Tensor:
+        """The multiplier of hidden states shaped so."""
+        return self.dropout.hidden(self.probability, self.layer, self.site, self.samples, self.others, like)
+
+    def attention(self, like: Tensor) -> Tensor:
+        """The multiplier of attention weights shaped so."""
+        return self.dropout.attention(self.probability, self.layer, self.samples, self.others, like)
 
 
 def _keep(probability: float, bits: Tensor | int, like: Tensor) -> Tensor:

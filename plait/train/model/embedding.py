@@ -57,16 +57,13 @@ class Embedding(nn.Module):
         """The residual stream's beginning: word embeddings [S, B, H] plus positions."""
         if self.positions is not None:
             y = y + self.positions.weight[context.positions][:, None, :]
-        if context.dropout is not None and self.spec.dropout:
-            y = y * context.dropout.hidden(self.spec.dropout, 0, "embed", context.samples, context.positions, y)
-        return y
+        mask = context.mask(self.spec.dropout, 0, "embed")
+        return y if mask is None else context.kernels.drop(y, mask)
 
     def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
         """Gradient of ``y`` from that of the sum."""
-        if context.dropout is not None and self.spec.dropout:
-            gradient = gradient * context.dropout.hidden(
-                self.spec.dropout, 0, "embed", context.samples, context.positions, gradient
-            )
+        mask = context.mask(self.spec.dropout, 0, "embed")
+        gradient = gradient if mask is None else context.kernels.drop(gradient, mask)
         if self.positions is None:
             return gradient, []
         return gradient, [(self.positions.weight, gradient.sum(1), context.positions)]

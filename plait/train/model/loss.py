@@ -12,26 +12,31 @@ import torch
 from torch import Tensor
 
 from plait.train.model.embedding import Embedding
+from plait.train.model.kernels import Kernels
 
 IGNORED = -100
+
+
+def beyond(embedding: Embedding, vocab: int) -> int:
+    """The first column of a share of the logits that is padding of the vocabulary."""
+    return min(max(vocab - embedding.first, 0), embedding.rows)
 
 
 class VocabularyLoss:
     """Cross-entropy of one slice. logits: [M, V / tp], consumed. targets: [M] int64, ``IGNORED`` counts
     nothing."""
 
-    def __init__(self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int) -> None:
+    def __init__(
+        self, logits: Tensor, targets: Tensor, embedding: Embedding, vocab: int, size: int, kernels: Kernels
+    ) -> None:
         self._dtype = logits.dtype
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        beyond = min(max(vocab - embedding.first, 0), embedding.rows)
-        logits[:, beyond:] = float("-inf")  # padding of the vocabulary
         self._valid = targets != IGNORED
         rows, here = embedding.local(targets)
         self._rows, self._here = rows, here & self._valid
-        maximum = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)  # a share may be all padding
-        target = logits.gather(1, rows[:, None])[:, 0].where(self._here, logits.new_zeros(()))
-        self._exponentials: Tensor | None = logits.sub_(maximum[:, None]).exp_()
-        self.statistics = torch.stack((maximum, logits.sum(dim=1), target))[None]  # [1, 3, M]
+        found = kernels.local_loss(logits, rows, self._here, beyond(embedding, vocab))
+        self._exponentials: Tensor | None = found[0]
+        self.statistics = found[1]  # [1, 3, M]
         self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
 
     def finish(self, scale: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
-from plait.train.model.dropout import DropoutSite
-from plait.train.model.rope import Rope, rotate
+from plait.train.model.dropout import DropoutSite, Mask
+from plait.train.model.kernels import Summands
+from plait.train.model.rope import Rope
 from plait.train.model.sequence import ALONE, FLASH, SequenceGroup, ring_attention, to_heads, to_tokens
 
 
@@ -50,31 +51,18 @@ class Sublayer(nn.Module):
         return [self]
 
     def join(self, h: Tensor, y: Tensor, context: SliceContext) -> Tensor:
-        """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts], reduced.
+        """Residual stream after this sublayer, [S, B, H]; ``y`` comes as [parts, S, B, H / parts],
+        reduced."""
+        return context.kernels.join(self.summands(h, y, context))
 
-        Column parts are read where the collectives left them: the sum writes the contiguous result, so there
-        is no concatenation.
-        """
-        parts, width = y.shape[0], y.shape[3]
-        y = y.permute(1, 2, 0, 3) if parts > 1 else y.view(*h.shape)
-        h = h.view(*h.shape[:2], parts, width) if parts > 1 else h
-        if self.row.bias is not None:
-            y = y + (self.row.bias.view(parts, width) if parts > 1 else self.row.bias)
-        if context.dropout is not None and self.spec.dropout:
-            like = h.view(*h.shape[:2], -1)
-            mask = context.dropout.hidden(
-                self.spec.dropout, self.layer, self.site, context.samples, context.positions, like
-            )
-            y = y * mask.view(y.shape)
-        return (h + y).view(*h.shape[:2], -1)
+    def summands(self, h: Tensor, y: Tensor, context: SliceContext) -> Summands:
+        """What ``join`` adds up."""
+        return Summands(h, y, self.row.bias, context.mask(self.spec.dropout, self.layer, self.site))
 
     def join_gradient(self, gradient: Tensor, context: SliceContext) -> JoinGradient:
         """Gradient of ``y`` from that of the sum."""
-        if context.dropout is not None and self.spec.dropout:
-            mask = context.dropout.hidden(
-                self.spec.dropout, self.layer, self.site, context.samples, context.positions, gradient
-            )
-            gradient = gradient * mask
+        mask = context.mask(self.spec.dropout, self.layer, self.site)
+        gradient = gradient if mask is None else context.kernels.drop(gradient, mask)
         return gradient, [(self.row.bias, gradient.sum((0, 1)), None)] if self.row.bias is not None else []
 
     def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
@@ -117,7 +105,7 @@ class Attention(Sublayer):
         )  # [S, B, N, D]
         if self.rope is not None:
             cos, sin = self.rope.tables(s, z, context.spread)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k = context.kernels.rotate(q, k, cos, sin)
         heads, ring = self.sequence.ulysses, self.sequence.ring
         if heads.size > 1:
             q, k, v = to_heads(q, k, v, heads)
@@ -139,27 +127,21 @@ class Attention(Sublayer):
         # in the open.
         if grouped:
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-        s = q.shape[2]
-        scores = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
-        scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
         first = self.first_head + self.sequence.ulysses.rank * q.shape[1]
         heads = torch.arange(first, first + q.shape[1], device=q.device)
-        mask = dropout.attention(self.spec.attention_dropout, self.layer, context.samples, heads, scores)
-        return (scores.softmax(dim=-1) * mask) @ v
+        mask = Mask(dropout, self.spec.attention_dropout, self.layer, "core", context.samples, heads)
+        return context.kernels.weights(q @ k.transpose(2, 3), math.sqrt(q.shape[3]), mask) @ v
 
 
 class Mlp(Sublayer):
-    """GELU (tanh form, as GPT-2) or SwiGLU over this rank's features."""
+    """GELU or SwiGLU over this rank's features."""
 
     site = "mlp"
     cheap = True
 
     def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
         """Activation; with a gate, its rows come first."""
-        if not self.spec.gated:
-            return F.gelu(z, approximate="tanh")
-        gate, up = z.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return context.kernels.activate(z, gated=self.spec.gated)
 
 
 class ParallelBlock:
@@ -169,4 +151,4 @@ class ParallelBlock:
     def __init__(self, attention: Attention, mlp: Mlp) -> None:
         self.branches: list[Sublayer] = [attention, mlp]
         self.norm = attention.norm
-        self.join, self.join_gradient = mlp.join, mlp.join_gradient
+        self.join, self.summands, self.join_gradient = mlp.join, mlp.summands, mlp.join_gradient

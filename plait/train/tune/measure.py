@@ -23,9 +23,10 @@ from plait.core.segments import SegmentOp
 from plait.core.sharding import UnitOp
 from plait.core.strategy import ShardOverlap, Strategy
 from plait.core.timeline import OpSpan
-from plait.core.worth_timing import ROUNDS, Timing, affordable
+from plait.core.worth_timing import ROUNDS, Timing, affordable, worth_compiling
 from plait.train.comm.objects import gather, meet
 from plait.train.engine.assembly import Part
+from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.courier import LaneCourier
 from plait.train.engine.inflight import MicroBatch
 from plait.train.machine.device import Device
@@ -53,6 +54,9 @@ def measure(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measu
     if plan.choices.shard_overlap:
         overlaps, note = _overlaps(part.under(refine(plan, found)), batches, steps_left)
         found = replace(found, overlaps=overlaps, notes={**found.notes, "sharding": note})
+    if plan.choices.compile:
+        compiled, note = _compiled(part.under(refine(plan, found)), batches, steps_left)
+        found = replace(found, compiled=compiled, notes={**found.notes, "compile": note})
     if plan.choices.slack:
         found = replace(found, times=_times(part.under(refine(plan, replace(found, times=None))), batches))
     _forget(part)
@@ -138,6 +142,31 @@ class _PlainSteps:
 def _overlaps(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
     """Steps with every overlap of sharding's communication that timing can pay for, the optimizer left out;
     and a note."""
+    plan, step = part.plan, _steps(batches)
+    tried = [with_overlap(plan.strategy, each) for each in reversed(get_args(ShardOverlap))]  # the base first
+    plain = part.under(replace(plan, strategy=with_overlap(plan.strategy, "none")))
+    timing = _PlainSteps(plain, step, UnitOp).affordable(part, steps_left, tried)
+    plans = [replace(plan, strategy=one) for one in tried[: timing.candidates]]
+    return _time(part, plans, step, timing.rounds) if plans else (), _note(timing)
+
+
+def _compiled(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tuple[tuple[Timed, ...], str]:
+    """Steps compiled and not, if compiling is possible and can pay; and a note."""
+    plan, step = part.plan, _steps(batches)
+    (plain,) = _time(part, [plan], step, rounds=1)
+    if why := worth_compiling(plain.seconds, steps_left):
+        return (), why
+    other = replace(plan, strategy=replace(plan.strategy, compile=True))
+    done = compile_ahead(part.under(other))
+    if done.problem:
+        return (), f"not possible ({done.problem})"
+    timed = _time(part, [plan, other], step, ROUNDS)
+    op_by_op, compiled = (one.seconds * 1e3 for one in timed)
+    return timed, f"{done}; a step takes {compiled:.1f} ms, {op_by_op:.1f} ms if not compiled"
+
+
+def _steps(batches: Sequence[MicroBatch]) -> Step:
+    """All of a step but the optimizer."""
 
     def step(one: Part) -> Callable[[], object]:
         def run() -> None:
@@ -149,12 +178,7 @@ def _overlaps(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tup
 
         return run
 
-    plan = part.plan
-    tried = [with_overlap(plan.strategy, each) for each in reversed(get_args(ShardOverlap))]  # the base first
-    plain = part.under(replace(plan, strategy=with_overlap(plan.strategy, "none")))
-    timing = _PlainSteps(plain, step, UnitOp).affordable(part, steps_left, tried)
-    plans = [replace(plan, strategy=one) for one in tried[: timing.candidates]]
-    return _time(part, plans, step, timing.rounds) if plans else (), _note(timing)
+    return step
 
 
 def _time(part: Part, plans: Sequence[Plan], step: Step, rounds: int) -> tuple[Timed, ...]:

@@ -1,0 +1,165 @@
+"""What lies between matrix products, as functions: norms, activations, rotary positions, dropout, the way
+into the residual stream, the loss's local part.
+
+``EAGER`` is torch, op by op. ``plait.train.model.compiled`` has the same compiled. An executor is made with
+one of the two (``Strategy.compile``) and calls nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
+
+from plait.train.model.dropout import Mask
+from plait.train.model.rope import rotate
+
+Statistics = tuple[Tensor, ...]
+"""What a norm keeps for its gradient, beside what autograd keeps."""
+
+
+class Scale(NamedTuple):
+    """A norm's parameters: of LayerNorm, or of RMSNorm, which has no bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+class Summands(NamedTuple):
+    """h + dropout(y + bias), [S, B, H]; ``y`` comes as [parts, S, B, H / parts]."""
+
+    h: Tensor
+    y: Tensor
+    bias: Tensor | None
+    mask: Mask | None
+
+
+class Kernels(Protocol):
+    """All of them. ``activate``, ``rotate`` and ``weights`` are differentiable."""
+
+    fuses: bool
+    """Whether ``join_norm`` is to be called where a norm follows a join."""
+
+    def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
+        """The norm of [S, B, H]; differentiable if there are no statistics."""
+        ...
+
+    def norm_gradient(
+        self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
+    ) -> list[Tensor]:
+        """The gradients of h, plus ``past``, and of the parameters from that of ``n``."""
+        ...
+
+    def join(self, sum_: Summands) -> Tensor:
+        """The sum; called where autograd is off, as what follows."""
+        ...
+
+    def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
+        """The sum, and its norm."""
+        ...
+
+    def activate(self, z: Tensor, *, gated: bool) -> Tensor:
+        """GELU (tanh form, as GPT-2), or SwiGLU of [..., 2 F], whose gate comes first."""
+        ...
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary positions of [S, B, N, D]; the tables are [S, 1, 1, D]."""
+        ...
+
+    def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
+        """Causal softmax of products / root, [B, N, S, S], with dropout by (sample, head)."""
+        ...
+
+    def drop(self, x: Tensor, mask: Mask) -> Tensor:
+        """Dropout of [S, B, H], which is also the gradient's."""
+        ...
+
+    def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
+        """Of a share of the logits, [M, V / tp], consumed: exponentials against each row's maximum, in its
+        place; and maximum, sum of exponentials and target's logit, [1, 3, M].
+
+        rows: [M], the target's column. here: whether it lies in this share. beyond: columns from here on are
+        padding.
+        """
+        ...
+
+
+class Eager:
+    """As torch runs them."""
+
+    fuses = False
+
+    def norm(self, h: Tensor, scale: Scale) -> tuple[Tensor, Statistics]:
+        weight, bias, eps = scale
+        if bias is None:
+            return F.rms_norm(h, weight.shape, weight, eps), ()
+        return F.layer_norm(h, weight.shape, weight, bias, eps), ()
+
+    def norm_gradient(
+        self, n: Tensor, h: Tensor, scale: Scale, statistics: Statistics, gradient: Tensor, past: Tensor | None
+    ) -> list[Tensor]:
+        parameters = [scale.weight] if scale.bias is None else [scale.weight, scale.bias]
+        found = list(gradients_of(n, [h, *parameters], gradient))
+        if past is not None:
+            found[0] += past
+        return found
+
+    def activate(self, z: Tensor, *, gated: bool) -> Tensor:
+        if not gated:
+            return F.gelu(z, approximate="tanh")
+        gate, up = z.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
+    def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
+        scores, s = products / root, products.shape[-1]
+        scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=scores.device).triu(1), float("-inf"))
+        dropped = mask.attention(scores)
+        return scores.softmax(dim=-1) * dropped
+
+    def join(self, sum_: Summands) -> Tensor:
+        h, y, bias, mask = sum_
+        # Column parts are read where the collectives left them: the sum writes the contiguous result, so
+        # there is no concatenation.
+        parts, width = y.shape[0], y.shape[3]
+        y = y.permute(1, 2, 0, 3) if parts > 1 else y.view(*h.shape)
+        h = h.view(*h.shape[:2], parts, width) if parts > 1 else h
+        if bias is not None:
+            y = y + (bias.view(parts, width) if parts > 1 else bias)
+        if mask is not None:
+            y = y * mask.hidden(h.view(*h.shape[:2], -1)).view(y.shape)
+        return (h + y).view(*h.shape[:2], -1)
+
+    def join_norm(self, sum_: Summands, scale: Scale) -> tuple[Tensor, Tensor, Statistics]:
+        h = self.join(sum_)
+        return h, *self.norm(h, scale)
+
+    def drop(self, x: Tensor, mask: Mask) -> Tensor:
+        return x * mask.hidden(x)
+
+    def local_loss(self, logits: Tensor, rows: Tensor, here: Tensor, beyond: int) -> tuple[Tensor, Tensor]:
+        logits[:, beyond:] = float("-inf")
+        maximum = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)  # a share may be all padding
+        target = logits.gather(1, rows[:, None])[:, 0].where(here, logits.new_zeros(()))
+        exponentials = logits.sub_(maximum[:, None]).exp_()
+        return exponentials, torch.stack((maximum, exponentials.sum(dim=1), target))[None]
+
+
+EAGER = Eager()
+
+
+def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:
+    """Those of ``inputs`` from that of ``result``: what ``torch.autograd.grad`` asks of the engine, which
+    checks shapes itself.
+
+    Not by ``grad``: to compare two shapes that may be symbols it imports sympy, a second of processor time in
+    every rank's first step.
+    """
+    return _engine_run_backward((result,), (gradient,), False, False, tuple(inputs), False, accumulate_grad=False)

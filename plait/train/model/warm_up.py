@@ -1,0 +1,137 @@
+"""Compiling what a model needs before its first step, without any other rank: every function is called once
+on zeros of the shapes to come, whose number of rows is no constant of the code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from plait.train.model.compiled import Compiled
+
+Example = tuple[str, tuple[Any, ...]]
+"""A function of ``formulas.ALL``, and what it is called with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Shapes of one slice. sequence: tokens that weights see. samples: how many sequences."""
+
+    strategy: Strategy
+    sequence: int
+    samples: int
+
+    @property
+    def own(self) -> int:
+        """Tokens of the residual stream here."""
+        return self.sequence // (self.strategy.tp if self.strategy.sequence_parallel else 1)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Of a stage's model. vocab: rows of a rank's share; 0 where there is no head. beyond: as
+    ``Kernels.local_loss`` has it. dropout: whether it is trained."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+    vocab: int
+    beyond: int | None
+    dropout: bool
+
+    def run(self, kernels: Compiled, slices: Sequence[Slice]) -> None:
+        """Compile what is not compiled yet. Raises whatever the compiler does."""
+        with torch.no_grad():
+            for cut in slices:
+                for name, arguments in self.examples(cut):
+                    kernels.functions[name](*arguments)
+
+    def examples(self, cut: Slice) -> Iterator[Example]:
+        """What the segments of a slice call."""
+        yield from self._norms(cut)
+        yield from self._activations(cut)
+        if self.spec.family == "llama":
+            yield from self._rotations(cut)
+        if self.dropout and self.spec.attention_dropout:
+            yield from self._weights(cut)
+        if self.vocab:
+            yield from self._loss(cut.sequence * cut.samples)
+
+    def _norms(self, cut: Slice) -> Iterator[Example]:
+        rows, hidden, parts, biased = cut.own * cut.samples, self.spec.hidden, cut.strategy.p2, self.spec.has_bias
+        h, gradient, past = (self._zeros(rows, hidden) for _ in range(3))  # that two are one would be a variant
+        y = self._zeros(parts, rows, hidden // parts, marked=(1,))
+        weight, bias, added = (self._zeros(hidden, marked=()) for _ in range(3))
+        kind, eps = "layer_norm" if biased else "rms_norm", self.spec.norm_eps
+        scale = (weight, bias, eps) if biased else (weight, eps)
+        statistics = [self._zeros(rows, 1, wide=True) for _ in range(2 if biased else 1)]
+        yield kind, (h, *scale)
+        for beside in (past, None) if self.vocab else (past,):  # nothing goes past the last norm
+            yield f"{kind}_gradient", (gradient, beside, h, weight, *statistics)
+        dropouts: list[Any] = [None]
+        if self.dropout and self.spec.dropout:
+            yield "rows", (self._numbers(), self._numbers(1, cut.samples), self._numbers(cut.own, 1))
+            dropouts.append((self._numbers(rows), *self._constants()))
+            yield "drop", (h, *dropouts[1])
+        for dropout in dropouts:
+            summands = h, y, added if biased else None, dropout
+            yield f"join_{kind}", (*summands, *scale)
+            if not self.vocab or self.spec.levels:  # what leaves a stage, or changes its length, has no norm
+                yield "join", summands
+
+    def _activations(self, cut: Slice) -> Iterator[Example]:
+        rows, width = cut.sequence * cut.samples, self.spec.ffn_hidden // cut.strategy.tp
+        o, z = self._zeros(rows, width), self._zeros(rows, width * (2 if self.spec.gated else 1))
+        name = "swiglu" if self.spec.gated else "gelu"
+        yield name, (z,)
+        yield f"{name}_gradient", (o, z)
+
+    def _rotations(self, cut: Slice) -> Iterator[Example]:
+        s, b, size, tp = cut.sequence, cut.samples, self.spec.head_size, cut.strategy.tp
+        heads = [self.spec.num_heads // tp] + [max(1, self.spec.num_kv_heads // tp)] * 2
+        cos, sin = self._zeros(s, 1, 1, size), self._zeros(s, 1, 1, size)
+        q, k, _ = self._zeros(s, b, sum(heads), size, marked=()).split(heads, dim=2)
+        yield "rotate", (*(self._marked(t, 0, 1) for t in (q, k)), cos, sin)
+        # As attention's backward leaves them: [B, S, N, D], or where heads were repeated [B, N, S, D].
+        g_q = self._zeros(b, s, heads[0], size, marked=()).transpose(0, 1)
+        grouped = heads[0] != heads[1]
+        g_k = self._zeros(b, heads[1], s, size, marked=()).permute(2, 0, 1, 3)
+        g_k = g_k if grouped else self._zeros(b, s, heads[1], size, marked=()).transpose(0, 1)
+        yield "rotate_back", (*(self._marked(t, 0, 1) for t in (g_q, g_k)), cos, sin)
+
+    def _weights(self, cut: Slice) -> Iterator[Example]:
+        s, heads = cut.sequence, self.spec.num_heads // cut.strategy.tp
+        products, gradient, found = (self._zeros(cut.samples * heads, s, s) for _ in range(3))
+        root = math.sqrt(self.spec.head_size)
+        hashes, constants = self._numbers(cut.samples * heads), self._constants()
+        yield "rows", (self._numbers(), self._numbers(cut.samples, 1), self._numbers(1, heads))
+        yield "weights", (products, root, hashes, *constants)
+        yield "weights_gradient", (gradient, root, found, hashes, *constants)
+
+    def _loss(self, rows: int) -> Iterator[Example]:
+        logits, targets = self._zeros(rows, self.vocab, wide=True), self._numbers(rows)
+        yield "local_loss", (logits, targets, self._marked(targets == 0, 0), self.beyond)
+
+    def _zeros(self, *shape: int, marked: tuple[int, ...] = (0,), wide: bool = False) -> Tensor:
+        dtype = torch.float32 if wide and self.dtype != torch.float64 else self.dtype
+        return self._marked(torch.zeros(shape, dtype=dtype, device=self.device), *marked)
+
+    def _numbers(self, *shape: int) -> Tensor:
+        found = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return self._marked(found, *range(len(shape)))
+
+    def _constants(self) -> tuple[Tensor, Tensor]:
+        return self._numbers(), torch.ones((), dtype=torch.float64, device=self.device)
+
+    def _marked(self, tensor: Tensor, *dims: int) -> Tensor:
+        """Any size of these dims is one variant; but 1 is always another."""
+        for dim in dims:
+            if tensor.shape[dim] > 1:
+                torch._dynamo.maybe_mark_dynamic(tensor, dim)
+        return tensor

@@ -1,0 +1,49 @@
+"""What each rank runs in ``test_compiled``."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.core.model import ModelSpec
+from plait.core.strategy import Strategy
+from plait.train.model import compiled as module
+from plait.train.model import formulas
+from plait.train.model.compiled import Compiled, compiler
+from tests.dist import equality
+
+
+@cache
+def formulas_alone() -> Compiled:
+    """The formulas that are compiled elsewhere, run op by op: the same numbers in no time."""
+    return Compiled(formulas.ALL)
+
+
+def worst_error(rank: int, spec: ModelSpec, strategies: list[Strategy]) -> list[tuple[float, str]]:
+    """``equality.worst_error`` of each strategy, by the formulas alone."""
+    found, used = [], module.compiled
+    module.compiled = formulas_alone  # type: ignore[assignment]
+    try:
+        found = [equality.worst_error(rank, spec, strategy) for strategy in strategies]
+    finally:
+        module.compiled = used
+    return found
+
+
+def really(rank: int, spec: ModelSpec, strategies: list[Strategy]) -> dict[str, Any]:
+    """The same of compiled functions, and how many variants were compiled for each strategy."""
+    errors, variants = [], []
+    for strategy in strategies:
+        before = compiler().variants
+        errors.append(equality.worst_error(rank, spec, strategy))
+        variants.append(compiler().variants - before)
+    return {"errors": errors, "variants": variants}
+
+
+def bits(rank: int, spec: ModelSpec, strategy: Strategy) -> tuple[float, Tensor]:
+    """Loss and gradients of one step in fp32."""
+    torch.manual_seed(0)
+    return equality.bits(rank, spec, strategy)
