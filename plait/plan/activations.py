@@ -272,11 +272,13 @@ class Walk(SharedWalk):
     def _W(self, op: SegmentOp) -> None:  # noqa: N802
         if op.site == "embed":
             self._spike(2 * self.sizes.full(op))
-        last = op.part == self.graph.parts(op.site, "W") - 1
+        last = op.part == (1 if self.graph.shared(op.site) else self.graph.parts(op.site, "W") - 1)
         if op.site in LAYERS and op.part % 2 == 0:
             self._free(op, f"o{op.part // 2}")
         if op.site in LAYERS and op.part % 2:
             self._free(op, f"g_z{op.part // 2}", holder="operand")
+        if self.graph.attention and op.site in LAYERS and op.part == (2 if op.site == "block" else 0):
+            self._free(op, "g", "g_full", holder="operand")
         if last:
             self._free(op, "logits", "g", "g_full", holder="operand")
             self._free(op, "n", "full", holder="input")

@@ -106,7 +106,8 @@ def _attention(sizes: Sizes, row: int, op: SegmentOp) -> Core:
 class Shared:
     """Bytes of attention that ranks share. first: of the first weight's output; query: of queries, and of
     what attention gives; there, block: as ``AttentionTraffic``; lse: log-sum-exp. turned: rotated queries and
-    keys; turning: working set of rotating. expanded: keys and values for every query head, where kernels
+    keys; turning: working set of rotating queries, with the
+    tables of scattered positions. expanded: keys and values for every query head, where kernels
     want that."""
 
     first: int
@@ -116,6 +117,7 @@ class Shared:
     lse: int
     turned: int
     turning: int
+    tables: int
     expanded: int
 
     @staticmethod
@@ -134,7 +136,8 @@ class Shared:
             there=held.there,
             block=held.block,
             lse=rows * heads * max(MASTER, sizes.itemsize),
-            turned=(query + kv + tables) * rotary,
-            turning=2 * query * rotary,
+            turned=(query + kv) * rotary,
+            turning=(3 * query + tables) * rotary,
+            tables=tables * rotary,
             expanded=2 * query * (heads // ulysses != max(1, kv_heads // ulysses)),
         )

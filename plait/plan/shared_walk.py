@@ -82,7 +82,7 @@ class SharedWalk(Bookkeeping):
         """F and A after the first weight, whose result is ``z0``."""
         shared, each = self._shared(op)
         packed = each.there if shared.ulysses > 1 else each.query + each.block
-        self._spike(each.turned + self.sizes.larger(each.turning, packed * (1 + (shared.ulysses > 1))))
+        self._spike(self.sizes.larger(each.turning, each.turned + packed * (1 + (shared.ulysses > 1))))
         if shared.ulysses > 1:
             self._hold(op, "going", packed)
         else:
@@ -113,7 +113,8 @@ class SharedWalk(Bookkeeping):
             self._whole(op, each, keeps=self.graph.backward and not self._again(op))
             return
         self._drop(op, op.part - 1)
-        self._spike((2 if op.part else 1) * (each.query + each.lse) + each.expanded)
+        kernel = (each.query + each.lse) // (2 if op.part else 1) + each.expanded
+        self._spike(self.sizes.larger(kernel, 2 * (each.query + each.lse)))
         if op.part == 0:
             self._hold(op, "found", each.query + each.lse)
         if op.part < shared.ring - 1:
@@ -126,8 +127,8 @@ class SharedWalk(Bookkeeping):
     def _whole(self, op: SegmentOp, each: Shared, *, keeps: bool) -> None:
         """One kernel."""
         self._free(op, "going")
-        self._hold(op, "kernel", each.query + each.lse + each.expanded)
-        self._hold(op, "going", each.query)
+        self._hold(op, "kernel", each.lse + each.expanded)
+        self._hold(op, "given", each.query, "sent", *(["kernel"] if keeps else []))
         self._free(op, "come")
         if keeps:
             self._hold(op, "leaf", each.there)
@@ -140,6 +141,7 @@ class SharedWalk(Bookkeeping):
         shared, each = self._shared(op)
         if shared.ulysses > 1:
             self._hold(op, "o0", each.query)
+            self._free(op, "given", holder="sent")
             self._free(op, "going", "come")
 
     def _X(self, op: SegmentOp) -> None:  # noqa: N802
@@ -169,6 +171,7 @@ class SharedWalk(Bookkeeping):
         if shared.ring == 1:
             self._spike(2 * each.there + each.expanded)
             self._free(op, "leaf", "kernel", "come")
+            self._free(op, "given", holder="kernel")
             self._hold(op, "going", each.there)
             return
         last = op.part == shared.ring - 1
@@ -176,7 +179,9 @@ class SharedWalk(Bookkeeping):
             self._hold(op, "g_q", each.query)
         self._drop(op, op.part)
         self._hold(op, "g_own" if last else f"g_block{op.part}", each.block)
-        self._spike(each.query + each.block + 2 * each.expanded)
+        # Of another's block half of the queries see all, or all see half. The kernel copies two tensors.
+        keys = self.sizes.larger(each.block, each.expanded) + each.expanded
+        self._spike(keys + 3 * each.query // (1 if last else 2))
         if last:
             self._free(op, "found", "q", "g_o", "come", "block0")
         elif op.part == shared.ring - 2:
@@ -187,21 +192,23 @@ class SharedWalk(Bookkeeping):
         if op.part:
             self._free(op, f"g_block{op.part}", "g_block0" if op.part == 1 else f"g_come{op.part - 2}")
 
-    def _gone_home(self, op: SegmentOp, ring: int) -> None:
-        self._free(op, "g_own", "g_q", f"g_come{ring - 2}", "g_block0" if ring == 2 else f"g_come{ring - 3}")
+    def _come_home(self, op: SegmentOp, ring: int) -> None:
+        self._free(op, f"g_come{ring - 2}", "g_block0" if ring == 2 else f"g_come{ring - 3}")
 
     def _E(self, op: SegmentOp) -> None:  # noqa: N802
         shared, each = self._shared(op)
+        self._come_home(op, shared.ring)
         self._hold(op, "going", each.there)
-        self._gone_home(op, shared.ring)
+        self._free(op, "g_own", "g_q")
 
     def _Z(self, op: SegmentOp) -> None:  # noqa: N802
         shared, each = self._shared(op)
         if shared.ulysses > 1:
             self._spike(each.there)
             self._free(op, "going", "come")
-            self._spike(each.there + each.turned + self.sizes.larger(each.turning, each.first))
+            self._spike(each.there + self.sizes.larger(each.turning, each.turned + each.first + each.tables))
         else:
-            self._spike(each.turned + self.sizes.larger(each.turning, each.first))
-            self._gone_home(op, shared.ring)
+            self._come_home(op, shared.ring)
+            self._spike(self.sizes.larger(each.turning, each.turned + each.first + each.tables))
+            self._free(op, "g_own", "g_q")
         self._hold(op, "g_z0", each.first, "C", "operand")
