@@ -15,10 +15,10 @@ weights.
              rank that takes more is ended, and what was resident at most is measured. Tensor parallelism is
              given as much. Counted from the moment at which processes and wires are there
     hidden   how much of attention's communication is hidden, on a link so slow that it is about 30 % of the
-             step that hides nothing: Ulysses and ring on 2 hosts of 1 rank, both on 2 hosts of 2 (heads inside).
-             Forward and backward of ``BATCH`` sequences. before: heads awaited where they are exchanged, the
-             next block of a ring behind attention to this one; then lists, with 1, 2 and 4 slices; none: sends
-             nothing. hidden = (before - x) / (before - none), medians of ratios within a round
+             step that hides nothing: Ulysses and ring on 2 hosts of 1 rank, both on 2 hosts of 2 (heads
+             inside). Forward and backward of ``BATCH`` sequences. before: heads awaited where they are
+             exchanged, the next block of a ring behind attention to this one; then lists, with 1, 2 and 4
+             slices; none: sends nothing. hidden = (before - x) / (before - none), medians over rounds
 """
 
 from __future__ import annotations

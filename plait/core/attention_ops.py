@@ -112,12 +112,13 @@ class SharedAttention:
 
     def _place(self, op: tuple[str, int]) -> tuple[int, int, int]:
         kind, part = op
-        group = "NF TK R MAX S D SGH EZCWJ".split().index(_GROUPS[kind]) if (kind, part) != ("S", 0) else 4
+        group = _ORDER.index("first S" if op == ("S", 0) else _GROUPS[kind])
         inside = {"T": (part, 0), "K": (part, 1), "S": (part - 1, 0), "G": (part, 1), "H": (part, 2)}
         return (group, *inside.get(kind, (0, 0)))
 
 
-_GROUPS = {kind: group for group in ("NF", "TK", "R", "MAX", "D", "SGH", "EZCWJ") for kind in group}
+_ORDER = ("NF", "TK", "R", "MAX", "first S", "D", "SGH", "EZCWJ")
+_GROUPS = {kind: group for group in _ORDER if group != "first S" for kind in group}
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class SegmentGraph:
     """All ops of one micro-batch on one stage in one phase, and what each needs. What another phase or
     another stage computes counts as done.
 
-    communicates: False where tp = 1: there are no collectives of it. backward: False to evaluate. first_layer,
+    communicates: False where tp = 1: it has no collectives. backward: False to evaluate. first_layer,
     num_layers: of the stage. embeds, heads: whether the stage has the model's beginning and end. resampling,
     parallel_block: the model's. recompute: what is not kept for the backward, in the stage's first
     ``recomputed`` layers (None: in all). attention: with whom it is shared, if with anybody.

@@ -276,7 +276,9 @@ class _Columns(Sizes):
         return self._known("shared", op, lambda: self._shared([one.shared(op) for one in self.each]))
 
     def _shared(self, every: Sequence[Shared]) -> Shared:
-        return Shared(**{one.name: cast("Any", _column(getattr(each, one.name) for each in every)) for one in fields(Shared)})
+        return Shared(
+            **{one.name: cast("Any", _column(getattr(each, one.name) for each in every)) for one in fields(Shared)}
+        )
 
     def larger(self, a: int, b: int) -> int:
         return cast("int", np.maximum(a, b))

@@ -375,10 +375,8 @@ def hidden_behind(step: PlannedStep) -> dict[str, str]:
     if strategy.cp > strategy.ring:
         found["ulysses"] = _SHARED[strategy.overlap]
     if strategy.ring > 1:
-        blocks = "attention to the block before"
-        found["ring"] = _SHARED[strategy.overlap] if strategy.overlap in ("sync", "none") else blocks
-        if strategy.overlap == "domino":
-            found["ring"] += f", {_SHARED['domino']}"
+        blocks = "" if strategy.overlap in ("sync", "none") else "attention to the block before, "
+        found["ring"] = (blocks + _SHARED[strategy.overlap]).removesuffix(", nothing")
     if any(mesh.replicas > 1 for mesh in step.layout.meshes):
         found["dp"] = {
             "both": "forward and backward",
@@ -391,9 +389,7 @@ def hidden_behind(step: PlannedStep) -> dict[str, str]:
     return found
 
 
-_SHARED = {
-    "domino": "other slices, weight gradients", "async": "nothing", "sync": "nothing", "none": "left out"
-}  # fmt: skip
+_SHARED = {"domino": "other slices, weight gradients", "async": "nothing", "sync": "nothing", "none": "left out"}
 _SLACK = {
     "gpipe": "the micro-batches after it",
     "1f1b": "nothing in the steady state",

@@ -42,7 +42,7 @@ def test_a_stream_carries_one_at_a_time_in_order(actions: list[tuple[int, float]
             rank.compute(seconds)
         else:
             flights[stream].append((rank.start(stream, seconds, 0), rank.now))
-    for stream, own in enumerate(flights):
+    for own in flights:
         before = 0.0
         for flight, started in own:
             rank.wait(flight)

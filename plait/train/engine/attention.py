@@ -1,9 +1,8 @@
 """Attention that is shared with other ranks, piece by piece: the ops of ``plait.core.attention_ops`` on one
 slice, and the buffers of what travels between them.
 
-No op here waits or sends: it leaves what goes out, and reads what has come because the list says so. Who frees
-what is said where it is made; a buffer that travels is freed by an op that needs its collective's end, or
-needs an op that does.
+No op here waits or sends: it leaves what goes out, and reads what has come because the list says so. A
+buffer that travels is freed by an op that needs its collective's end, or needs an op that does.
 """
 
 from __future__ import annotations

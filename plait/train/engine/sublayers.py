@@ -12,7 +12,6 @@ from plait.train.engine.attention import SharedCore
 from plait.train.engine.cores import Core
 from plait.train.engine.segment import Adding, Buffers, Normed, RunParts, Runs, SendParts, Sends, shard_of
 from plait.train.model import sublayers
-from plait.train.model.basics import SliceContext
 from plait.train.model.sublayers import ParallelBlock
 
 
