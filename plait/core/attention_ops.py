@@ -23,11 +23,12 @@ gradients on their way home hide behind it; first in the forward, beside the fir
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 
+K = TypeVar("K", bound=str)
 EXCHANGED = "FAKXDGETSH"
 """Kinds after which something goes to ranks that share a sequence, or may go."""
 KEEPS_GOING: frozenset[str] = frozenset("TS")
@@ -104,7 +105,7 @@ class SharedAttention:
             case _:
                 return []
 
-    def sorted(self, chain: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    def sorted(self, chain: list[tuple[K, int]]) -> list[tuple[K, int]]:
         """Ops in an order in which they may run: rotations before what may run beside them."""
         if self.ring == 1:
             return chain

@@ -255,7 +255,7 @@ class SegmentGraph:
             kinds = self.kinds(site, layer)
             chain = [(kind, part) for kind in kinds for part in range(self.parts(site, kind))]
             if shared := self.shared(site):
-                chain = cast("list[tuple[Kind, int]]", shared.sorted(cast("list[tuple[str, int]]", chain)))
+                chain = shared.sorted(chain)
             inside.append((site, layer, chain))
         return [
             SegmentOp(site, layer, kind, at, part)
@@ -294,8 +294,8 @@ class SegmentGraph:
                 source = SegmentOp(*segment, kind, at, part)
                 needs.append(Need(source, self.collective(source) is not None))
 
-        here, shared = (op.site, op.layer), self.shared(op.site)
-        if shared:
+        here = (op.site, op.layer)
+        if shared := self.shared(op.site):
             again = "X" in self.again(*here)
             for kind, part, awaited in shared.needs(op.kind, op.part, again=again):
                 source = op._replace(kind=cast(Kind, kind), part=part)

@@ -66,11 +66,12 @@ def from_heads(parts: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor
     return q, k, v
 
 
-def split_heads(whole: Tensor, size: int, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
+def split_heads(whole: Tensor, size: int, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """What has come from all ranks, [u, S / u, B, heads of one rank, D] -> queries, keys and values of this
     rank's heads, [B, N / u, S, D]."""
     each, kv_each = heads // size, max(1, kv_heads // size)
-    return tuple(t.permute(1, 2, 0, 3) for t in whole.flatten(0, 1).split([each, kv_each, kv_each], dim=2))
+    q, k, v = (t.permute(1, 2, 0, 3) for t in whole.flatten(0, 1).split([each, kv_each, kv_each], dim=2))
+    return q, k, v
 
 
 @lru_cache(maxsize=64)
