@@ -253,7 +253,7 @@ class SegmentGraph:
         inside: list[tuple[Site, int, list[tuple[Kind, int]]]] = []
         for site, layer in self.segments:
             kinds = self.kinds(site, layer)
-            chain = [(kind, part) for kind in kinds for part in range(self.parts(site, kind))]
+            chain: list[tuple[Kind, int]] = [(kind, part) for kind in kinds for part in range(self.parts(site, kind))]
             if shared := self.shared(site):
                 chain = shared.sorted(chain)
             inside.append((site, layer, chain))
