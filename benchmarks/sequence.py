@@ -14,6 +14,11 @@ weights.
     memory   a sequence of 65,536 tokens in the memory that is predicted for both at once, and 5 % more: a
              rank that takes more is ended, and what was resident at most is measured. Tensor parallelism is
              given as much. Counted from the moment at which processes and wires are there
+    hidden   how much of attention's communication is hidden, on a link so slow that it is about 30 % of the
+             step that hides nothing: Ulysses and ring on 2 hosts of 1 rank, both on 2 hosts of 2 (heads
+             inside). Forward and backward of ``BATCH`` sequences. before: heads awaited where they are
+             exchanged, the next block of a ring behind attention to this one; then lists, with 1, 2 and 4
+             slices; none: sends nothing. hidden = (before - x) / (before - none), medians over rounds
 """
 
 from __future__ import annotations
@@ -49,6 +54,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "2 x 2": {"cp": 4, "ring": 2, "optim": 4},
 }
 CASES = {
+    "hidden": ModelSpec(
+        family="llama", num_layers=3, hidden=512, num_heads=8, ffn_hidden=1408, vocab=256, max_sequence=512
+    ),
     "speed": ModelSpec(
         family="llama", num_layers=2, hidden=512, num_heads=8, ffn_hidden=1408, vocab=256, max_sequence=4096
     ),
@@ -57,15 +65,26 @@ CASES = {
     ),
 }
 
+KINDS: dict[str, dict[str, Any]] = {"ulysses": {"cp": 2}, "ring": {"cp": 2, "ring": 2}, "2 x 2": {"cp": 4, "ring": 2}}
+BATCH, SHARE = 4, 0.3
+HIDING: dict[str, dict[str, Any]] = {
+    "before": {"overlap": "async"}, "1 slice": {}, "2 slices": {"p1": 2}, "4 slices": {"p1": 4},
+    "none": {"overlap": "none"},
+}  # fmt: skip
+
 
 def main() -> int:
     """Measure the cases; print a table each, and with --json one last line for programs."""
-    options = make_parser(__doc__, rounds=6, cases=CASES).parse_args()
+    parser = make_parser(__doc__, rounds=6, cases=CASES)
+    parser.add_argument("--nic", help="rate of the link in the case hidden, instead of one that is looked for")
+    options = parser.parse_args()
     found, cases = dict[str, Any](), options.case or CASES
     if "speed" in cases:
         found["speed"] = speed(options)
     if "memory" in cases:
         found["memory"] = memory(options)
+    if "hidden" in cases:
+        found["hidden"] = {kind: hidden(kind, options) for kind in KINDS}
     keep(found, options)
     return 0
 
@@ -120,6 +139,52 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
             )
         Console(width=160).print(table)
     return found
+
+
+def hidden(kind: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a step with every way of hiding one kind's communication, and what share of it each
+    hides."""
+    nic = options.nic or _rate_for(kind)
+    times: dict[str, list[float]] = _hiding(kind, nic, HIDING, options.rounds)
+
+    def ratio(above: str, below: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
+
+    share = 1 - ratio("none", "before")
+    found: dict[str, Any] = {"nic": nic, "share": share, "rounds": options.rounds}
+    found |= {
+        name: {
+            "seconds": statistics.median(seconds),
+            "spread": (min(seconds), max(seconds)),
+            "hidden": (1 - ratio(name, "before")) / share,
+        }
+        for name, seconds in times.items()
+    }
+    if not options.json:
+        table = Table("variant", "ms", "from", "to", "hidden", title=f"{kind}, {nic}: {share:.0%} of the step before")
+        for name in HIDING:
+            row = found[name]
+            ms = (f"{seconds * 1e3:.0f}" for seconds in (row["seconds"], *row["spread"]))
+            table.add_row(name, *ms, f"{row['hidden']:.0%}")
+        Console(width=100).print(table)
+    return found
+
+
+def _rate_for(kind: str) -> str:
+    """The link rate at which communication is about ``SHARE`` of the step before: what it adds is inverse to
+    the rate."""
+    rate, ends = 300.0, {name: HIDING[name] for name in ("before", "none")}
+    for rounds in (2, 4):
+        times = _hiding(kind, f"{round(rate)}mbit", ends, rounds)
+        added = statistics.median(a / b for a, b in zip(times["before"], times["none"], strict=True)) - 1
+        rate *= max(0.05, added * (1 - SHARE) / SHARE)
+    return f"{max(1, round(rate))}mbit"
+
+
+def _hiding(kind: str, nic: str, variants: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    setup = {"model": CASES["hidden"].to_dict(), "base": KINDS[kind], "batch": BATCH, "variants": variants}
+    lab = LabSpec(2, KINDS[kind]["cp"] // 2, nic, segment=SEGMENT)
+    return ranks_on_lab(lab, "sequence_hiding.py", json.dumps(setup | {"rounds": rounds}))["seconds"]
 
 
 def predicted(case: str, variant: str) -> tuple[int, int]:

@@ -48,7 +48,7 @@ USUAL = tuple((factor, Policy(ahead=True, fill=True, patience=0.0)) for factor i
 
 def segment_order(graph: SegmentGraph, overlap: Overlap, costs: SegmentCosts, batch: int) -> list[Action]:
     """The action list of an overlap mode for micro-batches of ``batch`` sequences."""
-    if not graph.communicates:  # nothing to hide: weight gradients at once, so that what they read can go
+    if not graph.sends:  # nothing to hide: weight gradients at once, so that what they read can go
         return sync_order(graph)
     if overlap == "domino":
         return domino_order(graph, costs, batch)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plait.core.attention_ops import EXCHANGED
 from plait.core.columns import Coded
 from plait.core.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
 from plait.core.timeline import Hidden, SpanKind, busy_time
@@ -45,13 +46,18 @@ def sent_bytes(verb: str, whole: Bytes, size: int) -> Bytes:
 def axis_of(kind: str, name: str) -> str:
     """Along which axis a span communicates, or waits for what does; empty for what does neither.
 
-    >>> axis_of("comm", "gather attn0"), axis_of("wait", "attn0.F0"), axis_of("idle", "0RECV_F0")
+    >>> axis_of("comm", "gather attn0"), axis_of("wait", "attn0.R0"), axis_of("idle", "0RECV_F0")
     ('dp', 'tp', 'pp')
+    >>> axis_of("wait", "attn0.K0"), axis_of("wait", "head.F0")
+    ('cp', 'tp')
     """
     if kind in ("idle", "transfer"):
         return "pp"
     if kind in ("comm", "wait"):
-        return "dp" if name.split(" ")[0] in UNITS else "tp"
+        if name.split(" ")[0] in UNITS:
+            return "dp"
+        site, _, kind = name.partition(".")
+        return "cp" if kind[:1] and kind[0] in EXCHANGED and site.startswith(("attn", "block")) else "tp"
     return ""
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from plait.core.attention_ops import EXCHANGED, AttentionTraffic
 from plait.core.model import ModelSpec
 from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp, numbered_needs
 from plait.core.strategy import Strategy, slice_sizes
@@ -64,7 +65,8 @@ def segment_costs(
     Norms and joins count as memory traffic at an assumed 4 FLOPs a byte; a ring all-reduce sends 2 (tp-1)/tp
     of its bytes.
     """
-    tp, tokens, numbers = strategy.tp, batch * sequence, batch * sequence * model.hidden
+    tp, tokens = strategy.tp, batch * sequence // strategy.cp
+    numbers = tokens * model.hidden
     query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size * strategy.kv_replicas(model)
     first = {
         "attn": 2 * tokens * model.hidden * (query + 2 * kv) / tp,
@@ -94,12 +96,31 @@ def segment_costs(
             f"{site}.C": first[site],
             f"{site}.W": first[site] + second[site],
         }
+    if strategy.cp > 1:
+        _share_attention(work, core["attn"], tokens * (query + 2 * kv) / tp, strategy)
     share = (tp - 1) / tp * bytes_per_number / bandwidth
     whole = numbers * share * (1 if strategy.sequence_parallel else 2)
     wire = {f"{site}.{kind}": whole for site in ("embed", *LAYERS, "head") for kind in "RCNMJ"}
     wire["embed.R"] = numbers * share  # at most: as if no token occurred twice
     wire["head.F"] = 3 * 4 * tokens * (tp - 1) / bandwidth
+    if strategy.cp > 1:
+        exchanged = AttentionTraffic.of(model, strategy, tokens * bytes_per_number)
+        ulysses, ring = strategy.cp // strategy.ring, strategy.ring
+        for kind in "FAKXDGETSH":
+            times = ring - 1 if kind in "TSH" else (ulysses - 1) / ulysses
+            wire |= {f"{site}.{kind}": exchanged.of_kind(kind) * times / bandwidth for site in ("attn", "block")}
     return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)
+
+
+def _share_attention(work: dict[str, float], core: float, numbers: float, strategy: Strategy) -> None:
+    """Cut attention's work into the ops that it has where ranks share a sequence. numbers: queries, keys and
+    values."""
+    moved = 4.0 * 4 * numbers
+    for site in ("attn", "block"):
+        for kind, times in (("F", 1.0), ("A", 1.0), ("D", 2.5)):
+            work[f"{site}.{kind}"] -= times * core
+        work |= {f"{site}.K": core, f"{site}.X": core if strategy.ring == 1 else moved, f"{site}.G": 2.5 * core}
+        work |= {f"{site}.{kind}": moved for kind in "HEZ"}
 
 
 class Durations:
@@ -119,7 +140,9 @@ class Durations:
         if self.graph.collective(op) is None:
             return 0.0
         whole = self.costs.collective.get(f"{op.site}.{op.kind}", 0.0)
-        return self.costs.latency + whole * self.shares[op.slice] / self.graph.parts(op.site, op.kind)
+        shared = self.graph.shared(op.site)
+        parts = shared.sends(op.kind) if shared and op.kind in EXCHANGED else self.graph.parts(op.site, op.kind)
+        return self.costs.latency + whole * self.shares[op.slice] / parts
 
 
 class NumberedOps:

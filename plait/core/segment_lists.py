@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+from plait.core.attention_ops import KEEPS_GOING
 from plait.core.errors import ScheduleError
 from plait.core.segment_costs import NumberedOps
 from plait.core.segments import SIGNS, Action, Kind, SegmentGraph, SegmentOp, Site, Verb, needs_table
 
 _VERBS = {sign: verb for verb, sign in SIGNS.items()}
 _WORD = re.compile(
-    r"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.([NFRLMADCWJ])(\d+)(?:\.(\d+))?"
+    r"([<>]?)(?:(attn|mlp|block|down|up)(\d+)|(embed|enter|head|leave))\.([NFTKRLMAXDSGHEZCWJ])(\d+)(?:\.(\d+))?"
 )
 
 
@@ -89,8 +90,8 @@ def sync_order(graph: SegmentGraph) -> list[Action]:
 
 def async_order(graph: SegmentGraph) -> list[Action]:
     """Megatron-LM's overlap: a backward collective is hidden behind its own sublayer's weight gradients
-    only."""
-    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == "C")
+    only; a ring's next keys and values behind attention to those that are here."""
+    return insert_waits(graph, graph.ops(), late=lambda op: op.kind == "C" or op.kind in KEEPS_GOING)
 
 
 def insert_waits(

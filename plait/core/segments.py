@@ -25,6 +25,8 @@ batch:
        2 and 3 of the MLP's)
     J  backward of N ("join")
 
+Where ranks share a sequence, attention has more kinds and collectives of its own: ``attention_ops``.
+
 With all-reduce tensor parallelism R and C have collectives (the embedding's R gathers rows instead). With
 sequence parallelism N, M and J have all-gathers, and R and C have reduce-scatters. R is never run again: what
 it sent over the network is kept, as the residual stream. M and A may run as soon as the segment behind is
@@ -50,12 +52,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple, cast
 
+from plait.core.attention_ops import SharedAttention
 from plait.core.model import ModelSpec
 from plait.core.stages import Stage
 from plait.core.strategy import Recompute, Strategy
 
 Site = Literal["embed", "enter", "attn", "mlp", "block", "down", "up", "head", "leave"]
-Kind = Literal["N", "F", "R", "L", "M", "A", "D", "C", "W", "J"]
+Kind = Literal["N", "F", "T", "K", "R", "L", "M", "A", "X", "D", "S", "G", "H", "E", "Z", "C", "W", "J"]
 Verb = Literal["run", "start", "wait"]
 Phase = Literal["step", "F", "B", "I", "W"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "rotate"]
@@ -64,7 +67,7 @@ LAYERS: tuple[Site, ...] = ("attn", "mlp", "block")
 """What layers consist of."""
 SIGNS: dict[Verb, str] = {"run": "", "start": ">", "wait": "<"}
 """What a verb puts before an op's name."""
-FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "R", "L"))
+FORWARD_KINDS: frozenset[Kind] = frozenset(("N", "F", "T", "K", "R", "L"))
 
 
 class SegmentOp(NamedTuple):
@@ -109,10 +112,10 @@ class SegmentGraph:
     """All ops of one micro-batch on one stage in one phase, and what each needs. What another phase or
     another stage computes counts as done.
 
-    communicates: False where tp = 1: there are no collectives. backward: False to evaluate. first_layer,
+    communicates: False where tp = 1: it has no collectives. backward: False to evaluate. first_layer,
     num_layers: of the stage. embeds, heads: whether the stage has the model's beginning and end. resampling,
     parallel_block: the model's. recompute: what is not kept for the backward, in the stage's first
-    ``recomputed`` layers (None: in all).
+    ``recomputed`` layers (None: in all). attention: with whom it is shared, if with anybody.
     """
 
     num_layers: int
@@ -129,6 +132,7 @@ class SegmentGraph:
     recomputed: int | None = None
     parallel_block: bool = False
     phase: Phase = "step"
+    attention: SharedAttention | None = None
 
     @staticmethod
     def of(model: ModelSpec, strategy: Strategy, stage: Stage, *, backward: bool = True) -> SegmentGraph:
@@ -147,7 +151,17 @@ class SegmentGraph:
             communicates=strategy.tp > 1,
             recompute=strategy.recompute,
             recomputed=strategy.recompute_layers,
+            attention=SharedAttention(strategy.cp // strategy.ring, strategy.ring) if strategy.cp > 1 else None,
         )
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything crosses the network inside the stage."""
+        return self.communicates or self.attention is not None
+
+    def shared(self, site: str) -> SharedAttention | None:
+        """How a segment's attention is shared, if it is."""
+        return self.attention if site in ("attn", "block") else None
 
     @property
     def last_layer(self) -> int:
@@ -187,12 +201,15 @@ class SegmentGraph:
             return 1 if self.sequence_parallel else self.p2
         if kind == "W":
             return {"attn": 2, "mlp": 2, "block": 4}.get(site, 1)
-        return 1
+        shared = self.shared(site)
+        return shared.parts(kind) if shared else 1
 
     def kinds(self, site: Site, layer: int) -> tuple[Kind, ...]:
         """The kinds of op that a segment has in this phase, in the order in which one slice alone would run
         them."""
         forward, backward = _KINDS[site]
+        if shared := self.shared(site):
+            forward, backward = f"N{shared.forward}R", f"{shared.backward}CWJ"
         every = forward + (self.again(site, layer) + backward) * self.backward
         return cast("tuple[Kind, ...]", tuple(kind for kind in every if kind in _PHASES[self.phase]))
 
@@ -207,10 +224,16 @@ class SegmentGraph:
             return ""
         if self.recompute == "selective":
             return "M" * (not self.sequence_parallel) + "A" * (site != "attn")
-        return "MA" if self.recompute == "full" else ""
+        if self.recompute == "full":
+            return "MAX" if self.shared(site) else "MA"
+        return ""
 
     def collective(self, op: SegmentOp) -> Collective | None:
         """What crosses the network with the result of ``op``, if anything does."""
+        if (shared := self.shared(op.site)) and (
+            found := shared.collective(op.kind, op.part, again="X" in self.again(op.site, op.layer))
+        ):
+            return found
         if not self.communicates:
             return None
         if op.kind == "R" and op.site == "embed":
@@ -230,7 +253,10 @@ class SegmentGraph:
         inside: list[tuple[Site, int, list[tuple[Kind, int]]]] = []
         for site, layer in self.segments:
             kinds = self.kinds(site, layer)
-            inside.append((site, layer, [(kind, part) for kind in kinds for part in range(self.parts(site, kind))]))
+            chain: list[tuple[Kind, int]] = [(kind, part) for kind in kinds for part in range(self.parts(site, kind))]
+            if shared := self.shared(site):
+                chain = shared.sorted(chain)
+            inside.append((site, layer, chain))
         return [
             SegmentOp(site, layer, kind, at, part)
             for forward, chain in ((True, inside), (False, inside[::-1]))
@@ -269,6 +295,12 @@ class SegmentGraph:
                 needs.append(Need(source, self.collective(source) is not None))
 
         here = (op.site, op.layer)
+        if shared := self.shared(op.site):
+            again = "X" in self.again(*here)
+            for kind, part, awaited in shared.needs(op.kind, op.part, again=again):
+                source = op._replace(kind=cast(Kind, kind), part=part)
+                if kind in self.kinds(*here):
+                    needs.append(Need(source, awaited and self.collective(source) is not None))
         match op.kind:
             case "N":
                 before = self.before(op)
@@ -281,19 +313,20 @@ class SegmentGraph:
                     op.site == "head" and self.embeds
                 ):  # tied weights, gathered: all slices look up before the first asks for the head
                     needs.append(Need(SegmentOp("embed", 0, "R", self.p1 - 1)))
-            case "R" if op.site != "embed":
+            case "R" if op.site != "embed" and not shared:
                 need(here, "F")
             case "L":
                 need(here, "F")
-            case "M" | "A":
+            case "M" | "A" | "S":
                 need(here, "M") if op.kind == "A" else None
                 behind = self.after(op)
-                need(behind, "D" if "D" in _KINDS[behind[0]][1] else "L" if behind[0] == "head" else "J")
+                ends = "G" if self.shared(behind[0]) else "D"
+                need(behind, ends if "D" in _KINDS[behind[0]][1] else "L" if behind[0] == "head" else "J")
             case "D":
                 need(here, "M")
                 need(here, "A")
                 need(self.after(op), "J")
-            case "C":
+            case "C" if not shared:
                 need(here, "L" if op.site == "head" else "D")
             case "J" if op.site in ("down", "up"):
                 need(self.after(op), "J")
@@ -307,7 +340,7 @@ class SegmentGraph:
                 need(self.after(op), "J")
                 if self.heads:
                     needs.append(Need(SegmentOp("head", 0, "W", self.p1 - 1)))  # tied weights: the head adds first
-            case "W":
+            case "W" if not shared:
                 need(here, "D")
             case _:
                 pass
@@ -330,7 +363,9 @@ _KINDS: dict[str, tuple[str, str]] = {
     "leave": ("N", "J"),
 }
 _ENDS = ("embed", "enter", "head", "leave")
-_PHASES: dict[Phase, str] = {"step": "NFRLMADCWJ", "F": "NFRL", "B": "MADCWJ", "I": "MADCJ", "W": "W"}
+_PHASES: dict[Phase, str] = {
+    "step": "NFTKRLMAXDSGHEZCWJ", "F": "NFTKRL", "B": "MAXDSGHEZCWJ", "I": "MAXDSGHEZCJ", "W": "W"
+}  # fmt: skip
 
 
 @cache

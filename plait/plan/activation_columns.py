@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.core.attention_ops import SharedAttention
 from plait.core.model import ModelSpec
 from plait.core.segment_lists import sync_order
 from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp
@@ -25,12 +26,13 @@ from plait.core.strategy import Overlap, Recompute, Strategy
 from plait.plan.activations import Walk
 from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT
 from plait.plan.pipeline_memory import stage_activations
-from plait.plan.segment_sizes import Core, Sizes
+from plait.plan.segment_sizes import Core, Shared, Sizes
 
 Bytes = NDArray[np.float64]
 Degrees = tuple[int, int, int]
 """tp, cp, ring."""
 
+ROUND = 3
 FEW = 2
 """Layers that are walked, and one more: what a layer more adds does not change from there on."""
 OWN = PLAIN_FORWARD
@@ -41,13 +43,15 @@ OVERLAPPED: tuple[Overlap, Overlap] = ("sync", "domino")
 
 @dataclass(frozen=True)
 class Structure:
-    """What decides which tensors exist. communicates: over tp; split: the backward is in two parts."""
+    """What decides which tensors exist. communicates: over tp; split: the backward is in two parts.
+    attention: as the graph has it; of rings of more than ``ROUND`` ranks no more tensors exist at once."""
 
     recompute: Recompute
     communicates: bool
     sequence_parallel: bool
     p1: int
     split: bool
+    attention: SharedAttention | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +86,23 @@ def stage_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degree
     return table
 
 
+def shared_attention(cp: int, ring: int) -> SharedAttention | None:
+    """What a structure knows of degrees."""
+    return SharedAttention(min(2, cp // ring), min(ROUND, ring)) if cp > 1 else None
+
+
 @cache
 def deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tuple[float, float]:
     """Bytes by which the most of a forward and of a backward grows where weight gradients wait until the
-    processor would idle (``domino``), for a sequence of a micro-batch. Walked for the smallest slices:
+    processor would idle (``domino``), for a whole sequence of a micro-batch. Walked for the smallest slices:
     neither their size nor more layers change it (of more slices, from three layers on)."""
     layers = FEW if structure.p1 <= FEW else FEW + 1
-    model = replace(model, num_layers=FEW + 3)
+    model, shared = replace(model, num_layers=FEW + 3), structure.attention
+    cp = shared.ulysses * shared.ring if shared else 1
     strategy = Strategy(
         tp=tp,
+        cp=cp,
+        ring=shared.ring if shared else 1,
         sequence_parallel=structure.sequence_parallel,
         recompute=structure.recompute,
         p1=structure.p1,
@@ -103,7 +115,7 @@ def deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tup
         for overlap in OVERLAPPED
     )  # fmt: skip
     forward, backward = later.forward_peak - at_once.forward_peak, later.backward_peak - at_once.backward_peak
-    return forward / structure.p1, backward / structure.p1
+    return forward * cp / structure.p1, backward * cp / structure.p1
 
 
 def _known_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
@@ -162,7 +174,7 @@ def _walked(
         recompute=structure.recompute,
         p1=structure.p1,
     )
-    graph = SegmentGraph.of(model, strategy, stage)
+    graph = replace(SegmentGraph.of(model, strategy, stage), attention=structure.attention)
     walk, nothing = _Walk(columns.under(graph)), np.zeros(columns.count)
     phases: tuple[Phase, ...] = ("F", "I", "W") if structure.split else ("F", "B")
     peaks, left = dict[str, Bytes](), dict[str, Bytes]()
@@ -207,8 +219,9 @@ class _Columns(Sizes):
     ) -> _Columns:
         """For one structure."""
         graph = SegmentGraph(
-            num_layers=1, first_layer=1, p1=structure.p1, sequence_parallel=structure.sequence_parallel
-        )
+            num_layers=1, first_layer=1, p1=structure.p1, sequence_parallel=structure.sequence_parallel,
+            attention=structure.attention,
+        )  # fmt: skip
         each = [
             Sizes(
                 model,
@@ -259,6 +272,17 @@ class _Columns(Sizes):
     def head(self, op: SegmentOp) -> int:
         return self._sizes("head", op)
 
+    def shared(self, op: SegmentOp) -> Shared:
+        return self._known("shared", op, lambda: self._shared([one.shared(op) for one in self.each]))
+
+    def _shared(self, every: Sequence[Shared]) -> Shared:
+        return Shared(
+            **{one.name: cast("Any", _column(getattr(each, one.name) for each in every)) for one in fields(Shared)}
+        )
+
+    def larger(self, a: int, b: int) -> int:
+        return cast("int", np.maximum(a, b))
+
     def branches(self, op: SegmentOp) -> list[Core]:
         return self._known("branches", op, lambda: self._branches(op))
 
@@ -267,7 +291,7 @@ class _Columns(Sizes):
         return [self._core(cores) for cores in zip(*every, strict=True)]
 
     def _core(self, cores: Sequence[Core]) -> Core:
-        names = ("z", "o", "saved", "forward", "backward", "memo")
+        names = ("z", "o", "saved", "forward", "backward")
         sizes: dict[str, Any] = {name: _column(getattr(core, name) for core in cores) for name in names}
         return Core(**sizes, cheap=cores[0].cheap)
 

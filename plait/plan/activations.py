@@ -20,6 +20,7 @@ from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.plan.orders import known_order
 from plait.plan.segment_sizes import Core, Sizes
+from plait.plan.shared_walk import NOTHING, SharedWalk
 
 
 @dataclass(frozen=True)
@@ -73,21 +74,12 @@ def activations(
     return Activations(kept, forward, backward, held, weights, walk.staging)
 
 
-NOTHING = 0
-"""A size that is known to be none, of any column."""
-
-
-class Walk:
-    """Runs a list of actions on sizes instead of tensors; a tensor is there as long as anybody holds it."""
-
-    _most = staticmethod(max)
+class Walk(SharedWalk):
+    """Runs a list of actions on sizes instead of tensors."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self.sizes, self.graph = sizes, sizes.graph
+        super().__init__(sizes)
         self.full_again = self.graph.recompute == "full"
-        self._live: dict[tuple[str, int, int, str], tuple[int, set[str]]] = {}
-        self.now = self.peak = 0
-        self._rises = False
         self._flying, self._spare = Counter[int](), Counter[int]()
         self._crossing: list[tuple[SegmentOp, str]] = []
         tokens = sizes.tokens * sum(sizes.shares)
@@ -139,36 +131,6 @@ class Walk:
 
     # ---- bookkeeping ----
 
-    def _hold(self, op: SegmentOp, name: str, size: int, *holders: str) -> None:
-        self._live[op.site, op.layer, op.slice, name] = size, set(holders or ("",))
-        if size is not NOTHING:
-            self.now = self.now + size  # not in place: sizes may be columns, one walk for many strategies
-            self._rises = True
-
-    def _free(self, op: SegmentOp, *names: str, holder: str = "") -> None:
-        for name in names:
-            key = op.site, op.layer, op.slice, name
-            found = self._live.get(key)
-            if found is None:
-                continue
-            size, holders = found
-            holders.discard(holder)
-            if not holders:
-                del self._live[key]
-                if size is not NOTHING:
-                    self._top()
-                    self.now = self.now - size
-
-    def _spike(self, size: int) -> None:
-        self.peak = self._most(self.peak, self.now + size)
-        self._rises = False
-
-    def _top(self) -> None:
-        """Remember what there is, if it has grown since: it is about to be less."""
-        if self._rises:
-            self.peak = self._most(self.peak, self.now)
-            self._rises = False
-
     def _before(self, op: SegmentOp) -> SegmentOp:
         site, layer = self.graph.before(op)
         return op._replace(site=site, layer=layer)
@@ -176,6 +138,8 @@ class Walk:
     def _start(self, op: SegmentOp) -> None:
         """A collective makes its result, unless it works in place."""
         match self.graph.collective(op), op.kind:
+            case "all_to_all" | "rotate", _:
+                self._sent(op)
             case "all_gather", "N" | "M":
                 self._hold(op, "full", self.sizes.full(op), "input")
             case "all_gather", "J":
@@ -193,7 +157,7 @@ class Walk:
     def _cores(self, op: SegmentOp, *, again: bool) -> list[tuple[int, Core]]:
         """(number, core) of the branches that A runs again, or of the others."""
         repeats = "A" in self.graph.again(op.site, op.layer)
-        cores = enumerate(self.sizes.branches(op))
+        cores = list(enumerate(self.sizes.branches(op)))[self._first_own(op) :]
         return [(number, core) for number, core in cores if (repeats and (core.cheap or self.full_again)) == again]
 
     # ---- forward ----
@@ -237,17 +201,22 @@ class Walk:
             self._hold(op, "logits", self.sizes.head(op), "loss", "operand")
             return
         self._project(op)
+        if self.graph.shared(op.site):
+            self._leave(op)
         for number, core in self._cores(op, again=False):
             self._activate(op, number, core)
             self._hold(op, f"saved{number}", core.saved)
         for number, core in self._cores(op, again=True):
             self._activate(op, number, core)
-            self._hold(op, f"memo{number}", core.memo)
             self._free(op, *([f"z{number}"] if self.full_again else []))
         if "M" in self.graph.again(op.site, op.layer):
             self._free(op, "n_saved")
             self._free(op, "n", holder="norm")
             self._free(op, "n", "full", holder="input")
+
+    def _first_own(self, op: SegmentOp) -> int:
+        """The first of a segment's cores that no other rank has a part in."""
+        return 1 if self.graph.shared(op.site) else 0
 
     def _project(self, op: SegmentOp) -> None:
         for number, core in enumerate(self.sizes.branches(op)):
@@ -262,8 +231,11 @@ class Walk:
             self._hold(op, "y_partial", self.sizes.looked_up(op))
         elif op.part == 0:
             self._hold(op, "y_partial", self.sizes.full(op))
+        if op.part == 0 and self.graph.shared(op.site):
+            self._arrive(op)
         if op.site != "embed" and op.part == self.graph.p2 - 1:
             self._free(op, *(f"o{number}" for number, _ in self._cores(op, again=True)))
+            self._free(op, *(["o0"] if "X" in self.graph.again(op.site, op.layer) else []))
 
     def _L(self, op: SegmentOp) -> None:  # noqa: N802
         """The gradient takes the logits' place."""
@@ -276,13 +248,16 @@ class Walk:
     def _A(self, op: SegmentOp) -> None:  # noqa: N802
         if self.full_again:
             self._project(op)
+            if self.graph.shared(op.site):
+                self._leave(op)
         for number, core in self._cores(op, again=True):
             self._activate(op, number, core)
             self._hold(op, f"saved{number}", core.saved)
-            self._free(op, f"memo{number}")
 
     def _D(self, op: SegmentOp) -> None:  # noqa: N802
-        for number, core in enumerate(self.sizes.branches(op)):
+        if self.graph.shared(op.site):
+            self._back(op)
+        for number, core in list(enumerate(self.sizes.branches(op)))[self._first_own(op) :]:
             self._spike(core.o + core.z + core.backward)  # gradients of o and z
             self._hold(op, f"g_z{number}", core.z, "C", "operand")
             self._free(op, f"saved{number}", f"z{number}")
@@ -297,11 +272,13 @@ class Walk:
     def _W(self, op: SegmentOp) -> None:  # noqa: N802
         if op.site == "embed":
             self._spike(2 * self.sizes.full(op))
-        last = op.part == self.graph.parts(op.site, "W") - 1
+        last = op.part == (1 if self.graph.shared(op.site) else self.graph.parts(op.site, "W") - 1)
         if op.site in LAYERS and op.part % 2 == 0:
             self._free(op, f"o{op.part // 2}")
         if op.site in LAYERS and op.part % 2:
             self._free(op, f"g_z{op.part // 2}", holder="operand")
+        if self.graph.attention and op.site in LAYERS and op.part == (2 if op.site == "block" else 0):
+            self._free(op, "g", "g_full", holder="operand")
         if last:
             self._free(op, "logits", "g", "g_full", holder="operand")
             self._free(op, "n", "full", holder="input")

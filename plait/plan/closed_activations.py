@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Recompute
-from plait.plan.activation_columns import OWN, Bytes, Load, Structure, deferred, stage_table
+from plait.plan.activation_columns import OWN, ROUND, Bytes, Load, Structure, deferred, shared_attention, stage_table
 from plait.plan.distinct import distinct, groups
 from plait.plan.experts_memory import activated, routed_sizes
 from plait.plan.live import (
@@ -43,7 +43,7 @@ fifths of it (Korthikanti 2022: 5 bytes a weight are 2 of scores, 1 of a mask, 2
 def may_defer(points: Points) -> NDArray[np.bool_]:
     """Points whose lists may keep something longer under domino: activations are computed again, and weight
     gradients stand in the same list."""
-    again = (points.overlap == DOMINO) & (points.tp > 1) & (points.recompute != NONE)
+    again = (points.overlap == DOMINO) & ((points.tp > 1) | (points.cp > 1)) & (points.recompute != NONE)
     return again & ~SPLIT[points.schedule]
 
 
@@ -103,7 +103,8 @@ class _Rows:
     def _walked(self, recompute: Ints) -> Bytes:
         """As Plait's own lists have it."""
         points = self.points
-        _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, points.p1, self.split])
+        cut = [np.minimum(2, points.cp // points.ring), np.minimum(ROUND, points.ring)]
+        _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, points.p1, self.split, *cut])
         found = np.zeros((len(points), OWN))
         for which in groups(kind):
             at = int(which[0])
@@ -113,13 +114,15 @@ class _Rows:
                 bool(points.sequence_parallel[at]),
                 int(points.p1[at]),
                 bool(self.split[at]),
+                shared_attention(int(points.cp[at]), int(points.ring[at])),
             )
             first, degrees_of = distinct([points.tp[which], points.cp[which], points.ring[which]])
             degrees = [(int(points.tp[i]), int(points.cp[i]), int(points.ring[i])) for i in which[first]]
             load = Load(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
             base, each = stage_table(self.model, structure, degrees, load)
             found[which] = base[degrees_of] + each[degrees_of] * points.micro[which, None]
-            waits = self.options.defers and structure.communicates and not structure.split
+            sends = structure.communicates or structure.attention is not None
+            waits = self.options.defers and sends and not structure.split
             if waits and structure.recompute != "none":
                 self._defer(found, which, structure, load)
         return found

@@ -24,9 +24,9 @@ from plait.core.settings import ITEMSIZE, Precision
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy, slice_sizes
 from plait.plan import rates
-from plait.plan.traffic import AttentionTraffic, SegmentTraffic
+from plait.plan.traffic import SegmentTraffic
 
-FORWARD = ("N", "F", "R")
+FORWARD = ("N", "F", "T", "K", "R")
 ROW_BYTES, ROW_GRADIENT_BYTES = 4, 8
 """Moved for each number of a row of the embedding, looked up and added to its gradient."""
 
@@ -36,19 +36,10 @@ def cluster_costs(
 ) -> SegmentCosts:
     """Costs of a micro-batch of ``load`` on ranks of ``cluster`` under a place's ``strategy``.
 
-    Ulysses' and rings' collectives are part of the ops F, A and D of attention, as they are where these run.
     Layers of a U-Transformer cost their mean over the lengths at which they work. Raises JobError where the
     device has no peak for ``precision``.
     """
     return _Costs(model, strategy, load, cluster, precision).costs
-
-
-def sequence_costs(
-    model: ModelSpec, strategy: Strategy, load: Load, cluster: Cluster, *, precision: Precision
-) -> dict[str, float]:
-    """What of ``cluster_costs`` attention spends waiting for ranks that share its sequences, by
-    ``site.kind``; empty where there are none."""
-    return _Costs(model, strategy, load, cluster, precision).exposed if strategy.cp > 1 else {}
 
 
 @dataclass(frozen=True)
@@ -95,17 +86,6 @@ class _Costs:
         self._launches(compute, wire)
         return SegmentCosts(dict(compute), {key: seconds for key, seconds in wire.items() if seconds})
 
-    @cached_property
-    def exposed(self) -> dict[str, float]:
-        found = defaultdict[str, float](float)
-        graph = self.graphs[0]
-        traffic = self._traffic(graph)
-        for op in graph.ops():
-            if op.site in ("attn", "block") and op.kind in "FAD":
-                attention = self._attention(op, traffic.shares[op.slice])
-                found[f"{op.site}.{op.kind}"] += attention.exposed * self.depth
-        return dict(found)
-
     def _traffic(self, graph: SegmentGraph) -> SegmentTraffic:
         return SegmentTraffic(
             model=_flat(self.model), strategy=self.strategy, graph=graph,
@@ -138,8 +118,12 @@ class _Costs:
         kind = graph.collective(op)
         if kind is None:
             return 0.0
-        assert kind != "rotate"
-        return float(rates.collective(self.cluster, kind, traffic.whole(op), self.strategy.tp, 1))
+        tp, ulysses = self.strategy.tp, self.strategy.cp // self.strategy.ring
+        if kind == "rotate":
+            return float(rates.collective(self.cluster, "send", traffic.exchanged(op), 2, tp * ulysses))
+        if kind == "all_to_all":
+            return float(rates.collective(self.cluster, kind, traffic.exchanged(op) * ulysses, ulysses, tp))
+        return float(rates.collective(self.cluster, kind, traffic.whole(op), tp, 1))
 
     # ---- widths ----
 
@@ -182,6 +166,8 @@ class _Costs:
             return self._moved(tokens * hidden * (ROW_BYTES if op.kind == "R" else ROW_GRADIENT_BYTES))
         if op.site == "head":
             return self._head(graph, op, tokens, hidden)
+        if op.kind in "TKXSGHEZ":
+            return self._shared(op, tokens)
         kinds: Mapping[str, Callable[[str, float, float], float]] = {
             "F": lambda which, first, _: self._matmul(tokens, hidden, first) + self._core(op, which, tokens),
             "R": lambda _, __, second: self._matmul(tokens, second, hidden / graph.p2),
@@ -216,42 +202,39 @@ class _Costs:
         times = 2 if op.kind == "D" else 1
         if which == "mlp":
             return self._pass(tokens * self.inner * (2 + self.model.gated) * times)
-        share = slice_sizes(self.load.batch, self.strategy.p1)[op.slice]
-        turned = self._pass(tokens * (self.query + 2 * self.kv) * 2 * times)  # to the layout of kernels, and rotated
-        return self._attention(op, share).seconds + turned
+        turned = self._turned(tokens) * times
+        if self.strategy.cp > 1:
+            return 0.0 if op.kind == "D" else turned
+        return self._attention(op, causal=True) + turned
 
-    def _attention(self, op: SegmentOp, share: int) -> _Attention:
-        """Of ``share`` sequences, whose tokens cp ranks share."""
+    def _turned(self, tokens: float) -> float:
+        """Queries, keys and values brought to the layout of kernels, and rotated."""
+        return self._pass(tokens * (self.query + 2 * self.kv) * 2)
+
+    def _shared(self, op: SegmentOp, tokens: float) -> float:
+        """An op of attention that is shared: kernels, and what ``_core`` has beside them."""
+        last = self.strategy.ring - 1
+        match op.kind:
+            case "K":
+                return self._attention(op, causal=op.part == 0)
+            case "G":
+                return self._attention(op, causal=op.part == last)
+            case "X" if last == 0:  # what came round a ring is kept
+                return self._attention(op, causal=True)
+            case "Z":
+                return 2 * self._turned(tokens)
+            case _:
+                return 0.0
+
+    def _attention(self, op: SegmentOp, *, causal: bool) -> float:
+        """One kernel: the own block, or half of another's, which is what the mask leaves of any other."""
         ring, ulysses = self.strategy.ring, self.strategy.cp // self.strategy.ring
-        backward, heads = op.kind == "D", self.model.num_heads / self.strategy.tp / ulysses
-        block = self.load.sequence / ring
-
-        def kernel(keys: float, *, causal: bool) -> float:
-            return float(rates.attention(
-                self.cluster, self.precision, batch=share, heads=heads, queries=block, keys=keys,
-                head_size=self.model.head_size, backward=backward, fused=not self.model.attention_dropout,
-                causal=causal,
-            ))  # fmt: skip
-
-        row = share * (self.load.sequence // self.strategy.cp) * self.itemsize
-        held = AttentionTraffic.of(self.model, self.strategy, row)
-        exchange = sum(self._exchange("all_to_all", size * ulysses, ulysses) for size in (held.there, held.back))
-        own = kernel(block, causal=True)
-        if ring == 1:
-            return _Attention(own + exchange, exchange)
-        if op.kind == "A":  # what came round the ring is kept
-            return _Attention(exchange, exchange)
-        other = kernel(block / 2, causal=False)
-        hop = self._exchange("send", held.block, 2)
-        turns = [own, *(other for _ in range(ring - 1))]
-        around = sum(float(rates.together(self.cluster, turn, hop)) for turn in turns[:-1]) + turns[-1]
-        around += (ring - 1) * hop if backward else 0.0  # gradients go on when they are complete
-        return _Attention(around + exchange, around + exchange - sum(turns))
-
-    def _exchange(self, kind: rates.Kind, nbytes: float, ranks: int) -> float:
-        tp, ulysses = self.strategy.tp, self.strategy.cp // self.strategy.ring
-        stride = tp if kind == "all_to_all" else tp * ulysses
-        return float(rates.collective(self.cluster, kind, nbytes, ranks, stride)) if ranks > 1 else 0.0
+        share, block = slice_sizes(self.load.batch, self.strategy.p1)[op.slice], self.load.sequence / ring
+        return float(rates.attention(
+            self.cluster, self.precision, batch=share, heads=self.model.num_heads / self.strategy.tp / ulysses,
+            queries=block, keys=block if causal else block / 2, head_size=self.model.head_size,
+            backward=op.kind in "DG", fused=not self.model.attention_dropout, causal=causal,
+        ))  # fmt: skip
 
     # ---- beside ----
 
@@ -280,14 +263,6 @@ class _Costs:
             if 0 < total < floor:
                 for key in keys:
                     compute[key] *= floor / total
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """seconds: of the whole op's core. exposed: of them, waiting for other ranks."""
-
-    seconds: float
-    exposed: float
 
 
 def _flat(model: ModelSpec) -> ModelSpec:

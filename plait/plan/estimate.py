@@ -373,9 +373,10 @@ def hidden_behind(step: PlannedStep) -> dict[str, str]:
         }[strategy.overlap]
         found["rows"] = "other slices" if strategy.overlap == "domino" and strategy.p1 > 1 else "nothing"
     if strategy.cp > strategy.ring:
-        found["ulysses"] = "nothing"
+        found["ulysses"] = _SHARED[strategy.overlap]
     if strategy.ring > 1:
-        found["ring"] = "attention to the block before"
+        blocks = "" if strategy.overlap in ("sync", "none") else "attention to the block before, "
+        found["ring"] = (blocks + _SHARED[strategy.overlap]).removesuffix(", nothing")
     if any(mesh.replicas > 1 for mesh in step.layout.meshes):
         found["dp"] = {
             "both": "forward and backward",
@@ -388,6 +389,7 @@ def hidden_behind(step: PlannedStep) -> dict[str, str]:
     return found
 
 
+_SHARED = {"domino": "other slices, weight gradients", "async": "nothing", "sync": "nothing", "none": "left out"}
 _SLACK = {
     "gpipe": "the micro-batches after it",
     "1f1b": "nothing in the steady state",

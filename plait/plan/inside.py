@@ -30,7 +30,7 @@ from plait.plan.phase import (
     UnitStep,
     Wait,
 )  # fmt: skip
-from plait.plan.streams import DP, TP, Flight, Rank
+from plait.plan.streams import CP, DP, TP, Flight, Rank
 
 
 class Inside:
@@ -119,7 +119,6 @@ class _Walk:
         self.free = Counter(dict(state.free))
         self.unread = set(state.unread)
         self.open_units = set[int]()
-        self.attention = 0.0
         self.done: list[tuple[int, str, float, float]] = []
         self.waits: list[tuple[Label, float, float]] = []
         self.sent: list[tuple[Label, float]] = []
@@ -130,15 +129,15 @@ class _Walk:
             start = rank.now
             if isinstance(step, Run):
                 rank.compute(step.seconds)
-                self.attention += step.waits
                 self.done.append((position, "compute", start, rank.now))
             elif isinstance(step, Start):
                 if self.rules.sent:
-                    slots[step.slot] = position, rank.start(TP, step.seconds, self.rules.tp_tier)
+                    way = (self.rules.tp_tier, TP) if step.tier is None else (step.tier, CP)
+                    slots[step.slot] = position, rank.start(TP, step.seconds, *way)
             elif isinstance(step, Wait):
                 if step.slot in slots:
                     at, flight = slots.pop(step.slot)
-                    rank.wait(flight, TP)
+                    rank.wait(flight)
                     assert flight.began is not None and flight.ended is not None
                     self.done.append((at, "comm", flight.began, flight.ended))
                 self.done.append((position, "wait", start, rank.now))
@@ -258,7 +257,7 @@ class _Walk:
 
     def _wait(self, flight: Flight | None) -> None:
         if flight is not None:
-            self.rank.wait(flight, DP)
+            self.rank.wait(flight)
 
     # ---- afterwards ----
 
@@ -279,6 +278,6 @@ class _Walk:
             free=tuple(sorted((size, count) for size, count in self.free.items() if count)),
             unread=frozenset(self.unread),
         )
-        spent = Spent(rank.compute_seconds - self.attention, rank.exposed[TP], self.attention, rank.exposed[DP])
+        spent = Spent(rank.compute_seconds, rank.exposed[TP], rank.exposed[CP], rank.exposed[DP])
         ended = [flight.ended for flight in self.flights if flight.ended is not None]
         return Outcome(rank.now, spent, after, self.done, self.waits, self.sent, ended)

@@ -231,12 +231,22 @@ class Layer:
     @cached_property
     def cp_forward(self) -> Seconds:
         """Exposed of attention's exchanges: heads by all-to-all, keys and values along the ring."""
-        return self._exchange() + self._ring(1, self.attention_forward)
+        sent, plain = self._exchange(), self._ring(1, self.attention_forward)
+        return self._beside_slices(sent + plain, sent + self._round(1), self.tp_forward, self.forward)
 
     @cached_property
     def cp_backward(self) -> Seconds:
         """The same backward, where gradients of keys and values travel too."""
-        return self._exchange() + self._ring(2, self.attention_backward)
+        sent, plain = self._exchange(), self._ring(2, self.attention_backward)
+        return self._beside_slices(sent + plain, sent + self._round(2), self.tp_backward, self.backward)
+
+    def _beside_slices(self, plain: Seconds, sent: Seconds, exposed: Seconds, beside: Seconds) -> Seconds:
+        """Exposed of attention's exchanges where slices hide them, and the reductions of tensor parallelism,
+        of which so much is ``exposed``, with the same computation."""
+        points = self.points
+        both = sent + (2 + self.routed.more_reductions) * self._reduction
+        rest = np.maximum(0.0, self._exposed(both, beside, points.p1) - exposed)
+        return np.where((points.overlap == DOMINO) & (points.p1 > 1), np.minimum(plain, rest), plain)
 
     def _exchange(self) -> Seconds:
         points, model = self.points, self.model
@@ -248,12 +258,20 @@ class Layer:
         return 2 * pair[0] + 2 * pair[1]
 
     def _ring(self, tensors: int, attention: Seconds) -> Seconds:
+        """Exposed where blocks travel behind attention to those before alone."""
+        points = self.points
+        turn = attention / points.ring
+        return (points.ring - 1) * (rates.together(self.cluster, turn, self._rotation(tensors)) - turn)
+
+    def _round(self, tensors: int) -> Seconds:
+        """Of all rotations, as if alone."""
+        return (self.points.ring - 1) * self._rotation(tensors)
+
+    def _rotation(self, tensors: int) -> Seconds:
         points = self.points
         stride = points.tp * points.cp // points.ring
         moved = tensors * 2 * self.tokens * self.model.kv / np.minimum(points.tp, self.model.num_kv_heads) * 2
-        sent = rates.collective(self.cluster, "send", moved, points.ring, stride)
-        turn = attention / points.ring
-        return (points.ring - 1) * (rates.together(self.cluster, turn, sent) - turn)
+        return rates.collective(self.cluster, "send", moved, points.ring, stride)
 
     @cached_property
     def ep_forward(self) -> Seconds:

@@ -158,12 +158,14 @@ def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:
 
 def _candidates(job: Job, model: ModelSpec, workload: Workload) -> tuple[Strategy, ...]:
     """Slices and manners of sequence parallelism that the job leaves open and every place allows, if anything
-    is left open and any place has tensor parallelism to hide."""
+    is left open and any place has tensor parallelism or shared sequences to hide."""
     asked, base = job.strategy, job.base_strategy
-    if "auto" not in (asked.slices, asked.sequence_parallel) or all(tp == 1 for _, tp in job.degrees):
+    alone = all(tp == 1 for _, tp in job.degrees)
+    if "auto" not in (asked.slices, asked.sequence_parallel) or (alone and (base.cp == 1 or asked.slices != "auto")):
         return ()
-    parallel = (False, True) if asked.sequence_parallel == "auto" else (base.sequence_parallel,)
-    grid = [(p1, p2) for p1 in P1 for p2 in P2] if asked.slices == "auto" else [(base.p1, base.p2)]
+    both = asked.sequence_parallel == "auto" and not alone
+    parallel, columns = (False, True) if both else (base.sequence_parallel,), (1,) if alone else P2
+    grid = [(p1, p2) for p1 in P1 for p2 in columns] if asked.slices == "auto" else [(base.p1, base.p2)]
     every = [replace(base, p1=p1, p2=p2, sequence_parallel=sp) for sp in parallel for p1, p2 in grid]
     return tuple(one for one in every if _allowed(one, job, model, workload))
 

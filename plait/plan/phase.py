@@ -22,17 +22,18 @@ Size = tuple[int, int]
 
 
 class Run(NamedTuple):
-    """An op of a list. waits: what of its seconds attention waits for other ranks."""
+    """An op of a list."""
 
     seconds: float
-    waits: float = 0.0
 
 
 class Start(NamedTuple):
-    """A collective of a list, and which it is."""
+    """A collective of a list, and which it is. tier: the links of ranks that share sequences, if it is
+    theirs."""
 
     slot: int
     seconds: float
+    tier: int | None = None
 
 
 class Wait(NamedTuple):

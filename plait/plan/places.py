@@ -6,14 +6,14 @@ about them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plait.core.plan import Plan
 from plait.core.schedule import COMPUTE, Op
 from plait.core.segment_costs import Durations, SegmentCosts
-from plait.core.segments import Action, Phase, SegmentGraph
+from plait.core.segments import Action, Collective, Phase, SegmentGraph
 from plait.core.settings import ITEMSIZE
 from plait.core.sharding import Sharding, Unit, UnitAction, with_units
 from plait.core.stages import Stage
@@ -166,15 +166,22 @@ class PlaceLists:
         return Inside(programmes, [found[one.numel, one.whole] for one in place.units], rules)
 
     @cached_property
-    def _costs(self) -> tuple[SegmentCosts, Mapping[str, float]]:
-        """Of segment ops, and what of them attention waits."""
-        return self.prices.costs(self.place.index), self.prices.waiting(self.place.index)
+    def _costs(self) -> SegmentCosts:
+        """Of segment ops."""
+        return self.prices.costs(self.place.index)
+
+    def _tier(self, kind: Collective | None) -> int | None:
+        """The links of attention's collectives."""
+        strategy = self.place.strategy
+        ulysses = strategy.cp // strategy.ring
+        ways = {"all_to_all": (ulysses, strategy.tp), "rotate": (strategy.ring, strategy.tp * ulysses)}
+        return self.prices.tier(*ways[kind]) if kind in ways else None
 
     def _priced(self, at: int, listed: Listed) -> Programme:
         """One list."""
         place = self.place
-        costs, waiting = self._costs
-        durations = Durations(place.graph(at), costs, place.plan.largest_share(place.index))
+        graph = place.graph(at)
+        durations = Durations(graph, self._costs, place.plan.largest_share(place.index))
         numbers = {one.unit: number for number, one in enumerate(place.units)}
         slots: dict[object, int] = {}
         programme: list[Run | Start | Wait | UnitStep] = []
@@ -185,12 +192,10 @@ class PlaceLists:
                 continue
             verb, op = action
             if verb == "run":
-                seconds, key = durations.compute(op), f"{op.site}.{op.kind}"
-                share = waiting[key] / costs.compute[key] if waiting.get(key) else 0.0
-                programme.append(Run(seconds, seconds * share))
+                programme.append(Run(durations.compute(op)))
             elif verb == "start":
                 slots[op] = len(slots)
-                programme.append(Start(slots[op], durations.collective(op)))
+                programme.append(Start(slots[op], durations.collective(op), self._tier(graph.collective(op))))
             else:
                 programme.append(Wait(slots[op]))
         return programme

@@ -6,7 +6,6 @@ costs from shapes, whose proportions mean more than their seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +17,7 @@ from plait.core.segment_costs import BANDWIDTH, FLOPS, SegmentCosts, segment_cos
 from plait.core.segments import Collective
 from plait.core.stages import crossings
 from plait.plan import rates
-from plait.plan.costs import cluster_costs, sequence_costs
+from plait.plan.costs import cluster_costs
 from plait.plan.traffic import ring_bytes
 
 OPTIMIZER_BYTES, FLOPS_A_BYTE = 40, 4
@@ -55,10 +54,6 @@ class Prices(Protocol):
 
     def costs(self, place: int) -> SegmentCosts:
         """Of the segment ops of a place."""
-        ...
-
-    def waiting(self, place: int) -> Mapping[str, float]:
-        """What of these costs attention waits for other ranks."""
         ...
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
@@ -119,20 +114,7 @@ class ClusterPrices:
         )
         if self.pace == 1.0:
             return found
-        waiting = self.waiting(place)
-        return replace(
-            found,
-            compute={
-                key: waiting.get(key, 0.0) + (seconds - waiting.get(key, 0.0)) * self.pace
-                for key, seconds in found.compute.items()
-            },
-        )
-
-    def waiting(self, place: int) -> Mapping[str, float]:
-        plan = self.plan
-        return sequence_costs(
-            plan.model, plan.strategy_of(place), self._load(place), self.cluster, precision=plan.workload.precision
-        )
+        return replace(found, compute={key: seconds * self.pace for key, seconds in found.compute.items()})
 
     def _load(self, place: int) -> Load:
         return Load(self.plan.largest_share(place), self.plan.workload.sequence)
@@ -181,9 +163,6 @@ class PlanPrices:
 
     def costs(self, place: int) -> SegmentCosts:
         return order_costs(self.plan, place)
-
-    def waiting(self, place: int) -> Mapping[str, float]:
-        return {}
 
     def collective(self, kind: Collective, nbytes: float, ranks: int, stride: int) -> float:
         return ring_bytes(kind, int(nbytes), ranks) / BANDWIDTH

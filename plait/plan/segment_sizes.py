@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.core.attention_ops import AttentionTraffic
 from plait.core.model import ModelSpec
 from plait.core.segments import SegmentGraph, SegmentOp
 from plait.core.strategy import Strategy, slice_sizes
@@ -56,27 +57,34 @@ class Sizes:
         row = self.rows(op) * self.itemsize
         return [core(self, row, op) for core in {"attn": [_attention], "mlp": [_mlp]}.get(op.site, [_attention, _mlp])]
 
+    def shared(self, op: SegmentOp) -> Shared:
+        """What attention makes that other ranks have a part in."""
+        return Shared.of(self, op)
+
+    def larger(self, a: int, b: int) -> int:
+        """Of two sizes."""
+        return max(a, b)
+
 
 @dataclass(frozen=True)
 class Core:
     """Bytes. z: of the first weight's output; o: of the second's input; saved: kept by autograd besides;
-    forward, backward: working sets beyond all these and the gradients of z and o. memo: kept although the
-    core runs again. cheap: whether selective recomputation runs it again."""
+    forward, backward: working sets beyond all these and the gradients of z and o. cheap: whether selective
+    recomputation runs it again. Of attention that ranks share, only z counts: the rest is ``Shared``."""
 
     z: int
     o: int
     saved: int
     forward: int
     backward: int
-    memo: int
     cheap: bool
 
 
 def _mlp(sizes: Sizes, row: int, _op: SegmentOp) -> Core:
     inner = row * sizes.spec.ffn_hidden // sizes.strategy.tp
     if sizes.spec.gated:  # keeps the gate's activation
-        return Core(2 * inner, inner, inner, 0, inner, 0, True)
-    return Core(inner, inner, 0, 0, 0, 0, True)
+        return Core(2 * inner, inner, inner, 0, inner, True)
+    return Core(inner, inner, 0, 0, 0, True)
 
 
 def _attention(sizes: Sizes, row: int, op: SegmentOp) -> Core:
@@ -84,24 +92,52 @@ def _attention(sizes: Sizes, row: int, op: SegmentOp) -> Core:
     heads, kv_heads = spec.num_heads // strategy.tp, max(1, spec.num_kv_heads // strategy.tp)
     q, kv = row * heads * spec.head_size, row * kv_heads * spec.head_size
     lse = sizes.rows(op) * heads * max(MASTER, sizes.itemsize)
-    ulysses = strategy.cp // strategy.ring
     grouped = heads != kv_heads
-    saved, forward, backward, memo = lse, 0, q + 2 * kv, 0
+    saved, forward, backward = lse, 0, q + 2 * kv
     if spec.family == "llama":  # rotated queries and keys
         forward, backward = 2 * q, backward + 2 * q
-        saved += q + (0 if grouped and strategy.ring == 1 else kv) if ulysses == 1 else 0
-        saved += (
-            2 * sizes.tokens * spec.head_size * sizes.itemsize if strategy.cp > 1 else 0
-        )  # the tables of scattered positions
-    if ulysses > 1:  # what came from the others, and attention's output before it went back
-        together = q + 2 * max(kv, q * ulysses // heads if kv_heads < ulysses else 0)
-        saved, forward = saved + together + q, forward + together
-    if strategy.ring > 1:
-        memo, forward = q + lse, forward + 2 * q + 4 * kv
-        # Gradient of the queries; the block here, the one that comes, and the gradients of both; what one
-        # block gives. Where query heads share keys and values, these and their gradients for every query
-        # head.
-        backward += q + (6 if strategy.ring == 2 else 8) * kv - 2 * kv + 4 * q * grouped
-    elif grouped:
+        saved += q + (0 if grouped else kv)
+    if grouped:
         saved, backward = saved + 2 * q, backward + 2 * q
-    return Core(q + 2 * kv, q, saved, forward, backward, memo, False)
+    return Core(q + 2 * kv, q, saved, forward, backward, False)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Bytes of attention that ranks share. first: of the first weight's output; query: of queries, and of
+    what attention gives; there, block: as ``AttentionTraffic``; lse: log-sum-exp. turned: rotated queries and
+    keys; turning: working set of rotating queries, with the
+    tables of scattered positions. expanded: keys and values for every query head, where kernels
+    want that."""
+
+    first: int
+    query: int
+    there: int
+    block: int
+    lse: int
+    turned: int
+    turning: int
+    tables: int
+    expanded: int
+
+    @staticmethod
+    def of(sizes: Sizes, op: SegmentOp) -> Shared:
+        """Of one slice."""
+        spec, strategy, rows = sizes.spec, sizes.strategy, sizes.rows(op)
+        row = rows * sizes.itemsize
+        heads, kv_heads = spec.num_heads // strategy.tp, max(1, spec.num_kv_heads // strategy.tp)
+        query, kv = row * heads * spec.head_size, row * kv_heads * spec.head_size
+        held, ulysses = AttentionTraffic.of(spec, strategy, row), strategy.cp // strategy.ring
+        rotary = spec.family == "llama"
+        tables = 2 * sizes.tokens * spec.head_size * sizes.itemsize
+        return Shared(
+            first=query + 2 * kv,
+            query=query,
+            there=held.there,
+            block=held.block,
+            lse=rows * heads * max(MASTER, sizes.itemsize),
+            turned=(query + kv) * rotary,
+            turning=(3 * query + tables) * rotary,
+            tables=tables * rotary,
+            expanded=2 * query * (heads // ulysses != max(1, kv_heads // ulysses)),
+        )

@@ -221,7 +221,7 @@ class _Known:
     def choices(self, cell: Cell, coarse: Coarseness) -> dict[tuple[str, ...], list[Choice]]:
         """Columns that go together, and their values."""
         return {
-            ("micro", "num_micro", "overlap", "p1", "p2"): self.batches(cell.dp, cell.tp, coarse),
+            ("micro", "num_micro", "overlap", "p1", "p2"): self.batches(cell.dp, cell.tp, cell.cp, coarse),
             ("schedule", "virtual"): self.schedules(cell.pp, coarse.deep),
             ("params", "grads", "optim", "secondary"): self.shardings(cell.replicas, cell.tp, coarse.factors),
             ("shard_overlap",): self.overlaps,
@@ -229,7 +229,7 @@ class _Known:
         }
 
 
-def _batches(asked: SearchRequest, dp: int, tp: int, coarse: Coarseness) -> list[Choice]:
+def _batches(asked: SearchRequest, dp: int, tp: int, cp: int, coarse: Coarseness) -> list[Choice]:
     """Micro-batches, and their slices."""
     each = asked.global_batch // dp
     micro = [m for m in _divisors(each) if m <= LARGEST_MICRO and (coarse.odd or (m & (m - 1) == 0 and m <= 16))]
@@ -237,7 +237,7 @@ def _batches(asked: SearchRequest, dp: int, tp: int, coarse: Coarseness) -> list
     found = list[Choice]()
     for size in asked.among("micro", micro):
         if each % size == 0 and asked.allows("num_micro", each // size):
-            found += [(size, each // size, *slices) for slices in _slices(asked, tp, coarse) if slices[1] <= size]
+            found += [(size, each // size, *slices) for slices in _slices(asked, tp, cp, coarse) if slices[1] <= size]
     return found
 
 
@@ -296,11 +296,12 @@ def factors(replicas: int, local: int, *, few: bool = False) -> tuple[int, ...]:
     return tuple(sorted({*inside, *between, replicas}))
 
 
-def _slices(asked: SearchRequest, tp: int, coarse: Coarseness) -> list[Choice]:
+def _slices(asked: SearchRequest, tp: int, cp: int, coarse: Coarseness) -> list[Choice]:
     """Overlap, p1 and p2: where nothing is sent there is nothing to hide; only Domino has slices. Routed
     tokens are not sliced."""
     overlaps, tp = asked.among("overlap", [OVERLAPS.index("domino")]), 1 if asked.model.experts else tp
-    p1 = asked.among("p1", ((1, 2, 4, 8) if coarse.slices else (1, 2, 4)) if tp > 1 else (1,))
+    sends = (tp > 1 or cp > 1) and not asked.model.experts
+    p1 = asked.among("p1", ((1, 2, 4, 8) if coarse.slices else (1, 2, 4)) if sends else (1,))
     p2 = asked.among("p2", (1, 2) if tp > 1 and coarse.slices else (1,))
     found = [one for one in product(overlaps, p1, p2) if asked.model.hidden % one[2] == 0]
     sliced = OVERLAPS.index("domino")

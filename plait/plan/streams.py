@@ -13,22 +13,25 @@ from collections.abc import Iterable
 
 TP, DP = 0, 1
 """The streams."""
+CP = 2
+"""What attention exchanges with ranks that share its sequences: on the stream of tensor parallelism, and
+accounted for by itself."""
 
 
 class Flight:
     """A collective under way. left: seconds that it still needs of links it has for itself. tier: which
-    links. began, ended: when, None as long as it has not."""
+    links. account: whom it costs seconds. began, ended: when, None as long as it has not."""
 
-    __slots__ = ("began", "ended", "left", "tier")
+    __slots__ = ("account", "began", "ended", "left", "tier")
 
-    def __init__(self, left: float, tier: int) -> None:
-        self.left, self.tier = left, tier
+    def __init__(self, left: float, tier: int, account: int = DP) -> None:
+        self.left, self.tier, self.account = left, tier, account
         self.began: float | None = None
         self.ended: float | None = None
 
 
 class Rank:
-    """``now``: its clock. spent: seconds of computation as if it were alone, and what each stream added to
+    """``now``: its clock. spent: seconds of computation as if it were alone, and what each account added to
     them: waiting for it, or being slowed down by it. pending: what the stream ``dp`` has to carry from the
     start."""
 
@@ -37,11 +40,11 @@ class Rank:
         self.slow_compute, self.slow_send = slow
         self.queues: tuple[deque[Flight], deque[Flight]] = (deque(), deque(pending))
         self.compute_seconds = 0.0
-        self.exposed = [0.0, 0.0]
+        self.exposed = [0.0, 0.0, 0.0]
 
-    def start(self, stream: int, seconds: float, tier: int) -> Flight:
-        """Hand a collective to a stream."""
-        flight, queue = Flight(seconds, tier), self.queues[stream]
+    def start(self, stream: int, seconds: float, tier: int, account: int | None = None) -> Flight:
+        """Hand a collective to a stream. account: if it is not the stream's own."""
+        flight, queue = Flight(seconds, tier, stream if account is None else account), self.queues[stream]
         if not queue:
             flight.began = self.now
         queue.append(flight)
@@ -64,14 +67,14 @@ class Rank:
             self._land(head)
         self.now += work
 
-    def wait(self, flight: Flight, stream: int) -> None:
+    def wait(self, flight: Flight) -> None:
         """Stand still until a collective is over."""
         begin = self.now
         while flight.ended is None:
             pace, head = self._pace(), self._next()
             self._flow(head[0].left / pace, pace)
             self._land(head)
-        self.exposed[stream] += self.now - begin
+        self.exposed[flight.account] += self.now - begin
 
     def _pace(self) -> float:
         """Of collectives, where computation does not disturb them."""
@@ -96,6 +99,6 @@ class Rank:
 
     def _account(self, lost: float) -> None:
         """To the streams that slow the processor down."""
-        running = [stream for stream in (TP, DP) if self.queues[stream]]
-        for stream in running:
-            self.exposed[stream] += lost / len(running)
+        running = [queue[0].account for queue in self.queues if queue]
+        for account in running:
+            self.exposed[account] += lost / len(running)

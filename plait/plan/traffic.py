@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plait.core.attention_ops import AttentionTraffic
 from plait.core.model import ModelSpec
-from plait.core.segments import LAYERS, Collective, SegmentGraph, SegmentOp
+from plait.core.segments import Collective, SegmentGraph, SegmentOp
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy, slice_sizes
 
@@ -58,7 +59,15 @@ class SegmentTraffic:
     def sent(self, op: SegmentOp) -> int:
         """Bytes that a rank sends for an op's collective; 0 if it has none."""
         kind = self.graph.collective(op)
+        if kind in ("all_to_all", "rotate"):
+            held, ulysses = self.exchanged(op), self.strategy.cp // self.strategy.ring
+            return held if kind == "rotate" else ring_bytes(kind, held, ulysses)
         return ring_bytes(kind, self.whole(op), self.strategy.tp) if kind else 0
+
+    def exchanged(self, op: SegmentOp) -> int:
+        """Bytes that a rank holds of what it exchanges after an op of attention."""
+        row = self.tokens(op) * self.itemsize
+        return AttentionTraffic.of(self.model, self.strategy, row).of_kind(op.kind)
 
 
 def micro_batch_bytes(
@@ -85,17 +94,8 @@ def micro_batch_bytes(
         sequence=sequence // strategy.cp, itemsize=itemsize, loss_itemsize=loss_itemsize,
     )  # fmt: skip
     for op in graph.ops():
-        sent["rows" if op.site == "embed" and op.kind == "R" else "tp"] += traffic.sent(op)
-        if op.site in LAYERS and op.kind == "F" and op.site != "mlp":
-            again = graph.again(op.site, op.layer)
-            sent.update(
-                _attention(
-                    model,
-                    strategy,
-                    traffic.tokens(op) * itemsize,
-                    repeats="A" in again and graph.recompute == "full",
-                )
-            )
+        axis = {"all_to_all": "ulysses", "rotate": "ring"}.get(graph.collective(op) or "", "tp")
+        sent["rows" if op.site == "embed" and op.kind == "R" else axis] += traffic.sent(op)
     return dict(sent)
 
 
@@ -113,34 +113,3 @@ def replicated_numbers(model: ModelSpec, strategy: Strategy, stage: Stage) -> in
         sublayers = 1 if model.parallel_block else 2
         numbers += len(stage.layers) * sublayers * (norm + model.hidden * model.has_bias)
     return numbers
-
-
-@dataclass(frozen=True)
-class AttentionTraffic:
-    """Bytes that a rank holds of what attention exchanges with the ranks that share its sequences.
-
-    there: queries, keys and values before an all-to-all over the Ulysses group; back: attention's output.
-    block: keys and values that go round the ring.
-    """
-
-    there: int
-    back: int
-    block: int
-
-    @staticmethod
-    def of(model: ModelSpec, strategy: Strategy, row: int) -> AttentionTraffic:
-        """row: bytes of one number for each token of a rank."""
-        ulysses = strategy.cp // strategy.ring
-        heads, kv_heads = model.num_heads // strategy.tp, max(1, model.num_kv_heads // strategy.tp)
-        each = max(1, kv_heads // ulysses) * ulysses
-        # Round the ring go the heads that this rank attends to, of the tokens that its Ulysses group has.
-        size = row * model.head_size
-        return AttentionTraffic(size * (heads + 2 * each), size * heads, 2 * size * each)
-
-
-def _attention(model: ModelSpec, strategy: Strategy, row: int, *, repeats: bool) -> dict[str, int]:
-    """Of one attention core, forward and backward: keys and values, then also gradients. row: bytes of one
-    number for each token."""
-    held, ulysses = AttentionTraffic.of(model, strategy, row), strategy.cp // strategy.ring
-    exchanged = held.there * (ulysses - 1) // ulysses + held.back * (ulysses - 1) // ulysses
-    return {"ulysses": exchanged * (3 if repeats else 2), "ring": held.block * (strategy.ring - 1) * 3}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core.attention_ops import SharedAttention
 from plait.core.errors import ScheduleError
 from plait.core.overlap import domino_order, segment_order
 from plait.core.segment_costs import SegmentCosts, makespan, simulate
@@ -29,12 +30,13 @@ graphs = st.builds(
     recompute=st.sampled_from(("none", "selective", "full")),
     recomputed=st.sampled_from((None, 0, 1)),
     parallel_block=st.booleans(),
+    attention=st.sampled_from((None, *(SharedAttention(*each) for each in ((2, 1), (1, 2), (2, 2), (1, 4))))),
 )
 seconds = st.floats(0, 1)
 costs = st.builds(
     lambda *c: SegmentCosts(
-        {f"{site}.{kind}": c[0] for site in ("attn", "mlp") for kind in "FRDCW"},
-        {f"{site}.{kind}": c[1] for site in ("attn", "mlp") for kind in "RC"},
+        {f"{site}.{kind}": c[0] for site in ("attn", "mlp") for kind in "FKRDGCW"},
+        {f"{site}.{kind}": c[1] for site in ("attn", "mlp") for kind in "FTKRDSGHEC"},
         c[2],
     ),
     seconds, seconds, seconds,
@@ -124,7 +126,35 @@ def test_a_broken_list_is_refused(break_it, words: str) -> None:
         check(graph, break_it(sync_order(graph)))
 
 
-@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.X0", "=attn3.F0", "attn3.F", "attn3.F0."])
+@pytest.mark.parametrize("word", ["attn.F0", "embed3.R0", "attn3.Q0", "=attn3.F0", "attn3.F", "attn3.F0."])
 def test_what_is_no_action_is_refused(word: str) -> None:
     with pytest.raises(ScheduleError, match="is not a segment action"):
         parse(f"embed.R0 {word}")
+
+
+@pytest.mark.parametrize(("ulysses", "ring"), [(2, 1), (1, 2), (2, 2), (1, 4)])
+def test_attention_that_is_shared_hides_its_collectives_behind_other_slices(ulysses: int, ring: int) -> None:
+    shared = SharedAttention(ulysses, ring)
+    one, two = (SegmentGraph(num_layers=4, p1=p1, communicates=False, attention=shared) for p1 in (1, 2))
+    compute = {f"{site}.{kind}": 1.0 for site in ("attn", "mlp") for kind in "FKRDGCW"}
+    costs = SegmentCosts(compute, {f"attn.{kind}": 0.5 for kind in "FTKDSGHE"})
+    exposed = [
+        sum(placed.end - placed.start for placed in simulate(graph, order, costs, 8) if placed.action.verb == "wait")
+        for graph, order in ((one, sync_order(one)), (two, domino_order(two, costs, 8)))
+    ]
+    assert exposed[1] < 0.25 * exposed[0]
+
+
+def test_no_more_than_two_blocks_of_a_ring_are_there_beside_the_own() -> None:
+    graph = SegmentGraph(num_layers=1, p1=2, communicates=False, attention=SharedAttention(1, 8))
+    costs = SegmentCosts({"attn.K": 1.0, "attn.G": 2.0, "mlp.W": 5.0}, {"attn.T": 0.1, "attn.S": 0.1, "attn.H": 0.1})
+    for rotation, kernel, most in (("T", "K", 1), ("S", "G", 2)):  # the own block is done first; last
+        for number in range(2):
+            sent = done = 0
+            for verb, op in domino_order(graph, costs, 8):
+                if op.slice != number or op.site != "attn" or verb == "wait":
+                    continue
+                sent += op.kind == rotation and verb == "start"
+                done += op.kind == kernel and verb == "run"
+                assert sent - done <= most
+            assert sent == 7 and done == 8

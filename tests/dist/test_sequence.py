@@ -12,10 +12,15 @@ from torch import Tensor
 
 from plait.core.layout import SequenceCut
 from plait.core.model import ModelSpec
+from plait.core.segments import SegmentGraph
 from plait.core.sharding import Sharding
-from plait.core.strategy import Recompute
-from plait.train.comm.wire import open_wire
-from plait.train.model.sequence import ring_attention, to_heads, to_tokens
+from plait.core.stages import Stage
+from plait.core.strategy import Recompute, Strategy
+from plait.train.comm.wire import NullWire, Wire, open_wire
+from plait.train.engine.attention import SharedCore
+from plait.train.model.basics import SliceContext
+from plait.train.model.sequence import SequenceGroup
+from plait.train.model.sublayers import Attention
 from tests.dist import pipelining
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
 from tests.ranks import Ranks
@@ -28,34 +33,65 @@ NO_CORE_DROPOUT = replace(SMALL_GPT, attention_dropout=0.0)
 
 
 def attention_error(_rank: int, cut: SequenceCut, kv_heads: int) -> float:
-    """Largest difference, output and gradients, between shared attention and plain attention over the whole
-    sequence."""
+    """Largest difference, output and gradients, between shared attention, op by op, and plain attention over
+    the whole sequence."""
     generator = torch.Generator().manual_seed(0)
-    tokens, heads = 16, 4
+    tokens, heads, size = 16, 4, 8
     q, k, v, g = (
-        torch.randn(tokens, 2, n, 8, generator=generator, dtype=torch.float64)
+        torch.randn(tokens, 2, n, size, generator=generator, dtype=torch.float64)
         for n in (heads, kv_heads, kv_heads, heads)
     )
     for tensor in (q, k, v):
         tensor.requires_grad_()
     wire = open_wire("gloo")
     own = torch.cat([torch.arange(run.start, run.stop) for run in cut.tokens(tokens, wire.rank)])
-    mine = [tensor[own].detach().requires_grad_() for tensor in (q, k, v)]
-    if cut.ring == 1:
-        parts = [part.permute(1, 2, 0, 3) for part in to_heads(mine[0], mine[1], mine[2], wire)]
-        group = parts[0].shape[1] // parts[1].shape[1]
-        parts[1:] = [part.repeat_interleave(group, dim=1) for part in parts[1:]]
-        a, b, c = parts
-        out = to_tokens(F.scaled_dot_product_attention(a, b, c, is_causal=True).permute(2, 0, 1, 3), wire)
-    else:
-        a, b, c = (part.permute(1, 2, 0, 3) for part in mine)
-        out = ring_attention(a, b, c, wire).permute(2, 0, 1, 3)
-    out.backward(g[own])
-    x, y, z = (part.permute(1, 2, 0, 3).repeat_interleave(heads // part.shape[2], dim=1) for part in (q, k, v))
-    whole = F.scaled_dot_product_attention(x, y, z, is_causal=True).permute(2, 0, 1, 3)
+    strategy = Strategy(cp=cut.cp, ring=cut.ring)
+    spec = replace(
+        LLAMA, num_heads=heads, num_kv_heads=kv_heads, hidden=heads * size, head_size=size, max_sequence=tokens
+    )
+    group = SequenceGroup(wire, NullWire()) if cut.ring == 1 else SequenceGroup(NullWire(), wire)
+    attention = Attention(spec, 0, strategy, 0, None, group)
+    attention.row.weight = torch.nn.Parameter(torch.eye(heads * size, dtype=torch.float64))
+    z = torch.cat([tensor[own].detach() for tensor in (q, k, v)], dim=2).flatten(2)
+    out, g_z = run_shared(attention, strategy, wire, z, g[own])
+    x, y, t = (part.permute(1, 2, 0, 3).repeat_interleave(heads // part.shape[2], dim=1) for part in (q, k, v))
+    whole = F.scaled_dot_product_attention(x, y, t, is_causal=True).permute(2, 0, 1, 3)
     whole.backward(g)
-    pairs = [(out, whole), *((a.grad, b.grad) for a, b in zip(mine, (q, k, v), strict=True))]
-    return max(float((found - _present(want)[own]).abs().max()) for found, want in pairs if found is not None)
+    wanted = torch.cat([_present(tensor.grad)[own] for tensor in (q, k, v)], dim=2)
+    pairs = [(out, whole[own]), (g_z, wanted)]
+    return max(float((found - want.reshape(found.shape)).abs().max()) for found, want in pairs)
+
+
+def run_shared(
+    attention: Attention, strategy: Strategy, wire: Wire, z: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention of z and the gradient of z, by the ops of a list in their plain order."""
+    graph = SegmentGraph.of(replace(attention.spec, num_layers=1), strategy, Stage(0, 1, 0, 1))
+    context = SliceContext(torch.arange(z.shape[1]), torch.arange(z.shape[0]), None)
+    core, out = SharedCore(attention, False, context, True), torch.empty(0)
+    core.z = z
+    in_parts = {"T": core.turn, "K": core.attend, "S": core.turn_back, "G": core.block_gradient, "H": core.hand_on}
+    with torch.no_grad():
+        for op in graph.ops():
+            match op.site, op.kind:
+                case "attn", "F":
+                    core.activate(context, train=True)
+                case "attn", "R":
+                    core.arrive()
+                    out = core.o
+                case "attn", "D":
+                    core.back(gradient.flatten(2).flatten(0, 1))
+                case "attn", "E":
+                    core.send_gradients()
+                case "attn", "Z":
+                    core.finish()
+                case "attn", kind if kind in in_parts:
+                    in_parts[kind](op.part)
+            if kind := graph.collective(op):
+                rotates = core.rotate_gradient() if op.kind == "H" else None
+                rotates = core.rotate_block(op.part) if op.kind in "TS" else rotates
+                wire.start(kind, *(rotates or core.exchange())).wait()
+    return out, core.g_z
 
 
 def _present(tensor: Tensor | None) -> Tensor:

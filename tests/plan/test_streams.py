@@ -18,7 +18,7 @@ def test_two_side_by_side_end_when_the_formula_says(compute: float, sent: float,
     rank = Rank((slow, other))
     flight = rank.start(TP, sent, 0)
     rank.compute(compute)
-    rank.wait(flight, TP)
+    rank.wait(flight)
     machine = cluster(slow_computation=slow, slow_communication=other)
     assert rank.now == pytest.approx(float(together(machine, compute, sent)))
     assert rank.compute_seconds + sum(rank.exposed) == pytest.approx(rank.now)
@@ -29,8 +29,8 @@ def test_streams_share_links_of_one_tier_and_no_others(one: float, other: float)
     for tier, want in ((0, one + other), (1, max(one, other))):
         rank = Rank((1.0, 1.0))
         flights = rank.start(TP, one, 0), rank.start(DP, other, tier)
-        rank.wait(flights[0], TP)
-        rank.wait(flights[1], DP)
+        rank.wait(flights[0])
+        rank.wait(flights[1])
         assert rank.now == pytest.approx(want)
 
 
@@ -42,10 +42,10 @@ def test_a_stream_carries_one_at_a_time_in_order(actions: list[tuple[int, float]
             rank.compute(seconds)
         else:
             flights[stream].append((rank.start(stream, seconds, 0), rank.now))
-    for stream, own in enumerate(flights):
+    for own in flights:
         before = 0.0
         for flight, started in own:
-            rank.wait(flight, stream)
+            rank.wait(flight)
             assert flight.began == pytest.approx(max(started, before))
             before = flight.ended
     assert rank.compute_seconds + sum(rank.exposed) == pytest.approx(rank.now)

@@ -19,7 +19,7 @@ from torch import Tensor
 from plait.core.overlap import Load, SegmentLists, segment_lists
 from plait.core.ring import Kind as Entry
 from plait.core.segment_lists import check
-from plait.core.segments import Action, Kind, Phase, SegmentOp
+from plait.core.segments import Action, Collective, Kind, Phase, SegmentOp
 from plait.core.sharding import UnitAction, UnitOp, with_units
 from plait.core.strategy import Strategy
 from plait.train.comm.flight import LoggedWire
@@ -33,6 +33,7 @@ from plait.train.engine.vocabulary import Head
 from plait.train.machine.device import Device
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.kernels import EAGER, Kernels
+from plait.train.model.sublayers import Attention
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 
@@ -172,8 +173,9 @@ class SegmentExecutor:
 
     def _start(self, op: SegmentOp, *, awaited: bool) -> Callable[[Turn], object]:
         """Start an op's collective. awaited: at once."""
-        collective, wire = self.graph.collective(op), self.wire
+        collective = self.graph.collective(op)
         assert collective is not None, f"{op} has no collective"
+        wire = self._wire(op, collective)
         if isinstance(wire, LoggedWire):
             wire = wire.named(op, watched=not awaited)
         owner = op
@@ -188,6 +190,15 @@ class SegmentExecutor:
             turn.handles[op] = wire.start(collective, result, source)
 
         return start
+
+    def _wire(self, op: SegmentOp, collective: Collective) -> Wire:
+        """Over which an op's collective goes: of those who share a sequence, or of tensor parallelism."""
+        if collective not in ("all_to_all", "rotate"):
+            return self.wire
+        attention = self.model.sublayers[op.site, op.layer].branches[0]
+        assert isinstance(attention, Attention)
+        wire = attention.sequence.ulysses if collective == "all_to_all" else attention.sequence.ring
+        return NullWire(wire.size, wire.rank) if self.strategy.overlap == "none" else wire
 
     def _unit(self, op: UnitOp) -> Callable[[Turn], object]:
         shards = self.shards

@@ -7,59 +7,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from plait.train.engine.segment import (
-    Adding,
-    Buffers,
-    Normed,
-    RunParts,
-    Runs,
-    SendParts,
-    Sends,
-    shard_of,
-)
+from plait.train.engine.attention import SharedCore
+from plait.train.engine.cores import Core
+from plait.train.engine.segment import Adding, Buffers, Normed, RunParts, Runs, SendParts, Sends, shard_of
 from plait.train.model import sublayers
-from plait.train.model.basics import SliceContext
-from plait.train.model.kernels import Summands, gradients_of
+from plait.train.model.kernels import Summands
 from plait.train.model.sublayers import ParallelBlock
-
-
-@dataclass(eq=False, repr=False)
-class Core:
-    """Between a first and a second weight: what one core reads and makes, [S, b, ...]; o and gradients are [S
-    * b, ...].
-
-    repeats: whether op A runs it again.
-    """
-
-    module: sublayers.Sublayer
-    repeats: bool
-    z: Tensor = field(init=False)
-    o: Tensor = field(init=False)
-    o_graph: Tensor = field(init=False)  # o with what autograd knows of it, where it will be asked
-    g_z: Tensor = field(init=False)
-    kept: list[Tensor] | None = None  # what a core that runs again keeps of what it needed other ranks for
-
-    def project(self, full: Tensor) -> None:
-        """The first weight."""
-        self.z = linear(full, self.module.column.weight, self.module.column.bias)
-
-    def activate(self, context: SliceContext, *, train: bool) -> None:
-        """The core itself."""
-        with torch.set_grad_enabled(train):
-            o = self.module.core(self.z.requires_grad_(train), context, self.kept)
-        if train:
-            self.o_graph = o
-        self.o = o.detach().flatten(0, 1)
-
-    def back(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of z from that of the output; gives it and o, and forgets what it needed."""
-        g_o = (gradient @ self.module.row.weight).view(self.o_graph.shape)
-        (g_z,) = gradients_of(self.o_graph, [self.z], g_o)
-        self.g_z, o = g_z.flatten(0, 1), self.o
-        del self.z, self.o, self.o_graph
-        return self.g_z, o
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -71,18 +25,29 @@ class Sublayer(Normed, Adding):
     operands: dict[int, tuple[Tensor, Tensor]] = field(init=False)  # by part: what W multiplies
     g_h: Tensor = field(init=False)  # gradient of the residual stream that leaves
 
+    def _core(self, branch: sublayers.Sublayer, *, repeats: bool) -> Core:
+        if isinstance(branch, sublayers.Attention) and self.shared.graph.attention:
+            return SharedCore(branch, repeats, self.context, self.shared.graph.backward)
+        return Core(branch, repeats)
+
+    @property
+    def _shared_core(self) -> SharedCore:
+        """Attention's, where other ranks have a part in it."""
+        core = self.cores[0]
+        assert isinstance(core, SharedCore)
+        return core
+
     def forward(self) -> None:
         """F: first weight and core."""
         graph = self.shared.graph
         again, full = "A" in self.again, graph.recompute == "full"
-        self.cores = [Core(branch, again and (branch.cheap or full)) for branch in self.module.branches]
+        self.cores = [self._core(branch, repeats=again and (branch.cheap or full)) for branch in self.module.branches]
         for core in self.cores:
             core.project(self.full)
         for core in self.cores:
-            core.kept = [] if core.repeats else None
             core.activate(self.context, train=graph.backward and not core.repeats)
             if not graph.backward or (core.repeats and full):
-                del core.z
+                core.forget_first()
         if not graph.backward or "M" in self.again:
             del self.n, self.full, self.statistics
 
@@ -94,6 +59,8 @@ class Sublayer(Normed, Adding):
         if part == 0:
             self.y_partial = weights[0].new_empty((parts, *self.shape, width))
             self.y = self.y_partial
+            for core in self.cores:
+                core.arrive()
         out = self.y_partial[part].view(-1, width)
         for number, (core, weight) in enumerate(zip(self.cores, weights, strict=True)):
             columns = weight[part * width : (part + 1) * width].t()
@@ -126,16 +93,17 @@ class Sublayer(Normed, Adding):
         for core in self.cores:
             if core.repeats:
                 core.activate(self.context, train=True)
-                core.kept = None
 
     def core_gradient(self) -> None:
         """D: back through second weights and cores."""
         gradient, inputs = self._output_gradient(), self.full.flatten(0, 1)
         self.operands = {}
         for number, core in enumerate(self.cores):
-            g_z, o = core.back(gradient)
-            self.operands |= {2 * number: (gradient, o), 2 * number + 1: (g_z, inputs)}
-        del self.full
+            self.operands[2 * number] = gradient, core.back(gradient)
+            if not isinstance(core, SharedCore):
+                self.operands[2 * number + 1] = core.g_z, inputs
+        if not isinstance(self.cores[0], SharedCore):
+            del self.full
 
     def input_gradient(self, part: int) -> None:
         """C: back through first weights."""
@@ -162,14 +130,75 @@ class Sublayer(Normed, Adding):
         self._take_gradient(self.module.join_gradient(gradient, self.context))
         self.g_h = gradient
 
+    # ---- attention that is shared: its ops are the core's ----
+
+    def core_once_more(self) -> None:
+        """X."""
+        self._shared_core.again()
+
+    def turn(self, part: int) -> None:
+        """T."""
+        self._shared_core.turn(part)
+
+    def attend(self, part: int) -> None:
+        """K."""
+        self._shared_core.attend(part)
+
+    def turn_back(self, part: int) -> None:
+        """S."""
+        self._shared_core.turn_back(part)
+
+    def block_gradient(self, part: int) -> None:
+        """G."""
+        self._shared_core.block_gradient(part)
+
+    def hand_on(self, part: int) -> None:
+        """H."""
+        self._shared_core.hand_on(part)
+
+    def send_gradients(self) -> None:
+        """E."""
+        self._shared_core.send_gradients()
+
+    def first_gradient(self) -> None:
+        """Z."""
+        core = self._shared_core
+        core.finish()
+        self.operands[1] = core.g_z, self.full.flatten(0, 1)
+        del self.full
+
+    def exchange(self, _part: int = 0) -> Buffers:
+        """After F, A, K, X, D, G and E."""
+        return self._shared_core.exchange()
+
+    def rotate_block(self, part: int) -> Buffers:
+        """After T and S."""
+        return self._shared_core.rotate_block(part)
+
+    def rotate_gradient(self, _part: int) -> Buffers:
+        """After H."""
+        return self._shared_core.rotate_gradient()
+
     runs: ClassVar[Runs] = {
         "N": Normed.take_in,
         "F": forward,
         "M": Normed.normalise_again,
         "A": core_again,
+        "X": core_once_more,
         "D": core_gradient,
+        "E": send_gradients,
+        "Z": first_gradient,
         "J": leave_gradient,
     }
-    run_parts: ClassVar[RunParts] = {"R": row, "C": input_gradient, "W": weight_gradient}
-    sends: ClassVar[Sends] = {"N": Normed.gather_norm, "M": Normed.gather_norm, "J": Adding.gather_gradient}
-    send_parts: ClassVar[SendParts] = {"R": reduce_row, "C": Normed.reduce_input_gradient}
+    run_parts: ClassVar[RunParts] = {
+        "T": turn, "K": attend, "R": row, "S": turn_back, "G": block_gradient, "H": hand_on,
+        "C": input_gradient, "W": weight_gradient,
+    }  # fmt: skip
+    sends: ClassVar[Sends] = {
+        "N": Normed.gather_norm, "M": Normed.gather_norm, "J": Adding.gather_gradient,
+        **dict.fromkeys(("F", "A", "X", "D", "E"), exchange),
+    }  # fmt: skip
+    send_parts: ClassVar[SendParts] = {
+        "R": reduce_row, "C": Normed.reduce_input_gradient, "K": exchange, "G": exchange,
+        "T": rotate_block, "S": rotate_block, "H": rotate_gradient,
+    }  # fmt: skip

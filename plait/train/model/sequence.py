@@ -1,8 +1,9 @@
 """Attention over a sequence that several ranks share: Ulysses all-to-all (SP-2), ring attention (SP-3), and
 one inside the other.
 
-Every rank of a sequence-parallel group holds some tokens of every sample (``plait.core.layout.token_ranges``)
-and computes everything but attention on them alone.
+The mathematics alone; what travels, and when, is the segment list's (``plait.core.attention_ops``,
+``plait.train.engine.attention``). Every rank of a sequence-parallel group holds some tokens of every sample
+(``plait.core.layout.SequenceCut``) and computes everything but attention on them alone.
 
 Ulysses (arXiv 2309.14509): tokens of this rank's part, all heads -> tokens of all parts, some heads;
 attention; and back. Where key/value heads are fewer than ranks, a head goes to all the ranks whose query
@@ -20,12 +21,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.train.comm.wire import Handle, NullWire, Wire
+from plait.train.comm.wire import NullWire, Wire
 
 
 @dataclass(frozen=True)
@@ -45,143 +45,96 @@ FLASH = (torch.bfloat16, torch.float16)
 # ---- Ulysses ----
 
 
-def to_heads(q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> tuple[Tensor, Tensor, Tensor]:
-    """[S / u, B, N, D] of all heads -> [S, B, N / u, D] of this rank's; differentiable."""
-    size, heads, kv_heads = wire.size, q.shape[2], k.shape[2]
+def for_heads(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
+    """[S / u, B, N, D] of all heads -> [u, S / u, B, heads of one rank, D]: what goes to every rank."""
+    if k.shape[2] % size:  # a head goes to several
+        chosen = chosen_heads(size, q.shape[2], k.shape[2], q.device)
+        k, v = (t.index_select(2, chosen) for t in (k, v))
+    parts = [t.unflatten(2, (size, -1)) for t in (q, k, v)]
+    return torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4).contiguous()
+
+
+def from_heads(parts: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The other way, for gradients: those of a key/value head that several ranks used are added up."""
+    size = parts.shape[0]
     each, kv_each = heads // size, max(1, kv_heads // size)
-    chosen = _chosen_heads(size, heads, kv_heads, q.device)
-    parts = [q.unflatten(2, (size, each))]
-    parts += [t.index_select(2, chosen).unflatten(2, (size, kv_each)) for t in (k, v)]
-    packed = torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4).contiguous()  # [u, S / u, B, heads of one rank, D]
-    whole: Tensor = _AllToAll.apply(packed, wire).flatten(0, 1)  # type: ignore[attr-defined]
-    return whole.split([each, kv_each, kv_each], dim=2)  # type: ignore[return-value]
+    q, k, v = (t.permute(1, 2, 0, 3, 4).flatten(2, 3) for t in parts.split([each, kv_each, kv_each], dim=3))
+    if k.shape[2] == kv_heads:
+        return q, k, v
+    chosen = chosen_heads(size, heads, kv_heads, parts.device)
+    k, v = (t.new_zeros((*t.shape[:2], kv_heads, t.shape[3])).index_add_(2, chosen, t) for t in (k, v))
+    return q, k, v
+
+
+def split_heads(whole: Tensor, size: int, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What has come from all ranks, [u, S / u, B, heads of one rank, D] -> queries, keys and values of this
+    rank's heads, [B, N / u, S, D]."""
+    each, kv_each = heads // size, max(1, kv_heads // size)
+    q, k, v = (t.permute(1, 2, 0, 3) for t in whole.flatten(0, 1).split([each, kv_each, kv_each], dim=2))
+    return q, k, v
 
 
 @lru_cache(maxsize=64)
-def _chosen_heads(size: int, heads: int, kv_heads: int, device: torch.device) -> Tensor:
+def chosen_heads(size: int, heads: int, kv_heads: int, device: torch.device) -> Tensor:
     """The key/value heads that rank r's query heads use, r after r: a head may stand there more than once.
     Made once: a list that becomes a tensor on a GPU makes the host wait for it."""
     firsts = [rank * heads // size * kv_heads // heads for rank in range(size)]
     return torch.tensor([first + i for first in firsts for i in range(max(1, kv_heads // size))], device=device)
 
 
-def to_tokens(o: Tensor, wire: Wire) -> Tensor:
-    """[S, B, N / u, D] of this rank's heads -> [S / u, B, N, D]; differentiable."""
-    parts: Tensor = _AllToAll.apply(o.unflatten(0, (wire.size, -1)).contiguous(), wire)  # type: ignore[attr-defined]
-    return parts.permute(1, 2, 0, 3, 4).flatten(2, 3)
+def for_tokens(o: Tensor, size: int) -> Tensor:
+    """Attention of this rank's heads, [B, N / u, S, D] -> [u, S / u, B, N / u, D]: what goes to every
+    rank."""
+    return o.permute(2, 0, 1, 3).unflatten(0, (size, -1)).contiguous()
 
 
-class _AllToAll(torch.autograd.Function):
-    """Part r of [u, ...] goes to rank r; the parts that come stand in the order of ranks. Its own inverse,
-    hence its own gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, wire: Wire) -> Tensor:
-        ctx.wire = wire
-        result = torch.empty_like(parts)
-        wire.start("all_to_all", result, parts).wait()
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        source = gradients[0].contiguous()
-        result = torch.empty_like(source)
-        ctx.wire.start("all_to_all", result, source).wait()
-        return result, None
+def from_tokens(parts: Tensor) -> Tensor:
+    """What has come from all ranks, [u, S / u, B, N / u, D] -> [S / u * B, N * D]."""
+    return parts.permute(1, 2, 0, 3, 4).flatten(2).flatten(0, 1)
 
 
 # ---- ring ----
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, wire: Wire, kept: list[Tensor] | None = None) -> Tensor:
-    """Causal attention of [B, N, S / c, D] queries over the keys and values of all ranks; differentiable.
+def attend_block(found: list[Tensor], q: Tensor, block: Tensor, owner: int, rank: int) -> None:
+    """Attention of [B, N, S / c, D] queries of ``rank`` to the block of ``owner``, [2, B, N_kv, S / c, D],
+    merged into ``found``, [attention, log-sum-exp]; its own block, which every query sees, comes first.
 
-    Keys and values may have fewer heads, which the queries' groups share; that many travel. kept: takes
-    result and log-sum-exp the first time, which are all that a second time needs of the other ranks.
+    Keys and values may have fewer heads, which the queries' groups share.
     """
-    found = kept or _around(q.detach(), k.detach(), v.detach(), wire)
-    if kept is not None:
-        kept[:] = found
-    return _Ring.apply(q, k, v, *found, wire)  # type: ignore[no-any-return]
+    rows, columns = _visible(owner, rank, q.shape[2])
+    part, part_lse = _attend(q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=owner == rank)
+    if not found:
+        found += [part.to(sums(q.dtype), copy=True), part_lse.clone()]
+    else:
+        out, lse = found
+        _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
 
 
-def _around(q: Tensor, k: Tensor, v: Tensor, wire: Wire) -> list[Tensor]:
-    """[attention, log-sum-exp] over the blocks of all ranks."""
-    block = torch.stack((k, v))
-    out = lse = None
-    for step in range(wire.size):
-        following, flight = _rotate(block, wire) if step < wire.size - 1 else (block, None)
-        owner = (wire.rank - step) % wire.size
-        rows, columns = _visible(owner, wire.rank, q.shape[2])
-        part, part_lse = _attend(
-            q[:, :, rows], block[0][:, :, columns], block[1][:, :, columns], causal=owner == wire.rank
-        )
-        if out is None or lse is None:  # the first block is this rank's own, which every query sees
-            out, lse = part.to(_sums(q.dtype), copy=True), part_lse.clone()
-        else:
-            _merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
-        if flight is not None:
-            flight.wait()
-        block = following
-    assert out is not None and lse is not None
-    return [out.to(q.dtype), lse]
+def block_gradient(
+    gradient: Tensor, q: Tensor, block: Tensor, found: list[Tensor], into: tuple[Tensor, Tensor], owner: int, rank: int
+) -> None:
+    """Add the gradients of queries and of the block of ``owner`` to ``into``. found: attention and
+    log-sum-exp over all blocks, which is all that is needed of the others."""
+    rows, columns = _visible(owner, rank, q.shape[2])
+    dq, dk, dv = _attend_backward(
+        gradient[:, :, rows],
+        q[:, :, rows],
+        block[0][:, :, columns],
+        block[1][:, :, columns],
+        found[0][:, :, rows],
+        found[1][:, :, rows],
+        causal=owner == rank,
+    )
+    of_queries, of_block = into
+    of_queries[:, :, rows] += dq
+    of_block[0][:, :, columns] += dk
+    of_block[1][:, :, columns] += dv
 
 
-class _Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, wire: Wire) -> Tensor:
-        ctx.wire = wire
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        wire: Wire = ctx.wire
-        gradient, block = gradients[0], torch.stack((k, v))
-        sums = _sums(q.dtype)
-        found = torch.zeros_like(q, dtype=sums)
-        own = torch.zeros_like(block, dtype=sums)  # gradient of this rank's keys and values
-        travelling = own  # of the block that is here, from the ranks it has passed
-        for step in range(wire.size):
-            following, flight = _rotate(block, wire) if step < wire.size - 1 else (block, None)
-            owner = (wire.rank - step) % wire.size
-            rows, columns = _visible(owner, wire.rank, q.shape[2])
-            dq, dk, dv = _attend_backward(
-                gradient[:, :, rows],
-                q[:, :, rows],
-                block[0][:, :, columns],
-                block[1][:, :, columns],
-                out[:, :, rows],
-                lse[:, :, rows],
-                causal=owner == wire.rank,
-            )
-            found[:, :, rows] += dq
-            if step == 1:
-                travelling = torch.zeros_like(block)  # rounded once a rank: in fp32 it would be twice as long
-            travelling[0][:, :, columns] += dk
-            travelling[1][:, :, columns] += dv
-            del dq, dk, dv
-            if flight is not None:
-                flight.wait()
-            block = following
-            if step:  # after the last step it goes home
-                moved, flight = _rotate(travelling, wire)
-                flight.wait()
-                travelling = moved
-        own += travelling
-        return found.to(q.dtype), own[0].to(q.dtype), own[1].to(q.dtype), None, None, None
-
-
-def _sums(dtype: torch.dtype) -> torch.dtype:
+def sums(dtype: torch.dtype) -> torch.dtype:
     """In which parts from all ranks are added up."""
     return torch.float32 if dtype in FLASH else dtype
-
-
-def _rotate(block: Tensor, wire: Wire) -> tuple[Tensor, Handle]:
-    """What the rank before has, as soon as the handle says so; this rank's goes to the next."""
-    received = torch.empty_like(block)
-    return received, wire.start("rotate", received, block)
 
 
 def _visible(owner: int, rank: int, tokens: int) -> tuple[slice, slice]:

@@ -28,7 +28,7 @@ from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
 from plait.train.model.dropout import DropoutSite, Mask
 from plait.train.model.kernels import Summands
 from plait.train.model.rope import Rope
-from plait.train.model.sequence import ALONE, FLASH, SequenceGroup, ring_attention, to_heads, to_tokens
+from plait.train.model.sequence import ALONE, FLASH, SequenceGroup
 
 
 class Sublayer(nn.Module):
@@ -65,12 +65,8 @@ class Sublayer(nn.Module):
         gradient = gradient if mask is None else context.kernels.drop(gradient, mask)
         return gradient, [(self.row.bias, gradient.sum((0, 1)), None)] if self.row.bias is not None else []
 
-    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
-        """[S, B, first weight's rows] -> [S, B, second weight's columns].
-
-        kept: given to a core that will run again; the first time it may leave there what it does not want to
-        ask other ranks for twice.
-        """
+    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+        """[S, B, first weight's rows] -> [S, B, second weight's columns]."""
         raise NotImplementedError
 
 
@@ -95,28 +91,33 @@ class Attention(Sublayer):
         self.first_head = tp_rank * self.num_heads
         self.rope = rope
 
-    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
-        """Rotary positions, attention (over the tokens of all ranks that share the sequence), heads side by
-        side again."""
+    def core(self, z: Tensor, context: SliceContext) -> Tensor:
+        """Rotary positions, attention, heads side by side again; where nobody else has tokens of the same
+        sequences."""
+        q, k, v = (t.permute(1, 2, 0, 3) for t in self.turned(z, context))
+        o = self.attend(q, k, v, context).permute(2, 0, 1, 3)
+        return o.reshape(*z.shape[:2], -1)
+
+    def turned(self, z: Tensor, context: SliceContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [S, B, N, D], with their positions."""
         s, b, _ = z.shape
-        size = self.spec.head_size
-        q, k, v = z.view(s, b, -1, size).split(
+        q, k, v = z.view(s, b, -1, self.spec.head_size).split(
             [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=2
-        )  # [S, B, N, D]
+        )
         if self.rope is not None:
             cos, sin = self.rope.tables(s, z, context.spread)
             q, k = context.kernels.rotate(q, k, cos, sin)
-        heads, ring = self.sequence.ulysses, self.sequence.ring
-        if heads.size > 1:
-            q, k, v = to_heads(q, k, v, heads)
-        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))  # [B, N, S, D]
-        o = ring_attention(q, k, v, ring, kept) if ring.size > 1 else self._attend(q, k, v, context)
-        o = o.permute(2, 0, 1, 3)
-        if heads.size > 1:
-            o = to_tokens(o, heads)
-        return o.reshape(s, b, -1)
+        return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
+    def turned_back(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
+        """The gradient of z, [S, B, first weight's rows], from those of what ``turned`` gives."""
+        if self.rope is not None:
+            cos, sin = self.rope.tables(q.shape[0], q, context.spread)
+            q, k = context.kernels.rotate(q, k, cos, -sin)
+        return torch.cat((q, k, v), dim=2).flatten(2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: SliceContext) -> Tensor:
+        """Causal attention of [B, N, S, D], differentiated by autograd."""
         dropout, grouped = context.dropout, q.shape[1] != k.shape[1]
         if dropout is None or not self.spec.attention_dropout:
             if not grouped or (q.is_cuda and q.dtype in FLASH):
@@ -139,7 +140,7 @@ class Mlp(Sublayer):
     site = "mlp"
     cheap = True
 
-    def core(self, z: Tensor, context: SliceContext, kept: list[Tensor] | None = None) -> Tensor:
+    def core(self, z: Tensor, context: SliceContext) -> Tensor:
         """Activation; with a gate, its rows come first."""
         return context.kernels.activate(z, gated=self.spec.gated)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from plait.train.comm.wire import NullWire
 from plait.train.model import sequence
 from plait.train.model.sequence import plain_attention, plain_attention_backward
 
@@ -37,33 +34,22 @@ def test_a_gpu_s_kernels_are_called_as_they_are_declared(dtype: torch.dtype) -> 
         assert [each.shape for each in found] == [q.shape, k.shape, v.shape]
 
 
-class Mirror(NullWire):
-    """Both ranks of a ring are this one."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_ring_adds_up_in_fp32_what_comes_in_bf16(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.dtype] = []
-    merge = sequence._merge
-
-    def merged(out: torch.Tensor, *rest: Any) -> None:
-        seen.append(out.dtype)
-        merge(out, *rest)
-
-    monkeypatch.setattr(sequence, "_merge", merged)
-    q, k, v = (torch.randn(1, 2, 8, 4).to(dtype).requires_grad_() for _ in range(3))
-    out = sequence.ring_attention(q, k, v, Mirror())
-    out.sum().backward()
-    assert seen == [torch.float32]
-    assert out.dtype == dtype and all(each.grad is not None and each.grad.dtype == dtype for each in (q, k, v))
+def test_a_ring_adds_up_in_fp32_what_comes_in_bf16(dtype: torch.dtype) -> None:
+    """Both ranks of a ring are this one."""
+    q, k, v = (torch.randn(1, 2, 8, 4).to(dtype) for _ in range(3))
+    block, found = torch.stack((k, v)), list[torch.Tensor]()
+    for owner in (1, 0):
+        sequence.attend_block(found, q, block, owner, 1)
+        assert found[0].dtype == torch.float32
+    found[0], into = found[0].to(dtype), (torch.zeros(1, 2, 8, 4), torch.zeros(2, 1, 2, 8, 4))
+    sequence.block_gradient(q, q, block, found, into, 0, 1)
+    assert all(each.dtype == torch.float32 and each.any() for each in into)
 
 
 def test_which_heads_go_to_whom_is_made_once() -> None:
     device = torch.device("cpu")
-    found = sequence._chosen_heads(4, 8, 2, device)
+    found = sequence.chosen_heads(4, 8, 2, device)
     assert found.tolist() == [0, 0, 1, 1]
-    assert sequence._chosen_heads(4, 8, 2, device) is found
-    assert sequence._chosen_heads(2, 8, 4, device).tolist() == [0, 1, 2, 3]
+    assert sequence.chosen_heads(4, 8, 2, device) is found
+    assert sequence.chosen_heads(2, 8, 4, device).tolist() == [0, 1, 2, 3]
