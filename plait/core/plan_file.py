@@ -1,0 +1,75 @@
+"""The tables of a plan's file, key by key: one that was written or changed by hand is refused by file, key and
+value before anything is made of it.
+
+The values that a plan consists of check themselves what they mean together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import Field, ValidationError, create_model
+
+from plait.core.explain import explain
+from plait.core.reshard_plan import Way
+from plait.core.settings import Count, Natural, Section
+
+Numbers = Annotated[tuple[Natural, ...], Field(strict=False)]
+Pair = Annotated[tuple[Count, Count], Field(strict=False)]
+Nanoseconds = Annotated[int, Field(ge=0)]
+
+
+class Degrees(Section):
+    """The layout."""
+
+    degrees: Annotated[tuple[Pair, ...], Field(strict=False, min_length=1)]
+    cp: Count
+
+
+class Move(Section):
+    """A step of a resharding plan."""
+
+    box: Annotated[tuple[Numbers, Numbers], Field(strict=False)]
+    holders: Numbers
+    receivers: Numbers
+    way: Way
+    chains: Annotated[tuple[Annotated[tuple[Natural, Numbers], Field(strict=False)], ...], Field(strict=False)]
+    chunks: Count
+    start: Nanoseconds
+    duration: Nanoseconds
+
+
+class Moves(Section):
+    """A resharding plan."""
+
+    source: str
+    destination: str
+    shape: Numbers
+    itemsize: Count
+    hosts: Numbers
+    order: str
+    lower_bound: Nanoseconds
+    steps: Annotated[tuple[Move, ...], Field(strict=False)]
+
+
+class Boundaries(Section):
+    """Resharding plans, each once, and the number of every edge's, by what crosses it."""
+
+    plans: Annotated[tuple[Moves, ...], Field(strict=False)]
+    edges: dict[str, dict[str, Natural]]
+
+
+def table_of(owner: type[Any], **others: Any) -> type[Section]:
+    """The table that ``asdict`` makes of a dataclass: all its fields, and no other. others: types of those
+    that are something else in a file."""
+    kinds = get_type_hints(owner) | others
+    return create_model(owner.__name__, __base__=Section, **{one.name: (kinds[one.name], ...) for one in fields(owner)})
+
+
+def check_tables(values: dict[str, Any], table: type[Section]) -> None:
+    """Raise JobError naming the key for values that are not as a table has them."""
+    try:
+        table.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, table) from None
