@@ -58,6 +58,7 @@ ONLY_IN = {
             "profile",
             "placement_profile",
             "kubernetes_settings",
+            "plan_file",
         )
     ),
 }

@@ -1,4 +1,4 @@
-"""Files: read where they are ordinary ones, written whole or not at all, and what is said where that fails."""
+"""Files: read where they are ordinary ones, written whole or not at all; what is said where that fails."""
 
 from __future__ import annotations
 

@@ -16,16 +16,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, create_model
+from typing import Any, Literal
 
 from plait.core.errors import JobError, PlaitError
 from plait.core.files import replacing
 from plait.core.job import Job
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
-from plait.core.plan_file import Boundaries, Degrees, Numbers, check_tables, table_of
+from plait.core.plan_file import Boundaries, Degrees, check_tables, list_of, table, table_of
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, parse_schedule
 from plait.core.segment_costs import SegmentCosts
@@ -254,25 +252,26 @@ class Plan:
 @cache
 def _file() -> type[Section]:
     """What stands in the file, beside version and hash."""
-    strategy, reads = table_of(Strategy), Field(strict=False)
-    strategies = Annotated[tuple[strategy, ...], reads]  # type: ignore[valid-type]
-    kinds: dict[str, Any] = {
-        "job": dict[str, Any] | None,
-        "model": dict[str, Any],
-        "workload": table_of(Workload),
-        "strategy": strategy,
-        "layout": Degrees,
-        "shardings": Annotated[tuple[table_of(Sharding), ...], reads],  # type: ignore[misc]
-        "stage_layers": Numbers,
-        "schedule": str,
-        "reshards": dict[Literal["false", "true"], Boundaries],
-        "costs": table_of(SegmentCosts) | None,
-        "seed": Seed,
-        "choices": table_of(Choices, strategies=strategies),
-        "origin": str,
-        "notes": dict[str, str],
-    }
-    return create_model("PlanFile", __base__=Section, **{key: (kind, ...) for key, kind in kinds.items()})
+    strategy = table_of(Strategy)
+    return table(
+        "PlanFile",
+        {
+            "job": dict[str, Any] | None,
+            "model": dict[str, Any],
+            "workload": table_of(Workload),
+            "strategy": strategy,
+            "layout": Degrees,
+            "shardings": list_of(table_of(Sharding)),
+            "stage_layers": list_of(int),
+            "schedule": str,
+            "reshards": dict[Literal["false", "true"], Boundaries],
+            "costs": table_of(SegmentCosts) | None,
+            "seed": Seed,
+            "choices": table_of(Choices, strategies=list_of(strategy)),
+            "origin": str,
+            "notes": dict[str, str],
+        },
+    )
 
 
 def _complete(values: dict[str, Any]) -> Plan:

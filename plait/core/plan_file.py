@@ -1,11 +1,12 @@
-"""The tables of a plan's file, key by key: one that was written or changed by hand is refused by file, key and
-value before anything is made of it.
+"""The tables of a plan's file, key by key: one that was written or changed by hand is refused by file, key
+and value before anything is made of it.
 
 The values that a plan consists of check themselves what they mean together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
@@ -60,16 +61,26 @@ class Boundaries(Section):
     edges: dict[str, dict[str, Natural]]
 
 
+def table(name: str, kinds: Mapping[str, Any]) -> type[Section]:
+    """A table that has all these keys, and no other."""
+    return create_model(name, __base__=Section, **{key: (kind, ...) for key, kind in kinds.items()})
+
+
 def table_of(owner: type[Any], **others: Any) -> type[Section]:
-    """The table that ``asdict`` makes of a dataclass: all its fields, and no other. others: types of those
-    that are something else in a file."""
+    """The table that ``asdict`` makes of a dataclass. others: types of fields that are something else in a
+    file."""
     kinds = get_type_hints(owner) | others
-    return create_model(owner.__name__, __base__=Section, **{one.name: (kinds[one.name], ...) for one in fields(owner)})
+    return table(owner.__name__, {one.name: kinds[one.name] for one in fields(owner)})
 
 
-def check_tables(values: dict[str, Any], table: type[Section]) -> None:
-    """Raise JobError naming the key for values that are not as a table has them."""
+def list_of(kind: Any) -> Any:
+    """The type of a list of these."""
+    return Annotated[tuple[kind, ...], Field(strict=False)]
+
+
+def check_tables(values: Mapping[str, Any], whole: type[Section]) -> None:
+    """Raise JobError naming the key for values that are not as a table takes them."""
     try:
-        table.model_validate(values)
+        whole.model_validate(values)
     except ValidationError as error:
-        raise explain(error, table) from None
+        raise explain(error, whole) from None

@@ -19,6 +19,9 @@ from plait.train.checkpoint.whole import check_step, load_whole, master_dtype
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
 
+PLAN, CHECKPOINTS = "plan.json", "checkpoints"
+"""What every run's folder has; a plan alone may lie anywhere."""
+
 
 class Exported(NamedTuple):
     """Which step was written, and lines on what is not as one would expect."""
@@ -35,9 +38,9 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
     LaunchError where it cannot be written.
     """
     check_step(step)
-    plan = Plan.read(run / "plan.json")
+    plan = Plan.read(run / PLAN)
     huggingface_config(plan.model, master_dtype(plan))  # what it refuses need not be loaded first
-    _check_apart(out)
+    _check_apart(out, run)
     check_no_model(out)
     check_target(out / "config.json", fix="Choose another folder")
     whole = load_whole(run, step)
@@ -53,15 +56,19 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
     return Exported(whole.step, whole.warnings)
 
 
-def _check_apart(out: Path) -> None:
+def _check_apart(out: Path, run: Path) -> None:
     """Raise JobError for a folder that is a run's, or a checkpoint's, or lies in one: what is written there
     would be taken for a part of it."""
-    real = Path(os.path.realpath(out))
+    real, own = Path(os.path.realpath(out)), Path(os.path.realpath(run))
     for folder in (real, *real.parents):
-        for noun, files in (("run", ("plan.json", "job.toml")), ("checkpoint", (MANIFEST,))):
-            if all((folder / name).is_file() for name in files):
-                where = f"is the folder of a {noun}" if folder == real else f"lies in the {noun} {folder}"
-                raise JobError(f"{out} {where}", key="OUT", fix="Choose a folder of its own")
+        if folder == own or all((folder / name).exists() for name in (PLAN, CHECKPOINTS)):
+            noun = "run"
+        elif (folder / MANIFEST).is_file():
+            noun = "checkpoint"
+        else:
+            continue
+        where = f"is the folder of a {noun}" if folder == real else f"lies in the {noun} {folder}"
+        raise JobError(f"{out} {where}", key="OUT", fix="Choose a folder of its own")
 
 
 def _tokenizer(plan: Plan) -> Tokenizer:

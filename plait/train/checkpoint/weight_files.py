@@ -1,5 +1,5 @@
-"""A Hugging Face folder as far as its files tell, without torch and before a rank starts: which of them hold the
-weights, and whether they are of the job's model."""
+"""A Hugging Face folder as far as its files tell, without torch and before a rank starts: which of them hold
+the weights, and whether they are of the job's model."""
 
 from __future__ import annotations
 

@@ -135,8 +135,9 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; check its permissions") from None
     if kind != "file":
+        problem = f"is a {kind}, no tokenizer file" if kind else "no such tokenizer file"
         raise DataError(
-            f"{path}: {f'is a {kind}, no tokenizer file' if kind else 'no such tokenizer file'}; name 'bytes', or the path of a Hugging Face tokenizer.json "
+            f"{path}: {problem}; name 'bytes', or the path of a Hugging Face tokenizer.json "
             "(models are not downloaded: fetch the file first)"
         )
     return FileTokenizer(path)
