@@ -34,11 +34,16 @@ def timeline(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
     """Summarise a run's measured timeline: what took how long, and how much communication was hidden."""
+    from plait.core.files import check_target, explained
     from plait.diagnose.reading import read_timeline
 
+    fix = "Choose another with --perfetto"
+    if perfetto:
+        check_target(perfetto, fix=fix)
     measured = read_timeline(run)
     if perfetto:
-        _draw(measured, perfetto)
+        with explained(f"{perfetto} cannot be written", fix=fix):
+            _draw(measured, perfetto)
         if not json:
             terminal.say(f"{perfetto} holds the last steps; open it at ui.perfetto.dev")
     if against:
@@ -79,7 +84,7 @@ def _summarise(run: Path, measured: Tables, json: bool) -> None:
         beyond = f"; waiting beyond it {waiting * 1e3:.1f} ms" if waiting > SHOWN else ""
         terminal.say(f"communication {total * 1e3:.1f} ms a step, hidden {found.hidden.fraction:.0%}{beyond}")
     if len(found.trend) > 1 and found.hidden.fraction is not None:
-        shares = (f"{one.first + 1}-{one.last + 1} {one.hidden.fraction or 0:.0%}" for one in found.trend)
+        shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
         terminal.say(f"hidden by step: {', '.join(shares)}")
     if found.slowest:
         slow = (f"{one.step + 1} ({one.seconds:.2f} s, {one.times:.1f} times the median)" for one in found.slowest)
@@ -189,6 +194,11 @@ def _plain(result: Comparison) -> dict[str, Any]:
         "not_planned": unmatched(result.not_planned),
         "communication": {"predicted": communication(result.predicted), "measured": communication(result.measured)},
     }
+
+
+def _steps(first: int, last: int) -> str:
+    """Numbered from 1, as everywhere."""
+    return str(first + 1) if first == last else f"{first + 1}-{last + 1}"
 
 
 def _ms(seconds: float | None) -> str:

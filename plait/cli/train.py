@@ -229,18 +229,29 @@ def _written(file: Path, overrides: list[str], place: Place) -> tuple[Plan, Path
 
 
 def _check_files(job: Job, folder: Path, place: Place) -> None:
-    """Refuse at once what the ranks would refuse, seconds later: a folder that cannot be written, data that
+    """Refuse at once what ranks would refuse, seconds later: a folder that cannot be written, data that
     are not there or not enough, weights that are not there or another model's."""
     from plait.cli.running import Managed
 
     if isinstance(place, Managed) and not place.shares_files:
         return
-    from plait.core.files import check_target
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.check import check_data
     from plait.train.data.tokenizer import load_tokenizer
 
-    check_target(folder / "plan.json", fix="Choose another with run.folder=FOLDER")
+    _check_folder(folder)
     check_data(job.data, job.train, folder / "corpus")
     if job.train.init_from:
         check_weights(Path(job.train.init_from), job.model_spec(load_tokenizer(job.data.tokenizer).vocab))
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise LaunchError for a run's folder that cannot be written, or where something else is in the way."""
+    from plait.core.errors import LaunchError
+    from plait.core.files import check_target, kind_of
+
+    fix = "Choose another with run.folder=FOLDER or run.name=NAME"
+    check_target(folder / "plan.json", fix=fix)
+    for name in ("logs", "timeline", "checkpoints", "corpus"):
+        if (kind := kind_of(folder / name)) not in ("", "folder"):
+            raise LaunchError(f"{folder / name} is a {kind}, and a run needs a folder there. {fix}.")

@@ -101,8 +101,9 @@ def strange(tmp_path: Path) -> Path:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin.toml").write_bytes(b"[model]\npreset = 'caf\xe9'\n")
     (tmp_path / "twice.toml").write_text("[train]\nsteps = 3\nsteps = 4\n")
-    for name in ("empty", "other"):
+    for name in ("empty", "other", "taken"):
         (tmp_path / name).mkdir()
+    (tmp_path / "taken" / "logs").touch()
     (tmp_path / "other" / "model.safetensors").touch()
     (tmp_path / "other" / "config.json").write_text(WEIGHTS)
     return job
@@ -117,6 +118,7 @@ def strange(tmp_path: Path) -> Path:
         (["train.init_from=empty"], "empty: holds neither model.safetensors nor"),
         (["train.init_from=other"], "config.json: describes another model: num_layers is 9 there and 2 in the job"),
         (["run.folder=/dev/null"], "/dev/null/job/plan.json cannot be written: Not a directory.*run.folder"),
+        (["run.name=taken", "run.folder=."], "taken/logs is a file, and a run needs a folder there"),
         (["run.folder=pipe"], "plan.json cannot be written: Not a directory.*run.folder"),
         (["strategy.schedule=1f1p", "strategy.tp=1"], "no schedule is called '1f1p'.*did you mean '1f1b'"),
         (["strategy.schedule=/dev/zero", "strategy.tp=1"], "/dev/zero: cannot be read as a schedule: It is a device"),
