@@ -7,6 +7,8 @@ for it, and the best strategies and random ones are really run.
 
 Needs Linux and root or user namespaces. Four ranks share the machine's cores, in the profile as in the runs.
 Every strategy is a ``plait train`` of its own; its time is the median of its steps, the first ones left out.
+Rounds are interleaved, each begins with another strategy; a strategy's time is the median of its rounds, and
+strategies are compared within rounds (the median of these ratios), since the machine's speed drifts.
 Random strategies are drawn from the whole space of the job, each family (arrangement, micro-batch, schedule,
 recomputation) as likely as the others.
 
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,8 @@ timeline_steps = 0
 """
 WARM = 3
 """Steps that are left out."""
+Row = dict[str, Any]
+"""What is known of a strategy."""
 
 
 def main() -> int:
@@ -86,11 +91,7 @@ def main() -> int:
         planner = Planner(job, find_cluster(job), vocab=256)
         best = planner.answer().candidates
         drawn = draw(planner, options)
-        rows = [
-            measured(folder, kind, each, options)
-            for kind, found in (("top", best), ("random", drawn))
-            for each in found
-        ]
+        rows = measured(folder, [("top", each) for each in best] + [("random", each) for each in drawn], options)
     result = work_out(rows)
     if not options.json:
         show(result)
@@ -129,22 +130,27 @@ def draw(planner: Planner, options: argparse.Namespace) -> list[Candidate]:
     return found
 
 
-def measured(folder: Path, kind: str, one: Candidate, options: argparse.Namespace) -> dict[str, Any]:
-    """Predicted and measured seconds of a strategy."""
-    name = f"run{len(list((folder / 'runs').glob('*'))) if (folder / 'runs').exists() else 0}"
-    (folder / f"{name}.toml").write_text(
-        one.job.model_copy(update={"run": one.job.run.model_copy(update={"name": name})}).to_toml()
-    )
-    runs = list[float]()
-    for again in range(options.rounds):
-        plait(folder, "train", f"{name}.toml", f"run.name={name}-{again}", "--on", lab(options))
-        runs.append(statistics.median(read_seconds(folder / "runs" / f"{name}-{again}")[WARM:]))
-    seconds = statistics.median(runs)
+def measured(folder: Path, strategies: Sequence[tuple[str, Candidate]], options: argparse.Namespace) -> list[Row]:
+    """Predicted and measured seconds of every strategy, each with its kind."""
+    rounds: list[list[float]] = [[] for _ in strategies]
+    for name, (_, one) in enumerate(strategies):
+        run = one.job.run.model_copy(update={"name": f"run{name}"})
+        (folder / f"run{name}.toml").write_text(one.job.model_copy(update={"run": run}).to_toml())
+    for number in range(options.rounds):
+        for at in range(len(strategies)):
+            name = (at + number * len(strategies) // options.rounds) % len(strategies)
+            run = f"run{name}-{number}"
+            plait(folder, "train", f"run{name}.toml", f"run.name={run}", "--on", lab(options))
+            rounds[name].append(statistics.median(read_seconds(folder / "runs" / run)[WARM:]))
+            print(f"{run}: predicted {strategies[name][1].seconds:.3f} s, {rounds[name][-1]:.3f} s", file=sys.stderr)
+    return [_row(kind, one, seconds) for (kind, one), seconds in zip(strategies, rounds, strict=True)]
+
+
+def _row(kind: str, one: Candidate, rounds: list[float]) -> Row:
+    seconds = statistics.median(rounds)
     found = {"kind": kind, "strategy": describe(one), "predicted_s": one.seconds, "measured_s": seconds}
-    found |= {"error": one.seconds / seconds - 1, "in_band": one.low <= seconds <= one.high, "parts": dict(one.parts)}
-    if not options.json:
-        print(f"{kind:7} {found['strategy']:90} {one.seconds:7.3f} {seconds:7.3f} {found['error']:+.1%}", flush=True)
-    return found
+    found |= {"rounds_s": rounds, "error": one.seconds / seconds - 1}
+    return found | {"in_band": one.low <= seconds <= one.high, "parts": dict(one.parts)}
 
 
 def describe(one: Candidate) -> str:
@@ -158,10 +164,10 @@ def describe(one: Candidate) -> str:
     )
 
 
-def again(result: Path, profile: Path) -> list[dict[str, Any]]:
+def again(result: Path, profile: Path) -> list[Row]:
     """Rows of a kept result, predicted anew; the fastest of them first, which is the one that is chosen."""
     job = Job.from_dict(tomllib.loads(JOB.format(steps=WARM + 1)) | {"cluster": {"profile": str(profile), "ranks": 4}})
-    planner, rows = Planner(job, find_cluster(job), vocab=256), list[dict[str, Any]]()
+    planner, rows = Planner(job, find_cluster(job), vocab=256), list[Row]()
     for row in json.loads(result.read_text())["rows"]:
         one = planner.predict(described(job, row["strategy"]))
         seconds = row["measured_s"]
@@ -191,25 +197,35 @@ def described(job: Job, words: str) -> Job:
     return Job.from_dict(values)
 
 
-def work_out(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def work_out(rows: list[Row]) -> dict[str, Any]:
     """Errors, and what the choice cost."""
     errors = [abs(row["error"]) for row in rows]
-    least, chosen = min(row["measured_s"] for row in rows), rows[0]["measured_s"]
     return {
         "rows": rows,
         "median_abs_rel_error": statistics.median(errors),
         "mean_abs_rel_error": statistics.fmean(errors),
         "band_coverage": statistics.fmean(row["in_band"] for row in rows),
-        "chosen_over_best": chosen / least - 1,
+        "chosen_over_best": max(1 / _ratio(row, rows[0]) for row in rows) - 1,
     }
 
 
+def _ratio(row: Row, to: Row) -> float:
+    """Of what was measured: the median over the rounds that both had."""
+    both = zip(*(one.get("rounds_s", [one["measured_s"]]) for one in (row, to)), strict=False)
+    return statistics.median(own / other for own, other in both)
+
+
 def show(result: dict[str, Any]) -> None:
-    """A few lines for people."""
-    table = Table("median error", "mean", "in the band", "chosen, against the best measured")
+    """Every strategy, and a line about all."""
+    table = Table("", "strategy", "predicted s", "measured s", "error")
+    for row in result["rows"]:
+        numbers = (f"{row['predicted_s']:.3f}", f"{row['measured_s']:.3f}", f"{row['error']:+.1%}")
+        table.add_row(row["kind"], row["strategy"], *numbers)
+    whole = Table("median error", "mean", "in the band", "chosen, against the best measured")
     keys = ("median_abs_rel_error", "mean_abs_rel_error", "band_coverage", "chosen_over_best")
-    table.add_row(*(f"{result[key]:.1%}" for key in keys))
-    Console(width=110).print(table)
+    whole.add_row(*(f"{result[key]:.1%}" for key in keys))
+    for each in (table, whole):
+        Console(width=150).print(each)
 
 
 def _options() -> argparse.Namespace:

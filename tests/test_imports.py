@@ -37,7 +37,8 @@ ONLY_IN = {
     "plotly": ("plait/view/report.py",),
     **{
         name: tuple(
-            f"plait/view/{file}.py" for file in ("app", "layout", "callbacks", "heat_callbacks", "timeline_callbacks")
+            f"plait/view/{file}.py"
+            for file in ("app", "layout", "callbacks", "heat_callbacks", "timeline_callbacks", "key_callbacks")
         )
         for name in ("dash", "flask", "werkzeug")
     },

@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, html, no_update
 from plait.diagnose.heat import orders
 from plait.diagnose.series import attempts_of, memory_of, series_of
 from plait.diagnose.states import STATES, Standing
-from plait.view import heat_callbacks, timeline_callbacks
+from plait.view import heat_callbacks, key_callbacks, timeline_callbacks
 from plait.view.grid_figure import STANDS_OUT, grid_figure
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
@@ -28,6 +28,7 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
     _numbers(app, runs)
     heat_callbacks.connect(app, runs)
     timeline_callbacks.connect(app, runs)
+    key_callbacks.connect(app, runs)
 
 
 def version_of(number: object, snapshot: Snapshot) -> str:

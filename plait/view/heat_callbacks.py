@@ -16,6 +16,7 @@ from plait.view.words import nothing, seconds_text
 CELLS = 512
 """Rows that are drawn at once: as many as there are pixels."""
 WANTED = ("value", "statistic", "columns", "order", "first", "last")
+CONTROLS = (State("heat-at", "data"), State("run", "value"), *(State(name, "value") for name in WANTED))
 
 
 def figure_of(
@@ -61,56 +62,79 @@ def asked(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, lis
 
 
 def connect(app: Dash, runs: Sequence[Watched]) -> None:
-    """The callbacks."""
-    _move(app, runs)
+    """The callbacks. One for each cause: Dash drops the answer of a callback that it asks again meanwhile, so
+    that what somebody did would be lost if a figure that is drawn anew asked the same one."""
+    _click(app, runs)
+    _zoom(app, runs)
+    _mark(app, runs)
     _draw(app, runs)
+    _list(app, runs)
 
-
-def _move(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
-        Output("heat-at", "data"), Output("chosen", "data", allow_duplicate=True),
-        Input("keys", "data"), Input("heat-figure", "clickData"), Input("heat-figure", "relayoutData"),
-        Input({"kind": "unlike", "rank": ALL}, "n_clicks"), Input("columns", "value"), Input("order", "value"),
-        State("heat-at", "data"), State("run", "value"), *(State(name, "value") for name in WANTED),
+        Output("heat-at", "data"), Input("columns", "value"), Input("order", "value"), prevent_initial_call=True
+    )  # fmt: skip
+    def _other_cells(*_: Any) -> dict[str, Any]:
+        return {}
+
+
+def standing(runs: Sequence[Watched], at: Any, number: Any, controls: Sequence[Any]) -> tuple[Heat | None, Place, bool]:
+    """What is shown, where on it one is, and whether that cell is marked: for callbacks with ``CONTROLS``."""
+    heat = asked(chosen_run(runs, number), controls)[0]
+    if heat is None or not heat.columns:
+        return None, Place(), False
+    return heat, *place(at, heat)
+
+
+def _click(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("heat-at", "data", allow_duplicate=True), Output("chosen", "data", allow_duplicate=True),
+        Input("heat-figure", "clickData"), *CONTROLS, prevent_initial_call=True,
+    )  # fmt: skip
+    def _clicked(click: Any, at: Any, number: Any, *controls: Any) -> tuple[Any, Any]:
+        heat, now, _ = standing(runs, at, number, controls)
+        return _by_mouse(heat, now, click) if heat else (no_update, no_update)
+
+
+def _zoom(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("heat-at", "data", allow_duplicate=True), Input("heat-figure", "relayoutData"), *CONTROLS,
         prevent_initial_call=True,
     )  # fmt: skip
-    def _where(
-        keys: Any, click: Any, zoom: Any, pressed: Any, _c: Any, _o: Any, at: Any, number: Any, *controls: Any
-    ) -> tuple[Any, Any]:
-        snapshot = chosen_run(runs, number)
-        heat, _, _ = asked(snapshot, controls)
-        if heat is None or not heat.columns:
-            return no_update, no_update
-        now, marked = place(at, heat)
-        cause = "keys" if any(one["prop_id"] == "keys.data" for one in ctx.triggered) else ctx.triggered_id
-        if cause in ("columns", "order"):
-            return {}, no_update
-        if isinstance(cause, dict):
-            if not ctx.triggered[0]["value"]:  # it has just appeared
-                return no_update, no_update
-            return _marked(heat, now, int(cause["rank"])), {"rank": int(cause["rank"])}
-        if cause == "heat-figure":
-            return _by_mouse(heat, now, marked, click, zoom)
-        if not isinstance(keys, dict) or keys.get("where") != "heat-box":
-            return no_update, no_update
-        return _by_key(heat, now, marked, str(keys.get("key")))
+    def _zoomed(zoom: Any, at: Any, number: Any, *controls: Any) -> Any:
+        heat, now, marked = standing(runs, at, number, controls)
+        return _window(heat, now, marked, zoom) if heat else no_update
 
 
-def _by_key(heat: Heat, now: Place, marked: bool, key: str) -> tuple[Any, Any]:
+def _mark(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("heat-at", "data", allow_duplicate=True), Output("chosen", "data", allow_duplicate=True),
+        Input({"kind": "unlike", "rank": ALL}, "n_clicks"), *CONTROLS, prevent_initial_call=True,
+    )  # fmt: skip
+    def _named(_: Any, at: Any, number: Any, *controls: Any) -> tuple[Any, Any]:
+        heat, now, _ = standing(runs, at, number, controls)
+        cause = ctx.triggered_id
+        if heat is None or not isinstance(cause, dict) or not ctx.triggered[0]["value"]:  # it has just appeared
+            return no_update, no_update
+        return _marked(heat, now, int(cause["rank"])), {"rank": int(cause["rank"])}
+
+
+def opened(heat: Heat, now: Place) -> dict[str, Any]:
+    """The rank of the marked cell, and its step where columns are steps."""
     cells = pooled(heat, CELLS, now.window)
-    if key == "Enter":
-        column = heat.columns[now.column]
-        rank = (
-            int(cells.rank[(now.row - cells.first) // cells.size, now.column])
-            if _inside(now, cells)
-            else int(heat.ranks[now.row])
-        )
-        return no_update, {"rank": rank, **({"step": column} if isinstance(column, int) else {})}
+    column = heat.columns[now.column]
+    rank = (
+        int(cells.rank[(now.row - cells.first) // cells.size, now.column])
+        if _inside(now, cells)
+        else int(heat.ranks[now.row])
+    )
+    return {"rank": rank, **({"step": column} if isinstance(column, int) else {})}
+
+
+def by_key(heat: Heat, now: Place, marked: bool, key: str) -> Place:
+    """Where a key leads to from a place, which is marked or not."""
     if not marked and key.startswith(("Arrow", "Page")):
-        first = now.window[0] if now.window else 0
-        return now._replace(row=first, column=0)._asdict(), no_update
-    to = moved(now, key, rows=heat.ranks.size, columns=len(heat.columns), cells=CELLS)
-    return to._asdict(), no_update
+        return now._replace(row=now.window[0] if now.window else 0, column=0)
+    return moved(now, key, rows=heat.ranks.size, columns=len(heat.columns), cells=CELLS)
 
 
 def _inside(now: Place, cells: Any) -> bool:
@@ -128,56 +152,66 @@ def _marked(heat: Heat, now: Place, rank: int) -> dict[str, Any]:
     return now._replace(row=rows[0], window=window)._asdict()
 
 
-def _by_mouse(heat: Heat, now: Place, marked: bool, click: Any, zoom: Any) -> tuple[Any, Any]:
-    if any(one["prop_id"].endswith("clickData") for one in ctx.triggered) and click:
-        point = (click.get("points") or [{}])[0]
-        rank, row = point.get("customdata"), point.get("y")
-        if not isinstance(rank, int | float) or not isinstance(row, int | float):
-            return no_update, no_update
-        label = point.get("x")
-        columns = {str(one): n for n, one in enumerate(heat.columns)}
-        column = columns.get(str(label).strip(), now.column)
-        chosen: dict[str, Any] = {"rank": int(rank)}
-        if heat.columns and isinstance(heat.columns[0], int) and isinstance(label, int | float):
-            chosen["step"] = int(label) - 1
-            column = heat.columns.index(chosen["step"]) if chosen["step"] in heat.columns else now.column  # type: ignore[arg-type]
-        return now._replace(row=int(row), column=column)._asdict(), chosen
+def _by_mouse(heat: Heat, now: Place, click: Any) -> tuple[Any, Any]:
+    point = ((click or {}).get("points") or [{}])[0]
+    rank, row = point.get("customdata"), point.get("y")
+    if not isinstance(rank, int | float) or not isinstance(row, int | float):
+        return no_update, no_update
+    label = point.get("x")
+    columns = {str(one): n for n, one in enumerate(heat.columns)}
+    column = columns.get(str(label).strip(), now.column)
+    chosen: dict[str, Any] = {"rank": int(rank)}
+    if heat.columns and isinstance(heat.columns[0], int) and isinstance(label, int | float):
+        chosen["step"] = int(label) - 1
+        column = heat.columns.index(chosen["step"]) if chosen["step"] in heat.columns else now.column  # type: ignore[arg-type]
+    return now._replace(row=int(row), column=column)._asdict(), chosen
+
+
+def _window(heat: Heat, now: Place, marked: bool, zoom: Any) -> Any:
     zoom = zoom if isinstance(zoom, dict) else {}
     data = now._asdict() if marked else {}
     if zoom.get("yaxis.autorange"):
-        return {**data, "window": None}, no_update
+        return {**data, "window": None}
     low, high = zoom.get("yaxis.range[0]"), zoom.get("yaxis.range[1]")
     if isinstance(low, int | float) and isinstance(high, int | float):
         first, last = sorted((low, high))
         window = [max(0, round(first + 0.5)), min(heat.ranks.size, round(last + 0.5))]
         if window != list(now.window or (0, heat.ranks.size)):
-            return {**data, "window": window}, no_update
-    return no_update, no_update
+            return {**data, "window": window}
+    return no_update
 
 
 def _draw(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
-        Output("heat-figure", "figure"), Output("cell", "children"), Output("unlike", "children"),
-        Input("version", "data"), Input("heat-at", "data"), *(Input(name, "value") for name in WANTED),
-        State("run", "value"), prevent_initial_call=True,
+        Output("heat-figure", "figure"), Output("cell", "children"), Input("version", "data"), Input("heat-at", "data"),
+        *(Input(name, "value") for name in WANTED), State("run", "value"), prevent_initial_call=True,
     )  # fmt: skip
-    def _figure(_: str, at: Any, *rest: Any) -> tuple[Any, Any, Any]:
+    def _figure(_: str, at: Any, *rest: Any) -> tuple[Any, Any]:
         *controls, number = rest
         snapshot = chosen_run(runs, number)
         heat, order, value = asked(snapshot, controls)
         if heat is None or not heat.columns or snapshot.grid is None:
-            return nothing(snapshot.problem or "reading the sums of all steps ..."), "", []
+            return nothing(snapshot.problem or "reading the sums of all steps ..."), ""
         now, marked = place(at, heat)
         figure = figure_of(snapshot, heat, order, value, now, marked)
         shown = pooled(heat, CELLS, now.window)
         text = cell_text(heat, shown, snapshot.grid, (now.row, now.column)) if marked and _inside(now, shown) else ""
-        if ctx.triggered_id == "heat-at":
-            return figure, text, no_update
+        return figure, text
+
+
+def _list(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("unlike", "children"), Input("version", "data"), *(Input(name, "value") for name in WANTED),
+        State("run", "value"), prevent_initial_call=True,
+    )  # fmt: skip
+    def _furthest(_: str, *rest: Any) -> Any:
+        *controls, number = rest
+        snapshot = chosen_run(runs, number)
         segments = asked(snapshot, [*controls[:2], "segments", *controls[3:]])[0]
-        return figure, text, _list(unlike(segments) if segments else [], snapshot)
+        return buttons_of(unlike(segments) if segments and segments.columns else [], snapshot)
 
 
-def _list(found: Sequence[Unlike], snapshot: Snapshot) -> list[Any]:
+def buttons_of(found: Sequence[Unlike], snapshot: Snapshot) -> list[Any]:
     """Buttons, so that a keyboard finds them; who is named is said."""
     if not found or snapshot.grid is None:
         return [html.P("Nobody: no rank has equals to be compared with.")]

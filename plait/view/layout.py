@@ -62,8 +62,8 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
         ]),
         dcc.Interval(id="tick", interval=SECONDS * 1000),
         dcc.Store(id="version", data=first.get("version", "")),
-        dcc.Store(id="keys"), dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}),
-        dcc.Store(id="zoom", data=None), dcc.Store(id="seen", data=False),
+        dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}), dcc.Store(id="zoom", data=None),
+        dcc.Store(id="seen", data=False), dcc.Store(id="keys"), dcc.Store(id="answered", data=0),
     ], id="page")  # fmt: skip
 
 

@@ -21,6 +21,22 @@ class Place(NamedTuple):
     window: tuple[int, int] | None = None
 
 
+def unanswered(keys: object, answered: object) -> tuple[list[tuple[str, str]], int]:
+    """Where which keys were pressed after the first ``answered``, and how many were pressed in all. keys: how
+    many were (``count``) and the ``latest``, as the page sends them.
+
+    >>> unanswered({"count": 5, "latest": [["heat-box", "+"], ["heat-box", "Enter"], ["time-box", "n"]]}, 3)
+    ([('heat-box', 'Enter'), ('time-box', 'n')], 5)
+    """
+    values = keys if isinstance(keys, dict) else {}
+    count, latest = values.get("count"), values.get("latest")
+    if not isinstance(count, int) or not isinstance(latest, list):
+        return [], 0
+    new = count - answered if isinstance(answered, int) and 0 <= answered <= count else count
+    pressed = latest[max(0, len(latest) - new) :] if new > 0 else []
+    return [(str(one[0]), str(one[1])) for one in pressed if isinstance(one, list) and len(one) == 2], count
+
+
 def moved(at: Place, key: str, *, rows: int, columns: int, cells: int) -> Place:
     """cells: of rows, in view. Arrows go a cell on, with PageUp and PageDown a tenth of the view; ``+`` and
     ``-`` zoom around the cell, ``0`` shows all.
@@ -59,7 +75,10 @@ def around_row(row: int, size: int, rows: int) -> tuple[int, int] | None:
 
 def next_span(bars: pl.DataFrame, key: Key, press: str) -> Key | None:
     """The span before or after in its lane (ArrowLeft, ArrowRight), or at the same time in the row above or
-    below (ArrowUp, ArrowDown). bars: those of a window, in the order of rows. None if there is none."""
+    below (ArrowUp, ArrowDown). bars: those of a window, in the order of rows. None if there is none.
+
+    From nowhere to the first of the key's rank, if it has any there.
+    """
     single = bars.filter(pl.col("count") == 1)
     if single.is_empty():
         return None
@@ -69,7 +88,8 @@ def next_span(bars: pl.DataFrame, key: Key, press: str) -> Key | None:
         pl.col("name") == key.name, pl.col("seq") == key.seq,
     )  # fmt: skip
     if own.is_empty():
-        return _key(single, 0)
+        of_rank = single.filter(pl.col("rank") == key.rank)
+        return _key(single if of_rank.is_empty() else of_rank, 0)
     one = own.row(0, named=True)
     if press in ("ArrowLeft", "ArrowRight"):
         lane = single.filter(pl.col("rank") == one["rank"], pl.col("lane") == one["lane"]).sort("start", "end")

@@ -21,6 +21,7 @@ from plait.view.words import nothing, seconds_text
 LINKED = 12
 """Ranks of dependencies that are shown beside those that were asked for."""
 WAYS = ("needs", "needed by")
+CHOSEN = (State("chosen", "data"), State("zoom", "data"), State("beside", "value"), State("run", "value"))
 
 
 class Shown(NamedTuple):
@@ -36,13 +37,36 @@ class Shown(NamedTuple):
 
 
 def connect(app: Dash, runs: Sequence[Watched]) -> None:
-    """The callbacks."""
-    _choose(app, runs)
+    """The callbacks; one for each cause, as for the heat map."""
+    _click(app, runs)
+    _follow(app, runs)
+    _ask(app, runs)
     _draw(app, runs)
+    _compare(app, runs)
+
+    @app.callback(Output("chosen", "data"), Output("zoom", "data"), Input("run", "value"), prevent_initial_call=True)
+    def _other_run(_: Any) -> tuple[Any, Any]:
+        return {}, None
+
+    @app.callback(
+        Output("zoom", "data", allow_duplicate=True), Input("timeline-figure", "relayoutData"), State("zoom", "data"),
+        prevent_initial_call=True,
+    )  # fmt: skip
+    def _moved(moved: Any, zoom: Any) -> Any:
+        return _zoomed(moved, zoom)
+
+    @app.callback(
+        Output("chosen", "data", allow_duplicate=True), Output("zoom", "data", allow_duplicate=True),
+        Input("grid-figure", "clickData"), prevent_initial_call=True,
+    )  # fmt: skip
+    def _in_grid(click: Any) -> tuple[Any, Any]:
+        one = ((click or {}).get("points") or [{}])[0].get("customdata")
+        return ({"rank": int(one)}, None) if isinstance(one, int | float) else (no_update, no_update)
 
 
-def shown_of(snapshot: Snapshot, chosen: Mapping[str, Any], beside: str, zoom: Any) -> Shown | None:
+def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Shown | None:
     """chosen: ``rank``, ``step`` and ``span`` (a key), as far as they are. None where no spans were kept."""
+    chosen = chosen if isinstance(chosen, dict) else {}
     recording = snapshot.recording
     if recording is None or recording.spans.is_empty():
         return None
@@ -56,7 +80,7 @@ def shown_of(snapshot: Snapshot, chosen: Mapping[str, Any], beside: str, zoom: A
     key = key_of(chosen.get("span"))
     agree = recording.clocks_agree or bool(snapshot.clocks and not snapshot.clocks.lost)
     found = around(spans, key, clocks_agree=agree) if key and key.step == step else None
-    ranks = together(recording.grid, rank, beside if beside in WITH else "pp")  # type: ignore[arg-type]
+    ranks = together(recording.grid, rank, str(beside) if str(beside) in WITH else "pp")  # type: ignore[arg-type]
     linked = [link.key.rank for link in (*found.needs, *found.needed_by)] if found else []
     ranks += [one for one in dict.fromkeys(linked) if one not in ranks][:LINKED]
     own = spans.filter(pl.col("rank").is_in(ranks))
@@ -95,54 +119,43 @@ def key_of(values: Any) -> Key | None:
     return Key(*values)
 
 
-def _choose(app: Dash, runs: Sequence[Watched]) -> None:
+def _click(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
-        Output("chosen", "data"), Output("zoom", "data"),
-        Input("timeline-figure", "clickData"), Input("timeline-figure", "relayoutData"), Input("keys", "data"),
-        Input({"kind": "link", "way": ALL, "n": ALL}, "n_clicks"), Input("rank", "value"), Input("step", "value"),
-        Input("grid-figure", "clickData"), Input("run", "value"),
-        State("chosen", "data"), State("zoom", "data"), State("beside", "value"), prevent_initial_call=True,
+        Output("chosen", "data", allow_duplicate=True), Output("zoom", "data", allow_duplicate=True),
+        Input("timeline-figure", "clickData"), *CHOSEN, prevent_initial_call=True,
     )  # fmt: skip
-    def _which(
-        click: Any, moved: Any, keys: Any, pressed: Any, rank: Any, step: Any, grid: Any, number: Any, chosen: Any,
-        zoom: Any, beside: Any,
-    ) -> tuple[Any, Any]:  # fmt: skip
+    def _bar(click: Any, chosen: Any, zoom: Any, beside: Any, number: Any) -> tuple[Any, Any]:
+        shown = shown_of(chosen_run(runs, number), chosen, beside, zoom)
+        return _clicked(click, shown) if shown else (no_update, no_update)
+
+
+def _follow(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("chosen", "data", allow_duplicate=True), Input({"kind": "link", "way": ALL, "n": ALL}, "n_clicks"),
+        *CHOSEN, prevent_initial_call=True,
+    )  # fmt: skip
+    def _linked(_: Any, chosen: Any, zoom: Any, beside: Any, number: Any) -> Any:
+        cause = ctx.triggered_id
+        shown = shown_of(chosen_run(runs, number), chosen, beside, zoom)
+        if shown is None or shown.around is None or not isinstance(cause, dict) or not ctx.triggered[0]["value"]:
+            return no_update
+        links = shown.around.needs if cause["way"] == WAYS[0] else shown.around.needed_by
+        return _with(links[int(cause["n"])].key) if 0 <= int(cause["n"]) < len(links) else no_update
+
+
+def _ask(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("chosen", "data", allow_duplicate=True), Output("zoom", "data", allow_duplicate=True),
+        Input("rank", "value"), Input("step", "value"), State("chosen", "data"), State("run", "value"),
+        prevent_initial_call=True,
+    )  # fmt: skip
+    def _numbers(rank: Any, step: Any, chosen: Any, number: Any) -> tuple[Any, Any]:
         chosen = chosen if isinstance(chosen, dict) else {}
-        snapshot = chosen_run(runs, number)
-        # A slow machine gets several at once; a key counts more than the echo of what was shown.
-        pressed_key = any(one["prop_id"] == "keys.data" for one in ctx.triggered)
-        cause = "keys" if pressed_key else ctx.triggered_id
-        if cause == "run":
-            return {}, None
-        if cause in ("rank", "step"):
-            wanted = {"rank": rank if isinstance(rank, int) else chosen.get("rank")}
-            if isinstance(step, int):
-                wanted["step"] = step - 1
-            now = _shows(snapshot, chosen)
-            return (no_update, no_update) if wanted == now else (wanted, None)
-        if cause == "grid-figure":
-            one = ((grid or {}).get("points") or [{}])[0].get("customdata")
-            return ({"rank": int(one)}, None) if isinstance(one, int | float) else (no_update, no_update)
-        if cause == "timeline-figure" and any(one["prop_id"].endswith("relayoutData") for one in ctx.triggered):
-            return no_update, _zoomed(moved, zoom)
-        shown = shown_of(snapshot, chosen, str(beside), zoom)
-        if shown is None or shown.window is None:
-            return no_update, no_update
-        if isinstance(cause, dict):
-            links = (
-                shown.around.needs
-                if shown.around and cause["way"] == WAYS[0]
-                else shown.around.needed_by
-                if shown.around
-                else ()
-            )
-            there = ctx.triggered[0]["value"] and 0 <= int(cause["n"]) < len(links)
-            return (_with(links[int(cause["n"])].key), no_update) if there else (no_update, no_update)
-        if cause == "timeline-figure":
-            return _clicked(click, shown, zoom)
-        if isinstance(keys, dict) and keys.get("where") == "time-box":
-            return _pressed(str(keys.get("key")), shown, zoom)
-        return no_update, no_update
+        wanted = {"rank": rank if isinstance(rank, int) else chosen.get("rank")}
+        if isinstance(step, int):
+            wanted["step"] = step - 1
+        echo = wanted == _shows(chosen_run(runs, number), chosen)  # of what was shown
+        return (no_update, no_update) if echo else (wanted, None)
 
 
 def _shows(snapshot: Snapshot, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,11 +179,10 @@ def _zoomed(moved: Any, zoom: Any) -> Any:
     return ends if all(isinstance(one, int | float) for one in ends) and ends != zoom else no_update
 
 
-def _clicked(click: Any, shown: Shown, zoom: Any) -> tuple[Any, Any]:
+def _clicked(click: Any, shown: Shown) -> tuple[Any, Any]:
     """A bar: its span; of several put together, a closer look."""
     number = ((click or {}).get("points") or [{}])[0].get("customdata")
-    assert shown.window is not None
-    bars = shown.window.bars
+    bars = shown.window.bars if shown.window else pl.DataFrame()
     if not isinstance(number, int | float) or not 0 <= int(number) < bars.height:
         return no_update, no_update
     one = bars.row(int(number), named=True)
@@ -184,49 +196,66 @@ def _around(span: Mapping[str, Any], shown: Shown, length: float) -> list[float]
     return [(middle - length / 2) * 1e3, (middle + length / 2) * 1e3]
 
 
-def _pressed(key: str, shown: Shown, zoom: Any) -> tuple[Any, Any]:
-    assert shown.window is not None
+def by_key(key: str, shown: Shown, chosen: Any, zoom: Any) -> tuple[Any, Any]:
+    """What a key makes of what is chosen and of the zoom."""
     view = shown.window
+    if view is None:
+        return chosen, zoom
     if key == "0":
-        return no_update, None
+        return chosen, None
     if key in ("+", "=", "-"):
         length = (view.end - view.begin) * (4 if key == "-" else 0.25)
         middle = {"start": view.begin, "end": view.end}
-        return no_update, _around(shown.around.span if shown.around else middle, shown, length)
+        return chosen, _around(shown.around.span if shown.around else middle, shown, length)
     if key in ("n", "b") and shown.around:
         links = shown.around.needs if key == "n" else shown.around.needed_by
         latest = (
             max(links, key=lambda link: (link.last, link.end), default=None) if key == "n" else next(iter(links), None)
         )
-        return (_with(latest.key), no_update) if latest else (no_update, no_update)
+        return (_with(latest.key), zoom) if latest else (chosen, zoom)
     if key.startswith("Arrow"):
         one = shown.around.span if shown.around else None
-        at = Key(*(one[name] for name in Key._fields)) if one else Key(-1, -1, "", "", -1)
+        at = Key(*(one[name] for name in Key._fields)) if one else Key(-1, shown.rank, "", "", -1)
         to = next_span(view.bars, at, key)
-        return (_with(to), no_update) if to else (no_update, no_update)
-    return no_update, no_update
+        return (_with(to), zoom) if to else (chosen, zoom)
+    return chosen, zoom
 
 
 def _draw(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("timeline-figure", "figure"), Output("span", "children"), Output("links", "children"),
-        Output("rank", "value"), Output("step", "value"), Output("clocks", "children"), Output("both-figure", "figure"),
-        Input("version", "data"), Input("chosen", "data"), Input("zoom", "data"), Input("beside", "value"),
-        State("run", "value"), prevent_initial_call=True,
+        Output("rank", "value"), Output("step", "value"), Output("clocks", "children"), Input("version", "data"),
+        Input("chosen", "data"), Input("zoom", "data"), Input("beside", "value"), State("run", "value"),
+        prevent_initial_call=True,
     )  # fmt: skip
     def _figure(_: str, chosen: Any, zoom: Any, beside: Any, number: Any) -> tuple[Any, ...]:
         snapshot = chosen_run(runs, number)
-        shown = shown_of(snapshot, chosen if isinstance(chosen, dict) else {}, str(beside), zoom)
+        shown = shown_of(snapshot, chosen, beside, zoom)
         if shown is None or shown.window is None or snapshot.recording is None:
-            kept = "No spans of this rank were kept." if snapshot.told else snapshot.problem or "reading all spans ..."
-            return nothing(kept), "", [], no_update, no_update, "", nothing(kept)
+            kept = _kept(snapshot)
+            return nothing(kept), "", [], no_update, no_update, ""
         hosts = dict(snapshot.recording.grid.select("rank", "host").iter_rows())
         figure = timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
-        both = no_update if ctx.triggered_id in ("zoom", "beside") else side_by_side(runs[0], snapshot, shown)
         return (
             figure, span_text(shown, snapshot.recording), links_of(shown, snapshot.recording), shown.rank,
-            shown.step + 1, clock_text(snapshot), both,
+            shown.step + 1, clock_text(snapshot),
         )  # fmt: skip
+
+
+def _compare(app: Dash, runs: Sequence[Watched]) -> None:
+    @app.callback(
+        Output("both-figure", "figure"), Input("version", "data"), Input("chosen", "data"), State("run", "value"),
+        prevent_initial_call=True,
+    )  # fmt: skip
+    def _both(_: str, chosen: Any, number: Any) -> dict[str, Any]:
+        snapshot = chosen_run(runs, number)
+        shown = shown_of(snapshot, chosen, "rank", None)
+        return side_by_side(runs[0], snapshot, shown) if shown else nothing(_kept(snapshot))
+
+
+def _kept(snapshot: Snapshot) -> str:
+    """Why no spans are shown."""
+    return "No spans of this rank were kept." if snapshot.told else snapshot.problem or "reading all spans ..."
 
 
 def clock_text(snapshot: Snapshot) -> str:

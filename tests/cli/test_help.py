@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
+
+
+def _of_children() -> float:
+    """Processor seconds: others may use the machine."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_help_needs_no_torch_and_starts_at_once() -> None:
@@ -17,9 +23,9 @@ def test_help_needs_no_torch_and_starts_at_once() -> None:
     )
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        start = _of_children()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, _of_children() - start)
         assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
         if best < 0.5:
             break

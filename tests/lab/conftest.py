@@ -59,7 +59,7 @@ def running_lab(plait_lab: PlaitLab, own_list: Path) -> Iterator[subprocess.Pope
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="session")

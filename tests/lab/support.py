@@ -53,7 +53,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 60.0) -> None:
     """Wait for a condition, and fail with a message if it does not come."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -68,7 +68,7 @@ class PlaitLab:
     def __call__(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end and check the exit status."""
         done = subprocess.run(
-            [sys.executable, "-c", CLI, *words], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-c", CLI, *words], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
         return done

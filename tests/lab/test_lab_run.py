@@ -70,7 +70,7 @@ def test_a_failing_rank_ends_the_others(plait_lab: PlaitLab) -> None:
     start = time.monotonic()
     done = plait_lab("run", "sh", "-c", "test $RANK = 1 && exit 7; sleep 60", status=7)
     assert "rank 1 on host 1 exited with status 7; ending the other ranks" in done.stderr
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 30, "not the end of its sleep"
 
 
 def test_a_rank_that_will_not_end_is_killed(plait_lab: PlaitLab) -> None:
@@ -87,7 +87,7 @@ def test_a_rank_that_will_not_end_is_killed(plait_lab: PlaitLab) -> None:
 
 def test_a_killed_rank_is_named(running_lab: subprocess.Popen[str], own_list: Path) -> None:
     os.kill(int((own_list / "rank1").read_text()), signal.SIGKILL)
-    _, errors = running_lab.communicate(timeout=10)
+    _, errors = running_lab.communicate(timeout=60)
     assert running_lab.returncode == 128 + signal.SIGKILL
     assert "rank 1 on host 1 was killed by SIGKILL" in errors
 
@@ -95,7 +95,7 @@ def test_a_killed_rank_is_named(running_lab: subprocess.Popen[str], own_list: Pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(running_lab: subprocess.Popen[str], own_list: Path, number: signal.Signals) -> None:
     running_lab.send_signal(number)
-    running_lab.communicate(timeout=10)
+    running_lab.communicate(timeout=60)
     assert running_lab.returncode == 128 + number
     assert not processes_of(own_list)
     assert not running()
@@ -110,7 +110,7 @@ def test_a_second_signal_kills(plait_lab: PlaitLab, own_list: Path) -> None:
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=5)
+    process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
 
 
@@ -216,7 +216,7 @@ def test_no_root_is_needed(nobody_python: str, own_list: Path) -> None:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     if "user namespaces" in done.stderr:

@@ -53,7 +53,7 @@ def test_an_agent_on_the_wrong_host_is_named_by_both_sides(agents: Agents, host:
     process = start(agents, host, number)
     with pytest.raises(PlacementError, match=match):
         agents.ranks(nothing)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert match in errors
 
@@ -81,7 +81,7 @@ def test_a_node_that_is_lost_is_named(agents: Agents, tmp_path: Path) -> None:
         watched(ranks, tmp_path / "logs", timeout=30, lock=None, sources=list(agents.agents.values()))
     agents.__exit__(None, None, None)
     for process in processes:
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 class Node:

@@ -159,9 +159,9 @@ def test_many_micro_batches_are_not_walked(schedule: str) -> None:
     row |= {"virtual": 2} if schedule == "interleaved" else {}
     found, walked = both(LLAMA, row, sequence=1024)
     assert found.allocated[0] == pytest.approx(walked.most.memory.total, rel=CLOSE)
-    start = time.perf_counter()
+    start = time.process_time()
     more = step_memory(LLAMA, Points.of([row | {"num_micro": 1 << 40}]), sequence=1024)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     if schedule != "gpipe":
         assert more.allocated[0] == found.allocated[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,10 +35,11 @@ CULPRIT = 6
 
 
 @contextmanager
-def served(folders: Sequence[Path], *, read: bool = True) -> Iterator[tuple[str, list[Watched]]]:
-    """The address of the page. read: whether everything was read before."""
+def served(folders: Sequence[Path], *, read: bool = True, late: float = 0.0) -> Iterator[tuple[str, list[Watched]]]:
+    """The address of the page. read: whether everything was read before. late: seconds before each answer."""
     watched = watch(folders, tools())
     app = make_app(watched)
+    app.server.before_request(lambda: time.sleep(late))
     if read:
         for one in watched:
             one.read()

@@ -4,6 +4,7 @@ keyboard; the report needs no network."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,22 +26,40 @@ def chromium() -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[Page]:
-    run = write_run(tmp_path_factory.mktemp("runs") / "run", SLOW)
+@contextmanager
+def opened(run: Path, chromium: Browser, *, late: float = 0.0) -> Iterator[Page]:
+    """The run's page, which must not have an error in the end."""
     said: list[str] = []
+    asked: list[str] = []
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
-    with served([run]) as (url, _):
+    with served([run], late=late) as (url, _):
         page.set_default_timeout(WAIT)
-        asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(url)
         page.wait_for_selector("#heat-figure .heatmaplayer image")
         yield page
         page.close()
-        assert said == []
-        assert [one for one in asked if not one.startswith((url, "data:", "blob:"))] == [], "all from this machine"
+    assert said == []
+    assert [one for one in asked if not one.startswith((url, "data:", "blob:"))] == [], "all from this machine"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", SLOW)
+
+
+@pytest.fixture(scope="module")
+def shown(run: Path, chromium: Browser) -> Iterator[Page]:
+    with opened(run, chromium) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def late(run: Path, chromium: Browser) -> Iterator[Page]:
+    """From a server that takes its time, as on a machine that others use."""
+    with opened(run, chromium, late=0.5) as page:
+        yield page
 
 
 def drawn(page: Page, graph: str, what: str) -> Any:
@@ -110,6 +129,39 @@ def test_the_keyboard_is_enough(shown: Page) -> None:
     second = shown.locator("#span").inner_text()
     shown.keyboard.press("n")
     shown.wait_for_function("second => document.querySelector('#span').textContent !== second", arg=second)
+
+
+def test_keys_come_faster_than_answers(late: Page) -> None:
+    late.locator("#heat-box").focus()
+    for _ in range(CULPRIT + 1):  # the first marks the first row
+        late.keyboard.press("ArrowDown")
+    late.wait_for_function(f"document.querySelector('#cell').textContent.startsWith('rank {CULPRIT} ')")
+    late.wait_for_selector("#timeline-figure .barlayer .point path", state="attached")
+    length = (
+        "(([low, high]) => high - low)(document.querySelector('#timeline-figure .js-plotly-plot').layout.xaxis.range)"
+    )
+    whole = late.evaluate(length)
+    for key in ("Enter", "ArrowRight", "ArrowRight", "+"):
+        late.keyboard.press(key)
+    late.wait_for_function("document.querySelector('#span').textContent.startsWith('rank 6 ')")
+    late.wait_for_function(f"{length} < {whole / 3}")
+
+
+def test_what_a_figure_says_meanwhile_loses_no_click(late: Page) -> None:
+    """A figure that is drawn anew says so, and numbers that are shown anew count as changed."""
+    late.locator("#unlike button").first.click()
+    late.wait_for_selector("#timeline-figure .barlayer .point path", state="attached")
+    late.wait_for_function("document.querySelector('#rank').value === '6'")
+    before = late.locator("#span").inner_text()
+    point = {"points": [{"customdata": 4}]}
+    late.evaluate(
+        "async point => { const say = window.dash_clientside.set_props; say('timeline-figure', {clickData: point}); "
+        "await new Promise(done => setTimeout(done, 100)); "
+        "say('timeline-figure', {relayoutData: {autosize: true}}); say('rank', {value: 6}); }",
+        point,
+    )
+    late.wait_for_function("before => document.querySelector('#span').textContent !== before", arg=before)
+    late.wait_for_selector("#links button")
 
 
 def test_other_orders_statistics_and_columns(shown: Page) -> None:

@@ -187,6 +187,9 @@ def test_keys_go_from_span_to_span(recording: Any) -> None:
     shown = window(recording.spans, [2, CULPRIT], (5, 5))
     assert shown
     bars = shown.bars
+    for rank in bars["rank"].unique():
+        begun = next_span(bars, Key(-1, rank, "", "", -1), "ArrowRight")
+        assert begun and begun.rank == rank, "the keys begin at the rank that was opened"
     first = next_span(bars, Key(-1, -1, "", "", -1), "ArrowRight")
     assert first and first.rank == 2
     second = next_span(bars, first, "ArrowRight")

@@ -1,4 +1,5 @@
 // Keys on figures: what is pressed while a figure has the focus goes to the server, which knows what is drawn.
+// All of the latest keys go each time: Dash drops an answer if it asks again before it has it.
 // And the picture in three dimensions is drawn when it first comes into view.
 (function () {
   "use strict";
@@ -17,12 +18,14 @@
   var taken = ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "PageUp", "PageDown", "Home", "End", "Enter",
                "+", "=", "-", "0", "n", "b"];
   var count = 0;
+  var latest = [];
   document.addEventListener("keydown", function (event) {
     var box = event.target.closest && event.target.closest("[data-keys]");
     if (!box || event.ctrlKey || event.metaKey || event.altKey || taken.indexOf(event.key) < 0) { return; }
     event.preventDefault();
     count += 1;
-    window.dash_clientside.set_props("keys", {data: {where: box.getAttribute("data-keys"), key: event.key, n: count}});
+    latest = latest.concat([[box.getAttribute("data-keys"), event.key]]).slice(-64);
+    window.dash_clientside.set_props("keys", {data: {count: count, latest: latest}});
     if (event.key === "Enter" && box.id === "heat-box") {
       var next = document.getElementById("time-box");
       if (next) { next.focus(); next.scrollIntoView({block: "center"}); }

@@ -1,0 +1,47 @@
+"""The GPU's benchmark on tiny models of a CPU: that it runs, not what it says of speed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu import CASES, SHARES, SLICED, TINY, TP, batch_of, shape_of, sliced, whole
+from modelled_wire import ModelledWire
+
+from plait.core.overlap import Load
+from plait.core.strategy import Strategy
+from plait.train.comm.wire import NullWire
+from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.gradients import Gradients
+from plait.train.machine.device import open_device
+from plait.train.model.transformer import Transformer
+
+CPU = open_device("cpu", 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_order_runs_beside_the_modelled_link(name: str) -> None:
+    found = sliced(shape_of(name, TINY, tiny=True), TINY, CPU, SHARES[0], 1)
+    assert list(found["rows"]) == list(SLICED)
+    assert all(row["seconds"] > 0 for row in found["rows"].values())
+    assert found["communication"] > 0
+
+
+def test_the_modelled_link_changes_no_number() -> None:
+    spec, strategy = shape_of("llama3-8b", TINY, tiny=True), Strategy(tp=TP, p1=2)
+    found: list[dict[str, torch.Tensor]] = []
+    for wire in (NullWire(TP), ModelledWire(CPU, TP, lambda nbytes: 1e-3)):
+        model = Transformer(spec, strategy)
+        gradients = Gradients(model)
+        load = Load(TINY.batch, TINY.sequence)
+        make_executor(model, strategy, wire, load, Here(CPU), gradients=gradients).run(batch_of(spec, TINY, CPU))
+        found.append(dict(gradients.named))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", CASES)
+def test_both_models_are_one(name: str) -> None:
+    """It ends the benchmark if their losses differ."""
+    found = whole(shape_of(name, TINY, tiny=True), TINY, CPU, 1e9, 1)
+    assert set(found["rows"]) == {"plait", "transformers", "transformers compiled"}
