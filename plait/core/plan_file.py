@@ -63,7 +63,8 @@ class Boundaries(Section):
 
 def table(name: str, kinds: Mapping[str, Any]) -> type[Section]:
     """A table that has all these keys, and no other."""
-    return create_model(name, __base__=Section, **{key: (kind, ...) for key, kind in kinds.items()})
+    needed: Any = {key: (kind, ...) for key, kind in kinds.items()}
+    return create_model(name, __base__=Section, **needed)
 
 
 def table_of(owner: type[Any], **others: Any) -> type[Section]:
