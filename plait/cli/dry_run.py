@@ -97,7 +97,7 @@ def _room(found: Estimate, there: Room | None) -> str:
     verdict = "fits" if there.holds(found) else "does not fit"
     if there.each:
         return f"available: {in_words(there.each)} on {there.what}: {verdict}"
-    needed = f"all ranks together need {in_words(found.bytes)}: {verdict}"
+    needed = f"all ranks need {in_words(found.bytes)}: {verdict}"
     return f"available: {in_words(there.shared)} on {there.what}; {needed}"
 
 

@@ -101,11 +101,12 @@ def _pod_file(file: str | None) -> dict[str, Any]:
     import yaml
 
     from plait.core.errors import JobError
+    from plait.core.files import contents
 
     if not file:
         return {}
     try:
-        found = yaml.safe_load(Path(file).read_text())
+        found = yaml.safe_load(contents(file))
     except OSError as error:
         raise JobError(error.strerror or str(error), file=file, key="kubernetes.pod") from None
     except yaml.YAMLError as error:

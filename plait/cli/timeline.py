@@ -21,6 +21,8 @@ COMPARED = 50
 """Steps that are compared, the last ones."""
 DRAWN = 5
 """Steps that a trace holds, the last ones."""
+SHOWN = 5e-5
+"""Seconds of waiting beyond communication that are worth a line."""
 
 
 def timeline(
@@ -32,11 +34,16 @@ def timeline(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
     """Summarise a run's measured timeline: what took how long, and how much communication was hidden."""
+    from plait.core.files import check_target, explained
     from plait.diagnose.reading import read_timeline
 
+    fix = "Choose another with --perfetto"
+    if perfetto:
+        check_target(perfetto, fix=fix)
     measured = read_timeline(run)
     if perfetto:
-        _draw(measured, perfetto)
+        with explained(f"{perfetto} cannot be written", fix=fix):
+            _draw(measured, perfetto)
         if not json:
             terminal.say(f"{perfetto} holds the last steps; open it at ui.perfetto.dev")
     if against:
@@ -73,10 +80,11 @@ def _summarise(run: Path, measured: Tables, json: bool) -> None:
     rows = [(row.kind, row.site, row.direction, _ms(row.seconds), _ms(row.of_all)) for row in found.whats]
     terminal.table(("what", "where", "direction", "last", "all"), rows)
     if found.hidden.fraction is not None:
-        total = found.hidden.total / found.lanes
-        terminal.say(f"communication {total * 1e3:.1f} ms a step, hidden {found.hidden.fraction:.0%}")
+        total, waiting = (part / found.lanes for part in (found.hidden.total, found.hidden.waiting))
+        beyond = f"; waiting beyond it {waiting * 1e3:.1f} ms" if waiting > SHOWN else ""
+        terminal.say(f"communication {total * 1e3:.1f} ms a step, hidden {found.hidden.fraction:.0%}{beyond}")
     if len(found.trend) > 1 and found.hidden.fraction is not None:
-        shares = (f"{one.first}-{one.last} {one.hidden.fraction or 0:.0%}" for one in found.trend)
+        shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
         terminal.say(f"hidden by step: {', '.join(shares)}")
     if found.slowest:
         slow = (f"{one.step + 1} ({one.seconds:.2f} s, {one.times:.1f} times the median)" for one in found.slowest)
@@ -163,10 +171,12 @@ def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:
             found = [(*one[:3], f"{one.count:.3g}", _ms(one.seconds), one.example) for one in unmatched]
             terminal.table(("what", "where", "direction", "number", "ms", "such as"), found)
     for word, comm in zip((first, second), (result.predicted, result.measured), strict=True):
+        word = word.replace("ms ", "").replace(" ms", "")
         if comm.fraction is not None:
-            word = word.replace("ms ", "").replace(" ms", "")
             exposed, total = _ms(comm.exposed), _ms(comm.total)
             terminal.say(f"exposed communication, {word}: {exposed} of {total} ms ({comm.fraction:.0%} hidden)")
+        if comm.waiting > SHOWN:
+            terminal.say(f"waiting beyond communication, {word}: {_ms(comm.waiting)} ms (others, a free processor)")
 
 
 def _plain(result: Comparison) -> dict[str, Any]:
@@ -184,6 +194,11 @@ def _plain(result: Comparison) -> dict[str, Any]:
         "not_planned": unmatched(result.not_planned),
         "communication": {"predicted": communication(result.predicted), "measured": communication(result.measured)},
     }
+
+
+def _steps(first: int, last: int) -> str:
+    """Numbered from 1, as everywhere."""
+    return str(first + 1) if first == last else f"{first + 1}-{last + 1}"
 
 
 def _ms(seconds: float | None) -> str:

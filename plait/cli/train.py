@@ -56,6 +56,7 @@ def train(
     from plait.launch.run_folder import write_run
 
     place = with_table(place_of(on), rank_table)
+    _check_options(place, follow=follow, dry_run=dry_run, as_json=as_json)
     if dry_run:
         _show(job, overrides or [], place, as_json)
         return
@@ -72,6 +73,17 @@ def train(
     if isinstance(place, Managed) and not place.inside:
         raise typer.Exit(place.submit(plan, folder, follow=follow))
     raise typer.Exit(run_plan(plan, folder, place, open_job=open_job))
+
+
+def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool) -> None:
+    """Raise JobError for an option that would be ignored."""
+    from plait.cli.running import Managed
+    from plait.core.errors import JobError
+
+    if as_json and not dry_run:
+        raise JobError("is for --dry-run; a run's numbers are in its metrics.jsonl", key="--json", fix="Leave it out")
+    if not follow and not isinstance(place, Managed):
+        raise JobError("is for --on slurm and kubernetes", key="--no-follow", fix="Leave it out")
 
 
 def _check_ranks(plan: Plan, place: Place, on: str) -> None:
@@ -217,14 +229,20 @@ def _written(file: Path, overrides: list[str], place: Place) -> tuple[Plan, Path
 
 
 def _check_files(job: Job, folder: Path, place: Place) -> None:
-    """Refuse at once what the ranks would refuse, seconds later: data that are not there or not enough."""
+    """Refuse at once what ranks would refuse, seconds later: a folder that cannot be written, data that
+    are not there or not enough, weights that are not there or another model's."""
     from plait.cli.running import Managed
 
     if isinstance(place, Managed) and not place.shares_files:
         return
+    from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.check import check_data
+    from plait.train.data.tokenizer import load_tokenizer
 
+    _check_folder(folder)
     check_data(job.data, job.train, folder / "corpus")
+    if job.train.init_from:
+        check_weights(Path(job.train.init_from), job.model_spec(load_tokenizer(job.data.tokenizer).vocab))
     _check_compiler(job, place)
 
 
@@ -238,3 +256,15 @@ def _check_compiler(job: Job, place: Place) -> None:
     there = room(job.run.device, job.world_size) if place.ours else None
     if place.lab or (there and not there.each):
         check_compiler()
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise LaunchError for a run's folder that cannot be written, or where something else is in the way."""
+    from plait.core.errors import LaunchError
+    from plait.core.files import check_target, kind_of
+
+    fix = "Choose another with run.folder=FOLDER or run.name=NAME"
+    check_target(folder / "plan.json", fix=fix)
+    for name in ("logs", "timeline", "checkpoints", "corpus"):
+        if (kind := kind_of(folder / name)) not in ("", "folder"):
+            raise LaunchError(f"{folder / name} is a {kind}, and a run needs a folder there. {fix}.")

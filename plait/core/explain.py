@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from plait.core.errors import JobError, nearest
+from plait.core.numbers import LARGEST
 from plait.core.toml import show
 
 _NAMES: dict[Any, str] = {
@@ -43,7 +44,10 @@ def explain(error: ValidationError, root: type[BaseModel]) -> JobError:
     value = show(first.get("input"))
     if field is None or _is_table(field):
         return JobError(f"{value} is not a table", key=key, fix=f"Write [{key}] and the keys below it")
-    return JobError(f"{value} is not allowed", key=key, fix=f"Allowed: {allowed(field.annotation, field.metadata)}")
+    wide = [f"{word} {bound}" for word, name in (("at least", "ge"), ("at most", "le"))
+            if (bound := first.get("ctx", {}).get(name)) is not None and abs(bound) >= LARGEST]  # fmt: skip
+    told = ", ".join([allowed(field.annotation, field.metadata), *wide])
+    return JobError(f"{value} is not allowed", key=key, fix=f"Allowed: {told}")
 
 
 def _walk(location: tuple[int | str, ...], root: type[BaseModel]) -> tuple[list[str], list[str], FieldInfo | None]:
@@ -85,7 +89,7 @@ def _is_table(field: FieldInfo) -> bool:
 
 
 def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
-    """What a type takes, in words.
+    """What a type takes, in words. Bounds that nobody means to reach are left out.
 
     >>> allowed(int, [Ge(1)])
     'a whole number of at least 1'
@@ -97,6 +101,8 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return " or ".join(allowed(part) for part in inner if part is not NoneType)
+    if origin is dict:
+        return "a table"
     if origin is Literal:
         return " or ".join(f'"{value}"' for value in inner)
     if hasattr(annotation, "__metadata__"):  # Annotated
@@ -116,7 +122,8 @@ def allowed(annotation: Any, limits: list[Any] | tuple[Any, ...] = ()) -> str:
         return "{ " + ", ".join(f"{name} = {allowed(kind)}" for name, kind in hints.items()) + " }"
     if patterns := [pattern for limit in limits if (pattern := getattr(limit, "pattern", None))]:
         return f"a text that matches {patterns[0]}"
-    words = " and ".join(f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in limits if type(limit) in _SIGNS)
+    known = [limit for limit in limits if type(limit) in _SIGNS and abs(_bound(limit)) < LARGEST]
+    words = " and ".join(f"{_SIGNS[type(limit)]} {_bound(limit):g}" for limit in known)
     name = _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
     return f"{name} {'of ' if words.startswith('at') else ''}{words}".rstrip()
 

@@ -1,15 +1,68 @@
-"""Files that appear whole or not at all, and what is said where they cannot."""
+"""Files: read where they are ordinary ones, written whole or not at all; what is said where that fails."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
+from typing import Literal
 
-from plait.core.errors import LaunchError
+from plait.core.errors import JobError, LaunchError
+
+LONGEST_NAME, LONGEST_PATH = 255, 3840
+"""Bytes of a name, which every file system has, and of a path, so that names of ours still fit below it."""
+
+
+def contents(path: str | Path) -> bytes:
+    """All of an ordinary file. Raises OSError where there is none, also for a device, which may never end,
+    and a pipe, which may never begin."""
+    if (kind := kind_of(path)) in ("device", "pipe", "socket"):
+        raise OSError(errno.EINVAL, f"It is a {kind}, no regular file", str(path))
+    return Path(path).read_bytes()
+
+
+def kind_of(path: str | Path) -> Literal["file", "folder", "device", "pipe", "socket", ""]:
+    """What a path leads to; empty where it leads nowhere. Raises OSError where nobody may know."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+
+
+def check_path(path: str, key: str) -> None:
+    """Raise JobError, naming the key, for a text that no file system takes as a path, or no job file as a
+    text.
+
+    >>> check_path("x" * 300, "run.folder")
+    Traceback (most recent call last):
+    plait.core.errors.JobError: run.folder: has a name of 300 bytes. Allowed: names of at most 255 bytes.
+    """
+    if not path:
+        raise JobError("is empty", key=key, fix="Name a path, or leave the key out")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise JobError(f"{path!r} is not UTF-8", key=key, fix="Rename it") from None
+    if "\0" in path:
+        raise JobError(f"{path!r} holds a zero byte, which no path can have", key=key, fix="Leave it out")
+    if longest := max((size for size in map(_size, path.split("/")) if size > LONGEST_NAME), default=0):
+        problem = f"has a name of {longest} bytes"
+        raise JobError(problem, key=key, fix=f"Allowed: names of at most {LONGEST_NAME} bytes")
+    if _size(path) > LONGEST_PATH:
+        raise JobError(f"has {_size(path)} bytes", key=key, fix=f"Allowed: at most {LONGEST_PATH}")
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.files import contents
 from plait.core.model import ModelSpec, RopeScaling, shown
 
 _GPT2 = {
@@ -28,9 +29,10 @@ def read_config(path: Path) -> ModelSpec:
     the file and its own key, for what is wrong or cannot be run."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(contents(file))
     except (OSError, ValueError, RecursionError) as error:
-        raise JobError(f"cannot be read as a Hugging Face config: {error}", file=str(file)) from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise JobError(f"cannot be read as a Hugging Face config: {reason}", file=str(file)) from None
     if not isinstance(config, dict):
         raise JobError("is no table, so it is no Hugging Face config", file=str(file))
     values = cast("dict[str, Any]", config)

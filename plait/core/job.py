@@ -21,10 +21,11 @@ from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.experts import check_expert_parallel
 from plait.core.explain import explain
+from plait.core.files import check_path
 from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
-from plait.core.numbers import nearest_batch
+from plait.core.numbers import nearest_batch, shown
 from plait.core.settings import (
     BYTES,
     PLANNABLE,
@@ -52,6 +53,8 @@ TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
 PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
 """Settings that the planner can choose."""
+_NO_NUMBERS = ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every", "on_nan")
+"""Of training, what changes nothing of what a step computes."""
 _PATHS = (
     ("model", "huggingface"),
     ("data", "text"),
@@ -86,8 +89,9 @@ class Job(Section):
     def read(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file
         and key."""
-        values, changed = override(_located(read_toml(path), Path(path).parent), overrides, _is_text)
+        changed = set[str]()
         try:
+            values, changed = override(_located(read_toml(path), Path(path).parent), overrides, _is_text)
             return Job.from_dict(values)
         except JobError as error:
             if error.file:  # an error of a file that the job names
@@ -124,7 +128,7 @@ class Job(Section):
 
     def named(self, name: str) -> Job:
         """The same job, its run called ``name`` unless it says so itself."""
-        return self.model_copy(update={"run": self.run.model_copy(update={"name": self.run.name or name})})
+        return self.model_copy(update={"run": self.run.named(name)})
 
     @model_validator(mode="before")
     @classmethod
@@ -291,7 +295,7 @@ class Job(Section):
             raise JobError("stands beside model.preset", key="model.huggingface", fix="Keep one of the two")
         for key, value in (("preset", preset), ("huggingface", config)):
             if value is not None and not isinstance(value, str):
-                raise JobError(f"{value!r} is not a text", key=f"model.{key}")
+                raise JobError(f"{shown(value)} is not a text", key=f"model.{key}")
         base: dict[str, Any] = {"max_sequence": self.data.sequence_length, "vocab": vocab}
         if config is not None:
             base = ModelSpec.from_huggingface(config).to_dict()
@@ -329,15 +333,7 @@ class Job(Section):
         """A hash of everything that decides the numbers a run computes; not of names, logging or how long it
         runs."""
         values = self.to_dict()
-        for key in (
-            "steps",
-            "eval_every",
-            "eval_batches",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "log_every",
-            "on_nan",
-        ):
+        for key in _NO_NUMBERS:
             values["train"].pop(key)
         return digest([values["model"], values["data"], values["train"]])
 
@@ -371,12 +367,13 @@ def _opened(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _located(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """``values`` with relative paths made absolute from ``base``; what is no path, or of the wrong type,
-    stays as it is."""
+    """``values`` with relative paths made absolute from ``base``; what is of the wrong type stays as it is.
+    Raises JobError for a text that can be no path."""
 
-    def locate(text: Any) -> Any:
+    def locate(text: Any, key: str) -> Any:
         if not isinstance(text, str) or text in (STDLIB, BYTES):
             return text
+        check_path(text, key)
         return os.path.abspath(os.path.join(base, os.path.expanduser(text)))
 
     result = dict(values)
@@ -384,9 +381,9 @@ def _located(values: dict[str, Any], base: Path) -> dict[str, Any]:
         table = result.get(section)
         if isinstance(table, dict) and key in table:
             value = cast("dict[str, Any]", table)[key]
-            many = isinstance(value, (list, tuple))
+            many, name = isinstance(value, (list, tuple)), f"{section}.{key}"
             result[section] = table | {
-                key: [locate(text) for text in cast("Sequence[Any]", value)] if many else locate(value)
+                key: [locate(text, name) for text in cast("Sequence[Any]", value)] if many else locate(value, name)
             }
     return result
 

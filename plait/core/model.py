@@ -343,15 +343,14 @@ class ModelSpec:
     def preset_values(name: str, folder: Path) -> dict[str, Any]:
         """What ``folder/NAME.toml`` says, before anything is derived from it, so that a job may still change
         a shape."""
-        file = folder / f"{name}.toml"
-        if not file.is_file():
-            known = sorted(p.stem for p in folder.glob("*.toml"))
+        known = sorted(file.stem for file in folder.glob("*.toml"))
+        if name not in known:
             raise JobError(
                 f"no model preset '{name}'{nearest(name, known)}",
                 key="model.preset",
                 fix=f"Known presets: {', '.join(known)}",
             )
-        return tomllib.loads(file.read_text())
+        return tomllib.loads((folder / f"{name}.toml").read_text())
 
 
 _NUMBERS = ("norm_eps", "rope_theta", "dropout", "attention_dropout")

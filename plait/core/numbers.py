@@ -10,6 +10,11 @@ from plait.core.errors import JobError
 LARGEST = 2**31 - 1
 """Of every size: more than any model has, and little enough for all that is computed from it."""
 
+MOST_SEED = 2**63 - 1
+"""The largest seed: seeds are TOML's whole numbers, which torch's generators and Plait's own take."""
+MOST_SECONDS = 1e9
+"""Thirty years: more than any timer takes is no time to wait."""
+
 MOST_TRIED = 100_000
 """Sizes of a micro-batch that are looked at for one that would do."""
 
@@ -27,7 +32,10 @@ def check_number(value: Any, key: str, *, whole: bool) -> None:
 
 def shown(value: Any) -> str:
     """A value for a message, however large it is."""
-    text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >> 64 else repr(value)
+    try:
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) >> 64 else repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        text = f"a {type(value).__name__} with a number that is too long to be shown"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.core.errors import PlacementError
-from plait.core.files import replacing
+from plait.core.files import contents, replacing
 from plait.core.rank_table import RankTable
 
 VERSION = 1
@@ -86,7 +86,7 @@ class Placement:
     def read(path: Path) -> Placement:
         """Raises PlacementError naming the file and what is wrong in it."""
         try:
-            values = cast("dict[str, Any]", json.loads(path.read_text()))
+            values = cast("dict[str, Any]", json.loads(contents(path)))
             if values.pop("version") != VERSION:
                 raise ValueError(f"this Plait reads version {VERSION}")
             values.pop("gap")

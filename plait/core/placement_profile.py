@@ -39,7 +39,7 @@ class Interference(Section):
 
     kind: CollectiveKind
     group: Group
-    bytes: Count
+    bytes: Annotated[int, Field(ge=1, le=1 << 60)]
     """Of a collective, as a point of a curve has them."""
     alone: Positive
     """Seconds with the other half idle; the slowest rank's."""

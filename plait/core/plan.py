@@ -14,19 +14,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from plait.core.errors import JobError, PlaitError
 from plait.core.files import replacing
 from plait.core.job import Job
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
+from plait.core.plan_file import Boundaries, Degrees, check_tables, list_of, table, table_of
 from plait.core.reshard_plan import ReshardPlan
 from plait.core.schedule import Edge, Schedule, parse_schedule
 from plait.core.segment_costs import SegmentCosts
-from plait.core.settings import ITEMSIZE, Precision
+from plait.core.settings import ITEMSIZE, Precision, Section, Seed
 from plait.core.sharding import Sharding
 from plait.core.stages import Stage, crossings
 from plait.core.stamped import Stamp, digest
@@ -109,6 +110,8 @@ class Plan:
             len(self.layout.degrees),
             f"{len(self.schedule.ranks)} places, {self.schedule.num_stages} stages",
         )
+        if len(self.shardings) != places:
+            raise JobError(f"{len(self.shardings)} for {places} meshes", key="shardings", fix="Give one to each")
         if places != len(self.schedule.ranks) or len(self.stages) != self.schedule.num_stages:
             raise JobError(f"a schedule of {shape} with {places} meshes and {len(self.stages)} ranges of layers")
         for mesh, sharding in zip(self.layout.meshes, self.shardings, strict=True):
@@ -120,11 +123,6 @@ class Plan:
     def sequence_cut(self) -> SequenceCut:
         """How context-parallel ranks share sequences."""
         return SequenceCut(cp=self.strategy.cp, ring=self.strategy.ring)
-
-    @property
-    def tied(self) -> bool:
-        """Whether two stages hold the embedding."""
-        return bool(self.model.tied_embeddings) and len(self.stages) > 1
 
     def tie(self, rank: int) -> Tie:
         """With whom a rank sums the gradient of tied embeddings, and what of it."""
@@ -229,13 +227,13 @@ class Plan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
-        """A plan from plain values. Raises what any part of it raises for what is none."""
+        """A plan from plain values, as ``to_dict`` makes them. Raises what any part of it raises."""
         layers = [int(number) for number in values["stage_layers"]]
         choices = values["choices"]
         strategies = tuple(Strategy.from_dict(one) for one in choices["strategies"])
         layout = values["layout"]
         return Plan(
-            job=Job.from_dict(values["job"]) if values["job"] else None,
+            job=_job(values["job"]) if values["job"] else None,
             model=ModelSpec.from_dict(values["model"]),
             workload=Workload(**values["workload"]),
             strategy=Strategy.from_dict(values["strategy"]),
@@ -248,18 +246,55 @@ class Plan:
             seed=int(values["seed"]),
             choices=Choices(**(choices | {"strategies": strategies})),
             origin=str(values["origin"]),
-            notes={str(key): str(value) for key, value in values.get("notes", {}).items()},
+            notes=dict(values.get("notes", {})),
         )
+
+
+@cache
+def _file() -> type[Section]:
+    """What stands in the file, beside version and hash."""
+    strategy = table_of(Strategy)
+    return table(
+        "PlanFile",
+        {
+            "job": dict[str, Any] | None,
+            "model": dict[str, Any],
+            "workload": table_of(Workload),
+            "strategy": strategy,
+            "layout": Degrees,
+            "shardings": list_of(table_of(Sharding)),
+            "stage_layers": list_of(int),
+            "schedule": str,
+            "reshards": dict[Literal["false", "true"], Boundaries],
+            "costs": table_of(SegmentCosts) | None,
+            "seed": Seed,
+            "choices": table_of(Choices, strategies=list_of(strategy)),
+            "origin": str,
+            "notes": dict[str, str],
+        },
+    )
 
 
 def _complete(values: dict[str, Any]) -> Plan:
     """``Plan.from_dict``, for values that anybody may have written."""
+    check_tables(values, _file())
     try:
-        return Plan.from_dict(values)
+        plan = Plan.from_dict(values)
     except JobError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, AssertionError, PlaitError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, PlaitError) as error:
         raise JobError(f"is not a complete plan: {error}") from None
+    if (layers := sum(stage.num_layers for stage in plan.stages)) != plan.model.num_layers:
+        raise JobError(f"{layers} layers, and the model has {plan.model.num_layers}", key="stage_layers")
+    return plan
+
+
+def _job(values: dict[str, Any]) -> Job:
+    try:
+        return Job.from_dict(values)
+    except JobError as error:
+        key = f"job.{error.key}" if error.key else "job"
+        raise JobError(error.problem, file=error.file, key=key, fix=error.fix) from None
 
 
 def _pack(reshards: Reshards) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class Machine(Section):
     """A rank's, as its maker calls it; empty where a log does not say."""
     kind: Literal["cuda", "cpu"]
     """What runs on it."""
-    memory: Natural = 0
+    memory: Annotated[int, Field(ge=0, le=1 << 60)] = 0
     """Bytes of a rank's device; of a CPU, the rank's share of its host's. 0: not known."""
     cores: Natural = 0
     """Of a node, that its ranks share. 0: not known."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.core.errors import PlacementError
-from plait.core.files import replacing
+from plait.core.files import contents, replacing
 
 VERSION = 1
 NAME = "rank_table.json"
@@ -101,7 +101,7 @@ class RankTable:
     def read(path: Path) -> RankTable:
         """Raises PlacementError naming the file and what is wrong in it."""
         try:
-            return _checked(json.loads(path.read_text()))
+            return _checked(json.loads(contents(path)))
         except OSError as error:
             raise PlacementError(f"{path}: {error.strerror or error}.") from None
         except (ValueError, KeyError, TypeError) as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plait.core.attention_ops import EXCHANGED
 from plait.core.columns import Coded
 from plait.core.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
-from plait.core.timeline import Hidden, SpanKind, busy_time
+from plait.core.timeline import Hidden, SpanKind, hidden_between
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,9 +113,12 @@ class Records:
 
     def hidden(self) -> Hidden:
         """Communication of the ops of a plan, as ``plait.core.timeline.hidden`` has it of one rank's step."""
+        import numpy as np
+
         table = self._of_a_timeline()
-        travel, waits = (table[_kind_numbers()[table["kind"]] == _WORDS.index(kind)] for kind in ("comm", "wait"))
-        return Hidden(busy_time(travel["started"], travel["ended"]) / 1e9, self._seconds(waits))
+        times, kinds = np.column_stack([table["started"], table["ended"]]), _kind_numbers()[table["kind"]]
+        found = hidden_between(*(times[kinds == _WORDS.index(kind)] for kind in ("comm", "wait")))
+        return Hidden(*(ns / 1e9 for ns in found))
 
     def seconds(self) -> dict[tuple[str, str], float]:
         """Of the timeline's spans, by kind and axis."""

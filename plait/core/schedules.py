@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 from plait.core.errors import ScheduleError, nearest
+from plait.core.files import contents
 from plait.core.schedule import Op, OpKind, Schedule, parse_schedule
 from plait.core.strategy import slice_sizes
 
@@ -77,12 +77,25 @@ def find_schedule(name: str, shape: Shape) -> tuple[Schedule, Shape | None]:
     """The schedule of that name, its shape with at least the chunks it needs; or the one written in the file
     ``name``, without a shape.
 
-    Raises ScheduleError as ``generate`` and ``parse_schedule`` do.
+    Raises ScheduleError as ``generate`` and ``parse_schedule`` do, also for a file that cannot be read.
     """
-    if name not in GENERATORS and Path(name).is_file():
-        return parse_schedule(Path(name).read_text()), None
+    if name not in GENERATORS and (written := _written(name)):
+        return written, None
     shape = replace(shape, chunks=max(shape.chunks, *CHUNKS.get(name, (1,)), 1))
     return generate(name, shape), shape
+
+
+def _written(name: str) -> Schedule | None:
+    """The schedule in a file; None if there is no such file."""
+    try:
+        return parse_schedule(contents(name).decode())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScheduleError(f"{name}: cannot be read as a schedule: {reason}") from None
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None
 
 
 def _gpipe(shape: Shape, ranks: Iterable[int]) -> Iterable[list[Op]]:

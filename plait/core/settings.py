@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
+from unicodedata import category
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from plait.core.errors import JobError
 from plait.core.evidence import FIRST, LAST
+from plait.core.files import check_path
+from plait.core.numbers import LARGEST, MOST_SECONDS, MOST_SEED
 from plait.core.strategy import Overlap, Recompute, ShardOverlap
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Seed = Annotated[int, Field(ge=-MOST_SEED - 1, le=MOST_SEED)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -65,7 +69,7 @@ class DataSection(Section):
     """Tokens of a training sequence."""
     eval_fraction: Fraction = 0.02
     """Share of the documents that is kept for evaluation."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of sequences."""
 
     @property
@@ -111,7 +115,7 @@ class TrainSection(Section):
     on_nan: OnNan = "stop"
     """What to do when loss or gradients are not finite: ``stop`` ends the run with its last good checkpoint;
     ``skip`` leaves this update out and goes on, up to twenty times in a row."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of initial weights and dropout."""
     eval_every: Natural = 100
     """Steps between evaluations. 0: none."""
@@ -287,14 +291,14 @@ class RunSection(Section):
     timeline_sample: Natural = 100
     """Of the steps before these, one in so many keeps its timeline, and so do those around a step that took
     unusually long. 0: none. Sums of every step are kept in any case, unless ``timeline_steps`` is 0."""
-    metrics_port: Natural = 0
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port on every host where Prometheus finds live metrics of the host's ranks. 0: none."""
     metrics_address: str = "127.0.0.1"
     """Address of the host at which it listens; its own alone unless told otherwise."""
     loggers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)] = ()
     """Where metrics go beside ``metrics.jsonl``: ``tensorboard`` (into the run's folder; needs the package
     tensorboardX), ``wandb`` (Weights & Biases, offline where it has no login; needs the package wandb)."""
-    timeout: Positive = 600.0
+    timeout: Annotated[float, Field(gt=0, le=MOST_SECONDS)] = 600.0
     """Seconds that a rank waits for another before the run is ended and the silent rank named."""
     restarts: Natural = 3
     """Restarts in a row that may save no new checkpoint before a run that fails is given up; of ranks on this
@@ -317,7 +321,7 @@ class RunSection(Section):
     selfcheck: Literal["off", "warn", "stop"] = "warn"
     """Before the first step of a run on several machines the links between neighbours, and across, are tried:
     what to do about one that has less than a third of the median rate."""
-    hang_deadline: NotNegative = 0.0
+    hang_deadline: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = 0.0
     """Seconds after which a collective or a transfer that has not ended makes Plait look for the rank that
     the others wait for, name it and end the run. What a rank does for the first time (a step, an evaluation)
     may take four times as long. 0: half of ``run.timeout``."""
@@ -341,10 +345,26 @@ class RunSection(Section):
     @field_validator("name")
     @classmethod
     def _one_folder(cls, name: str) -> str:
-        if name in (".", "..") or "/" in name or "\0" in name:
+        if name in (".", "..") or "/" in name or (name and not name.strip()):
             fix = "Leave out slashes; run.folder says where it goes"
             raise JobError(f"'{name}' is no name for a folder", key="run.name", fix=fix)
+        if any(category(letter) == "Cc" for letter in name):
+            problem = f"{name!r} holds a line break, or another character that controls a terminal"
+            raise JobError(problem, key="run.name", fix="Leave it out")
+        if name:
+            check_path(name, "run.name")
         return name
+
+    @field_validator("folder")
+    @classmethod
+    def _a_folder(cls, folder: str) -> str:
+        check_path(folder, "run.folder")
+        return folder
+
+    def named(self, name: str) -> RunSection:
+        """The same, called ``name`` unless it says so itself. Raises JobError for a name that no folder can
+        have."""
+        return self if self.name else self.model_copy(update={"name": self._one_folder(name)})
 
 
 class SlurmSection(Section):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from plait.core.errors import JobError
+from plait.core.files import contents
 
 Content = TypeVar("Content")
 
@@ -17,6 +18,15 @@ Content = TypeVar("Content")
 def digest(values: Any) -> str:
     """sha256 over plain values, 64 hex digits, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table whose keys each stand there once: JSON's own reader would take the last and say nothing."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise JobError("stands twice in one table", key=twice, fix="Remove one of the two")
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +47,10 @@ class Stamp:
     def text(self, path: Path) -> str:
         """A file's. Raises JobError where it cannot be read."""
         try:
-            return path.read_text()
+            return contents(path).decode()
         except (OSError, ValueError) as error:
-            raise JobError(f"cannot be read as a {self.noun}: {error}", file=str(path)) from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise JobError(f"cannot be read as a {self.noun}: {reason}", file=str(path)) from None
 
     def opened(
         self, text: str, file: str, make: Callable[[dict[str, Any]], Content], hash_of: Callable[[Content], str]
@@ -47,7 +58,9 @@ class Stamp:
         """What ``make`` makes of the text of ``file``. Raises JobError, naming the file, for a text that is
         none, of another version, or edited by hand, and where ``make`` does."""
         try:
-            parsed = json.loads(text)
+            parsed = json.loads(text, object_pairs_hook=_once)
+        except JobError as error:
+            raise error.in_file(file) from None
         except (ValueError, RecursionError) as error:
             raise JobError(f"{self.broken}: {error}", file=file, fix=self.fix) from None
         values = dict(cast("dict[str, Any]", parsed)) if isinstance(parsed, dict) else {}

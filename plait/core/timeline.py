@@ -231,11 +231,13 @@ def _trace_events(spans: Sequence[Span]) -> Iterable[dict[str, Any]]:
 
 
 class Hidden(NamedTuple):
-    """Communication of one step on one rank, seconds; ``fraction`` = 1 - exposed / total, None without
-    communication."""
+    """Communication of one step on one rank, seconds. total: at least one collective was under way. exposed:
+    of that, what the rank waited for. waiting: it waited while none was: for others, or to be woken.
+    ``fraction`` = 1 - exposed / total, None without communication."""
 
     total: float
     exposed: float
+    waiting: float = 0.0
 
     @property
     def fraction(self) -> float | None:
@@ -244,20 +246,33 @@ class Hidden(NamedTuple):
 
 
 def hidden(spans: Iterable[Span]) -> Hidden:
-    """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting;
-    ranks and steps added up."""
+    """Busy time of the network, where overlapping collectives of a rank count once, and time spent waiting,
+    for these and beyond; ranks and steps added up."""
     import numpy as np
 
     # Apart, because ranks, and runs that were resumed, have clocks of their own.
     groups: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
     for span in spans:
         groups[span.step, span.rank].append(span)
-    total = exposed = 0.0
+    found = [Hidden(0.0, 0.0)]
     for own in groups.values():
-        times = np.array([(span.start, span.end) for span in own if span.kind == "comm"]).reshape(-1, 2)
-        total += busy_time(times[:, 0], times[:, 1])
-        exposed += sum(span.seconds for span in own if span.kind == "wait")
-    return Hidden(total, exposed)
+        travel, waits = (
+            np.array([(span.start, span.end) for span in own if span.kind == kind]).reshape(-1, 2)
+            for kind in ("comm", "wait")
+        )
+        found.append(hidden_between(travel, waits))
+    return Hidden(*map(sum, zip(*found, strict=True)))
+
+
+def hidden_between(travel: np.ndarray, waits: np.ndarray) -> Hidden:
+    """Of one rank's step, in the unit of the times. travel: [collectives, 2], when each started and ended;
+    waits: likewise."""
+    import numpy as np
+
+    total, waited = busy_time(*travel.T), busy_time(*waits.T)
+    either = busy_time(*np.concatenate([travel, waits]).T)
+    exposed = min(max(0.0, total + waited - either), total)  # what both have; rounding aside
+    return Hidden(total, exposed, waited - exposed)
 
 
 def busy_time(started: np.ndarray, ended: np.ndarray) -> float:

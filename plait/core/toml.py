@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.files import contents
+from plait.core.numbers import shown
 
 COMMAND_LINE = "command line"
+READABLE = 128
+"""Bits of a number that is shown as it is."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
@@ -19,7 +23,7 @@ _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.D
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
     try:
-        return tomllib.loads(Path(path).read_bytes().decode())
+        return tomllib.loads(contents(path).decode())
     except FileNotFoundError:
         raise JobError(
             "no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples"
@@ -49,6 +53,8 @@ def override(
     keys: set[str] = set()
     for setting in settings:
         match = _OVERRIDE.fullmatch(setting)
+        if any("\ud800" <= letter <= "\udfff" for letter in setting):  # bytes that are no text
+            raise JobError(f"{setting!r} is not UTF-8", file=COMMAND_LINE, fix="Correct it, or rename the file")
         if not match:
             raise JobError(
                 f"'{setting}' is not a setting", file=COMMAND_LINE, fix="Write section.key=value, as in train.steps=100"
@@ -95,15 +101,19 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 
 def _block(values: Mapping[str, Any]) -> str:
-    return "".join(f"{_key(key)} = {_literal(value)}\n" for key, value in values.items())
+    return "".join(f"{_key(key)} = {_literal(value)}\n" for key, value in values.items() if value is not None)
 
 
 def show(value: Any) -> str:
     """A value as the user would write it, for messages."""
+    if isinstance(value, int) and value.bit_length() > READABLE:
+        return shown(value)
     try:
         return _literal(value)
     except TypeError:  # a date: TOML has them, Plait has no use for them
         return str(value)
+    except ValueError:  # a number of thousands of digits, somewhere in it
+        return shown(value)
 
 
 def _literal(value: Any) -> str:

@@ -74,38 +74,31 @@ def compare(predicted: pl.DataFrame, measured: pl.DataFrame) -> Comparison:
         rows=tuple(sorted((Row(*row) for row in rows.iter_rows()), key=lambda row: -row.measured)),
         never_seen=_unmatched(left, right, lanes.height),
         not_planned=_unmatched(right, left, lanes.height),
-        predicted=_each(left, lanes.height),
-        measured=_each(right, lanes.height),
+        predicted=hidden_in(hidden_by_lane(left), lanes.height),
+        measured=hidden_in(hidden_by_lane(right), lanes.height),
     )
 
 
 def hidden_by_lane(spans: pl.DataFrame) -> pl.DataFrame:
-    """Per step and rank: busy seconds of the network (``total``), where what overlaps counts once, and
-    seconds of waiting for it (``exposed``); ``plait.core.timeline.hidden`` of each."""
+    """Per step and rank ``plait.core.timeline.hidden``, in seconds: ``total``, ``exposed``, ``waiting``."""
+    lanes = spans.select(LANE).unique()
+    for name, kinds in (("total", ["comm"]), ("waited", ["wait"]), ("either", ["comm", "wait"])):
+        lanes = lanes.join(_busy(spans.filter(pl.col("kind").is_in(kinds)), name), on=LANE, how="left")
+    total, waited, either = (pl.col(name).fill_null(0.0) for name in ("total", "waited", "either"))
+    exposed = (total + waited - either).clip(0.0, total)
+    return lanes.select(*LANE, total=total, exposed=exposed, waiting=waited - exposed).sort(LANE)
+
+
+def _busy(spans: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Per step and rank, how long at least one of these was under way."""
     before = pl.col("end").cum_max().shift(1).over(LANE, order_by="start")
     alone = (pl.col("end") - pl.max_horizontal("start", before)).clip(0)
-    busy = (
-        spans.filter(pl.col("kind") == "comm").with_columns(alone=alone).group_by(LANE).agg(total=pl.col("alone").sum())
-    )
-    waits = spans.filter(pl.col("kind") == "wait").group_by(LANE).agg(exposed=LENGTH.sum())
-    lanes = spans.select(LANE).unique()
-    return (
-        lanes.join(busy, on=LANE, how="left")
-        .join(waits, on=LANE, how="left")
-        .with_columns(pl.col("total", "exposed").fill_null(0.0))
-        .sort(LANE)
-    )
+    return spans.with_columns(alone=alone).group_by(LANE).agg(pl.col("alone").sum().alias(name))
 
 
-def hidden_in(spans: pl.DataFrame) -> Hidden:
-    """All of them added up."""
-    lanes = hidden_by_lane(spans)
-    return Hidden(float(lanes["total"].sum()), float(lanes["exposed"].sum()))
-
-
-def _each(spans: pl.DataFrame, lanes: int) -> Hidden:
-    found = hidden_in(spans)
-    return Hidden(found.total / lanes, found.exposed / lanes)
+def hidden_in(lanes: pl.DataFrame, steps: int = 1) -> Hidden:
+    """All that ``hidden_by_lane`` found added up, over so many steps of a rank."""
+    return Hidden(*(float(lanes[name].sum()) / steps for name in Hidden._fields))
 
 
 def _unmatched(spans: pl.DataFrame, other: pl.DataFrame, lanes: int) -> tuple[Unmatched, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import polars as pl
 
 from plait.core.timeline import Hidden
-from plait.diagnose.compare import LENGTH, WHAT, hidden_by_lane
+from plait.diagnose.compare import LENGTH, WHAT, hidden_by_lane, hidden_in
 
 GROUPS = 5
 """Groups of steps over which the trend of hidden communication is shown."""
@@ -71,7 +71,7 @@ def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame)
         sampled=sampled.height,
         lanes=lanes,
         steps=tuple(known),
-        hidden=Hidden(float(recent["total"].sum()), float(recent["exposed"].sum())),
+        hidden=hidden_in(recent),
         whats=_whats(spans, rollups, lanes),
         trend=_trend(by_lane),
         slowest=_slowest(rollups),
@@ -93,13 +93,10 @@ def _whats(spans: pl.DataFrame, rollups: pl.DataFrame, lanes: int) -> tuple[What
 
 def _trend(lanes: pl.DataFrame) -> tuple[Group, ...]:
     """A few groups of equally many steps."""
-    steps = lanes.group_by("step").agg(pl.col("total").sum(), pl.col("exposed").sum()).sort("step")
+    steps = lanes.group_by("step").agg(pl.col(*Hidden._fields).sum()).sort("step")
     size = max(1, -(-steps.height // GROUPS))
     groups = [steps.slice(at, size) for at in range(0, steps.height, size)]
-    return tuple(
-        Group(own["step"][0], own["step"][-1], Hidden(float(own["total"].sum()), float(own["exposed"].sum())))
-        for own in groups
-    )
+    return tuple(Group(own["step"][0], own["step"][-1], hidden_in(own)) for own in groups)
 
 
 def _slowest(rollups: pl.DataFrame) -> tuple[Slow, ...]:

@@ -78,10 +78,14 @@ class Candidate:
         """Bytes of the fullest rank."""
         return self.memory.fullest.total
 
+    @property
+    def predicted(self) -> dict[str, Any]:
+        """All but job and memory, which are plain values already."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values = {key: value for key, value in self.__dict__.items() if key not in ("job", "memory")}
-        return values | {
+        return self.predicted | {
             "strategy": self.job.to_dict()["strategy"],
             "micro_batch_size": self.job.train.micro_batch_size,
             "memory": [
@@ -385,10 +389,7 @@ class Planner:
 
 def _plain(one: Candidate | None) -> dict[str, Any] | None:
     """All but the job, as plain values."""
-    if one is None:
-        return None
-    values = {key: value for key, value in one.__dict__.items() if key not in ("job", "memory")}
-    return {"values": values, "report": one.memory.plain()}
+    return {"values": one.predicted, "report": one.memory.plain()} if one else None
 
 
 def step_flops(model: ModelSpec, sequence: int, batch: int) -> tuple[int, int]:

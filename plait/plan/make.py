@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 from plait.core.cluster import MEMORY_RATE, Hosts
 from plait.core.dry_run import dry_run
@@ -119,8 +118,8 @@ def job_workload(job: Job) -> Workload:
 def job_schedule(job: Job, layout: Layout) -> Schedule:
     """The job's schedule, computation only unless it is written in a file."""
     asked, count = job.strategy, job.num_micro_batches
-    written = Path(asked.schedule).is_file()
-    if asked.pp == asked.virtual_stages == 1 and layout.meshes[0].replicas == 1 and not written:
+    alone = asked.pp == asked.virtual_stages == 1 and layout.meshes[0].replicas == 1
+    if alone and asked.schedule in GENERATORS:
         return whole_steps(count)
     return find_schedule(asked.schedule, _shape(job))[0]
 

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.files import contents
 from plait.core.numbers import shown
 from plait.core.profile import CollectiveKind, Curve, Group, Machine, Point, Profile, joined, wire_share
 
@@ -55,7 +56,7 @@ def import_profiles(files: Sequence[Path]) -> Profile:
 def import_profile(file: Path) -> Profile:
     """The profile of one file, whatever wrote it."""
     try:
-        text = file.read_text()
+        text = contents(file).decode()
     except (OSError, ValueError) as error:
         raise JobError(f"cannot be read: {error}", file=str(file)) from None
     date = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).date().isoformat()

@@ -185,8 +185,7 @@ class Run:
             if course.place.copies:
                 taken = prices.collective("all_reduce", course.place.copies, course.place.strategy.tp, 1)
                 course.rest(course.clock + taken, "tp")
-        if plan.tied:
-            self._tie()
+        self._tie()
         world = plan.layout.world_size
         _meet(self.courses)
         for course in self.courses:
@@ -197,7 +196,7 @@ class Run:
             course.rest(self.seconds, "idle")
 
     def _tie(self) -> None:
-        """The first and the last stage sum the gradient of tied embeddings."""
+        """The first and the last stage sum the gradient of tied embeddings, if there are any."""
         plan, rank_of = self.simulation.plan, self.simulation.plan.schedule.rank_of
         places = sorted({rank_of[0], rank_of[len(plan.stages) - 1]})
         tie = plan.tie(plan.layout.meshes[places[0]].first)

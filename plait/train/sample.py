@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plait.core.errors import JobError
 from plait.core.job import Job
+from plait.core.numbers import MOST_SEED, shown
 from plait.core.segments import SegmentGraph
 from plait.train.checkpoint.whole import load_whole
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -56,6 +57,8 @@ class Sampler:
 
         temperature: 0 takes the likeliest token. Raises JobError for what cannot be continued.
         """
+        if not -MOST_SEED - 1 <= seed <= MOST_SEED:
+            raise JobError(f"{shown(seed)} is no seed", key="--seed", fix=f"Allowed: {-MOST_SEED - 1} to {MOST_SEED}")
         ids = self._checked(prompt, tokens, temperature)
         return self._pieces(ids, tokens, temperature, torch.Generator().manual_seed(seed))
 

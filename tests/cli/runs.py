@@ -117,14 +117,24 @@ def metrics(job: Path, name: str = "job") -> list[dict[str, Any]]:
 
 
 def on_terminal(
-    argv: list[str], *, columns: int = 80, environ: dict[str, str] | None = None, timeout: float = 120
+    argv: list[str],
+    *,
+    columns: int = 80,
+    environ: dict[str, str] | None = None,
+    timeout: float = 120,
+    folder: Path | None = None,
 ) -> tuple[int, str]:
-    """Run a command on a terminal of its own; its exit status and everything that came to the screen."""
+    """Run a command on a terminal of its own: its exit status, and all that came to the screen."""
     main, side = pty.openpty()
     termios.tcsetwinsize(side, (24, columns))
     env = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "TERM", "LINES")}
     process = subprocess.Popen(
-        argv, stdin=side, stdout=side, stderr=side, env={**env, "TERM": "xterm-256color", **(environ or {})}
+        argv,
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        env={**env, "TERM": "xterm-256color", **(environ or {})},
+        cwd=folder,
     )
     os.close(side)
     came, end = b"", time.monotonic() + timeout

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runs import write_job
+from plait.cli.main import main
+from tests.cli.runs import on_terminal, write_job
 
 LIMIT = 30.0
 """Seconds; three are enough on a machine that does nothing else."""
@@ -88,6 +89,92 @@ def test_what_the_dry_run_refuses(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert says in done.stderr
         assert "Traceback" not in done.stderr
+
+
+WEIGHTS = '{"model_type": "gpt2", "n_layer": 9, "n_embd": 32, "n_head": 4, "vocab_size": 257, "n_positions": 16}'
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A job, and beside it files that are none, or of another kind."""
+    job = write_job(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin.toml").write_bytes(b"[model]\npreset = 'caf\xe9'\n")
+    (tmp_path / "twice.toml").write_text("[train]\nsteps = 3\nsteps = 4\n")
+    for name in ("empty", "other", "taken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "taken" / "logs").touch()
+    (tmp_path / "other" / "model.safetensors").touch()
+    (tmp_path / "other" / "config.json").write_text(WEIGHTS)
+    return job
+
+
+@pytest.mark.parametrize("dry", [True, False], ids=["dry run", "run"])
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["train.init_from=none"], "train.init_from: .*none: no such folder"),
+        (["train.init_from=latin.toml"], "train.init_from: .*latin.toml is a file, and a folder is needed"),
+        (["train.init_from=empty"], "empty: holds neither model.safetensors nor"),
+        (["train.init_from=other"], "config.json: describes another model: num_layers is 9 there and 2 in the job"),
+        (["run.folder=/dev/null"], "/dev/null/job/plan.json cannot be written: Not a directory.*run.folder"),
+        (["run.name=taken", "run.folder=."], "taken/logs is a file, and a run needs a folder there"),
+        (["run.folder=pipe"], "plan.json cannot be written: Not a directory.*run.folder"),
+        (["strategy.schedule=1f1p", "strategy.tp=1"], "no schedule is called '1f1p'.*did you mean '1f1b'"),
+        (["strategy.schedule=/dev/zero", "strategy.tp=1"], "/dev/zero: cannot be read as a schedule: It is a device"),
+        (["strategy.schedule=empty", "strategy.tp=1"], "empty: cannot be read as a schedule: Is a directory"),
+        (["strategy.schedule=latin.toml", "strategy.tp=1"], "latin.toml: cannot be read as a schedule: 'utf-8'"),
+        (["data.text=/dev/zero"], "/dev/zero: is a device, no regular file"),
+        (["data.text=pipe"], "pipe: is a pipe, no regular file"),
+        (["data.tokenizer=/dev/zero"], "/dev/zero: is a device, no tokenizer file"),
+        (["model.huggingface=/dev/zero"], "/dev/zero: cannot be read as a Hugging Face config: It is a device"),
+        (["model.huggingface=empty"], "config.json: cannot be read as a Hugging Face config: No such file"),
+        (["cluster.file=/dev/zero", "strategy.tp=auto"], "/dev/zero: cannot be read: It is a device"),
+        (["cluster.profile=pipe", "strategy.tp=auto"], "pipe: cannot be read as a profile: It is a pipe"),
+        (["cluster.preset=../clusters/h100", "strategy.tp=auto"], "no cluster '../clusters/h100'"),
+        (["/dev/zero"], "/dev/zero: cannot be read: It is a device, no regular file"),
+        (["pipe"], "pipe: cannot be read: It is a pipe"),
+        (["empty"], "empty: cannot be read: Is a directory"),
+        (["latin.toml"], "latin.toml: byte 21 is not UTF-8"),
+        (["twice.toml"], "twice.toml: not valid TOML: .*line 3"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_can_never_run_is_refused_before_anything_starts(
+    strange: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    asked: list[str], says: str, dry: bool,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(strange.parent)
+    there = sorted(os.listdir())
+    file = [] if "=" not in asked[0] else ["job.toml"]
+    monkeypatch.setattr(sys, "argv", ["plait", "train", *file, *asked, *["--dry-run"] * dry])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert re.search(says, capsys.readouterr().err)
+    assert sorted(os.listdir()) == there
+
+
+@pytest.mark.parametrize(("option", "says"), [("--json", "is for --dry-run"), ("--no-follow", "is for --on slurm")])
+def test_an_option_that_would_be_ignored_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, says: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["plait", "train", str(write_job(tmp_path)), option])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert f"{option}: {says}" in capsys.readouterr().err
+
+
+def test_no_line_is_wider_than_the_terminal(tmp_path: Path) -> None:
+    """Also where what a job needs is more than there is."""
+    asked = ["strategy.tp=1", "train.global_batch_size=100000000", "train.eval_every=0", "--dry-run"]
+    code, screen = on_terminal([sys.executable, "-m", "plait.cli.main", "train", write_job(tmp_path).name, *asked],
+                               folder=tmp_path)  # fmt: skip
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen).splitlines()
+    assert code == 0, screen
+    assert "does not fit" in " ".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_what_cannot_fit_is_not_started(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from plait.cli.timeline import timeline
-from plait.core.errors import DataError, JobError
+from plait.core.errors import DataError, JobError, LaunchError
 from plait.core.timeline import Timeline
 from tests.cli.runs import metrics, train, write_job
 
@@ -104,6 +104,9 @@ def test_mistakes(runs: dict[str, Path], tmp_path: Path) -> None:
         told(run, against=run / "metrics.jsonl")
     with pytest.raises(DataError, match="no such run folder"):
         told(tmp_path / "nothing")
+    for target in (tmp_path, Path("/proc/none.json"), Path("/dev/null")):
+        with pytest.raises(LaunchError, match=r"cannot be written: .* Choose another with --perfetto"):
+            told(run, perfetto=target)
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("*.parquet"))
     for options in ({}, {"against": run / "plan.json"}):
         with pytest.raises(DataError, match="holds no timeline; train with"):
@@ -119,7 +122,7 @@ def test_the_trend_of_hidden_communication(runs: dict[str, Path]) -> None:
     for one in found["hidden_by_step"]:
         assert 0 <= one["hidden"] <= 1
     assert min(shares) - 0.5 <= found["hidden"] <= 1
-    assert "hidden by step: 0-1 " in told(runs["tensor"])
+    assert "hidden by step: 1-2 " in told(runs["tensor"])
 
 
 def test_a_run_that_went_on_under_another_plan_shows_its_last(runs: dict[str, Path], tmp_path: Path) -> None:

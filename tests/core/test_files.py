@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.errors import LaunchError
-from plait.core.files import check_target, replacing
+from plait.core.errors import JobError, LaunchError
+from plait.core.files import check_path, check_target, contents, kind_of, replacing
 
 
 def test_the_file_appears_whole_with_ordinary_rights(tmp_path: Path) -> None:
@@ -47,3 +47,27 @@ def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no ordinary file"):
         check_target(pipe, fix="Choose another")
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_only_ordinary_files_are_read(tmp_path: Path) -> None:
+    """A device may never end, a pipe never begin."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, problem in ((tmp_path / "pipe", "It is a pipe"), (Path("/dev/zero"), "It is a device")):
+        with pytest.raises(OSError, match=f"{problem}, no regular file"):
+            contents(path)
+    with pytest.raises(IsADirectoryError):
+        contents(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        contents(tmp_path / "none")
+    (tmp_path / "file").write_bytes(b"all of it")
+    assert contents(tmp_path / "file") == b"all of it"
+    assert [kind_of(tmp_path / name) for name in ("file", "pipe", "none", "file/none", "")] == [
+        "file", "pipe", "", "", "folder",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["", "a\0", "\ud800", "x" * 256, "\N{EURO SIGN}" * 86, "x/" * 2000])
+def test_what_can_be_no_path(path: str) -> None:
+    with pytest.raises(JobError, match=r"^data\.text: "):
+        check_path(path, "data.text")
+    check_path("x" * 255, "data.text")

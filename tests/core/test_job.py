@@ -288,12 +288,14 @@ jobs = st.builds(
             "run": {"name": name},
         }
     ),
-    st.integers(1, 10**12),
+    st.integers(1, 2**31 - 1),
     st.floats(1e-300, 1e300, exclude_min=True).filter(lambda x: x / 1e6 > 0),
     st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1, max_size=3),
     st.just("auto") | st.fixed_dictionaries({"p1": st.integers(1, 8), "p2": st.sampled_from([1, 2, 4])}),
     st.booleans() | st.just("auto"),
-    st.text(st.characters(codec="utf-8", exclude_characters="\0/.")),
+    st.text(st.characters(codec="utf-8", exclude_characters="/.", exclude_categories=["Cc"])).filter(
+        lambda name: bool(name.strip()) or not name
+    ),
 )
 
 
@@ -357,3 +359,72 @@ def test_a_batch_that_is_no_multiple_is_refused(size: int, dp: int, batch: int) 
     train = {"global_batch_size": batch, "micro_batch_size": size}
     with pytest.raises(JobError, match=r"train\.global_batch_size.*not a multiple"):
         Job.from_dict({"model": {"preset": "gpt3-125m"}, "train": train, "strategy": {"dp": dp}})
+
+
+# ---- what a stranger types ----
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        (
+            "train.steps=100000000000000000000000",
+            "train.steps: 100000000000000000000000 is not allowed.*at most 2147483647",
+        ),
+        (
+            "train.global_batch_size=2147483648",
+            "train.global_batch_size: 2147483648 is not allowed.*at most 2147483647",
+        ),
+        ("strategy.dp=100000000000000000000000", "strategy.dp: 100000000000000000000000 is not allowed"),
+        ("train.seed=9223372036854775808", "train.seed: .*Allowed: a whole number, at most 9223372036854775807"),
+        ("data.seed=-9223372036854775809", "data.seed: .*Allowed: a whole number, at least -9223372036854775808"),
+        ("run.timeout=1e300", r"run.timeout: 1e\+300 is not allowed"),
+        ("run.metrics_port=65536", "run.metrics_port: 65536 is not allowed.*at most 65535"),
+        (f"train.steps=0x{'f' * 5000}", "train.steps: a number of 20000 bits is not allowed"),
+        (f"model.preset=[0x{'f' * 5000}]", "model.preset: a list with a number that is too long"),
+        (f"run.name={'x' * 300}", "run.name: has a name of 300 bytes. Allowed: names of at most 255"),
+        ('run.name="a\\nb"', "run.name: .*holds a line break"),
+        ('run.name="a\\u001b[31m"', "run.name: .*holds a line break, or another character"),
+        ("run.name= ", None),
+        ('run.name=" "', "run.name: ' ' is no name for a folder"),
+        (f"run.folder={'x' * 300}", "run.folder: has a name of 300 bytes"),
+        (f"run.folder={'x/' * 2000}", "run.folder: has 4000 bytes"),
+        ('run.folder=""', "run.folder: is empty"),
+        ('data.text=""', "data.text: is empty"),
+        ('data.text=["a", ""]', "data.text: is empty"),
+        ('data.text="a\\u0000"', "data.text: .*holds a zero byte"),
+        (f"data.text={'x' * 300}", "data.text: has a name of 300 bytes"),
+        (f"model.huggingface={'x' * 300}", "model.huggingface: has a name of 300 bytes"),
+        ("model.preset=../jobs/quickstart", "model.preset: no model preset '../jobs/quickstart'"),
+        ("model.preset=../models/gpt3-125m", r"no model preset .*did you mean 'gpt3-125m'"),
+        (f"model.preset={'x' * 300}", "model.preset: no model preset"),
+        ("train.init_from=a\udcff", "is not UTF-8"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(job_file, setting: str, says: str | None) -> None:
+    file = job_file(MODEL)
+    if says is None:
+        assert Job.read(file, [setting]).run.name == ""
+        return
+    with pytest.raises(JobError, match=says) as caught:
+        Job.read(file, [setting])
+    assert caught.value.file == "command line"
+
+
+def test_a_path_that_cannot_be_is_refused_in_its_file(job_file) -> None:
+    file = job_file(MODEL + '[data]\ntext = ""\n')
+    with pytest.raises(JobError, match="is empty") as caught:
+        Job.read(file)
+    assert (caught.value.file, caught.value.key) == (str(file), "data.text")
+
+
+def test_a_job_file_whose_name_is_no_name_for_a_run_is_refused(job_file) -> None:
+    job = Job.read(job_file(MODEL))
+    with pytest.raises(JobError, match=r"run\.name"):
+        job.named("two\nlines")
+    assert job.changed(["run.name=one"]).named("two\nlines").run.name == "one"
+
+
+def test_a_job_that_says_null_is_written_without_it() -> None:
+    job = Job.from_dict({"model": {"preset": "gpt3-125m", "rope_scaling": None}})
+    assert "rope_scaling" not in job.to_toml()

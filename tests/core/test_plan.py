@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,13 +109,34 @@ def test_writing_leaves_nothing_but_the_plan(plan: Plan, tmp_path: Path) -> None
     ("change", "words"),
     [
         ({"version": 1}, "1 is not a plan version"),
-        ({"strategy": {"tp": 4}}, "edited or damaged"),
-        ({"layout": {"qp": 4}}, "not a complete plan"),
-        ({"layout": {"degrees": [[0, 1]], "cp": 1}}, "not a complete plan"),
-        ({"stage_layers": "x"}, "not a complete plan"),
-        ({"reshards": [1]}, "not a complete plan"),
+        ({"strategy": {"tp": 4}}, r"strategy\.overlap: is missing"),
+        ({"layout": {"qp": 4}}, r"layout\.degrees: is missing"),
+        ({"layout": {"degrees": [[0, 1]], "cp": 1}}, r"layout\.degrees: 0 is not allowed"),
+        ({"layout": {"degrees": [], "cp": 1}}, r"layout\.degrees: \[\] is not allowed"),
+        ({"stage_layers": "x"}, 'stage_layers: "x" is not allowed. Allowed: a list, each a whole number'),
+        ({"stage_layers": [3]}, "stage_layers: 3 layers, and the model has 126"),
+        ({"reshards": [1]}, r"reshards: \[1\] is not a table"),
+        ({"reshards": {"false": {"plans": [], "edges": {"0>1": {"h": 3}}}}}, "not a complete plan"),
+        ({"reshards": {"false": {"plans": [{}], "edges": {}}}}, r"reshards\.plans\.source: is missing"),
         ({"schedule": "rank 0: 0F0"}, "not a complete plan"),
-        ({"costs": 3}, "not a complete plan"),
+        ({"schedule": 3}, "schedule: 3 is not allowed. Allowed: a text"),
+        ({"shardings": []}, "shardings: 0 for 1 meshes"),
+        ({"shardings": [{"params": 1}]}, r"shardings\.grads: is missing"),
+        ({"costs": 3}, "costs: 3 is not allowed. Allowed: {"),
+        ({"costs": {"compute": {"attn.F": "x"}, "collective": {}, "latency": 0}}, r"costs\.compute: \"x\" is not"),
+        (
+            {"workload": {"micro_batch": 1, "num_micro_batches": "1", "sequence": 8, "precision": "fp32"}},
+            r"workload\.num_micro_batches: \"1\" is not allowed. Allowed: a whole number",
+        ),
+        ({"seed": 10**30}, "seed: .* is not allowed. Allowed: a whole number, at most"),
+        (
+            {"choices": {"strategies": [{}], "shard_overlap": False, "slack": False}},
+            r"choices\.strategies\.tp: is miss",
+        ),
+        ({"job": {"model": {"preset": "gpt3-125m"}, "train": {"steps": 0}}}, r"job\.train\.steps: 0 is not allowed"),
+        ({"job": []}, r"job: \[\] is not allowed. Allowed: a table"),
+        ({"notes": 3}, "notes: 3 is not"),
+        ({"sead": 3}, r"sead: unknown key \(did you mean 'seed'\?\)"),
         ({"model": {}}, "is missing"),
         ({"hash": "0" * 64}, "edited or damaged"),
     ],
@@ -126,6 +148,36 @@ def test_an_edited_plan_is_refused(plan: Plan, tmp_path: Path, change: dict[str,
     with pytest.raises(JobError, match=words) as caught:
         Plan.read(file)
     assert caught.value.file == str(file)
+
+
+@pytest.mark.parametrize("key", ["job", "costs", "notes", "schedule", "origin"])
+def test_a_plan_without_one_of_its_keys_is_refused_by_name(plan: Plan, tmp_path: Path, key: str) -> None:
+    file = tmp_path / "plan.json"
+    values = json.loads(plan.to_json())
+    del values[key]
+    file.write_text(json.dumps(values))
+    with pytest.raises(JobError, match="is missing") as caught:
+        Plan.read(file)
+    assert (caught.value.file, caught.value.key) == (str(file), key)
+
+
+def test_a_key_that_stands_twice_is_refused(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    text = plan.to_json()
+    for old, key in (('"seed": 0', "seed"), ('"p1": 2', "p1")):
+        file.write_text(text.replace(old, f"{old}, {old}", 1))
+        with pytest.raises(JobError, match="stands twice") as caught:
+            Plan.read(file)
+        assert (caught.value.file, caught.value.key) == (str(file), key)
+
+
+def test_a_plan_is_read_from_an_ordinary_file_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    for file, says in ((tmp_path / "plan.json", "It is a pipe"), (Path("/dev/zero"), "It is a device"),
+                       (tmp_path, "Is a directory")):  # fmt: skip
+        with pytest.raises(JobError, match=f"cannot be read as a plan: {says}") as caught:
+            Plan.read(file)
+        assert caught.value.file == str(file)
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "3"])

@@ -110,6 +110,21 @@ def test_ranks_and_steps_add_up() -> None:
     assert hidden(both).total == 5.0
 
 
+def test_waiting_beyond_communication_is_not_exposed_communication() -> None:
+    found = hidden([span("comm", 0, 2), span("wait", 1, 5), span("comm", 6, 7), span("wait", 8, 9)])
+    assert found == (3.0, 1.0, 4.0)
+    assert found.fraction == pytest.approx(2 / 3)
+
+
+@given(st.lists(spans, max_size=20))
+def test_what_is_exposed_is_communication_and_was_waited_for(several: list[Span]) -> None:
+    ordered = [span(s.kind, min(s.start, s.end), max(s.start, s.end), step=s.step, rank=s.rank) for s in several]
+    found = hidden(ordered)
+    waited = sum(one.seconds for one in ordered if one.kind == "wait")
+    assert 0 <= found.exposed <= found.total
+    assert -1e-6 <= found.waiting <= waited + 1e-6
+
+
 def test_without_communication_there_is_no_fraction() -> None:
     assert hidden([span("compute", 0, 1)]).fraction is None
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plait.core.errors import DataError
-from plait.core.timeline import Hidden, Span, SpanKind, Timeline
-from plait.diagnose.compare import Row, Unmatched, compare
+from plait.core.timeline import Hidden, Span, SpanKind, Timeline, hidden
+from plait.diagnose.compare import Row, Unmatched, compare, hidden_by_lane, hidden_in
 from plait.diagnose.predicted import table_of
 
 
@@ -34,6 +36,20 @@ def test_rows_are_a_ranks_mean_step_of_what_both_have() -> None:
     assert found.never_seen == (Unmatched("compute", "mlp0", "forward", 0.5, 0.5, "mlp0.F0"),)
     assert found.not_planned == (Unmatched("comm", "gath", "forward", 0.5, 1.0, "gath 0"),)
     assert (found.predicted, found.measured) == (Hidden(1.5, 0.5), Hidden(3.0, 1.5))
+
+
+def test_waiting_beyond_communication_is_told_apart() -> None:
+    late = Timeline((span("comm", 0, 2), span("wait", 1, 6), span("comm", 7, 8, "gath 0"), span("comm", 0, 1, rank=1)))
+    found = compare(table_of(late), table_of(late))
+    assert found.measured == Hidden(2.0, 0.5, 2.0)
+    assert found.measured == hidden_in(hidden_by_lane(table_of(late)), 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["comm", "wait"]), st.integers(0, 50), st.integers(0, 20)), max_size=12))
+def test_columns_say_what_spans_say(found: list[tuple[SpanKind, int, int]]) -> None:
+    spans = [span(kind, start, start + taken, f"attn{i}.R0") for i, (kind, start, taken) in enumerate(found)]
+    told = hidden_in(hidden_by_lane(table_of(Timeline((*spans, span("compute", 0, 1))))))
+    assert told == pytest.approx(hidden(spans))
 
 
 def test_nothing_predicted_has_no_ratio() -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from plait.core.errors import DataError
+from plait.core.errors import DataError, JobError
+from plait.core.files import check_target
 from plait.core.plan import Plan
+from plait.train.checkpoint.folder import MANIFEST
 from plait.train.checkpoint.huggingface import save
 from plait.train.checkpoint.huggingface_config import huggingface_config
 from plait.train.checkpoint.safetensors_folder import check_no_model
 from plait.train.checkpoint.tokenizer_files import tokenizer_files
-from plait.train.checkpoint.whole import load_whole, master_dtype
+from plait.train.checkpoint.whole import check_step, load_whole, master_dtype
 from plait.train.comm.wire import NullWire
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
+
+PLAN, CHECKPOINTS = "plan.json", "checkpoints"
+"""What every run's folder has; a plan alone may lie anywhere."""
 
 
 class Exported(NamedTuple):
@@ -28,11 +34,15 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
     """Write ``out``: the model after ``step`` (None: the newest checkpoint that is whole) and its tokenizer.
 
     Raises CheckpointError, before anything is written, for a run without such a checkpoint, a model that
-    transformers has not, and a folder that holds a model already.
+    transformers has not, and a folder that holds a model already; JobError for one that belongs to a run;
+    LaunchError where it cannot be written.
     """
-    plan = Plan.read(run / "plan.json")
+    check_step(step)
+    plan = Plan.read(run / PLAN)
     huggingface_config(plan.model, master_dtype(plan))  # what it refuses need not be loaded first
+    _check_apart(out, run)
     check_no_model(out)
+    check_target(out / "config.json", fix="Choose another folder")
     whole = load_whole(run, step)
     try:
         tokenizer = _tokenizer(plan)
@@ -44,6 +54,21 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
     files = {**tokenizer_files(tokenizer), "generation_config.json": json.dumps(tokens, indent=2).encode() + b"\n"}
     save(whole.model, NullWire(), out, extra=tokens, files=files)
     return Exported(whole.step, whole.warnings)
+
+
+def _check_apart(out: Path, run: Path) -> None:
+    """Raise JobError for a folder that is a run's, or a checkpoint's, or lies in one: what is written there
+    would be taken for a part of it."""
+    real, own = Path(os.path.realpath(out)), Path(os.path.realpath(run))
+    for folder in (real, *real.parents):
+        if folder == own or all((folder / name).exists() for name in (PLAN, CHECKPOINTS)):
+            noun = "run"
+        elif (folder / MANIFEST).is_file():
+            noun = "checkpoint"
+        else:
+            continue
+        where = f"is the folder of a {noun}" if folder == real else f"lies in the {noun} {folder}"
+        raise JobError(f"{out} {where}", key="OUT", fix="Choose a folder of its own")
 
 
 def _tokenizer(plan: Plan) -> Tokenizer:

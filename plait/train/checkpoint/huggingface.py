@@ -9,7 +9,6 @@ laid out as ours.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,8 @@ from plait.core.errors import CheckpointError
 from plait.core.model import Family, ModelSpec
 from plait.core.strategy import Strategy
 from plait.train.checkpoint.huggingface_config import check_family, huggingface_config
-from plait.train.checkpoint.safetensors_folder import DTYPES, INDEX, SINGLE, FolderWriter, code_of
+from plait.train.checkpoint.safetensors_folder import DTYPES, FolderWriter, code_of
+from plait.train.checkpoint.weight_files import check_config, weight_files
 from plait.train.comm.wire import Wire, empty_like_gathered
 from plait.train.model.pieces import Piece, pieces
 from plait.train.model.transformer import Share, Transformer
@@ -70,20 +70,6 @@ _IGNORED = (
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
 )  # constants that older files keep among the weights
-_SAME = (
-    "family",
-    "num_layers",
-    "hidden",
-    "num_heads",
-    "num_kv_heads",
-    "head_size",
-    "ffn_hidden",
-    "vocab",
-    "tied_embeddings",
-    "norm_eps",
-    "rope_theta",
-    "rope_scaling",
-)
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,7 @@ def load(model: Share, folder: Path) -> None:
     the model partly filled, for a number that is not finite in the model's dtype.
     """
     check_family(model.spec)
-    _check_config(model.spec, folder)
+    check_config(model.spec, folder)
     dtype = next(iter(model.units.values())).kept.dtype
     with _opened(folder, model.spec) as tensors:
         for piece in model.pieces:
@@ -163,18 +149,6 @@ def load(model: Share, folder: Path) -> None:
             store.fill(value)
 
 
-def _check_config(spec: ModelSpec, folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        return
-    theirs = ModelSpec.from_huggingface(folder)
-    for field in _SAME:
-        ours, found = getattr(spec, field), getattr(theirs, field)
-        if ours != found:
-            raise CheckpointError(
-                f"{folder / 'config.json'}: describes another model: {field} is {found} there and {ours} in the job"
-            )
-
-
 class _Stored(NamedTuple):
     """A tensor of a file: its name there, and its values, of which only what is cut out is read."""
 
@@ -187,7 +161,7 @@ class _Stored(NamedTuple):
 def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, _Stored]]:
     """Every tensor in the folder, by name without the family's prefix."""
     tensors: dict[str, _Stored] = {}
-    for file in _files(folder):
+    for file in weight_files(folder):
         try:
             handle = safe_open(file, framework="pt", device="cpu")
         except (SafetensorError, OSError) as error:
@@ -196,19 +170,6 @@ def _opened(folder: Path, spec: ModelSpec) -> Iterator[dict[str, _Stored]]:
         for name in handle.keys():  # noqa: SIM118  (not a mapping)
             tensors[name.removeprefix(_PREFIX[spec.family])] = _Stored(file, name, handle.get_slice(name))
     yield tensors
-
-
-def _files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    try:
-        index = json.loads((folder / INDEX).read_text())
-        return [folder / name for name in sorted(set(index["weight_map"].values()))]
-    except FileNotFoundError:
-        fix = "Other formats can be converted with save_pretrained of transformers"
-        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX}. {fix}") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{folder / INDEX}: cannot be read: {error}") from None
 
 
 def _check(tensors: Mapping[str, _Stored], at: Place, folder: Path) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from plait.core.errors import CheckpointError
+from plait.train.checkpoint.weight_files import INDEX, SINGLE
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from plait.core.errors import CheckpointError
+from plait.core.errors import CheckpointError, JobError
+from plait.core.numbers import LARGEST, shown
 from plait.core.plan import Plan
 from plait.core.strategy import Strategy
 from plait.train.checkpoint.checkpoints import Checkpoints
@@ -27,11 +28,19 @@ def master_dtype(plan: Plan) -> torch.dtype:
     return torch.float64 if plan.workload.precision == "fp64" else torch.float32
 
 
+def check_step(step: int | None) -> None:
+    """Raise JobError for a number that no step has."""
+    if step is not None and not 1 <= step <= LARGEST:
+        raise JobError(f"{shown(step)} is no step", key="--step", fix=f"Allowed: 1 to {LARGEST}")
+
+
 def load_whole(run: Path, step: int | None = None) -> Whole:
     """The model after ``step`` (None: the newest that is whole). The run may be alive.
 
-    Raises CheckpointError for a run without such a checkpoint, JobError for a folder that is no run.
+    Raises CheckpointError for a run without such a checkpoint, JobError for a folder that is no run, and for
+    a number that is no step.
     """
+    check_step(step)
     plan = Plan.read(run / "plan.json")
     model = Transformer(plan.model, Strategy(), dtype=master_dtype(plan))
     held = {store.key: store.held("optim") for store in model.units.values()}

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from plait.core.errors import DataError
+from plait.core.files import kind_of
 
 STDLIB = "python-stdlib"
 STDLIB_BYTES = (
@@ -64,12 +65,15 @@ def _matches(source: str | Path, pattern: str, leave_out: Path | None) -> list[t
         root, pattern = Path(sysconfig.get_path("stdlib")), "*.py"
     else:
         root = Path(source).expanduser()
-    if root.is_file():
+    try:
+        kind = kind_of(root)
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read: {error.strerror}; check its permissions") from None
+    if kind == "file":
         return [(root, root.name)]
-    if not root.is_dir():
-        raise DataError(
-            f"{source}: no such file or folder; correct the path, or use {STDLIB!r} for text that is always there"
-        )
+    if kind != "folder":
+        problem = f"is a {kind}, no regular file" if kind else "no such file or folder"
+        raise DataError(f"{source}: {problem}; correct the path, or use {STDLIB!r} for text that is always there")
     skipped = STDLIB_SKIPPED if source == STDLIB else set[str]()
     files = [(path, path.relative_to(root).as_posix()) for path in _walk(root, skipped, leave_out)]
     matching = sorted(((path, name) for path, name in files if fnmatchcase(name, pattern)), key=lambda item: item[1])

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from plait.core.errors import DataError
+from plait.core.files import kind_of
 
 # tokenizer.json does not say which special token ends a text; these are looked up, in this order, when the
 # tokenizer_config.json beside it does not say so either.
@@ -128,11 +129,15 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
     if str(name_or_path) == "bytes":
         return ByteTokenizer()
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
+    try:
+        path = path / "tokenizer.json" if kind_of(path) == "folder" else path
+        kind = kind_of(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; check its permissions") from None
+    if kind != "file":
+        problem = f"is a {kind}, no tokenizer file" if kind else "no such tokenizer file"
         raise DataError(
-            f"{path}: no such tokenizer file; name 'bytes', or the path of a Hugging Face tokenizer.json "
+            f"{path}: {problem}; name 'bytes', or the path of a Hugging Face tokenizer.json "
             "(models are not downloaded: fetch the file first)"
         )
     return FileTokenizer(path)

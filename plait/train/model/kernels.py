@@ -159,7 +159,7 @@ def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> 
     """Those of ``inputs`` from that of ``result``: what ``torch.autograd.grad`` asks of the engine, which
     checks shapes itself.
 
-    Not by ``grad``: to compare two shapes that may be symbols it imports sympy, a second of processor time in
+    Not by ``grad``: to compare two shapes that may be symbols it imports sympy, 0.6 s of processor time in
     every rank's first step.
     """
     return _engine_run_backward((result,), (gradient,), False, False, tuple(inputs), False, accumulate_grad=False)

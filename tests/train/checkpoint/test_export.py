@@ -13,7 +13,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import CheckpointError
+from plait.core.errors import CheckpointError, JobError, LaunchError
 from plait.train.checkpoint.export import export_run
 from plait.train.checkpoint.manifest import file_of
 from plait.train.checkpoint.tokenizer_files import tokenizer_files
@@ -81,6 +81,46 @@ def test_an_older_step(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000002: no complete .*The folder also holds steps 1, 20, 300$"):
         export_run(tmp_path / "run", tmp_path / "other", 2)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_that_belongs_to_a_run_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", LLAMA, steps=(1,))
+    (tmp_path / "plan.json").write_bytes((tmp_path / "run" / "plan.json").read_bytes())  # no run: out may be here
+    run, checkpoint = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000001"
+    (tmp_path / "link").symlink_to(run)
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    there = sorted(tmp_path.rglob("*"))
+    for out, says in (
+        (run, "is the folder of a run"),
+        (tmp_path / "link", "is the folder of a run"),
+        (tmp_path / "other" / ".." / "run" / "out", f"lies in the run {run}"),
+        (run / "checkpoints", f"lies in the run {run}"),
+        (checkpoint, "is the folder of a checkpoint"),
+        (tmp_path / "copy", "is the folder of a checkpoint"),
+        (tmp_path / "copy" / "out", "lies in the checkpoint"),
+    ):
+        with pytest.raises(JobError, match=f"OUT: .* {says}"):
+            export_run(run, out)
+    assert sorted(tmp_path.rglob("*")) == there
+    write_run(tmp_path / "second", LLAMA, steps=(1,))
+    with pytest.raises(JobError, match="lies in the run"):
+        export_run(tmp_path / "second", run / "out")
+    assert export_run(run, tmp_path / "out").step == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", LLAMA, steps=())
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "out", Path("/proc/out")):
+        with pytest.raises(LaunchError, match=rf"{out}/config\.json cannot be written"):
+            export_run(tmp_path / "run", out)
+
+
+@pytest.mark.parametrize("step", [-1, 0, 10**23])
+def test_a_number_that_is_no_step_is_refused(tmp_path: Path, step: int) -> None:
+    write_run(tmp_path / "run", LLAMA, steps=(1,))
+    with pytest.raises(JobError, match=r"--step: .* is no step\. Allowed: 1 to 2147483647"):
+        export_run(tmp_path / "run", tmp_path / "out", step)
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,9 @@ def test_wrong_files(tmp_path: Path) -> None:
     )
     with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors: missing"):
         huggingface.load(model, folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"'\.\./secret\.safetensors' is no name of a file beside it"):
+        huggingface.load(model, folder)
     (folder / "model.safetensors.index.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"index\.json: cannot be read"):
         huggingface.load(model, folder)

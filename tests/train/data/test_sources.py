@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from plait.core.errors import DataError
 from plait.train.data import sources
 from plait.train.data.prepare import prepare
 from plait.train.data.sources import find_files
@@ -22,3 +24,20 @@ def test_the_standard_library_is_a_corpus(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sources, "STDLIB_BYTES", 200_000)
     corpus = prepare(["python-stdlib"], ByteTokenizer(), tmp_path / "corpus")
     assert 50_000 < corpus.num_tokens("train") + corpus.num_tokens("eval") < 210_000
+
+
+def test_a_source_that_is_neither_file_nor_folder_is_said_to_be_that(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("text")
+    for source, says in (
+        ("/dev/zero", "/dev/zero: is a device, no regular file"),
+        (str(tmp_path / "pipe"), "pipe: is a pipe, no regular file"),
+        (str(tmp_path / "none"), "none: no such file or folder"),
+        (str(tmp_path / "file" / "none"), "none: no such file or folder"),
+        (str(tmp_path / "loop"), "loop: cannot be read: Too many levels of symbolic links"),
+        (str(tmp_path / ("x" * 300)), "cannot be read: File name too long"),
+    ):
+        with pytest.raises(DataError, match=says):
+            find_files([source], "*")
+    assert [file.name for file in find_files([tmp_path / "file"], "*")] == ["file"]
