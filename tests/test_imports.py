@@ -59,6 +59,7 @@ ONLY_IN = {
             "profile",
             "placement_profile",
             "kubernetes_settings",
+            "slurm_settings",
             "plan_file",
         )
     ),

@@ -37,12 +37,12 @@ from plait.core.settings import (
     RunSection,
     Section,
     Slices,
-    SlurmSection,
     StrategySection,
     TrainSection,
     refuse_old_names,
 )
 from plait.core.sharding import Sharding
+from plait.core.slurm_settings import SlurmSection
 from plait.core.stamped import digest
 from plait.core.strategy import Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml

@@ -22,8 +22,8 @@ from typing import BinaryIO, NamedTuple
 from plait.core.errors import JobError, LaunchError
 from plait.core.hostlist import expand, fold
 from plait.core.rank_table import RankTable
-from plait.core.settings import SlurmSection
 from plait.core.slurm_lines import lines
+from plait.core.slurm_settings import SlurmSection
 from plait.launch.watch import catching_signals, say
 
 LOOK = 1.0

@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.errors import JobError
 from plait.core.rank_table import RankTable
-from plait.core.settings import SlurmSection
+from plait.core.slurm_settings import SlurmSection
 from plait.launch import slurm
 from plait.launch.slurm import Batch, asked, in_topological_order
 
