@@ -56,7 +56,8 @@ class Case:
         self.batch = MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(batch), 1.0 / tokens.numel(), 0)
 
     def executor(self, strategy: Strategy, recorder: Recorder | None = None) -> Any:
-        load = Load(*self.batch.tokens.shape)
+        size, sequence = self.batch.tokens.shape
+        load = Load(size, sequence)
         here = Here(self.device, recorder)
         return make_executor(self.model, strategy, NullWire(2), load, here, gradients=self.gradients)
 

@@ -85,7 +85,7 @@ def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
 
 
 def test_the_time_limits_signal_comes_as_many_seconds_before_as_the_job_says(tmp_path: Path) -> None:
-    from plait.core.settings import SlurmSection
+    from plait.core.slurm_settings import SlurmSection
 
     settings = SlurmSection(nodes=1, grace=77)
     script = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=settings).script()
@@ -142,7 +142,7 @@ def test_ctrl_c_before_there_are_ranks_ends_the_job(
 def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    from plait.core.settings import SlurmSection
+    from plait.core.slurm_settings import SlurmSection
 
     batch = slurm.Batch(folder=tmp_path, name="x", world_size=1, settings=SlurmSection(nodes=1))
     batch.log("7").parent.mkdir()
