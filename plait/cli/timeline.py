@@ -81,8 +81,9 @@ def _summarise(run: Path, measured: Tables, json: bool) -> None:
     terminal.table(("what", "where", "direction", "last", "all"), rows)
     if found.hidden.fraction is not None:
         total, waiting = (part / found.lanes for part in (found.hidden.total, found.hidden.waiting))
-        beyond = f"; waiting beyond it {waiting * 1e3:.1f} ms" if waiting > SHOWN else ""
-        terminal.say(f"communication {total * 1e3:.1f} ms a step, hidden {found.hidden.fraction:.0%}{beyond}")
+        terminal.say(f"communication {total * 1e3:.1f} ms a step, hidden {found.hidden.fraction:.0%}")
+        if waiting > SHOWN:
+            terminal.say(f"waiting beyond communication {waiting * 1e3:.1f} ms a step")
     if len(found.trend) > 1 and found.hidden.fraction is not None:
         shares = (f"{_steps(one.first, one.last)} {one.hidden.fraction or 0:.0%}" for one in found.trend)
         terminal.say(f"hidden by step: {', '.join(shares)}")

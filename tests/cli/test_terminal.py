@@ -110,12 +110,13 @@ def test_colours_are_for_terminals_that_want_them(argv: list[str]) -> None:
 @pytest.mark.parametrize(("columns", "environ"), [(80, {"NO_COLOR": "1"}), (60, {}), (80, {"TERM": "dumb"})])
 def test_training_on_a_terminal(tmp_path: Path, columns: int, environ: dict[str, str]) -> None:
     job = write_job(tmp_path, steps=6)
-    settings = (f"run.name={NAME}", "strategy.slices=auto")
+    folder = tmp_path / "runs" / NAME
+    settings = (f"run.folder={folder}", "run.name=job", "strategy.slices=auto")
     status, screen = on_terminal(command(job, *settings), columns=columns, environ=environ)
     assert status == 0, screen
     assert "\x1b" not in screen
-    assert f"the run is in {tmp_path / 'runs'}/{SHOWN}" in screen
-    assert (tmp_path / "runs" / NAME / "summary.json").is_file()
+    assert f"the run is in {tmp_path / 'runs'}/{SHOWN}/job" in screen
+    assert (folder / "job" / "summary.json").is_file()
     live = [part for line in screen.replace("\r\n", "\n").split("\n") for part in line.split("\r") if " left" in part]
     if "TERM" in environ:
         assert live == []
