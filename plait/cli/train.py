@@ -265,6 +265,6 @@ def _check_folder(folder: Path) -> None:
 
     fix = "Choose another with run.folder=FOLDER or run.name=NAME"
     check_target(folder / "plan.json", fix=fix)
-    for name in ("logs", "timeline", "checkpoints", "corpus"):
+    for name in ("logs", "checkpoints", "corpus"):  # a run goes on without what cannot be recorded
         if (kind := kind_of(folder / name)) not in ("", "folder"):
             raise LaunchError(f"{folder / name} is a {kind}, and a run needs a folder there. {fix}.")

@@ -131,8 +131,8 @@ def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
         def acted(of: Any) -> None:
             act(of)
             if not done or not once:
-                done.append(end := time.thread_time() + seconds)
-                while time.thread_time() < end:
+                done.append(end := time.monotonic() + seconds)
+                while time.monotonic() < end:  # busy, with what it gets of a processor
                     pass
 
         return acted
@@ -158,7 +158,7 @@ def _slow_down(by: float, at: int) -> None:
             start = time.thread_time()
             act(of)
             end = time.thread_time() + by * (time.thread_time() - start)
-            while time.thread_time() < end:
+            while time.monotonic() < end:  # busy, with what it gets of a processor
                 pass
 
         return acted
