@@ -171,7 +171,7 @@ def _window(heat: Heat, now: Place, marked: bool, zoom: Any) -> Any:
     zoom = zoom if isinstance(zoom, dict) else {}
     data = now._asdict() if marked else {}
     if zoom.get("yaxis.autorange"):
-        return {**data, "window": None}
+        return {**data, "window": None} if now.window else no_update
     low, high = zoom.get("yaxis.range[0]"), zoom.get("yaxis.range[1]")
     if isinstance(low, int | float) and isinstance(high, int | float):
         first, last = sorted((low, high))

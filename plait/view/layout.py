@@ -64,6 +64,7 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
         dcc.Store(id="version", data=first.get("version", "")),
         dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}), dcc.Store(id="zoom", data=None),
         dcc.Store(id="seen", data=False), dcc.Store(id="keys"), dcc.Store(id="answered", data=0),
+        dcc.Store(id="shown", data={}),
     ], id="page")  # fmt: skip
 
 

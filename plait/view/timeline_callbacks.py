@@ -40,7 +40,7 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
     """The callbacks; one for each cause, as for the heat map."""
     _click(app, runs)
     _follow(app, runs)
-    _ask(app, runs)
+    _ask(app)
     _draw(app, runs)
     _compare(app, runs)
 
@@ -143,28 +143,17 @@ def _follow(app: Dash, runs: Sequence[Watched]) -> None:
         return _with(links[int(cause["n"])].key) if 0 <= int(cause["n"]) < len(links) else no_update
 
 
-def _ask(app: Dash, runs: Sequence[Watched]) -> None:
+def _ask(app: Dash) -> None:
     @app.callback(
         Output("chosen", "data", allow_duplicate=True), Output("zoom", "data", allow_duplicate=True),
-        Input("rank", "value"), Input("step", "value"), State("chosen", "data"), State("run", "value"),
-        prevent_initial_call=True,
+        Input("rank", "value"), Input("step", "value"), State("shown", "data"), prevent_initial_call=True,
     )  # fmt: skip
-    def _numbers(rank: Any, step: Any, chosen: Any, number: Any) -> tuple[Any, Any]:
-        chosen = chosen if isinstance(chosen, dict) else {}
-        wanted = {"rank": rank if isinstance(rank, int) else chosen.get("rank")}
-        if isinstance(step, int):
-            wanted["step"] = step - 1
-        echo = wanted == _shows(chosen_run(runs, number), chosen)  # of what was shown
-        return (no_update, no_update) if echo else (wanted, None)
-
-
-def _shows(snapshot: Snapshot, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The rank and the step that are shown for what is chosen."""
-    now = {name: chosen.get(name) for name in ("rank", "step")}
-    if snapshot.recording is None or snapshot.recording.spans.is_empty() or None not in now.values():
-        return now
-    rank = now["rank"] if isinstance(now["rank"], int) else first_rank(snapshot)
-    return {"rank": rank, "step": step_of(snapshot.recording, rank, now["step"])}
+    def _numbers(rank: Any, step: Any, shown: Any) -> tuple[Any, Any]:
+        now = shown if isinstance(shown, dict) else {}
+        wanted = {"rank": rank if isinstance(rank, int) else now.get("rank")}
+        wanted["step"] = step - 1 if isinstance(step, int) else now.get("step")
+        # A figure writes into these fields, too, and says so in the same answer.
+        return (no_update, no_update) if wanted == now else (wanted, None)
 
 
 def _with(key: Key) -> dict[str, Any]:
@@ -174,7 +163,7 @@ def _with(key: Key) -> dict[str, Any]:
 def _zoomed(moved: Any, zoom: Any) -> Any:
     moved = moved if isinstance(moved, dict) else {}
     if moved.get("xaxis.autorange"):
-        return None
+        return no_update if zoom is None else None
     ends = [moved.get("xaxis.range[0]"), moved.get("xaxis.range[1]")]
     return ends if all(isinstance(one, int | float) for one in ends) and ends != zoom else no_update
 
@@ -224,21 +213,21 @@ def by_key(key: str, shown: Shown, chosen: Any, zoom: Any) -> tuple[Any, Any]:
 def _draw(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("timeline-figure", "figure"), Output("span", "children"), Output("links", "children"),
-        Output("rank", "value"), Output("step", "value"), Output("clocks", "children"), Input("version", "data"),
-        Input("chosen", "data"), Input("zoom", "data"), Input("beside", "value"), State("run", "value"),
-        prevent_initial_call=True,
+        Output("rank", "value"), Output("step", "value"), Output("shown", "data"), Output("clocks", "children"),
+        Input("version", "data"), Input("chosen", "data"), Input("zoom", "data"), Input("beside", "value"),
+        State("run", "value"), prevent_initial_call=True,
     )  # fmt: skip
     def _figure(_: str, chosen: Any, zoom: Any, beside: Any, number: Any) -> tuple[Any, ...]:
         snapshot = chosen_run(runs, number)
         shown = shown_of(snapshot, chosen, beside, zoom)
         if shown is None or shown.window is None or snapshot.recording is None:
             kept = _kept(snapshot)
-            return nothing(kept), "", [], no_update, no_update, ""
+            return nothing(kept), "", [], no_update, no_update, no_update, ""
         hosts = dict(snapshot.recording.grid.select("rank", "host").iter_rows())
         figure = timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
         return (
             figure, span_text(shown, snapshot.recording), links_of(shown, snapshot.recording), shown.rank,
-            shown.step + 1, clock_text(snapshot),
+            shown.step + 1, {"rank": shown.rank, "step": shown.step}, clock_text(snapshot),
         )  # fmt: skip
 
 

@@ -122,7 +122,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=range(len(CHOSEN)))
 def test_whatever_is_said_to_be_chosen(page: str, chosen: Any) -> None:
-    places = "timeline-figure.figure span.children links.children rank.value step.value clocks.children"
+    places = "timeline-figure.figure span.children links.children rank.value step.value shown.data clocks.children"
     output = f"..{'...'.join(places.split())}.."
     inputs = [
         ("version", "data", "x"),
