@@ -132,6 +132,8 @@ def test_the_keyboard_is_enough(shown: Page) -> None:
 
 
 def test_keys_come_faster_than_answers(late: Page) -> None:
+    late.reload()
+    late.wait_for_selector("#heat-figure .heatmaplayer image")
     late.locator("#heat-box").focus()
     for _ in range(CULPRIT + 1):  # the first marks the first row
         late.keyboard.press("ArrowDown")
@@ -149,6 +151,7 @@ def test_keys_come_faster_than_answers(late: Page) -> None:
 
 def test_what_a_figure_says_meanwhile_loses_no_click(late: Page) -> None:
     """A figure that is drawn anew says so, and numbers that are shown anew count as changed."""
+    late.reload()
     late.locator("#unlike button").first.click()
     late.wait_for_selector("#timeline-figure .barlayer .point path", state="attached")
     late.wait_for_function("document.querySelector('#rank').value === '6'")
