@@ -6,13 +6,14 @@ STAMP := .venv/.stamp
 JOB ?= specs/jobs/quickstart.toml
 ARGS ?=
 WORKERS ?= 2
+SEED ?= 1
 
 .PHONY: help venv train test contract check format bench clean
 
 help:
 	@echo "make venv     the environment, once"
 	@echo "make train    train JOB=$(JOB); more options in ARGS"
-	@echo "make test     the test suite; pytest options in ARGS"
+	@echo "make test     the test suite, in the order that SEED=$(SEED) gives; pytest options in ARGS"
 	@echo "make contract what of the large products of cases the suite leaves out"
 	@echo "make check    lint, formatting, types, import rules"
 	@echo "make format   rewrite files into the house format"
@@ -33,7 +34,7 @@ train: $(STAMP)
 	@$(BIN)/plait train $(JOB) $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED) $(ARGS)
 
 contract: $(STAMP)
 	@$(BIN)/python -m pytest -m contract $(ARGS)
