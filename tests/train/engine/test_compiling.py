@@ -114,16 +114,21 @@ def test_one_variant_too_many_is_an_error_and_not_a_fall_back(
         gelu(torch.ones(3, 4, dtype=torch.bfloat16))
 
 
-def test_a_compiler_that_fails_is_a_problem_of_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told, not raised: the others wait for this rank's word."""
+def use_failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A compiler that fails so."""
 
     def fail(graph: Any, inputs: Any) -> Any:
-        raise RuntimeError("no g++ here\nand more")
+        raise error
 
     compiler = Compiler(fail)
     kernels = Compiled(compiler.table())
     monkeypatch.setattr(module, "compiler", lambda: compiler)
     monkeypatch.setattr(module, "compiled", lambda: kernels)
+
+
+def test_a_compiler_that_fails_is_a_problem_of_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told, not raised: the others wait for this rank's word."""
+    use_failing(monkeypatch, RuntimeError("no g++ here\nand more"))
     done = compile_ahead(part_of("plain", 2))
     assert done.problem.startswith("rank 0: ") and "no g++ here" in done.problem and "\n" not in done.problem
 
@@ -149,11 +154,5 @@ def test_auto_times_steps_where_the_run_is_long_enough(traced: Compiler) -> None
 
 
 def test_auto_goes_on_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(graph: Any, inputs: Any) -> Any:
-        raise FileNotFoundError("g++")
-
-    compiler = Compiler(fail)
-    kernels = Compiled(compiler.table())
-    monkeypatch.setattr(module, "compiler", lambda: compiler)
-    monkeypatch.setattr(module, "compiled", lambda: kernels)
+    use_failing(monkeypatch, FileNotFoundError("g++"))
     assert timed_steps(10**9) == (False, "not possible (rank 0: FileNotFoundError: g++)")
