@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -9,11 +11,13 @@ import torch
 from torch import Tensor
 
 from plait.core.model import ModelSpec
+from plait.core.plan import Plan
+from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
 from plait.train.model import compiled as module
 from plait.train.model import formulas
 from plait.train.model.compiled import Compiled, compiler
-from tests.dist import equality
+from tests.dist import equality, pipelining
 
 
 @cache
@@ -22,15 +26,29 @@ def formulas_alone() -> Compiled:
     return Compiled(formulas.ALL)
 
 
-def worst_error(rank: int, spec: ModelSpec, strategies: list[Strategy]) -> list[tuple[float, str]]:
-    """``equality.worst_error`` of each strategy, by the formulas alone."""
-    found, used = [], module.compiled
+@contextmanager
+def by_formulas() -> Iterator[None]:
+    """What asks for compiled functions meanwhile gets ``formulas_alone``."""
+    used = module.compiled
     module.compiled = formulas_alone  # type: ignore[assignment]
     try:
-        found = [equality.worst_error(rank, spec, strategy) for strategy in strategies]
+        yield
     finally:
         module.compiled = used
-    return found
+
+
+def worst_error(rank: int, spec: ModelSpec, strategies: list[Strategy]) -> list[tuple[float, str]]:
+    """``equality.worst_error`` of each strategy, by the formulas alone."""
+    with by_formulas():
+        return [equality.worst_error(rank, spec, strategy) for strategy in strategies]
+
+
+def job_error(
+    rank: int, planned: Plan, costs: SegmentCosts | None = None, delay: int | None = None
+) -> tuple[float, str]:
+    """``pipelining.job_error``; of a plan that compiles, by the formulas alone."""
+    with by_formulas():
+        return pipelining.job_error(rank, planned, costs, delay)
 
 
 def really(rank: int, spec: ModelSpec, strategies: list[Strategy]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from plait.core.errors import JobError, PlaitError
 from plait.core.job import Job
 from plait.core.plan import Plan
-from tests.dist import drawn, pipelining
+from tests.dist import compiling, drawn, pipelining
 from tests.dist.test_pipeline import TOLERANCE
 from tests.ranks import Ranks
 
@@ -26,8 +26,10 @@ def sample(number: int) -> tuple[Plan, drawn.Chance]:
     left."""
     chance, most = drawn.Chance(f"{SEED}/{number}"), MOST_IN_SUITE if number < IN_SUITE else MOST
     while True:
+        values = drawn.draw(chance, most)
+        values["strategy"]["compile"] = number % 3 == 1
         try:
-            plan = drawn.plan_of(Job.from_dict(drawn.draw(chance, most)))
+            plan = drawn.plan_of(Job.from_dict(values))
         except PlaitError:
             continue
         if 2 <= plan.layout.world_size <= most:
@@ -45,7 +47,7 @@ def test_a_drawn_job_equals_the_reference(pool: Callable[[int], Ranks], number: 
     plan, chance = sample(number)
     costs = drawn.measured(chance, plan) if chance.random() < 0.7 else None
     delay = number if chance.random() < 0.3 else None
-    for error, what in pool(plan.layout.world_size).run(pipelining.job_error, plan, costs, delay, timeout=PATIENCE):
+    for error, what in pool(plan.layout.world_size).run(compiling.job_error, plan, costs, delay, timeout=PATIENCE):
         assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
 
 
