@@ -27,12 +27,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TIMED = ("cli", "faults", "kubernetes", "lab", "launch", "slurm", "view")
-"""Folders whose tests start processes, services or a browser, and depend on how the machine deals out time."""
+"""Folders whose tests start processes, services or a browser: time is dealt out by the machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What depends on the machine's other work may be tried once more. It is then named as RERUN in the summary,
-    and is to be mended. All others, and so all that numbers depend on, have one try.
+    """What depends on the machine's other work may be tried once more. It is then named as RERUN in the
+    summary, and is to be mended. All others, and so all that numbers depend on, have one try.
     """
     here = Path(__file__).parent
     for item in items:

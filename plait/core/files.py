@@ -25,6 +25,11 @@ def contents(path: str | Path) -> bytes:
     return Path(path).read_bytes()
 
 
+def reason_of(error: Exception) -> str:
+    """What went wrong, without the number and the path that the system's own text has."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 def kind_of(path: str | Path) -> Literal["file", "folder", "device", "pipe", "socket", ""]:
     """What a path leads to; empty where it leads nowhere. Raises OSError where nobody may know."""
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.core.errors import JobError
-from plait.core.files import contents
+from plait.core.files import contents, reason_of
 from plait.core.model import ModelSpec, RopeScaling, shown
 
 _GPT2 = {
@@ -31,8 +31,7 @@ def read_config(path: Path) -> ModelSpec:
     try:
         config = json.loads(contents(file))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise JobError(f"cannot be read as a Hugging Face config: {reason}", file=str(file)) from None
+        raise JobError(f"cannot be read as a Hugging Face config: {reason_of(error)}", file=str(file)) from None
     if not isinstance(config, dict):
         raise JobError("is no table, so it is no Hugging Face config", file=str(file))
     values = cast("dict[str, Any]", config)

@@ -246,7 +246,7 @@ class Plan:
             seed=int(values["seed"]),
             choices=Choices(**(choices | {"strategies": strategies})),
             origin=str(values["origin"]),
-            notes=dict(values.get("notes", {})),
+            notes=dict(values["notes"]),
         )
 
 

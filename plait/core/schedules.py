@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from plait.core.errors import ScheduleError, nearest
-from plait.core.files import contents
+from plait.core.files import contents, reason_of
 from plait.core.schedule import Op, OpKind, Schedule, parse_schedule
 from plait.core.strategy import slice_sizes
 
@@ -92,8 +92,7 @@ def _written(name: str) -> Schedule | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ScheduleError(f"{name}: cannot be read as a schedule: {reason}") from None
+        raise ScheduleError(f"{name}: cannot be read as a schedule: {reason_of(error)}") from None
     except ScheduleError as error:
         raise ScheduleError(f"{name}: {error}") from None
 

@@ -106,7 +106,7 @@ def segment_costs(
     if strategy.cp > 1:
         exchanged = AttentionTraffic.of(model, strategy, tokens * bytes_per_number)
         ulysses, ring = strategy.cp // strategy.ring, strategy.ring
-        for kind in "FAKXDGETSH":
+        for kind in EXCHANGED:
             times = ring - 1 if kind in "TSH" else (ulysses - 1) / ulysses
             wire |= {f"{site}.{kind}": exchanged.of_kind(kind) * times / bandwidth for site in ("attn", "block")}
     return SegmentCosts({op: value / flops for op, value in work.items()}, wire, latency)

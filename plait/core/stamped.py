@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from plait.core.errors import JobError
-from plait.core.files import contents
+from plait.core.files import contents, reason_of
 
 Content = TypeVar("Content")
 
@@ -49,8 +49,7 @@ class Stamp:
         try:
             return contents(path).decode()
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise JobError(f"cannot be read as a {self.noun}: {reason}", file=str(path)) from None
+            raise JobError(f"cannot be read as a {self.noun}: {reason_of(error)}", file=str(path)) from None
 
     def opened(
         self, text: str, file: str, make: Callable[[dict[str, Any]], Content], hash_of: Callable[[Content], str]

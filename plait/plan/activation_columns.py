@@ -29,10 +29,12 @@ from plait.plan.pipeline_memory import stage_activations
 from plait.plan.segment_sizes import Core, Shared, Sizes
 
 Bytes = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Degrees = tuple[int, int, int]
 """tp, cp, ring."""
 
 ROUND = 3
+"""Ranks of a ring from which on no more tensors exist at once."""
 FEW = 2
 """Layers that are walked, and one more: what a layer more adds does not change from there on."""
 OWN = PLAIN_FORWARD
@@ -44,7 +46,7 @@ OVERLAPPED: tuple[Overlap, Overlap] = ("sync", "domino")
 @dataclass(frozen=True)
 class Structure:
     """What decides which tensors exist. communicates: over tp; split: the backward is in two parts.
-    attention: as the graph has it; of rings of more than ``ROUND`` ranks no more tensors exist at once."""
+    attention: as the graph has it; what differs only in size is one (``shared_degrees``)."""
 
     recompute: Recompute
     communicates: bool
@@ -86,9 +88,9 @@ def stage_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degree
     return table
 
 
-def shared_attention(cp: int, ring: int) -> SharedAttention | None:
-    """What a structure knows of degrees."""
-    return SharedAttention(min(2, cp // ring), min(ROUND, ring)) if cp > 1 else None
+def shared_degrees(cp: Ints, ring: Ints) -> tuple[Ints, Ints]:
+    """Ulysses' and the ring's, as far as they decide which tensors exist."""
+    return np.minimum(2, cp // ring), np.minimum(ROUND, ring)
 
 
 @cache

@@ -157,8 +157,9 @@ class Walk(SharedWalk):
     def _cores(self, op: SegmentOp, *, again: bool) -> list[tuple[int, Core]]:
         """(number, core) of the branches that A runs again, or of the others."""
         repeats = "A" in self.graph.again(op.site, op.layer)
-        cores = list(enumerate(self.sizes.branches(op)))[self._first_own(op) :]
-        return [(number, core) for number, core in cores if (repeats and (core.cheap or self.full_again)) == again]
+        return [
+            (number, core) for number, core in self._own(op) if (repeats and (core.cheap or self.full_again)) == again
+        ]
 
     # ---- forward ----
 
@@ -214,9 +215,9 @@ class Walk(SharedWalk):
             self._free(op, "n", holder="norm")
             self._free(op, "n", "full", holder="input")
 
-    def _first_own(self, op: SegmentOp) -> int:
-        """The first of a segment's cores that no other rank has a part in."""
-        return 1 if self.graph.shared(op.site) else 0
+    def _own(self, op: SegmentOp) -> list[tuple[int, Core]]:
+        """(number, core) of the branches that no other rank has a part in: attention's is the first."""
+        return list(enumerate(self.sizes.branches(op)))[1 if self.graph.shared(op.site) else 0 :]
 
     def _project(self, op: SegmentOp) -> None:
         for number, core in enumerate(self.sizes.branches(op)):
@@ -257,7 +258,7 @@ class Walk(SharedWalk):
     def _D(self, op: SegmentOp) -> None:  # noqa: N802
         if self.graph.shared(op.site):
             self._back(op)
-        for number, core in list(enumerate(self.sizes.branches(op)))[self._first_own(op) :]:
+        for number, core in self._own(op):
             self._spike(core.o + core.z + core.backward)  # gradients of o and z
             self._hold(op, f"g_z{number}", core.z, "C", "operand")
             self._free(op, f"saved{number}", f"z{number}")

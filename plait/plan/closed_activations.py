@@ -9,9 +9,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.core.attention_ops import SharedAttention
 from plait.core.model import ModelSpec
 from plait.core.strategy import Recompute
-from plait.plan.activation_columns import OWN, ROUND, Bytes, Load, Structure, deferred, shared_attention, stage_table
+from plait.plan.activation_columns import OWN, Bytes, Load, Structure, deferred, shared_degrees, stage_table
 from plait.plan.distinct import distinct, groups
 from plait.plan.experts_memory import activated, routed_sizes
 from plait.plan.live import (
@@ -103,8 +104,8 @@ class _Rows:
     def _walked(self, recompute: Ints) -> Bytes:
         """As Plait's own lists have it."""
         points = self.points
-        cut = [np.minimum(2, points.cp // points.ring), np.minimum(ROUND, points.ring)]
-        _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, points.p1, self.split, *cut])
+        ulysses, ring = shared_degrees(points.cp, points.ring)
+        _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, points.p1, self.split, ulysses, ring])
         found = np.zeros((len(points), OWN))
         for which in groups(kind):
             at = int(which[0])
@@ -114,7 +115,7 @@ class _Rows:
                 bool(points.sequence_parallel[at]),
                 int(points.p1[at]),
                 bool(self.split[at]),
-                shared_attention(int(points.cp[at]), int(points.ring[at])),
+                SharedAttention(int(ulysses[at]), int(ring[at])) if points.cp[at] > 1 else None,
             )
             first, degrees_of = distinct([points.tp[which], points.cp[which], points.ring[which]])
             degrees = [(int(points.tp[i]), int(points.cp[i]), int(points.ring[i])) for i in which[first]]

@@ -104,11 +104,10 @@ def _attention(sizes: Sizes, row: int, op: SegmentOp) -> Core:
 
 @dataclass(frozen=True)
 class Shared:
-    """Bytes of attention that ranks share. first: of the first weight's output; query: of queries, and of
-    what attention gives; there, block: as ``AttentionTraffic``; lse: log-sum-exp. turned: rotated queries and
-    keys; turning: working set of rotating queries, with the
-    tables of scattered positions. expanded: keys and values for every query head, where kernels
-    want that."""
+    """Bytes of attention that ranks share. first: of the first weight's output. query: of queries, and of
+    what attention gives. there, block: as ``AttentionTraffic``. lse: log-sum-exp. turned: rotated queries and
+    keys. turning: working set of rotating queries, with the tables of scattered positions. expanded: keys and
+    values for every query head, where kernels want that."""
 
     first: int
     query: int
