@@ -26,7 +26,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from keeping import finish, keep, make_parser
@@ -135,7 +135,7 @@ def whole(spec: ModelSpec, case: Case, device: Device, peak: float, rounds: int)
     peer = peer_of(model, device)
     runs: dict[str, Callable[[], torch.Tensor]] = {
         "plait": ours, "transformers": peer_step(peer, batch),
-        "transformers compiled": peer_step(torch.compile(peer), batch),
+        "transformers compiled": peer_step(cast("torch.nn.Module", torch.compile(peer)), batch),
     }  # fmt: skip
     losses = {name: float(run().detach()) for name, run in runs.items()}
     if max(losses.values()) > min(losses.values()) * (1 + AGREE):
@@ -161,22 +161,17 @@ def peer_of(model: Transformer, device: Device) -> torch.nn.Module:
     return torch.nn.Module.to(peer, device.torch_device).train()
 
 
-def peer_step(peer: Callable[..., Any], batch: MicroBatch) -> Callable[[], torch.Tensor]:
+def peer_step(peer: torch.nn.Module, batch: MicroBatch) -> Callable[[], torch.Tensor]:
     """Forward and backward of the same batch."""
 
     def run() -> torch.Tensor:
         logits = peer(input_ids=batch.tokens, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
         loss.backward()
-        for parameter in _parameters(peer):
-            parameter.grad = None
+        peer.zero_grad()
         return loss
 
     return run
-
-
-def _parameters(peer: Any) -> list[torch.nn.Parameter]:
-    return list(peer.parameters())
 
 
 # ---- one tensor-parallel rank, beside a modelled link ----
