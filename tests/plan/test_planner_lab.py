@@ -31,6 +31,17 @@ def test_strategies_are_compared_within_rounds() -> None:
     assert abs(found["chosen_over_best"] - 0.25) < 1e-9
 
 
+def test_who_was_lucky_in_one_round_is_not_the_best_of_another() -> None:
+    def rows(*times: tuple[float, ...]) -> list[dict[str, object]]:
+        return [{"measured_s": one[0], "rounds_s": list(one), "error": 0.0, "in_band": True} for one in times]
+
+    lucky = rows((1.0, 1.0, 1.0), (0.8, 1.0, 1.1), (1.0, 1.1, 0.8), (1.1, 0.8, 1.0))
+    better = rows((1.0, 2.0, 1.0), (0.8, 1.6, 0.8), (0.7, 2.0, 1.0))
+    assert work_out(lucky)["chosen_over_best_elsewhere"] < 0.0
+    assert abs(work_out(better)["chosen_over_best_elsewhere"] - 0.25) < 1e-9
+    assert work_out(rows((1.0,), (0.5,)))["chosen_over_best_elsewhere"] is None
+
+
 def test_a_strategy_in_words_is_the_strategy() -> None:
     words = (
         "p1=2 pp=2 dp=2 tp=2 schedule=zb-h1 overlap.tp=domino micro_batch_size=4 sequence_parallel=true shard.optim=2"
