@@ -21,16 +21,16 @@ from typing import Any
 
 from plait.core.env import PodEnv, inherited, take_agent, task_number
 from plait.core.errors import LaunchError, PlaitError, RankFailure
+from plait.core.history import History, newest_checkpoint
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
+from plait.core.progress import Progress
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import agent
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
-from plait.launch.history import History
-from plait.launch.progress import Progress
-from plait.launch.run_folder import DO_NOT_RETRY, last_job, newest_checkpoint, starts_in_vain, write_run
+from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
 from plait.launch.watch import Rank, catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]

@@ -21,8 +21,8 @@ from plait.core.channel import Channel
 from plait.core.env import launcher_variable, rank_base, rank_variables
 from plait.core.lock import RunLock
 from plait.core.process import process_state
+from plait.core.progress import Progress
 from plait.launch.hang import Suspicion
-from plait.launch.progress import Progress
 from plait.launch.watch import Rank, Watch, catching_signals
 
 

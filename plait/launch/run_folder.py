@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plait.core.errors import DO_NOT_RETRY as DO_NOT_RETRY
 from plait.core.files import explained, replacing
+from plait.core.history import newest_checkpoint
 from plait.core.plan import Plan
 
 WORKER = "plait.train.worker"
@@ -22,12 +23,6 @@ def write_run(plan: Plan, folder: Path) -> None:
         with replacing(folder / "job.toml") as path:
             path.write_text(plan.job.to_toml())
         plan.write(folder / "plan.json")
-
-
-def newest_checkpoint(folder: Path) -> int:
-    """Its step; 0 if there is none."""
-    names = [path.name.rpartition("-")[2] for path in (folder / "checkpoints").glob("step-*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 STARTS = "starts.json"

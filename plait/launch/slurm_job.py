@@ -18,16 +18,16 @@ from pathlib import Path
 
 from plait.core.env import cluster_job, inherited, slurm_job, this_host
 from plait.core.errors import JobError, LaunchError, PlacementError, PlaitError
+from plait.core.history import History, newest_checkpoint
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
+from plait.core.progress import Progress
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
-from plait.launch.history import History
-from plait.launch.progress import Progress
-from plait.launch.run_folder import DO_NOT_RETRY, WORKER, newest_checkpoint, starts_in_vain
+from plait.launch.run_folder import DO_NOT_RETRY, WORKER, starts_in_vain
 from plait.launch.watch import say, watched
 
 PLACED = "placed_ranks.json"

@@ -20,12 +20,11 @@ from typing import Protocol
 
 from plait.core.channel import Stop
 from plait.core.errors import RankFailure
+from plait.core.history import History, newest_checkpoint, rounded
 from plait.core.lock import RunLock
+from plait.core.progress import Progress
 from plait.launch.hang import Suspicion
-from plait.launch.history import History, rounded
 from plait.launch.local import Start, run_ranks
-from plait.launch.progress import Progress
-from plait.launch.run_folder import newest_checkpoint
 from plait.launch.watch import catching_signals, say
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0

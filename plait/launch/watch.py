@@ -26,10 +26,10 @@ from plait.core.env import terminal_width
 from plait.core.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure
 from plait.core.evidence import Verdict
 from plait.core.lock import RunLock
+from plait.core.progress import Progress
 from plait.core.text import paragraph
 from plait.launch.gather import Seen
 from plait.launch.hang import Nearby, Suspicion
-from plait.launch.progress import Progress
 
 LOOK = 0.05
 """Seconds between two looks at all ranks."""

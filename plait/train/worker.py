@@ -42,6 +42,7 @@ from plait.core.plan import Plan
 from plait.core.rank_table import NAME, RankTable
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
+from plait.train.machine.own_history import kept
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
 from plait.train.machine.stacks import stacks_on_signal
 from plait.train.machine.watchdog import Watchdog, address_towards
@@ -172,6 +173,13 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         raise JobError(problem, key="strategy")
     if (folder / NAME).is_file():
         RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
+    if rank.rank or control.launched:
+        return _joined(plan, rank, control, folder, store)
+    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan.hash, rank, control)
+
+
+def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:
+    assert plan.job is not None
     control.doing("importing", patient=True)  # as long as the disk takes
     from plait.train.comm.selfcheck import check_links
     from plait.train.comm.world import joined

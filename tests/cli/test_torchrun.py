@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from plait.core.attempts import read_attempts
 from plait.core.lock import NAME
+from plait.core.ring import read_rings
+from plait.core.ring_calls import RINGS
 from plait.launch.local import free_port
 from tests.cli.runs import curve, metrics, train, trained, wait_for_step, write_job
 
@@ -54,6 +57,9 @@ def test_one_machine(launched: Path, tmp_path: Path) -> None:
     assert curve(job) == curve(launched)
     assert not (tmp_path / "runs" / "job" / NAME).exists()
     assert (tmp_path / "runs" / "job" / "plan.json").is_file()
+    (one,) = read_attempts(tmp_path / "runs" / "job")
+    assert (one.outcome, one.world, one.resumed, one.step, one.steps) == ("finished", 2, 0, 12, 12)
+    assert one.restart_seconds and one.first_step_seconds and one.plan
 
 
 def test_two_machines(launched: Path, tmp_path: Path) -> None:
@@ -94,6 +100,24 @@ def test_sigterm_saves_and_the_same_command_resumes(launched: Path, tmp_path: Pa
     assert again.returncode == 0, errors
     assert "resuming after step" in output
     assert curve(job) == curve(launched)
+    first, second = read_attempts(tmp_path / "runs" / "job")
+    assert (first.outcome, second.outcome) == ("stopped", "finished")
+    assert (second.resumed, second.step) == (first.step, 12)
+
+
+def test_a_restart_of_torchruns_is_one_more_attempt(launched: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path, every=2)
+    process = torchrun(job, options=("--nproc-per-node=2", "--max-restarts=1"))
+    wait_for_step(process, job, 4)
+    rings = read_rings(tmp_path / "runs" / "job" / RINGS, [])
+    os.kill(next(one.header.pid for one in rings if one.rank == 1), signal.SIGKILL)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert curve(job) == curve(launched), output
+    first, second = read_attempts(tmp_path / "runs" / "job")
+    assert first.outcome in ("failed", "stopped", "cut off")  # as rank 0 saw it
+    assert (second.outcome, second.attempt, second.step) == ("finished", 2, 12)
+    assert 2 <= second.resumed <= first.step
 
 
 def test_the_wrong_number_of_ranks_is_refused_before_anything_is_written(tmp_path: Path) -> None:

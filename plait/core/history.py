@@ -1,5 +1,5 @@
 """``attempts.jsonl`` of a run while it goes on, whoever starts its ranks: Plait's supervisor again and again,
-or a cluster manager a launcher for every start of the job."""
+a cluster manager a launcher for every start of the job, or torchrun a rank 0."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 from plait.core.attempts import Attempt, cut_off, read_attempts, write_attempts
 from plait.core.errors import RankFailure
 from plait.core.evidence import FILE as HANG
-from plait.launch.progress import Progress
-from plait.launch.run_folder import newest_checkpoint
+from plait.core.progress import Progress
 
 KEPT = 3
 """Failed attempts whose logs are kept."""
@@ -116,6 +115,12 @@ class History:
     def _write(self) -> None:
         with suppress(OSError):
             write_attempts(self.folder, self.attempts)
+
+
+def newest_checkpoint(folder: Path) -> int:
+    """Its step; 0 if there is none."""
+    names = [path.name.rpartition("-")[2] for path in (folder / "checkpoints").glob("step-*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def rounded(seconds: float) -> float:

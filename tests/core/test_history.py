@@ -10,8 +10,8 @@ import pytest
 from plait.core.attempts import read_attempts
 from plait.core.errors import RankFailure
 from plait.core.evidence import FILE
-from plait.launch.history import History
-from plait.launch.progress import Progress
+from plait.core.history import History
+from plait.core.progress import Progress
 
 
 def steps(progress: Progress, first: int, last: int, writing: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.launch.progress import Progress
+from plait.core.progress import Progress
 
 
 def test_what_is_being_written_is_told_with_the_newest_step() -> None:
