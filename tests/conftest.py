@@ -23,8 +23,10 @@ os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), "plait-tests-n
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any test; ranks started by tests inherit it
 
-# A suite that was started in the background inherits an ignored SIGINT and would pass it on to what it tests.
+# A suite that was started in the background, or by nohup, inherits ignored signals and would pass them on to
+# what it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TIMED = ("cli", "faults", "kubernetes", "lab", "launch", "slurm", "view")
 """Folders whose tests start processes, services or a browser: time is dealt out by the machine."""
