@@ -31,7 +31,7 @@ AROUND: Mapping[Kind, SpanKind] = {
 """And without: what a rank does beside its plan's ops."""
 
 
-UNITS = ("gather", "reduce", "publish", "need")
+UNITS = ("gather", "reduce", "publish", "need", "settle")
 """How the names of sharding's collectives and waits begin."""
 
 
@@ -48,8 +48,8 @@ def axis_of(kind: str, name: str) -> str:
 
     >>> axis_of("comm", "gather attn0"), axis_of("wait", "attn0.R0"), axis_of("idle", "0RECV_F0")
     ('dp', 'tp', 'pp')
-    >>> axis_of("wait", "attn0.K0"), axis_of("wait", "head.F0")
-    ('cp', 'tp')
+    >>> axis_of("wait", "attn0.K0"), axis_of("wait", "head.F0"), axis_of("wait", "settle vectors0")
+    ('cp', 'tp', 'dp')
     """
     if kind in ("idle", "transfer"):
         return "pp"

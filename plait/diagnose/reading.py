@@ -149,7 +149,7 @@ def recorded(
     complete = not told
     own = rollup_of(whole, complete=complete).cast(ROLLUP)  # type: ignore[arg-type]
     if rollups.height:
-        own = _together(own, _with_axis(rollups))
+        own = _together(own, _with_axis(rollups, alone=_cp_alone(grid)))
     lengths = seconds_of(whole) | {
         int(line["step"]) - 1: float(line["seconds"]) for line in metrics if _is_step(line)
     }  # fmt: skip
@@ -173,15 +173,23 @@ def _together(own: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([own.join(whole, on=keys, how="semi"), untold, told.join(whole, on=keys, how="anti")])
 
 
-def _with_axis(rollups: pl.DataFrame) -> pl.DataFrame:
+def _with_axis(rollups: pl.DataFrame, *, alone: bool) -> pl.DataFrame:
+    """Sums tell sites and no names: attention's are of context parallelism where there is no other."""
     units = pl.col("site").is_in(["embedding", "positions", "vectors"])
+    shared = pl.col("site").is_in(["attn", "block"]) & alone
+    communicates = pl.when(units).then(pl.lit("dp")).when(shared).then(pl.lit("cp")).otherwise(pl.lit("tp"))
     axis = (
         pl.when(pl.col("kind").is_in(["idle", "transfer"])).then(pl.lit("pp"))
-        .when(pl.col("kind").is_in(["comm", "wait"])).then(pl.when(units).then(pl.lit("dp")).otherwise(pl.lit("tp")))
+        .when(pl.col("kind").is_in(["comm", "wait"])).then(communicates)
         .otherwise(pl.lit(""))
     )  # fmt: skip
     found = rollups if "axis" in rollups.columns else rollups.with_columns(axis=axis)
     return found.rename({"sum": "seconds"}).select([pl.col(name).cast(kind) for name, kind in ROLLUP.items()])
+
+
+def _cp_alone(grid: pl.DataFrame) -> bool:
+    """Whether sequences are shared, and layers are not."""
+    return bool((grid["cp"] > 0).any()) and not (grid["tp"] > 0).any()
 
 
 def _is_step(line: Mapping[str, Any]) -> bool:

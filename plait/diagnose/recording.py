@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from plait.core.attention_ops import EXCHANGED
+from plait.core.records import UNITS as RECORDED
+
 if TYPE_CHECKING:
     from plait.core.layout import Layout
     from plait.core.sharding import Sharding
@@ -36,8 +39,10 @@ MEETINGS = {
 OWN = ("compute", "data", "host")
 """Kinds of what a rank does by itself, so that it can be slow at it. host: between ops."""
 PROCESSOR = ("compute", "wait", "idle", "data", "optimizer", "checkpoint", "evaluation", "host")
-UNITS = r"^(gather|reduce|publish|need) "
+UNITS = rf"^({'|'.join(RECORDED)}) "
 """How the names of sharding's collectives and waits begin."""
+EXCHANGES = rf"^(attn|block)\d+\.[{EXCHANGED}]"
+"""And those of attention's that ranks share (context parallelism)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,12 +133,12 @@ def with_axes(
     receive. shardings: of every place of the pipeline: gathers of parameters stay within so many replicas.
     stages: place of every stage.
     """
-    units = pl.col("name").str.contains(UNITS)
+    units, shared = pl.col("name").str.contains(UNITS), pl.col("name").str.contains(EXCHANGES)
     axis = (
         pl.when(pl.col("kind").is_in(["idle", "transfer"]))
         .then(pl.lit("pp"))
         .when(pl.col("kind").is_in(["comm", "wait"]))
-        .then(pl.when(units).then(pl.lit("dp")).otherwise(pl.lit("tp")))
+        .then(pl.when(units).then(pl.lit("dp")).when(shared).then(pl.lit("cp")).otherwise(pl.lit("tp")))
         .otherwise(pl.lit(""))
     )
     lowest = pl.col("rank").min()
@@ -143,14 +148,17 @@ def with_axes(
     gathers = pl.when(factor > 1).then(replica // factor).otherwise(0)
     places = grid.with_columns(
         tp_group=lowest.over("pp", "dp", "cp"),
+        cp_group=lowest.over("pp", "dp", "tp"),
         dp_group=lowest.over("pp", "tp"),
         gather_group=lowest.over("pp", "tp", gathers),
-    ).select("rank", "pp", "dp", "cp", "tp", "tp_group", "dp_group", "gather_group")
+    ).select("rank", "pp", "dp", "cp", "tp", "tp_group", "cp_group", "dp_group", "gather_group")
     found = spans.join(places, on="rank", how="left").with_columns(axis=axis)
     found = _crossings(found, grid, stages or {})
     group = (
         pl.when(pl.col("axis") == "tp")
         .then(pl.col("tp_group").cast(pl.String))
+        .when(pl.col("axis") == "cp")
+        .then(pl.col("cp_group").cast(pl.String))
         .when(pl.col("name").str.starts_with("gather "))
         .then(pl.col("gather_group").cast(pl.String))
         .when(pl.col("axis") == "dp")
@@ -183,7 +191,7 @@ def _crossings(spans: pl.DataFrame, grid: pl.DataFrame, stages: Mapping[int, int
     for end in ("source", "target"):
         known = places.rename({"stage": end, "place": f"{end}_place"}).cast({end: pl.Int64})
         spans = spans.join(known, on=end, how="left", maintain_order="left")
-    where = [pl.col(name) if uniform else pl.lit(0) for name in ("dp", "cp", "tp")]
+    where = [pl.col(name) if uniform else pl.lit(0).alias(name) for name in ("dp", "cp", "tp")]
     key = pl.struct("step", "source", "target", pl.col("name").str.extract(word, 3).alias("way"), "slice", *where)
     if uniform:
         ranks = grid.select(pl.col("rank").alias("at"), pl.col("pp").alias("place"), "dp", "cp", "tp")
@@ -224,7 +232,7 @@ def rollup_of(spans: pl.DataFrame, *, complete: bool = True) -> pl.DataFrame:
 
 def _between(spans: pl.DataFrame) -> pl.DataFrame:
     """What passed between the ops of every rank and step, while it neither computed nor waited. What comes
-    after the last of them is beside: an optimizer waits for gradients, which is no span."""
+    after the last of them is beside: the gradients' norm, the optimizer."""
     return (
         spans.filter(pl.col("kind").is_in(["compute", "wait", "idle"]))
         .sort("step", "rank", "start")

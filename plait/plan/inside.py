@@ -203,8 +203,10 @@ class _Walk:
             self._reduce(unit, self.units[unit].gradient if whole else None, last=last)
 
     def settle(self) -> None:
+        start = self.rank.now
         while self.reducing:
             self._retire()
+        self.waits.append((("settle", 0, False), start, self.rank.now))
 
     def begin(self, lead: Sequence[tuple[int, bool]], *, steady: bool) -> None:
         publishing = [unit for unit, prices in enumerate(self.units) if prices.publish]
@@ -228,7 +230,8 @@ class _Walk:
         for unit, prices in enumerate(self.units):
             if prices.whole:
                 self._reduce(unit, None, last=True)
-        self.settle()
+        if self.units:
+            self.settle()
 
     def _reduce(self, unit: int, size: Size | None, *, last: bool) -> None:
         price = self.units[unit].last if last else self.units[unit].reduce

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from plait.core.schedule import Op, ends
-from plait.core.sharding import Unit, UnitAction, UnitOp, UnitVerb
+from plait.core.sharding import VECTORS, Unit, UnitAction, UnitOp, UnitVerb
 from plait.core.strategy import slice_sizes
 from plait.core.timeline import OpSpan, Span, SpanKind, Timeline, spans_of
 from plait.plan.course import Course
@@ -16,7 +16,7 @@ from plait.plan.sharding import UnitTraffic
 from plait.plan.simulate import Simulation
 
 _VERBS: Mapping[str, UnitVerb] = {
-    "need": "need", "gather": "gather", "publish": "publish", "reduce": "reduce", LAST: "reduce"
+    "need": "need", "gather": "gather", "publish": "publish", "reduce": "reduce", LAST: "reduce", "settle": "settle",
 }  # fmt: skip
 _KINDS: Mapping[str, SpanKind] = {"compute": "compute", "comm": "comm", "wait": "wait"}
 
@@ -94,7 +94,7 @@ class _PlaceSpans:
 
     def _named(self, label: Label) -> UnitOp:
         verb, number, forward = label
-        unit: Unit = self.units[number].unit
+        unit: Unit = VECTORS if verb == "settle" else self.units[number].unit
         return UnitOp(_VERBS[verb], unit, forward)
 
     def _sent(self, label: Label) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.job import Job
-from plait.core.timeline import Span
+from plait.core.timeline import Span, hidden
 from plait.plan.simulate import simulate_plan
 from tests.dist import recording
 from tests.dist.drawn import Chance, drawn_plan
@@ -58,6 +58,18 @@ def compare(pool: Pool, values: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", HERE)
 def test_every_recorded_key_is_predicted_and_every_predicted_key_recorded(pool: Pool, name: str) -> None:
     compare(pool, HERE[name])
+
+
+@pytest.mark.parametrize("shard", ["ddp", "zero1"])
+def test_what_an_optimizer_waits_for_is_recorded(pool: Pool, shard: str) -> None:
+    """Until the last reduction is over: else communication at a step's end would count as hidden."""
+    for _, spans in pool(2).run(recording.spans, job(GPT, {"dp": 2, "shard": shard}, micro=1)):
+        for step in range(recording.STEPS):
+            own = [span for span in spans if span.step == step]
+            (wait,) = (span for span in own if span.kind == "wait" and span.name.startswith("settle"))
+            reduced = [span.end for span in own if span.kind == "comm" and span.name.startswith("reduce")]
+            assert reduced and max(reduced) <= wait.end
+            assert hidden(own).exposed > 0
 
 
 @pytest.mark.contract

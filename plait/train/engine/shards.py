@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plait.core.ring import Kind
 from plait.core.segments import Collective
-from plait.core.sharding import Level, Unit, UnitOp, UnitVerb
+from plait.core.sharding import VECTORS, Level, Unit, UnitOp, UnitVerb
 from plait.train.comm.background import Background, Handle
 from plait.train.comm.wire import Wire, wire_bytes
 from plait.train.engine.gradients import Gradients
@@ -147,9 +147,10 @@ class Shards:
         self._settle()
 
     def _settle(self, _op: UnitOp | None = None) -> None:
-        """Wait for every reduction."""
-        while self._reducing:
-            self._retire()
+        """Wait for every reduction; recorded also if there is none, because a plan cannot know."""
+        with self._waiting(UnitOp("settle", VECTORS, False)):
+            while self._reducing:
+                self._retire()
 
     def _begin_reduce(self, store: UnitStore, whole: Tensor | None, *, last: bool) -> None:
         handle = self._start(UnitOp("reduce", store.unit, False), lambda: self._reduce(store, whole, last))

@@ -1,0 +1,68 @@
+"""Along which axis ops communicate, and with whom, for every kind of layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from plait.core.job import Job
+from plait.diagnose.predicted import table_of
+from plait.diagnose.recording import grid_of, with_axes
+from plait.plan.simulate import simulate_plan
+from tests.dist.drawn import plan_of
+
+MODEL = {
+    "family": "gpt", "num_layers": 4, "hidden": 16, "num_heads": 4, "ffn_hidden": 32, "vocab": 37, "max_sequence": 32,
+}  # fmt: skip
+
+
+def spans(**strategy: Any) -> pl.DataFrame:
+    """Of one step of all ranks, as it is simulated."""
+    train = {"global_batch_size": 12, "micro_batch_size": 6, "precision": "fp64"}
+    job = Job.from_dict({"model": MODEL, "data": {"sequence_length": 32}, "train": train, "strategy": strategy})
+    plan = plan_of(job)
+    places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
+    table = table_of(simulate_plan(plan).timeline((1,), None))
+    return with_axes(table, grid_of(plan.layout), plan.shardings, places)
+
+
+def meetings(found: pl.DataFrame, axis: str) -> set[int]:
+    """How many ranks take part in collectives of an axis."""
+    own = found.filter(pl.col("kind") == "comm", pl.col("axis") == axis)
+    return set(own.group_by("meeting").agg(pl.col("rank").n_unique())["rank"].to_list())
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"pp": 2, "tp": [2, 1], "dp": [1, 2]}, {"pp": 2, "dp": [2, 3]}, {"pp": 2, "tp": [2, 1]}],
+    ids=["as many ranks", "more replicas", "fewer ranks"],
+)
+def test_stages_of_other_degrees_meet_as_places(strategy: dict[str, Any]) -> None:
+    found = spans(**strategy)
+    between = found.filter(pl.col("axis") == "pp")
+    assert set(between["group"].drop_nulls()) >= {"place 0>1", "place 1>0"}
+    assert meetings(found, "tp") <= {2}
+
+
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_attention_that_ranks_share_is_context_parallelism(kind: str, tp: int) -> None:
+    found = spans(cp=2, cp_kind=kind, tp=tp)
+    assert meetings(found, "cp") == {2}
+    assert meetings(found, "tp") == ({2} if tp > 1 else set())
+    cp = found.filter(pl.col("axis") == "cp")
+    groups = {tuple(sorted(ranks)) for _, ranks in cp.group_by("group").agg(pl.col("rank").unique()).iter_rows()}
+    assert groups == ({(0, 1)} if tp == 1 else {(0, 2), (1, 3)})
+
+
+@pytest.mark.parametrize("shard", ["ddp", "zero1", "fsdp"])
+def test_what_an_optimizer_waits_for_is_exposed(shard: str) -> None:
+    """The reductions that nothing hides any more, at a step's end."""
+    found = spans(dp=2, shard=shard)
+    ends = found.filter(pl.col("name").str.starts_with("settle "), pl.col("kind") == "wait")
+    assert ends["rank"].to_list() == [0, 1] and set(ends["axis"]) == {"dp"}
+    last = found.filter(pl.col("name").str.starts_with("reduce "))["end"].max()
+    assert ends["end"].max() == pytest.approx(last)
+    assert (ends["end"] > ends["start"]).all()
