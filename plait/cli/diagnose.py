@@ -114,6 +114,7 @@ def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, li
     axes = with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, places)
     note = (
         f"The plan holds no measured costs: what it predicts is for {FLOPS / 1e9:.0f} GFLOP/s a rank and "
-        f"{BANDWIDTH * 8 / 1e9:.0f} Gbit/s a link, and only its proportions mean something."
+        f"{BANDWIDTH * 8 / 1e9:.0f} Gbit/s a link, with transfers between stages on one host for nothing; only "
+        "its proportions mean something."
     )
     return against(recording, timeline, axes), [] if plan.costs else [note]

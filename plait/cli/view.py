@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 RINGS = 64
 """Rings of a run that goes on that are read to say what its ranks are at, at most: each has megabytes."""
+SIGNS = ("plan.json", "job.toml", "rings", "timeline")
+"""Of which a run's folder has one as soon as it is started."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -39,6 +41,12 @@ def view(
     for run in runs:
         if not run.is_dir():
             raise DataError(f"{run}: no such run folder")
+    for run in runs:
+        if not any((run / sign).exists() for sign in SIGNS):
+            terminal.text(
+                f"{run} holds no run yet: no plan.json, no rings, no timeline. The page waits for them; if no run is "
+                "to be started there, name another folder."
+            )
     watched = watch(runs, tools())
     for one in watched:
         one.look()  # in a thread, while what follows is loaded

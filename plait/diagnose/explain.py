@@ -112,7 +112,7 @@ def explain(
         prediction=prediction,
         loss=loss_of(metrics),
         checkpoints=checkpoints_of(recording, run.folder) if run else None,
-        goodput=goodput_of(recording, run.attempts, metrics) if run else None,
+        goodput=goodput_of(recording, run.attempts, metrics, run.alive) if run else None,
         memory=memory_use(metrics, memory or {}),
         notes=(*notes, *recording.notes),
     )

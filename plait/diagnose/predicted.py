@@ -12,6 +12,8 @@ from plait.diagnose.recording import SPANS, Recording
 KEY = ("rank", "kind", "name", "seq")
 MISSED = 0.01
 """Share of a step that was to be hidden and was not, from which on it is told."""
+LEAST = 1e-6
+"""Seconds that are predicted from which on a ratio means something."""
 
 
 class Row(NamedTuple):
@@ -25,8 +27,8 @@ class Row(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted."""
-        return self.measured / self.predicted if self.predicted > 0 else None
+        """Measured over predicted; None where next to nothing is predicted."""
+        return self.measured / self.predicted if self.predicted >= LEAST else None
 
 
 class Overlap(NamedTuple):

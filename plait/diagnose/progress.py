@@ -102,16 +102,20 @@ def _pauses(recording: Recording) -> pl.DataFrame:
 
 
 def goodput_of(
-    recording: Recording, attempts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]
+    recording: Recording,
+    attempts: Sequence[Mapping[str, Any]],
+    metrics: Sequence[Mapping[str, Any]],
+    alive: float | None = None,
 ) -> Goodput | None:
     """From the run's history of attempts, if it has one; else of the steps whose spans are kept, by the clock
-    of one rank. None where neither tells."""
-    known = [one for one in attempts if all(isinstance(one.get(key), int | float) for key in ("started", "ended"))]
+    of one rank. alive: when the run was last heard of, in seconds since 1970. None where neither tells."""
+    known = [one for one in attempts if _number(one.get("started")) is not None]
     if known:
-        total = max(float(one["ended"]) for one in known) - min(float(one["started"]) for one in known)
-        productive = sum(float(one["seconds"]) for one in metrics if isinstance(one.get("seconds"), int | float))
-        done = sum(many for one in known if isinstance(many := one.get("steps"), int))
-        return Goodput(productive, total, len(known), max(0, done - len(metrics)))
+        tries = [_tried(one, first=one is known[0]) for one in known[:-1]]
+        tries.append(_tried(known[-1], first=len(known) == 1, metrics=metrics, alive=alive))
+        total = max(end for end, _ in tries) - min(float(one["started"]) for one in known)
+        productive = sum(number for one in metrics if (number := _number(one.get("seconds"))) is not None)
+        return Goodput(productive, total, len(known), max(0, sum(steps for _, steps in tries) - len(metrics)))
     spans = recording.spans
     if spans.is_empty():
         return None
@@ -123,3 +127,28 @@ def goodput_of(
     lengths = parts.group_by("part").agg(total=pl.col("end").max() - pl.col("start").min())
     productive = sum(recording.seconds.get(step, own) for step, own in times.select("step", "step_seconds").iter_rows())
     return Goodput(productive, float(lengths["total"].sum()), restarts + 1, 0)
+
+
+def _tried(
+    one: Mapping[str, Any], *, first: bool, metrics: Sequence[Mapping[str, Any]] = (), alive: float | None = None
+) -> tuple[float, int]:
+    """When an attempt ended, and how many steps it did. The line of one that goes on, or whose launcher was
+    killed, stays as it was after its first step: what came since is in the metrics."""
+    started, ended = float(one["started"]), _number(one.get("ended"))
+    resumed = _whole(one.get("resumed"), -1)
+    trained, resumed = resumed >= 0 or first, max(resumed, 0)
+    step, steps = _whole(one.get("step"), -1), _whole(one.get("steps"), 0)
+    if ended is None:
+        since = [line for line in metrics if trained and _whole(line.get("step"), -1) > resumed]
+        step = max([step, *(_whole(line.get("step"), -1) for line in since)])
+        took = [_number(each) for each in (one.get("restart_seconds"), *(line.get("seconds") for line in since))]
+        ended = max(alive or 0.0, started + sum(seconds for seconds in took if seconds is not None))
+    return max(started, ended), max(steps, step - resumed) if trained else steps
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise

@@ -7,16 +7,18 @@ In and below ``timeline`` are spans, of some steps, and roll-ups, which are kept
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
+from plait.core.attempts import FILE as ATTEMPTS
 from plait.core.clocks import FILE as CLOCKS
 from plait.core.clocks import Clocks
 from plait.core.errors import DataError, PlaitError
+from plait.core.numbers import LARGEST, MOST_SECONDS
 from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.ring_calls import RINGS
@@ -36,11 +38,18 @@ from plait.diagnose.recording import (
 )  # fmt: skip
 from plait.diagnose.tables import MANY, Glance, read_tables, read_totals, rollup_files, timeline_files
 
+METRICS = "metrics.jsonl"
+SOON = 60.0
+"""Seconds within which a launcher writes down that its ranks have done a step."""
+TIMES = 2.0**32
+"""Seconds since 1970 of what somebody wrote down: until 2106."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
     """metrics: lines of metrics.jsonl. attempts: times the run was started, as far as its files tell: when
-    each ended, and how far it came."""
+    each ended, and how far it came. alive: when its metrics were last written, in seconds since 1970, if that
+    is known."""
 
     folder: Path
     plan: Plan | None
@@ -48,6 +57,7 @@ class Run:
     metrics: tuple[Mapping[str, Any], ...] = ()
     attempts: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    alive: float | None = None
 
 
 def read_run(folder: Path, *, spans: bool = True) -> Run:
@@ -65,13 +75,16 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     if ops.is_empty() and rollups.is_empty():
         more = f" ({notes[0]})" if notes else ""
         raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
-    metrics = tuple(_lines(folder / "metrics.jsonl", notes))
+    metrics = tuple(_lines(folder / METRICS, notes))
     hosts, agree = _hosts(folder, notes)
     recording = recorded(
         _on_one_clock(ops, folder, notes), rollups, plan, hosts=hosts, clocks_agree=agree, metrics=metrics
     )
-    attempts = tuple(_lines(folder / "attempts.jsonl", notes))
-    return Run(folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes))
+    attempts = tuple(_lines(folder / ATTEMPTS, notes))
+    return Run(
+        folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes),
+        alive=_alive(folder, attempts),
+    )  # fmt: skip
 
 
 def glance(folder: Path) -> tuple[Glance, pl.DataFrame] | None:
@@ -260,21 +273,52 @@ def _on_one_clock(spans: pl.DataFrame, folder: Path, notes: list[str]) -> pl.Dat
     return known.with_columns(led).drop("_offset", "_drift", "_origin")
 
 
+def _alive(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> float | None:
+    """When metrics were last written. None in a copy whose files have its time: the history of a run that
+    goes on was written when its last attempt had done a step, which its line tells."""
+    last = attempts[-1] if attempts else {}
+    keys = ("started", "restart_seconds", "first_step_seconds")
+    told = sum(float(value) for key in keys if isinstance(value := last.get(key), int | float))
+    try:
+        if (folder / ATTEMPTS).stat().st_mtime > told + SOON:
+            return None
+        return (folder / METRICS).stat().st_mtime
+    except OSError:
+        return None
+
+
 def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
-    """Lines of JSON; a last one that was cut off is nothing to speak of."""
+    """Lines of JSON, without numbers that cannot be; a last one that was cut off is nothing to speak of."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
         return
-    bad = 0
-    for line in lines:
+    bad, strange = 0, list[str]()
+    for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             values = None
         if isinstance(values, dict):
-            yield values
+            sound = {name: value for name, value in values.items() if _possible(name, value)}
+            strange += [f"{name} of line {number}" for name in values if name not in sound]
+            yield sound
         else:
             bad += 1
     if bad > 1:
         notes.append(f"{path.name}: {bad} lines are no JSON objects, and were left out")
+    if strange:
+        many = f"{len(strange)} numbers cannot be, such as {strange[0]}, and were"
+        notes.append(f"{path.name}: {many if len(strange) > 1 else f'{strange[0]} cannot be, and was'} left out")
+
+
+def _possible(name: str, value: Any) -> bool:
+    """Whether the value may stand under its name: numbers are finite, and counts and times of a possible
+    size."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    counts = name in ("step", "steps", "resumed", "writing", "skipped")
+    least, most = (-1, LARGEST) if counts else (-1e300, 1e300)
+    if name.endswith("seconds") or name in ("started", "ended"):
+        least, most = 0, MOST_SECONDS if name.endswith("seconds") else TIMES
+    return bool(least <= value <= most)

@@ -39,6 +39,8 @@ MEETINGS = {
 OWN = ("compute", "data", "host")
 """Kinds of what a rank does by itself, so that it can be slow at it. host: between ops."""
 PROCESSOR = ("compute", "wait", "idle", "data", "optimizer", "checkpoint", "evaluation", "host")
+AFTER = ("checkpoint", "evaluation")
+"""Kinds of what comes after a step, and does not count in its length."""
 UNITS = rf"^({'|'.join(RECORDED)}) "
 """How the names of sharding's collectives and waits begin."""
 EXCHANGES = rf"^(attn|block)\d+\.[{EXCHANGED}]"
@@ -254,9 +256,14 @@ def meetings_of(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def seconds_of(spans: pl.DataFrame) -> dict[int, float]:
-    """Of every step: of the rank that took the longest from its first span to its last."""
+    """Of every step: of the rank that took the longest from its first span to its last, without what comes
+    after it."""
     if spans.is_empty():
         return {}
-    own = spans.group_by("step", "rank").agg(length=pl.col("end").max() - pl.col("start").min())
+    own = (
+        spans.filter(~pl.col("kind").is_in(AFTER))
+        .group_by("step", "rank")
+        .agg(length=pl.col("end").max() - pl.col("start").min())
+    )
     found = own.group_by("step").agg(pl.col("length").max()).sort("step")
     return dict(zip(found["step"].to_list(), found["length"].to_list(), strict=True))

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from plait.diagnose.noise import SIGMA
-from plait.diagnose.recording import Recording
+from plait.diagnose.recording import AFTER, Recording
 
 NAMES = {
     "compute": "computing", "tp": "exposed tp communication", "cp": "exposed cp communication",
@@ -71,14 +71,15 @@ def steady(recording: Recording) -> list[int]:
 
 
 def shares(recording: Recording) -> list[Share]:
-    """The largest first. They add up to the mean step."""
+    """The largest first. They add up to the mean step, with the evaluations and checkpoints after it."""
     steps = steady(recording)
     found = dict(_seconds(recording, steps).group_by("what").agg(pl.col("seconds").sum()).iter_rows())
     lanes = max(1, recording.rollup.filter(pl.col("step").is_in(steps)).select("step", "rank").n_unique())
     found = {what: seconds / lanes for what, seconds in found.items()}
     length = float(np.mean([recording.seconds[step] for step in steps if step in recording.seconds] or [0.0]))
-    if length > sum(found.values()):
-        found["rest"] = length - sum(found.values())
+    inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
+    if length > inside:
+        found["rest"] = length - inside
     late = _late(recording, steps, lanes)
     return sorted(
         (Share(what, seconds, late.get(what)) for what, seconds in found.items() if seconds > 0),

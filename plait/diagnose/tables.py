@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from plait.core.numbers import LARGEST
+from plait.core.rollup import BLOCK, STEPS, TOTALS
 from plait.core.rollup import FOLDER as ROLLUPS
-from plait.core.rollup import STEPS, TOTALS
 from plait.diagnose.recording import ROLLUP, SPANS
 
 VERSIONS = ("1", "2")
@@ -29,7 +30,13 @@ TOTAL_COLUMNS = ("rank", "kind", "site", "direction", "steps", "n", "sum")
 COLUMNS = {"timeline": SPAN_COLUMNS, "rollup": ROLLUP_COLUMNS, "totals": TOTAL_COLUMNS}
 """By what a file is of."""
 TYPES = {"timeline": SPANS, "rollup": ROLLUP, "totals": ROLLUP | {"steps": pl.Int64}}
+MOST_RANKS = 2**20
+"""A job has fewer: where ranks are counted up to the highest, a larger number would fill the memory."""
+LONGEST = 86_400.0
+"""Seconds: no step takes a day."""
 NO_TIMELINE = "a Parquet file, but no timeline of Plait"
+WHOLE = ("step", "rank", "n", "steps")
+"""Columns of which a number that is too large costs its row, not the file."""
 WHOSE = {"plan": pl.Categorical, "sampled": pl.Boolean}
 BATCH = 1000
 """Files that are read at once."""
@@ -122,6 +129,7 @@ def _read_all(
     """Tables by what they are of. spans: gets the first and the last step of files of totals."""
     kinds: dict[tuple[str, str], list[_File]] = {}
     skipped: list[str] = []
+    strange: dict[str, int] = {}
     other = 0
     for path in files:
         try:
@@ -147,9 +155,17 @@ def _read_all(
     order = {file: number for number, file in enumerate(sorted(file for own in kinds.values() for file in own))}
     for (noun, _), own in kinds.items():
         for at in range(0, len(own), BATCH):
-            for kind, table in _read(own[at : at + BATCH], noun, order, skipped):
+            for kind, read in _read(own[at : at + BATCH], noun, order, skipped):
+                table = _possible(read, kind)
+                if table.height < read.height:
+                    _count(read, table, order, strange)
                 found.setdefault(kind, []).append(table)
     notes += skipped if len(skipped) < MANY else [f"{len(skipped)} files were left out, such as: {skipped[0]}"]
+    if strange:
+        name, rows = next(iter(strange.items()))
+        several = f"{sum(strange.values())} rows of {len(strange)} files" if len(strange) > 1 else f"{rows} rows"
+        such = f"such as {name}" if len(strange) > 1 else name
+        notes.append(f"{several} ({such}) have no numbers where they must, or impossible ones, and were left out")
     if other:
         notes.append(f"{other} files belong to other plans of this run, and were left out")
     return found
@@ -197,8 +213,44 @@ def _wanted(schema: pl.Schema, noun: str) -> list[pl.Expr]:
     found: list[pl.Expr] = []
     for name in (*COLUMNS[noun], *(name for name in ("axis", "group") if name in schema)):
         value = pl.col(f"{name}_ns") / 1e9 if f"{name}_ns" in schema else pl.col(name)
-        found.append(value.cast(_type(noun, name)).alias(name))
+        found.append(value.cast(_type(noun, name), strict=name not in WHOLE).alias(name))
     return found
+
+
+def _possible(table: pl.DataFrame, noun: str) -> pl.DataFrame:
+    """Rows that can be: they say who did what and when, and end after they begin."""
+    longest = LONGEST * (BLOCK if noun == "totals" else 1)
+    conditions = [pl.col("rank").is_between(0, MOST_RANKS - 1), pl.col("kind").is_not_null()]
+    conditions += [pl.col(name).is_between(0, LARGEST) for name in WHOLE[2:] + WHOLE[:1] if name in table.columns]
+    if noun == "timeline":
+        conditions += [
+            pl.col("name").is_not_null(),
+            pl.col("start").is_finite(),
+            (pl.col("end") - pl.col("start")).is_between(0, longest),
+        ]
+    else:
+        conditions.append(pl.col("sum").is_between(0, longest))
+    whole = pl.all_horizontal(conditions).fill_null(value=False)
+    table = table if table.select(whole.all()).item() else table.filter(whole)
+    return _of_its_step(table) if noun == "timeline" else table
+
+
+def _of_its_step(spans: pl.DataFrame) -> pl.DataFrame:
+    """Without those that are days away from the rest of their rank's step."""
+    begins = spans.group_by("_file").agg(pl.col("start").max() - pl.col("start").min())["start"]
+    if not (begins > LONGEST).any():  # soon seen, and so it is nearly always
+        return spans
+    middle = pl.col("start").median().over("_file", "step", "rank")
+    return spans.filter((pl.col("start") - middle).abs() <= LONGEST)
+
+
+def _count(read: pl.DataFrame, kept: pl.DataFrame, order: dict[_File, int], strange: dict[str, int]) -> None:
+    """Add the rows that were left out, by the names of their files."""
+    before, after = (dict(table.group_by("_file").len().iter_rows()) for table in (read, kept))
+    names = {number: file.path.name for file, number in order.items()}
+    for number in sorted(before):
+        if lost := before[number] - after.get(number, 0):
+            strange[names[number]] = strange.get(names[number], 0) + lost
 
 
 def _type(noun: str, name: str) -> pl.DataType | type[pl.DataType]:

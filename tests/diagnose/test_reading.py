@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from plait.cli.diagnose_page import show
 from plait.core.errors import DataError
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import read_run
@@ -61,6 +62,57 @@ def test_what_cannot_be_read_is_said_and_skipped(run: Path) -> None:
     assert found.recording.ranks == 2
     assert found.recording.spans.height == pytest.approx(whole / 2, rel=0.2)
     assert explain(found.recording, "run", run=found).stragglers == ()
+
+
+IMPOSSIBLE: dict[str, dict[str, pl.Expr]] = {
+    "no step": {"step": pl.lit(None, pl.Int64)},
+    "no rank": {"rank": pl.lit(None, pl.Int64)},
+    "no kind": {"kind": pl.lit(None, pl.String)},
+    "no start": {"start": pl.lit(None, pl.Float64)},
+    "start is nothing": {"start": pl.lit(float("nan"))},
+    "step below 0": {"step": pl.lit(-1)},
+    "rank below 0": {"rank": pl.lit(-1)},
+    "step without end": {"step": pl.lit(2**62)},
+    "rank without end": {"rank": pl.lit(2**40)},
+    "ends before it begins": {"end": pl.col("start") - 0.5},
+    "lasts for years": {"end": pl.col("start") + 1e8},
+    "years ago": {"start": pl.col("start") - 1e8, "end": pl.col("end") - 1e8},
+}
+
+
+@pytest.mark.parametrize("harm", IMPOSSIBLE)
+def test_rows_that_cannot_be_are_said_and_left_out(run: Path, harm: str) -> None:
+    whole = read_run(run).recording
+    part = parts(run)[1]
+    own = pl.read_parquet(part)
+    rows = pl.int_range(pl.len()).is_in([3, 5])
+    changed = own.with_columns(
+        pl.when(rows).then(wrong).otherwise(pl.col(name)).alias(name) for name, wrong in IMPOSSIBLE[harm].items()
+    )
+    changed.write_parquet(part, metadata=dict(pl.read_parquet_metadata(part)))
+    found = read_run(run)
+    assert found.recording.spans.height == whole.spans.height - 2
+    assert [note for note in found.notes if f"2 rows ({part.name}) have no numbers" in note]
+    assert explain(found.recording, "run", run=found).stragglers == ()
+
+
+def test_numbers_of_lines_that_cannot_be(run: Path) -> None:
+    (run / "metrics.jsonl").write_text(
+        '{"step": 1, "seconds": 1.0, "loss": 2}\n{"step": 2, "seconds": NaN, "loss": 2}\n'
+        '{"step": 3, "seconds": -1, "loss": Infinity}\n{"step": 4611686018427387904, "seconds": 1.0}\n'
+    )
+    (run / "attempts.jsonl").write_text('{"started": 5.0, "ended": Infinity, "steps": 2}\n')
+    found = read_run(run)
+    report = explain(found.recording, "run", run=found)
+    assert report.goodput is not None
+    assert report.goodput.productive == 2.0
+    assert found.recording.seconds[0] == 1.0
+    assert max(found.recording.seconds) == 9
+    assert found.notes == (
+        "metrics.jsonl: 4 numbers cannot be, such as seconds of line 2, and were left out",
+        "attempts.jsonl: ended of line 1 cannot be, and was left out",
+    )
+    show(report)
 
 
 def test_of_a_step_that_was_done_twice_the_second_time_counts(run: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.diagnose.recording import ROLLUP, seconds_of
 from plait.diagnose.shares import drift_of, shares
 from tests.diagnose.made import TRANSFER, At, Job
 from tests.diagnose.test_stragglers import recording
@@ -33,6 +35,26 @@ def test_transfers_that_a_stage_waits_for_are_no_bubble() -> None:
         for t in (TRANSFER, 0.05)
     )
     assert slow["pp"] > 10 * quick["pp"]
+
+
+def test_evaluations_and_checkpoints_come_after_a_step() -> None:
+    """The lengths of steps are without them."""
+    plain = recording(Job(dp=2, pp=1, steps=4))
+    found = {one.what: one.seconds for one in shares(replace(plain, seconds=dict.fromkeys(range(4), 5.0)))}
+    rows = plain.rollup.filter(kind="compute").unique(["step", "rank"])
+    after = [rows.with_columns(kind=pl.lit(kind), seconds=0.3).cast(ROLLUP) for kind in ("evaluation", "checkpoint")]  # type: ignore[arg-type]
+    seen = replace(plain, rollup=pl.concat([plain.rollup, *after]), seconds=dict.fromkeys(range(4), 5.0))
+    more = {one.what: one.seconds for one in shares(seen)}
+    assert more["rest"] == pytest.approx(found["rest"])
+    assert (more["evaluation"], more["checkpoint"]) == (pytest.approx(0.3), pytest.approx(0.3))
+    assert sum(more.values()) == pytest.approx(5.6)
+
+
+def test_spans_after_a_step_do_not_count_in_its_length() -> None:
+    spans = recording(Job(dp=1, pp=1, steps=1)).spans
+    end = float(spans["end"].max())  # type: ignore[arg-type]
+    later = spans[:1].with_columns(kind=pl.lit("evaluation"), start=end, end=end + 9)
+    assert seconds_of(pl.concat([spans, later])) == seconds_of(spans)
 
 
 def test_drift() -> None:

@@ -229,3 +229,19 @@ def test_view_needs_a_folder(tmp_path: Path) -> None:
     for verb in ("view", "report"):
         with pytest.raises(DataError, match="no such run folder"):
             run_cli(verb, tmp_path / "nothing")
+
+
+def test_view_says_that_a_folder_is_no_run_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from plait.cli import view
+
+    monkeypatch.setattr("werkzeug.serving.BaseWSGIServer.serve_forever", lambda self: None)
+    (tmp_path / "empty").mkdir()
+    view.view([tmp_path / "empty"], port=0)
+    told = capsys.readouterr().out
+    assert f"{tmp_path / 'empty'} holds no run yet" in told
+    assert told.index("no run yet") < told.index("http://127.0.0.1:")
+    (tmp_path / "empty" / "plan.json").touch()
+    view.view([tmp_path / "empty"], port=0)
+    assert "no run yet" not in capsys.readouterr().out
