@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from planner_row import GIB, VOCAB, Row, Skipped, cluster_of, number, whole
+from planner_row import GIB, VOCAB, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
 from plait.core.cluster import Cluster
 from plait.plan.layer_time import Options
@@ -82,6 +82,7 @@ COUNTS = [
     "micro_batch",
     "global_batch",
 ]
+ZERO_STAGES = ("", "0", "1", "2", "3")
 POSITIVE = ("iter_time_s", "derived_iter_time_s", "peak_mem_gib")
 FUSED_SINCE = "2022-06"
 """FlashAttention was published (arXiv 2205.14135); what says nothing of attention is fused from then on."""
@@ -133,7 +134,13 @@ def read_measurement(values: Mapping[str, str], stem: str) -> Row:
     memory = numbers["peak_mem_gib"]
     if seconds is None and memory is None and not oom and not values["peak_mem"]:
         raise Skipped("neither time nor memory")
-    shapes, point = _shapes(values, numbers), _point(values, numbers)
+    for name in ("iter_time_s", "derived_iter_time_s"):
+        check_seconds(numbers[name], name)
+    if values["zero_stage"] not in ZERO_STAGES:
+        raise Skipped(f"zero_stage is '{values['zero_stage']}'")
+    shapes = _shapes(values, numbers)
+    check_possible(shapes, int(numbers["pp"]), int(numbers["vpp"] or 1))
+    point = _point(values, numbers)
     job = tuple(values[name] for name in ("source_id", "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "gpu",
                                           "num_gpus", "global_batch", "precision", "attention"))  # fmt: skip
     return Row(
@@ -230,7 +237,7 @@ def _recompute(told: str, layers: int) -> tuple[str, int]:
 
 def _stage(told: str, optimizer: str) -> int:
     """Of ZeRO. What says nothing has a distributed optimizer, as all current frameworks do by default."""
-    return int(told) if told in ("0", "1", "2", "3") else 1
+    return int(told) if told else 1
 
 
 def _overlaps(told: str) -> tuple[bool, bool, bool]:

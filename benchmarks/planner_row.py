@@ -22,6 +22,10 @@ VOCAB = 51200
 """Where a row gives none: GPT-2's, padded, as in Megatron-LM's examples."""
 
 
+MOST_SECONDS = 1e5
+"""Of a step: what is above is no time in seconds."""
+
+
 class Skipped(Exception):
     """A row that says too little, or is about something else."""
 
@@ -97,6 +101,26 @@ def whole(values: Mapping[str, str], column: str) -> int | None:
     if found != int(found):
         raise Skipped(f"{column} is a fraction")
     return int(found)
+
+
+def check_possible(shapes: Shapes, pp: int, virtual: int) -> None:
+    """Raise Skipped for what no run can have been. virtual: as the row says it."""
+    layers, stages = shapes.num_layers, pp * virtual
+    if pp > layers:
+        raise Skipped("more places than layers")
+    if shapes.hidden % shapes.num_heads:
+        raise Skipped("heads do not divide hidden")
+    if shapes.num_heads % shapes.num_kv_heads:
+        raise Skipped("kv_heads do not divide heads")
+    # Zero-bubble pipelines count the embedding and the output layer among the layers of stages.
+    if virtual > 1 and layers % stages and (layers + 2) % stages:
+        raise Skipped("virtual stages do not divide layers")
+
+
+def check_seconds(seconds: float | None, column: str) -> None:
+    """Raise Bad for more than any step takes: another unit."""
+    if seconds and seconds > MOST_SECONDS:
+        raise Bad(column, f"{seconds:g} seconds are more than {MOST_SECONDS:g}, too many for a step")
 
 
 @cache

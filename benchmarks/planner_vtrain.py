@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_row import VOCAB, Bad, Row, Skipped, cluster_of, number, whole
+from planner_row import VOCAB, Bad, Row, Skipped, check_possible, check_seconds, cluster_of, number, whole
 
 from plait.plan.layer_time import Options
 from plait.plan.points import OVERLAPS, RECOMPUTES, SHARD_OVERLAPS, Points
@@ -37,6 +37,8 @@ def read_vtrain(values: Mapping[str, str], stem: str) -> Row:
     shapes = Shapes(num_layers=int(get["# layers"]), hidden=hidden, num_heads=heads, num_kv_heads=heads,
                     head_size=hidden / heads, ffn_hidden=4 * hidden, vocab=VOCAB, gated=0, tied_embeddings=1,
                     learned_positions=1, max_sequence=int(get["sequence length"]))  # fmt: skip
+    check_possible(shapes, pp, 1)
+    check_seconds(get[TIME] / 1e3, TIME)
     several = get["# GPUs"] > 8
     point = {"tp": tp, "dp": dp, "pp": pp, "micro": micro, "num_micro": batch // (dp * micro),
              "overlap": OVERLAPS.index("sync"), "shard_overlap": SHARD_OVERLAPS.index("none"),

@@ -55,8 +55,9 @@ def plan(
 ) -> None:
     """Choose how to run a job: parallel degrees, sharding, schedule, slices, recomputation.
 
-    What the job's [strategy] says is kept; what it leaves out, or calls auto, is searched. [cluster] says for
-    what, [plan] what to respect. plait train obeys the plan that is written. docs/plan.md has examples.
+    A job without [strategy] is searched whole. With one, keys that are auto are searched, and what it leaves
+    out has its default (docs/job.md). [cluster] says for what, [plan] what to respect. plait train obeys the
+    plan that is written. docs/plan.md has examples.
 
     Example: plait plan job.toml cluster.preset=h100 cluster.ranks=128
     """
@@ -149,6 +150,7 @@ class _CommandLine:
         from plait.core.plan import Plan
         from plait.plan.answer import Planner
         from plait.plan.asking import with_own_vocabulary
+        from plait.plan.other_device import other_device
         from plait.plan.what_if import changed_cluster, changed_ranks, parse_changes
         from plait.train.data.tokenizer import load_tokenizer
 
@@ -164,6 +166,8 @@ class _CommandLine:
             job = with_own_vocabulary(Job.read(file, overrides).named(file.stem))
         self.lab = lab_spec(on)
         there = the_cluster(job, self.lab)
+        if warning := other_device(job, there):
+            typer.echo(f"plait: {warning}", err=True)
         vocab = self.written.model.vocab if self.written else load_tokenizer(job.data.tokenizer).vocab
         job, cluster = changed_ranks(job, there, self.factors), changed_cluster(there, self.factors)
         self.planner = Planner(job, cluster, vocab)

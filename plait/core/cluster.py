@@ -118,7 +118,7 @@ class Cluster(Section):
             overhead = overhead_values(values.get("overhead", {}), cpu=cpu)
             cluster = Cluster.model_validate({**values, "efficiency": resolve_efficiency(told), "overhead": overhead})
         except ValidationError as error:
-            raise explain(error, Cluster) from None
+            raise explain(error, Cluster, values) from None
         cluster.check()
         return cluster
 
@@ -129,7 +129,7 @@ class Cluster(Section):
         known = sorted(file.stem for file in folder.glob("*.toml"))
         if name not in known:
             raise JobError(
-                f"no cluster '{name}'{nearest(name, known)}",
+                f"no cluster '{name}'{nearest(name.lower(), known)}",
                 key="cluster.preset",
                 fix=f"Use here, or one of {', '.join(known)}",
             )

@@ -38,6 +38,8 @@ _UNITS = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
+WITHOUT_UNIT = 1 << 20
+"""Below it a size without a unit is a slip: nobody means bytes."""
 _SIZE = re.compile(r"([0-9.]+)\s*([A-Za-z]*)")
 
 
@@ -92,6 +94,10 @@ def _value(quantity: str, word: str, text: str) -> float:
     if quantity in SIZES:
         size = _SIZE.fullmatch(word)
         if size and size[2] in _UNITS and size[1].count(".") <= 1 and size[1] != ".":
+            if not size[2] and float(size[1]) < WITHOUT_UNIT:
+                fix = f"Write its unit, as in {quantity} <= {word} GiB"
+                problem = f"'{text}' has no unit, and {word} bytes are next to nothing"
+                raise JobError(problem, key="plan.constraints", fix=fix)
             return float(size[1]) * _UNITS[size[2]]
         problem = f"'{text}': '{word}' is no size"
         raise JobError(problem, key="plan.constraints", fix=f"Write it as in {quantity} <= 70 GiB")

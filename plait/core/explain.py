@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
@@ -24,13 +25,14 @@ _NAMES: dict[Any, str] = {
 _SIGNS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 
 
-def explain(error: ValidationError, root: type[BaseModel]) -> JobError:
-    """The first problem, as an error that says what is allowed where it happened."""
+def explain(error: ValidationError, root: type[BaseModel], values: Mapping[str, Any] | None = None) -> JobError:
+    """The first problem, as an error that says what is allowed where it happened. values: what was read, for
+    the names of tables in lists."""
     errors = error.errors(include_url=False)
     # Every branch of a union complains; the one that got furthest is the one that the user meant.
     first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
     path, known, field = _walk(first["loc"], root)
-    key = ".".join(path)
+    key = ".".join(_with_names(path, first["loc"], values or {}))
     if first["type"] == "extra_forbidden":
         return JobError(
             f"unknown key{nearest(path[-1], known)}", key=key, fix=f"Known here: {', '.join(sorted(known))}"
@@ -70,6 +72,18 @@ def _walk(location: tuple[int | str, ...], root: type[BaseModel]) -> tuple[list[
             known, field = list(fields), None
             path.append(part)
     return path, known, field
+
+
+def _with_names(path: list[str], location: tuple[int | str, ...], values: Mapping[str, Any]) -> list[str]:
+    """The keys, with the name of the table where the first key is a list of tables; its number where it has
+    none."""
+    tables = values.get(str(location[0]))
+    at = location[1] if len(location) > 1 else None
+    if not isinstance(tables, list) or not isinstance(at, int):
+        return path
+    table: Any = cast("list[Any]", tables)[at]
+    name = cast("dict[str, Any]", table).get("name") if isinstance(table, dict) else None
+    return [path[0], name if isinstance(name, str) and name else f"{at + 1}", *path[1:]]
 
 
 def _is_branch(part: str, tables: list[type[BaseModel]]) -> bool:

@@ -43,12 +43,12 @@ from plait.core.settings import (
 )
 from plait.core.sharding import Sharding
 from plait.core.slurm_settings import SlurmSection
+from plait.core.stage_rules import check_stages
 from plait.core.stamped import digest
 from plait.core.strategy import Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
 
 MODEL_KEYS = frozenset({"preset", "huggingface"} | {field.name for field in fields(ModelSpec)})
-MOST_STAGES = 1_000
 TIMED = ("strategy.slices", "strategy.sequence_parallel")
 """Settings whose ``auto`` is timed, not predicted, unless others are open too."""
 PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
@@ -152,7 +152,7 @@ class Job(Section):
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
         train = self.train
-        self._check_stages()
+        check_stages(self.strategy, self.model_spec(vocab=1).num_layers, self.open)
         self._check_batch()
         decayed, key = (train.lr_decay_steps, "lr_decay_steps") if train.lr_decay_steps else (train.steps, "steps")
         if train.warmup_steps > decayed:
@@ -178,15 +178,6 @@ class Job(Section):
             )
             self.sharding(dp * self.strategy.cp).check(dp * self.strategy.cp)
             check_expert_parallel(spec, self.strategy.ep, dp * self.strategy.cp)
-
-    def _check_stages(self) -> None:
-        """Before anything is written out for every one of them."""
-        stages, layers = self.strategy.pp * self.strategy.virtual_stages, self.model_spec(vocab=1).num_layers
-        if stages > min(layers, MOST_STAGES):
-            problem = f"{layers} layers leave one of {stages} stages without a layer"
-            if stages <= layers:
-                problem = f"{stages} stages are more than {MOST_STAGES}"
-            raise JobError(problem, key="strategy.pp", fix="Use fewer stages")
 
     def _check_batch(self) -> None:
         """A replica's micro-batch is as large as the job says; only a batch that is not cut may leave

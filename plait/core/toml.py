@@ -23,7 +23,7 @@ _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.D
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
     try:
-        return tomllib.loads(contents(path).decode())
+        return tomllib.loads(contents(path).decode("utf-8-sig"))
     except FileNotFoundError:
         raise JobError(
             "no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples"

@@ -137,8 +137,12 @@ def _line(log: _Log, line: str, where: str) -> None:
     words = line.split()
     if words[:2] == ["#", "size"]:
         log.columns = tuple(words[1:])
-    elif log.columns and words and words[0].isascii() and words[0].isdigit() and len(words) == len(log.columns):
-        _row(log, dict(zip(_numbered(log.columns), words, strict=True)), where)
+    elif log.columns and all(word.isascii() and word.isdigit() for word in words[:2]) and words:  # size, count
+        if len(words) < len(log.columns):
+            problem = f"has {len(words)} of the table's {len(log.columns)} columns: the log was cut here"
+            raise JobError(problem, file=log.file, key=where, fix="Give the whole log, or delete this line")
+        if len(words) == len(log.columns):
+            _row(log, dict(zip(_numbered(log.columns), words, strict=True)), where)
 
 
 def _rank(log: _Log, rank: int, group: int, host: str, device: str, where: str) -> None:

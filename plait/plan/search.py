@@ -23,6 +23,7 @@ from plait.plan.distinct import Ints, distinct
 from plait.plan.points import Points
 from plait.plan.shortage import Shortage
 from plait.plan.space import MOST, Cell, SearchRequest, enumerate_cells, enumerate_space
+from plait.plan.unmet import Unmet
 
 FIRST, BLOCK = 1 << 10, 1 << 14
 """Points whose memory is asked at once, the fastest first: few in the beginning, since often they are enough,
@@ -56,7 +57,11 @@ def search(asked: SearchRequest, cluster: Cluster, precision: Precision, *, keep
     Where the space had to be made coarser, its best arrangements of ranks are then looked at in full. Raises
     InfeasiblePlan where nothing fits: by how much the smallest does not.
     """
-    space = enumerate_space(asked, most=most)
+    try:
+        space = enumerate_space(asked, most=most)
+    except Unmet as error:
+        one = _Search(asked, cluster, precision, keep)
+        raise error.fitting(Shortage(asked, one.limit, one.memory).fits) from None
     first = _Search(asked, cluster, precision, keep).run(space)
     finer = enumerate_cells(asked, _cells(first.points)[:CELLS], most=most // 2)
     second = _Search(asked, cluster, precision, keep).run(finer)

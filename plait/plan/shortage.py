@@ -30,6 +30,8 @@ FRUGAL: Mapping[str, Sequence[int]] = {
     "schedule": [SCHEDULES.index("1f1b")], "virtual": [1],
 }  # fmt: skip
 """What takes least memory, where the job does not say otherwise."""
+NEAR = 15 / 16
+"""Of a sequence's length, what is left of it at least where a shorter one is named."""
 MEMORY_STEP = 1 << 28
 """Limits of memory are named in multiples of this many bytes."""
 Memory = Callable[[Points], NDArray[np.float64]]
@@ -92,6 +94,8 @@ class Shortage:
             fixed = {other: values for other, values in asked.fixed.items() if other != name}
             if row := self._fitting(replace(asked, fixed=fixed)):
                 return f"It would fit with {_open(key_of(name))}=auto"
+        if length := self._shorter():
+            return f"data.sequence_length = {length} would do, which more ranks can share"
         if factor := self._more_ranks():
             more = f"{asked.ranks * factor:,} ranks would do, {factor} times as many"
             return f"{more}; or use a smaller model, shorter sequences"
@@ -99,6 +103,20 @@ class Shortage:
         if free != asked and self._fitting(free):
             return "It would fit if everything in plan.constraints but memory, and in strategy, were left open"
         return f"Use a smaller model, shorter sequences: {FACTORS[-1]} times as many ranks would not do"
+
+    def fits(self, asked: SearchRequest) -> bool:
+        """Whether a request that has strategies surely has one that fits, and meets what the job says of
+        memory."""
+        one = replace(self, asked=asked)
+        return one._fitting(asked) is not None or one._fitting(_frugal(asked)) is not None
+
+    def _shorter(self) -> int | None:
+        """The nearest shorter sequence that more ranks can share, if one is near and enough."""
+        asked = self.asked
+        lengths = {asked.sequence >> at << at for at in range(1, asked.sequence.bit_length())} - {asked.sequence}
+        near = [length for length in lengths if length >= NEAR * asked.sequence]
+        # Memory is asked of the longer sequence, which needs no less.
+        return next((n for n in sorted(near, reverse=True) if self._fitting(_frugal(replace(asked, sequence=n)))), None)
 
     def _fitting(self, asked: SearchRequest) -> Mapping[str, Any] | None:
         """The most frugal point of a space, if it surely fits."""
@@ -109,6 +127,9 @@ class Shortage:
         except JobError:
             return None
         memory = self.memory(space)
+        for one in asked.constraints:  # the others of a request are met by all of its points
+            if one.quantity == "memory" and not _is_limit(one):
+                memory = np.where(one.holds(memory), memory, np.inf)
         least = int(np.argmin(memory))
         return space.row(least) if memory[least] <= SURE * self.bound else None
 
@@ -117,11 +138,15 @@ class Shortage:
         asked = self.asked
 
         def enough(factor: int) -> bool:
-            more = replace(asked, ranks=asked.ranks * factor, fixed={**FRUGAL, **asked.fixed})
-            return self._fitting(more) is not None
+            return self._fitting(_frugal(replace(asked, ranks=asked.ranks * factor))) is not None
 
         # More ranks never need more memory each, but not every number of them can share the batch.
         return next(filter(enough, FACTORS), None) if any(map(enough, FACTORS[-2:])) else None
+
+
+def _frugal(asked: SearchRequest) -> SearchRequest:
+    """The request with what takes least memory where it leaves a choice."""
+    return replace(asked, fixed={**FRUGAL, **asked.fixed})
 
 
 def _is_limit(one: Constraint) -> bool:

@@ -8,7 +8,7 @@ beside the ones before are what has to change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Found = Callable[["SearchRequest"], Iterator[Mapping[str, set[int]]]]
 """Of every arrangement of ranks with any strategy, the values of its columns."""
+Fits = Callable[["SearchRequest"], bool]
+"""Whether a request that has strategies has one that fits into memory."""
 
 KEYS = {
     "micro": "train.micro_batch_size", "virtual": "strategy.virtual_stages", "ring": "strategy.cp_kind",
@@ -41,6 +43,15 @@ MOST_TRIED = 4096
 """The largest degree that is looked at where one is asked for that is not tried unasked."""
 
 
+DEFAULTS = {
+    "dp": 1, "recompute": 0, "recompute_layers": -1, "pp": 1, "schedule": WORDS["schedule"].index("eager-1f1b"),
+    "virtual": 1, "cp": 1, "ring": 1, "tp": 1, "sequence_parallel": 0, "ep": 1,
+    "overlap": WORDS["overlap"].index("domino"), "shard_overlap": WORDS["shard_overlap"].index("both"),
+}  # fmt: skip
+"""What a job with a ``[strategy]`` fixes without saying it, in the order in which it is left open."""
+DEFAULT_SHARD = "ddp"
+
+
 @dataclass(frozen=True)
 class _Condition:
     """A constraint, or what the job fixes of a column."""
@@ -53,6 +64,18 @@ class _Condition:
         return "plan.constraints" if self.constraint else key_of(self.name)
 
 
+class Unmet(JobError):
+    """A request without any strategy. What its fix names has strategies; of memory it knows nothing."""
+
+    def __init__(self, told: JobError, asked: SearchRequest, found: Found) -> None:
+        super().__init__(told.problem, key=told.key, fix=told.fix)
+        self.asked, self.found = asked, found
+
+    def fitting(self, fits: Fits) -> JobError:
+        """The same, with a fix that also fits into memory."""
+        return _Unmet(self.asked, self.found, fits).told()
+
+
 def key_of(name: str) -> str:
     """Where a job says what a column holds."""
     return KEYS.get(name, f"strategy.{name}")
@@ -63,14 +86,144 @@ def column_of(one: Constraint) -> str:
     return COLUMNS.get(one.quantity, one.quantity)
 
 
-def nothing(asked: SearchRequest, found: Found) -> JobError:
+def nothing(asked: SearchRequest, found: Found) -> Unmet:
     """What to say of a request without any strategy."""
-    conditions = [*(_Condition(column_of(one), one) for one in asked.constraints), *map(_Condition, asked.fixed)]
-    for one in conditions:
-        rest = _only(asked, [other for other in conditions if other is not one])
-        if any(True for _ in found(rest)):
-            return _alone(asked, one, rest, found)
-    return _together(asked, conditions, found)
+    return Unmet(_Unmet(asked, found, lambda _: True).told(), asked, found)
+
+
+@dataclass(frozen=True)
+class _Unmet:
+    """What would be enough for a request without any strategy."""
+
+    asked: SearchRequest
+    found: Found
+    fits: Fits
+
+    def told(self) -> JobError:
+        """The smallest change that is found."""
+        asked = self.asked
+        conditions = [*(_Condition(column_of(one), one) for one in asked.constraints), *map(_Condition, asked.fixed)]
+        constraints = [one for one in conditions if one.constraint]
+        said = [one for one in conditions if not one.constraint and not _is_default(asked, one.name)]
+        return (
+            self._first_alone(constraints, conditions)
+            or self._left_open()
+            or self._first_alone(said, conditions)
+            or self._together(conditions)
+        )
+
+    def _any(self, asked: SearchRequest) -> bool:
+        return any(True for _ in self.found(asked))
+
+    def _works(self, asked: SearchRequest) -> bool:
+        return self._any(asked) and self.fits(asked)
+
+    def _first_alone(self, some: Iterable[_Condition], conditions: Sequence[_Condition]) -> JobError | None:
+        """A condition without which there would be something, if one is enough."""
+        for one in some:
+            rest = _only(self.asked, [other for other in conditions if other is not one])
+            if self._any(rest) and (error := self._alone(one, rest)):
+                return error
+        return None
+
+    def _alone(self, one: _Condition, rest: SearchRequest) -> JobError | None:
+        """What in place of this condition would do."""
+        asked, values = self.asked, _values(rest, one.name, self.found)
+        if one.constraint is None:
+            near = _nearest(values, asked.fixed[one.name])
+            word = _word_in(rest, one.name, near)
+            problem = (
+                f"{_word_in(asked, one.name, asked.fixed[one.name][0])} fits no arrangement of {asked.ranks:,} ranks "
+                "with the rest that the job says"
+            )
+            if word and self.fits(replace(rest, fixed={**rest.fixed, one.name: [near]})):
+                return JobError(problem, key=one.key(), fix=f"{word} would do, or auto")
+            return JobError(problem, key=one.key(), fix="auto would do") if self.fits(rest) else None
+        text, instead = one.constraint.text, _instead(one.constraint, one.name, values)
+        if not self.fits(replace(rest, constraints=[*rest.constraints, Constraint.parse(instead)])):
+            return None
+        problem = f"'{text}' leaves no strategy for {asked.ranks:,} ranks: {_told(one, values)}"
+        return JobError(
+            problem, key=one.key(), fix=f"'{instead}' would do{_beyond(asked, one, rest, self.found, self.fits)}"
+        )
+
+    def _left_open(self) -> JobError | None:
+        """Keys that the job does not say, and that are fixed since it says others: the fewest that are enough
+        when they are left open."""
+        asked = self.asked
+        keys = list(dict.fromkeys(key_of(name) for name in DEFAULTS if _is_default(asked, name)))
+        keys[1:1] = ["strategy.shard"] if asked.shard == DEFAULT_SHARD else []
+        alone = next(([key] for key in keys if self._works(_opened(asked, [key]))), None)
+        needed = alone or list(keys)
+        if not alone:
+            if not keys or not self._works(_opened(asked, keys)):
+                return None
+            for key in reversed(keys):  # what is not needed stays
+                fewer = [other for other in needed if other != key]
+                if self._works(_opened(asked, fewer)):
+                    needed = fewer
+        names = [name for name in asked.fixed if key_of(name) == needed[0]]
+        given = _word_in(asked, names[0], asked.fixed[names[0]][0]) if names else asked.shard
+        problem = f"{given} fits no arrangement of {asked.ranks:,} ranks with the rest that the job says"
+        if not alone:
+            problem = f"{_listed(needed)} as they are leave no strategy for {asked.ranks:,} ranks"
+        fix = f"{_listed([f'{key}=auto' for key in needed])} would do"
+        if alone and len(names) == 1 and names[0] != "ring":
+            open_ = _opened(asked, needed)
+            near = _nearest(_values(open_, names[0], self.found), asked.fixed[names[0]])
+            if self.fits(replace(open_, fixed={**open_.fixed, names[0]: [near]})):
+                fix += f", or {word_of(names[0], near)}"
+        return JobError(problem, key=needed[0], fix=fix)
+
+    def _together(self, conditions: Sequence[_Condition]) -> JobError:
+        """Conditions of which several would have to change; or none of which is to blame."""
+        asked = self.asked
+        there = _only(asked, [])
+        if not self._any(there):
+            return _ranks(asked, self.found)
+        left = [one for one in conditions if not one.constraint] + [one for one in conditions if one.constraint]
+        refused, swaps = list[_Condition](), list[str]()
+        for one in left:
+            with_it = _with(there, asked, one)
+            if self._any(with_it):
+                there = with_it
+                continue
+            values = _values(there, one.name, self.found)
+            refused.append(one)
+            if one.constraint:
+                instead = _instead(one.constraint, one.name, values)
+                swaps.append(f"'{instead}' for '{one.constraint.text}'")
+                there = replace(there, constraints=[*there.constraints, Constraint.parse(instead)])
+            else:
+                there = replace(there, fixed={**there.fixed, one.name: [_nearest(values, asked.fixed[one.name])]})
+        if not refused:  # rules that only whole points break
+            return _ranks(asked, self.found)
+        said = [f"'{one.constraint.text}'" if one.constraint else one.key() for one in refused]
+        problem = f"{_listed(said)} leave no strategy for {asked.ranks:,} ranks with the rest that the job says"
+        changed = [f"{one.key()} = {_word_in(there, one.name, there.fixed[one.name][0]) or 'auto'}"
+                   for one in refused if not one.constraint]  # fmt: skip
+        fix = f"{_listed([*changed, *swaps])} would do" if self.fits(there) else self._much()
+        return JobError(problem, key=refused[0].key(), fix=fix)
+
+    def _much(self) -> str:
+        """Where what would be enough takes too much memory."""
+        free = replace(self.asked, fixed={}, shard=None)
+        if self._works(free):
+            return "A job without [strategy] would do"
+        if self._works(replace(free, constraints=[one for one in free.constraints if one.quantity == "memory"])):
+            return "A job without [strategy], and with nothing but memory in plan.constraints, would do"
+        return "What would do in their place does not fit into memory: use more ranks, or a smaller model"
+
+
+def _is_default(asked: SearchRequest, name: str) -> bool:
+    """Whether a column is fixed at what it is where the job does not say."""
+    return name in DEFAULTS and list(asked.fixed.get(name, ())) == [DEFAULTS[name]]
+
+
+def _opened(asked: SearchRequest, keys: Sequence[str]) -> SearchRequest:
+    """The request with some keys called auto."""
+    fixed = {name: values for name, values in asked.fixed.items() if key_of(name) not in keys}
+    return replace(asked, fixed=fixed, shard=None if "strategy.shard" in keys else asked.shard)
 
 
 def _only(asked: SearchRequest, conditions: Sequence[_Condition]) -> SearchRequest:
@@ -80,51 +233,6 @@ def _only(asked: SearchRequest, conditions: Sequence[_Condition]) -> SearchReque
         constraints=[one.constraint for one in conditions if one.constraint],
         fixed={one.name: asked.fixed[one.name] for one in conditions if not one.constraint},
     )
-
-
-def _alone(asked: SearchRequest, one: _Condition, rest: SearchRequest, found: Found) -> JobError:
-    """A condition without which there would be something."""
-    values = _values(rest, one.name, found)
-    if one.constraint is None:
-        said = word_of(one.name, asked.fixed[one.name][0])
-        near = word_of(one.name, _nearest(values, asked.fixed[one.name]))
-        problem = f"{said} fits no arrangement of {asked.ranks:,} ranks with the rest that the job says"
-        return JobError(problem, key=one.key(), fix=f"{near} would do, or auto")
-    text = one.constraint.text
-    problem = f"'{text}' leaves no strategy for {asked.ranks:,} ranks: {_told(one, values)}"
-    fix = f"'{_instead(one.constraint, one.name, values)}' would do"
-    beyond = _beyond(asked, one, rest, found)
-    return JobError(problem, key=one.key(), fix=f"{fix}{beyond}")
-
-
-def _together(asked: SearchRequest, conditions: Sequence[_Condition], found: Found) -> JobError:
-    """Conditions of which several would have to change; or none of which is to blame."""
-    kept = list[_Condition]()
-    if not any(True for _ in found(_only(asked, kept))):
-        return _ranks(asked, found)
-    changed, there = list[str](), _only(asked, kept)
-    left = [one for one in conditions if not one.constraint] + [one for one in conditions if one.constraint]
-    refused = list[_Condition]()
-    for one in left:
-        with_it = _with(there, asked, one)
-        if any(True for _ in found(with_it)):
-            there, kept = with_it, [*kept, one]
-            continue
-        values = _values(there, one.name, found)
-        refused.append(one)
-        if one.constraint:
-            instead = _instead(one.constraint, one.name, values)
-            changed.append(f"'{instead}' for '{one.constraint.text}'")
-            there = replace(there, constraints=[*there.constraints, Constraint.parse(instead)])
-        else:
-            near = _nearest(values, asked.fixed[one.name])
-            changed.append(f"{one.key()} = {word_of(one.name, near)}")
-            there = replace(there, fixed={**there.fixed, one.name: [near]})
-    if not refused:  # rules that only whole points break
-        return _ranks(asked, found)
-    said = [f"'{one.constraint.text}'" if one.constraint else one.key() for one in refused]
-    problem = f"{_listed(said)} leave no strategy for {asked.ranks:,} ranks with the rest that the job says"
-    return JobError(problem, key=refused[0].key(), fix=f"{_listed(changed)} would do")
 
 
 def _with(there: SearchRequest, asked: SearchRequest, one: _Condition) -> SearchRequest:
@@ -143,7 +251,8 @@ def _ranks(asked: SearchRequest, found: Found) -> JobError:
     fewer = next(filter(possible, islice(range(asked.ranks - 1, 0, -1), NEAR)), None)
     more = next(filter(possible, islice(count(asked.ranks + 1), NEAR)), None)
     if not fewer and not more:  # too many by far
-        fewer = next(filter(possible, sorted(_parts(asked.ranks), reverse=True)), None)
+        near = _parts(asked.ranks) | _products(asked.ranks, asked.global_batch)
+        fewer = next(filter(possible, sorted(near, reverse=True)), None)
     near = " or ".join(f"{ranks:,}" for ranks in (fewer, more) if ranks)
     fix = f"{near} ranks would do" if near else "Use a number of ranks, or of sequences, with more divisors"
     problem = (
@@ -159,14 +268,22 @@ def _parts(ranks: int) -> set[int]:
     return {*(ranks >> at for at in range(1, ranks.bit_length())), *small, *(ranks // d for d in small)} - {ranks}
 
 
-def _beyond(asked: SearchRequest, one: _Condition, rest: SearchRequest, found: Found) -> str:
+def _products(ranks: int, batch: int) -> set[int]:
+    """Divisors of a batch times powers of two, below a number of ranks."""
+    small = [d for d in range(1, math.isqrt(batch) + 1) if batch % d == 0]
+    shares = [share for share in {1, *small, *(batch // d for d in small)} if share < ranks]
+    return {share << at for share in shares for at in range(((ranks - 1) // share).bit_length())}
+
+
+def _beyond(asked: SearchRequest, one: _Condition, rest: SearchRequest, found: Found, fits: Fits) -> str:
     """Values that are only tried where the job says them."""
     if one.constraint is None or one.name not in ("tp", "pp", "cp"):
         return ""
     divisors = (value for value in range(2, min(asked.ranks, MOST_TRIED) + 1) if asked.ranks % value == 0)
     holding = filter(one.constraint.holds, divisors)
     for value in islice(holding, SHOWN):
-        if any(True for _ in found(replace(rest, fixed={**rest.fixed, one.name: [value]}))):
+        said = replace(rest, fixed={**rest.fixed, one.name: [value]}, constraints=asked.constraints)
+        if any(True for _ in found(said)) and fits(said):
             return f"; or say strategy.{one.name} = {value}, which is not tried unasked"
     return ""
 
@@ -211,6 +328,18 @@ def _apart(value: float, wanted: float) -> float:
 def word_of(name: str, value: float) -> str:
     """A column's value as a job says it."""
     return WORDS[name][int(value)] if name in WORDS else f"{int(value)}"
+
+
+def _word_in(asked: SearchRequest, name: str, value: int) -> str:
+    """As ``word_of``, as a job of these degrees says it; nothing where it takes one that is not known."""
+    if name != "ring":
+        return word_of(name, value)
+    cp = asked.fixed.get("cp", [0])[0]
+    if value == 1:
+        return '"ulysses"'
+    if not cp or cp % value:
+        return ""
+    return '"ring"' if value == cp else f"{{ ulysses = {cp // value}, ring = {value} }}"
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -38,6 +38,9 @@ def parse_changes(texts: Sequence[str]) -> dict[str, float]:
         if match[1] in found:
             problem = f"'{text}': {match[1]} is changed twice"
             raise JobError(problem, key="--what-if", fix="Give one factor for each")
+        if match[1] == "straggler" and float(match[2]) < 1:
+            problem = f"'{text}': the slowest node would be faster than the others"
+            raise JobError(problem, key="--what-if", fix="Allowed: a factor of at least 1, as in straggler=1.2x")
         found[match[1]] = float(match[2])
     return found
 

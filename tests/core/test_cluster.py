@@ -27,11 +27,11 @@ def test_those_that_ship_are_as_they_should_be(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
-        ("value = 450e9", "value = -450e9", "tiers.rate.value"),
+        ("value = 450e9", "value = -450e9", "tiers.nvlink.rate.value"),
         ("value = 450e9", "value = 0", "tiers.nvlink.rate.value"),
-        ("value = 450e9", "value = nan", "tiers.rate.value"),
-        ("value = 450e9", "value = 1e300", "tiers.rate.value"),
-        ("value = 2e-6", "value = -2e-6", "tiers.latency.value"),
+        ("value = 450e9", "value = nan", "tiers.nvlink.rate.value"),
+        ("value = 450e9", "value = 1e300", "tiers.nvlink.rate.value"),
+        ("value = 2e-6", "value = -2e-6", "tiers.nvlink.latency.value"),
         ("value = 85.899e9", "value = 0", "device.memory.value"),
         ("value = 3.352e12", "value = 0", "device.memory_rate.value"),
         ("value = 989.4e12", "value = 0.0", "device.peak.bf16-mixed.value"),
@@ -91,3 +91,21 @@ def test_nodes_of_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     text = H100.replace("ranks_per_node = 8", f"ranks_per_node = {ranks}").replace("ranks = 8", f"ranks = {ranks}")
     (tmp_path / "mine.toml").write_text(text)
     assert Cluster.read(tmp_path / "mine.toml").ranks_per_node == ranks
+
+
+def test_a_tier_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(H100.replace('name = "network"', ""))
+    with pytest.raises(JobError, match=r"tiers\.2\.name: is missing"):
+        Cluster.read(file)
+
+
+def test_names_are_alike_whatever_their_case() -> None:
+    with pytest.raises(JobError, match=r"no cluster 'H100' \(did you mean 'h100'\?\)"):
+        Cluster.preset("H100")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(H100, encoding="utf-8-sig")
+    assert Cluster.read(file) == Cluster.preset("h100")

@@ -42,7 +42,6 @@ def test_words_are_their_numbers(quantity: str) -> None:
 def test_sizes_have_units() -> None:
     assert Constraint.parse("memory <= 1.5 GiB").values == (1.5 * 2**30,)
     assert Constraint.parse("memory < 70GB").values == (70e9,)
-    assert Constraint.parse("memory < 5").values == (5.0,)
 
 
 def test_shard_factors_may_be_written_as_in_the_job() -> None:
@@ -72,3 +71,9 @@ def test_mistakes_are_named(text: str, words: str) -> None:
         Constraint.parse(text)
     assert words in str(caught.value)
     assert caught.value.key == "plan.constraints"
+
+
+def test_memory_needs_a_unit() -> None:
+    with pytest.raises(JobError, match=r"'memory <= 70' has no unit.*memory <= 70 GiB"):
+        Constraint.parse("memory <= 70")
+    assert Constraint.parse("memory <= 70000000000").values == (7e10,)

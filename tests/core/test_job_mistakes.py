@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,32 @@ def test_a_job_file_whose_name_is_no_name_for_a_run_is_refused(job_file) -> None
     with pytest.raises(JobError, match=r"run\.name"):
         job.named("two\nlines")
     assert job.changed(["run.name=one"]).named("two\nlines").run.name == "one"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "words"),
+    [
+        ('schedule = "zb-v"\nvirtual_stages = 3', "strategy.virtual_stages", "2 stages a rank, not 3. Use 2, or"),
+        (
+            'schedule = "1f1b"\nvirtual_stages = 2',
+            "strategy.virtual_stages",
+            "1 stage a rank, not 2. Use 1, or schedule",
+        ),
+        ('recompute = { kind = "full", layers = 99 }', "strategy.recompute.layers", "Use at most 12"),
+    ],
+)
+def test_what_stages_cannot_be(job_file: Callable[[str], Path], strategy: str, key: str, words: str) -> None:
+    file = job_file(f"{MODEL}[strategy]\npp = 2\n{strategy}\n")
+    with pytest.raises(JobError, match=re.escape(words)) as caught:
+        Job.read(file)
+    assert (caught.value.file, caught.value.key) == (str(file), key)
+
+
+def test_stages_that_a_schedule_has_may_be_said(job_file: Callable[[str], Path]) -> None:
+    for told in (
+        '"zb-v"\nvirtual_stages = 2',
+        '"zb-v"',
+        '"interleaved"\nvirtual_stages = 3',
+        '"auto"\nvirtual_stages = 2',
+    ):
+        Job.read(job_file(f"{MODEL}[strategy]\npp = 2\nschedule = {told}\n"))

@@ -210,3 +210,30 @@ def test_the_accuracy_benchmark_refuses_a_wrong_file_in_one_paragraph(tmp_path: 
     assert ran.returncode == 2
     assert "line 2: -1 is not a positive number" in " ".join(ran.stderr.split())
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"layers": "1"}, "more places than layers"),
+        ({"heads": "48"}, "heads do not divide hidden"),
+        ({"kv_heads": "7"}, "kv_heads do not divide heads"),
+        ({"vpp": "9"}, "virtual stages do not divide layers"),
+        ({"zero_stage": "7"}, "zero_stage is '7'"),
+    ],
+)
+def test_what_no_run_can_have_been_is_skipped(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
+    found = planner_rows.read_rows([write(tmp_path, ROW | changed)])
+    assert not found.rows
+    assert list(found.skipped) == [reason]
+
+
+def test_stages_may_count_the_embedding_and_the_output_as_layers(tmp_path: Path) -> None:
+    assert read(tmp_path, layers="22", vpp="3", pp="8", dp="4").point.row(0)["virtual"] == 3
+
+
+def test_a_step_of_days_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"line 2: 200000 seconds are more than 100000"):
+        read(tmp_path, iter_time_s="200000")
+    with pytest.raises(JobError, match=r"line 2: 300000 seconds"):
+        planner_rows.read_rows([write(tmp_path, VTRAIN | {VTRAIN_COLUMNS[-1]: "3e8"})])

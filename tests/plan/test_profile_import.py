@@ -192,3 +192,16 @@ def test_a_node_that_was_measured_and_logs_of_many_become_one(tmp_path: Path) ->
     found = import_profiles([tmp_path / "node.json", log(tmp_path, ALL_REDUCE)])
     assert [one.kind for one in found.collectives] == ["send", "all_reduce"]
     assert (found.machine.memory, found.machine.ranks) == (1 << 36, 4)
+
+
+@pytest.mark.parametrize("words", [1, 2, 8, 12])
+def test_a_row_that_was_cut_is_refused_by_its_line(tmp_path: Path, words: int) -> None:
+    cut = " ".join(row(2097152, 600.0, 500.0).split()[:words])
+    with pytest.raises(JobError, match=rf"has {words} of the table's 13 columns") as caught:
+        import_profile(log(tmp_path, [*ALL_REDUCE[:-2], cut]))
+    assert caught.value.key == f"line {len(ALL_REDUCE) - 1}"
+
+
+def test_other_lines_that_begin_with_a_number_are_passed_over(tmp_path: Path) -> None:
+    found = import_profile(log(tmp_path, [*ALL_REDUCE, "4 ranks have ended"]))
+    assert len(found.collectives[0].points) == 2

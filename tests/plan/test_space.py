@@ -137,8 +137,8 @@ def test_what_the_job_fixes_is_all_there_is() -> None:
         (space(17, 16), "cluster.ranks", "17 ranks cannot share 16 sequences"),
         (
             space(16, 16, fixed={"schedule": [SCHEDULES.index("zb-v")], "virtual": [1], "pp": [4]}),
-            "strategy.schedule",
-            "zb-v fits no arrangement.* would do, or auto",
+            "strategy.virtual_stages",
+            "1 fits no arrangement.*strategy.virtual_stages=auto would do, or 2",
         ),
     ],
 )

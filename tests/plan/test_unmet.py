@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.core.cluster import Cluster
 from plait.core.constraint import Constraint
-from plait.core.errors import JobError
+from plait.core.errors import InfeasiblePlan, JobError
+from plait.core.job import Job
+from plait.plan.asking import asked_of
 from plait.plan.points import SCHEDULES
+from plait.plan.search import search
 from plait.plan.space import SearchRequest, enumerate_space
-from plait.plan.unmet import KEYS
+from plait.plan.unmet import KEYS, key_of
 from tests.plan.test_space import space
 
 COLUMN_OF = {key: name for name, key in KEYS.items()}
@@ -40,6 +45,9 @@ def mended(asked: SearchRequest, error: JobError) -> SearchRequest:
     for new, old in swaps:
         at = next(at for at, one in enumerate(constraints) if one.text == old)
         constraints[at] = Constraint.parse(new)
+    if opened := re.findall(r"(strategy\.[a-z_]+)=auto", fix):
+        left = {name: values for name, values in fixed.items() if key_of(name) not in opened}
+        return replace(asked, fixed=left)
     told = re.findall(r"([a-z_.]+) = ([\w-]+)(?:,| and| would)", re.sub(r"'[^']*' for '[^']*'", "", fix))
     if auto := re.match(r"([\w-]+) would do, or auto", fix):
         told = [(str(error.key), auto[1])]
@@ -99,3 +107,70 @@ def test_what_is_named_is_enough(
     asked = space(ranks, batch, *(f"{name} {sign} {value}" for name, sign, value in chosen), fixed=fixed)
     if error := refused(asked):
         assert refused(mended(asked, error)) is None, str(error)
+
+
+def test_what_the_job_did_not_say_is_left_open_first() -> None:
+    asked = space(128, 128, fixed={"dp": [1], "tp": [2], "cp": [1], "schedule": [2], "virtual": [1]})
+    error = refused(asked)
+    assert error
+    assert error.key == "strategy.dp"
+    assert str(error.fix).startswith("strategy.dp=auto would do")
+    fixed = {name: values for name, values in asked.fixed.items() if name != "dp"}
+    assert refused(replace(asked, fixed=fixed)) is None
+
+
+@pytest.mark.parametrize("cp", [4, 8])
+def test_rings_are_named_as_a_job_says_them(cp: int) -> None:
+    # Four heads a rank: not more than four ranks exchange them.
+    error = refused(space(8 * cp, 64, fixed={"cp": [cp], "tp": [8], "ring": [3], "pp": [1], "dp": [1]}))
+    assert error
+    assert error.key == "strategy.cp_kind"
+    assert re.match(r'("ulysses"|"ring"|\{ ulysses = \d, ring = \d \}) would do, or auto', str(error.fix)), error.fix
+
+
+def test_far_too_many_ranks_are_answered_with_the_nearest_that_can_share() -> None:
+    asked = space(1_000_003, 1024)
+    error = refused(asked)
+    assert error
+    most = int(re.sub(r"\D", "", str(error.fix)))
+    assert most >= 8192
+    assert refused(mended(asked, error)) is None
+
+
+SEVEN_B: dict[str, Any] = {
+    "model": {"preset": "llama2-7b", "vocab": 32000}, "data": {"sequence_length": 4096},
+    "train": {"global_batch_size": 1024, "precision": "bf16-mixed"}, "cluster": {"preset": "h100", "ranks": 64},
+}  # fmt: skip
+
+
+def searched(job: Job) -> None:
+    cluster = Cluster.preset("h100")
+    search(asked_of(job, job.model_spec(32000), cluster), cluster, job.train.precision)
+
+
+def test_what_is_named_fits_into_memory_and_meets_all_constraints() -> None:
+    given = ["recompute = full", "memory <= 6 GiB"]
+    job = Job.from_dict({**SEVEN_B, "strategy": {"tp": 1}, "plan": {"constraints": given}})
+    with pytest.raises(JobError, match="would do") as caught:
+        searched(job)
+    assert "cp_kind = " not in str(caught.value)
+    opened = re.findall(r"(strategy\.[a-z_]+)=auto", str(caught.value.fix))
+    assert opened
+    searched(job.changed([f"{key}=auto" for key in opened]))
+
+
+def test_nothing_is_named_where_nothing_fits() -> None:
+    given = ["recompute = full", "memory <= 2 GiB"]
+    job = Job.from_dict({**SEVEN_B, "strategy": {"tp": 1}, "plan": {"constraints": given}})
+    with pytest.raises(JobError, match="does not fit into memory: use more ranks"):
+        searched(job)
+
+
+def test_a_length_that_nothing_divides_is_shortened() -> None:
+    length = (1 << 20) + 1
+    values = {**SEVEN_B, "data": {"sequence_length": length}, "train": {"global_batch_size": 8,
+              "precision": "bf16-mixed"}}  # fmt: skip
+    job = Job.from_dict({**values, "model": {**SEVEN_B["model"], "max_sequence": length}})
+    with pytest.raises(InfeasiblePlan, match=r"data\.sequence_length = 1048576 would do"):
+        searched(job)
+    searched(job.changed(["data.sequence_length=1048576"]))

@@ -14,7 +14,11 @@ from plait.plan.what_if import CHANGES, changed_cluster, changed_ranks, parse_ch
 H100 = Cluster.preset("h100")
 
 
-@given(st.dictionaries(st.sampled_from(sorted(CHANGES)), st.sampled_from([0.5, 1.0, 1.25, 2.0, 40.0])))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(CHANGES.keys() - {"straggler"})), st.sampled_from([0.5, 1.0, 1.25, 2.0, 40.0])
+    )
+)
 def test_changes_read_as_they_are_written(factors: dict[str, float]) -> None:
     assert parse_changes([f"{key}={value:g}x" for key, value in factors.items()]) == factors
     assert parse_changes([f" {key} = {value:g} " for key, value in factors.items()]) == factors
@@ -83,3 +87,8 @@ def test_more_ranks_than_a_cluster_has_nodes_for() -> None:
     changed = changed_cluster(lab, {"gpus": 4.0})
     assert (changed.nodes, changed.tiers[-1].ranks) == (0, 0)
     assert changed_cluster(lab, {"gpus": 0.5}).nodes == lab.nodes
+
+
+def test_no_straggler_is_faster_than_the_others() -> None:
+    with pytest.raises(JobError, match=r"--what-if: 'straggler=0\.5'.*at least 1"):
+        parse_changes(["straggler=0.5"])
