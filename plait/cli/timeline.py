@@ -53,13 +53,10 @@ def timeline(
 
 
 def _draw(measured: Tables, file: Path) -> None:
-    from dataclasses import fields
-
-    from plait.core.timeline import Span, Timeline
+    from plait.diagnose.perfetto import write_json
     from plait.diagnose.reading import last_steps
 
-    rows = last_steps(measured.spans, DRAWN).select([field.name for field in fields(Span)]).iter_rows()
-    Timeline(tuple(Span(*row) for row in rows), measured.plan_hash).write_perfetto(file)
+    write_json(last_steps(measured.spans, DRAWN), file)
 
 
 # ---- one run ----

@@ -40,40 +40,38 @@ def export(
 ) -> None:
     """Write chosen ranks and steps of a run as a trace for ui.perfetto.dev."""
     from plait.core.errors import JobError
+    from plait.core.files import check_target, explained
+    from plait.diagnose.perfetto import write_json, write_perfetto
     from plait.diagnose.reading import read_run
 
     if out.suffix not in (".pftrace", ".json"):
         raise JobError(f"'{out.suffix}' is no format for traces", key="--out", fix="Name it .pftrace or .json")
+    fix = "Choose another with --out"
+    check_target(out, fix=fix)
     recording = read_run(run).recording
     chosen = _chosen(recording, ranks, steps)
-    if out.suffix == ".json":
-        _json(recording, chosen, out)
-        count = chosen[2]
-    else:
-        from plait.diagnose.perfetto import write_perfetto
-
-        count = write_perfetto(recording.chosen(*chosen[:2]), out)
+    with explained(f"{out} cannot be written", fix=fix):
+        count = (write_json if out.suffix == ".json" else write_perfetto)(recording.chosen(*chosen), out)
     terminal.say(
         f"{out}: {count} spans of {len(chosen[0])} ranks and {len(chosen[1])} steps; open it at ui.perfetto.dev"
     )
 
 
-def _chosen(recording: Recording, ranks: str | None, steps: str | None) -> tuple[list[int], list[int], int]:
-    """Ranks and steps that are there and wanted, and how many spans they have. Steps are counted from 1."""
+def _chosen(recording: Recording, ranks: str | None, steps: str | None) -> tuple[list[int], list[int]]:
+    """Ranks and steps that are there and wanted. Steps are counted from 1."""
     from plait.core.errors import DataError
 
     known = recording.spans["step"].unique().sort().to_list(), recording.spans["rank"].unique().sort().to_list()
     wanted = [step - 1 for step in _numbers(steps, "--steps")] if steps else known[0][-STEPS:]
     of = _numbers(ranks, "--ranks") if ranks else known[1]
     both = sorted(set(of) & set(known[1])), sorted(set(wanted) & set(known[0]))
-    count = recording.chosen(*both).height
-    if not count:
+    if recording.chosen(*both).is_empty():
         first, last = known[0][0] + 1 if known[0] else 0, known[0][-1] + 1 if known[0] else 0
         raise DataError(
             f"there are no spans of these ranks and steps: spans are kept of steps {first} to {last}, "
             f"ranks {known[1][0] if known[1] else 0} to {known[1][-1] if known[1] else 0}"
         )
-    return *both, count
+    return both
 
 
 def _numbers(text: str, key: str) -> list[int]:
@@ -83,17 +81,11 @@ def _numbers(text: str, key: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+        # A digit such as '²' is of no number; and Python reads no number of thousands of digits.
+        numbers = all(word.isdecimal() and len(word) < 19 for word in ([first, last] if dash else [first]))
+        if not numbers or (dash and int(last) < int(first)):
             raise JobError(f"'{part}' is no number and no range", key=key, fix="Write it like 0-3,8")
         if dash and int(last) - int(first) > 1_000_000:
             raise JobError(f"'{part}' is more than anybody could look at", key=key)
         found += range(int(first), int(last or first) + 1)
     return found
-
-
-def _json(recording: Recording, chosen: tuple[list[int], list[int], int], out: Path) -> None:
-    from plait.core.timeline import Span, Timeline
-
-    columns = list(Span.__dataclass_fields__)
-    rows = recording.chosen(*chosen[:2]).select(columns).iter_rows()
-    Timeline(tuple(Span(*row) for row in rows)).write_perfetto(out)

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from plait.core.errors import DataError
-from plait.diagnose.foreign import FOREIGN, NS, axis_of, members_of
+from plait.diagnose.foreign import FOREIGN, LATEST, NS, axis_of, members_of, number, rank_of
 
 
 def is_dump(content: Mapping[str, Any]) -> bool:
@@ -24,10 +24,7 @@ def is_dump(content: Mapping[str, Any]) -> bool:
 def dump_spans(content: Mapping[str, Any], rank: int | None) -> tuple[pl.DataFrame, int]:
     """Columns ``FOREIGN``, and how many operations were left out because they had not ended. Raises DataError
     for a dump of no known rank, or without any that ended."""
-    number = content.get("rank")
-    rank = number if isinstance(number, int) else rank
-    if rank is None:
-        raise DataError("it does not say whose it is: name the file rank-N... or ..._rank_N...")
+    rank = rank_of(content.get("rank"), rank, "it does not say whose it is")
     groups = _groups(content.get("pg_config"))
     rows: list[tuple[Any, ...]] = []
     entries = [one for one in content["entries"] if isinstance(one, dict)]
@@ -36,7 +33,7 @@ def dump_spans(content: Mapping[str, Any], rank: int | None) -> tuple[pl.DataFra
         end = _number(one, "time_discovered_completed_ns")
         length = one.get("duration_ms")
         if end is None and start is not None and isinstance(length, int | float):
-            end = start + length * 1e6
+            end = start + number(length, "duration_ms", LATEST * 1e3) * 1e6
         if start is None or end is None or end < start:
             continue
         name, label = _group_of(one)
@@ -70,11 +67,11 @@ def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _number(entry: Mapping[str, Any], *keys: str) -> float | None:
-    """The first of some keys that has one."""
+    """The first of some keys that has one. Raises DataError for one out of range."""
     for key in keys:
         value = entry.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            return float(value)
+            return float(number(value, key, LATEST * NS))
     return None
 
 
@@ -92,4 +89,4 @@ def _bytes(entry: Mapping[str, Any]) -> int:
         for n in shape:
             numel *= n
         total += numel * (8 if "Long" in kind or "Double" in kind else 2 if "Half" in kind or "BFloat" in kind else 4)
-    return total
+    return number(total, "the size in input_sizes", 2**53)

@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 
 from plait.core.errors import DataError, JobError
-from plait.core.files import replacing
+from plait.core.files import check_target, explained, replacing
+from plait.core.numbers import LARGEST, shown
 from plait.core.timeline import SCHEMA_VERSION
 
 NS = 1e9
@@ -23,6 +24,10 @@ AXES = (
     ("tp", r"tensor|(^|[^a-z])tp"), ("cp", r"context|(^|[^a-z])cp($|[^a-z])"), ("pp", r"pipeline|(^|[^a-z])pp"),
     ("dp", r"data|fsdp|shard|replicate|(^|[^a-z])dp|default_pg"),
 )  # fmt: skip
+LATEST = 4e9
+"""Seconds from 1970, in 2096: nanoseconds between two such times are still whole numbers of 64 bits."""
+MOST_RANKS = 1_000_000
+"""More than any job has, and little enough for tables with a row for each."""
 BACKWARD = r"reduce_?scatter|backward|grad"
 
 
@@ -59,41 +64,95 @@ def rank_in(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def number(value: Any, what: str, most: float = LARGEST) -> Any:
+    """The value. Raises DataError for one that is beyond ``most`` to either side, or not a number.
+
+    >>> number(float("nan"), "ts")
+    Traceback (most recent call last):
+    plait.core.errors.DataError: ts is nan, which is out of range
+    """
+    if not abs(value) <= most:  # what is no number is neither less nor more
+        raise DataError(f"{what} is {shown(value)}, which is out of range")
+    return value
+
+
+def rank_of(said: Any, named: int | None, unknown: str) -> int:
+    """Whose a file is: as it says itself, else as its name does. Raises DataError for what is no rank, and
+    ``unknown`` where neither says it."""
+    rank = named if said is None else said
+    if rank is None:
+        raise DataError(f"{unknown}: name the file rank-N... or ..._rank_N...")
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
+        raise DataError(f"its rank is {shown(rank)}, which is none")
+    return rank
+
+
 def import_traces(files: Sequence[Path], out: Path, told: Callable[[str], None] = lambda _: None) -> tuple[int, int]:
     """Ranks and spans that were written to ``out``; files that cannot be used are skipped, and ``told``.
 
-    Raises JobError for a folder that holds something else, DataError where no file could be used.
+    Raises JobError for a folder that holds something else, LaunchError for one that cannot be written,
+    DataError where no file could be used.
     """
-    from plait.diagnose.flight_recorder import dump_spans, is_dump
-    from plait.diagnose.kineto import is_kineto, kineto_spans, read_json
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    cannot, fix = f"{out} cannot be written", "Choose another with --out"
+    with explained(cannot, fix=fix):
+        taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if taken:
         raise JobError(f"{out} exists and is not empty", key="--out", fix="Name a new folder")
-    parts: list[pl.DataFrame] = []
+    check_target(out / "timeline" / "rank", fix=fix)
+    parts: dict[int, tuple[Path, pl.DataFrame]] = {}
     for file in files:
         try:
-            content = read_json(file)
-            if is_kineto(content):
-                parts.append(kineto_spans(content, rank_in(file.name)))
-            elif is_dump(content):
-                found, unfinished = dump_spans(content, rank_in(file.name))
-                parts.append(found)
-                if unfinished:
-                    told(f"{file}: {unfinished} operations had not ended, and were left out")
-            else:
-                raise DataError("neither a PyTorch profiler trace nor a flight recorder's dump")
+            part, unfinished = _spans_of(file)
+            rank = int(part["rank"][0])
+            if rank in parts:
+                raise DataError(f"it is of rank {rank}, as is {parts[rank][0]}")
         except DataError as error:
             message = str(error)
             told(message if message.startswith(str(file)) else f"{file} was skipped: {message}")
+            continue
+        parts[rank] = file, part
+        if unfinished:
+            told(f"{file}: {unfinished} operations had not ended, and were left out")
     if not parts:
         raise DataError(f"none of {len(files)} files could be used")
-    spans = _finished(pl.concat([part.select(list(FOREIGN)).cast(FOREIGN) for part in parts]))  # type: ignore[arg-type]
+    spans = _finished(pl.concat([part for _, part in parts.values()]))
+    with explained(cannot, fix=fix):
+        _write(spans, out)
+    return len(parts), spans.height
+
+
+def _spans_of(file: Path) -> tuple[pl.DataFrame, int]:
+    """Columns ``FOREIGN`` of a file, of one rank, and how many operations had not ended. Raises DataError for
+    whatever cannot be used, so that the other files are not lost with it."""
+    from plait.diagnose.flight_recorder import dump_spans, is_dump
+    from plait.diagnose.kineto import is_kineto, kineto_spans, read_json
+
+    content, unfinished = read_json(file), 0
+    try:
+        if is_kineto(content):
+            spans = kineto_spans(content, rank_in(file.name))
+        elif is_dump(content):
+            spans, unfinished = dump_spans(content, rank_in(file.name))
+        else:
+            raise DataError("neither a PyTorch profiler trace nor a flight recorder's dump")
+        spans = spans.select(list(FOREIGN)).cast(FOREIGN)  # type: ignore[arg-type]
+    except UnicodeEncodeError:
+        raise DataError("a name in it holds half a character, which is no text") from None
+    except (ArithmeticError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        # A file of another tool may hold anything anywhere.
+        raise DataError(f"a value in it cannot be used: {str(error).partition(chr(10))[0][:200]}") from None
+    if not spans.select(pl.all_horizontal(pl.col("start", "end").abs() <= LATEST).all()).item():
+        raise DataError(f"it has times more than {LATEST:.0f} seconds from 1970")
+    return spans, unfinished
+
+
+def _write(spans: pl.DataFrame, out: Path) -> None:
+    """One file a rank, as a run has them."""
     for (rank,), own in spans.group_by(["rank"], maintain_order=True):
         last = int(own["step"].max() or 0)  # type: ignore[arg-type]
         target = out / "timeline" / f"rank-{int(rank):05d}-step-{last + 1:08d}.parquet"  # type: ignore[arg-type]
         with replacing(target) as partial:
             own.write_parquet(partial, metadata={"plait.timeline.version": SCHEMA_VERSION, "plait.plan": ""})
-    return spans["rank"].n_unique(), spans.height
 
 
 def _finished(spans: pl.DataFrame) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from plait.core.errors import DataError
-from plait.diagnose.foreign import FOREIGN, NS, axis_of, members_of
+from plait.diagnose.foreign import FOREIGN, LATEST, NS, axis_of, members_of, number, rank_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +30,8 @@ POINT_TO_POINT = re.compile(r"send|recv", re.IGNORECASE)
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 COPIES = ("gpu_memcpy", "gpu_memset")
 LONGEST_NAME = 60
+MOST = 2**53
+"""Of what is counted: numbers of a sequence, elements of a message."""
 
 
 def is_kineto(content: Mapping[str, Any]) -> bool:
@@ -41,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:
         pickle = data[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -58,11 +61,9 @@ def kineto_spans(content: Mapping[str, Any], rank: int | None) -> pl.DataFrame:
     """Columns ``FOREIGN``; times are seconds since 1970. rank: where the trace does not tell. Raises
     DataError for one that has no events of use."""
     told = content.get("distributedInfo")
-    number = told.get("rank") if isinstance(told, dict) else None
-    rank = number if isinstance(number, int) else rank
-    if rank is None:
-        raise DataError("no distributedInfo.rank: name the file rank-N... or ..._rank_N...")
-    base = content.get("baseTimeNanoseconds")
+    rank = rank_of(told.get("rank") if isinstance(told, dict) else None, rank, "no distributedInfo.rank")
+    since = content.get("baseTimeNanoseconds")
+    base = number(since, "baseTimeNanoseconds", LATEST * NS) if isinstance(since, int) else 0
     events = [one for one in content["traceEvents"] if isinstance(one, dict) and one.get("ph") == "X" and _timed(one)]
     kernels = [one for one in events if one.get("cat") == "kernel" or one.get("cat") in COPIES]
     chosen = kernels or [one for one in events if _on_host(one)]
@@ -72,8 +73,8 @@ def kineto_spans(content: Mapping[str, Any], rank: int | None) -> pl.DataFrame:
     if not kernels:
         table = _outermost(table)
     table = table.with_columns(
-        start=(pl.col("ts") * 1e3 + (base if isinstance(base, int) else 0)) / NS,
-        end=((pl.col("ts") + pl.col("dur")) * 1e3 + (base if isinstance(base, int) else 0)) / NS,
+        start=(pl.col("ts") * 1e3 + base) / NS,
+        end=((pl.col("ts") + pl.col("dur")) * 1e3 + base) / NS,
         rank=pl.lit(rank, pl.Int32),
         step=pl.Series(_steps(events, table["ts"].to_numpy(), device=bool(kernels)), dtype=pl.Int64),
     )
@@ -87,7 +88,14 @@ _ROW = {
 
 
 def _timed(event: Mapping[str, Any]) -> bool:
-    return all(isinstance(event.get(key), int | float) for key in ("ts", "dur")) and isinstance(event.get("name"), str)
+    """Whether it has a time and a name. Raises DataError for a time out of range."""
+    if not isinstance(event.get("name"), str):
+        return False
+    for key in ("ts", "dur"):
+        if not isinstance(event.get(key), int | float):
+            return False
+        number(event[key], key, LATEST * 1e6)
+    return True
 
 
 def _on_host(event: Mapping[str, Any]) -> bool:
@@ -112,7 +120,8 @@ def _row(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         event["ts"], event["dur"], kind, what[:LONGEST_NAME], what[:LONGEST_NAME],
         "pp" if kind == "transfer" else axis_of(label), group or label or "all",
-        sequence if isinstance(sequence, int) else -1, size * itemsize if isinstance(size, int) else 0, thread,
+        number(sequence, "Seq", MOST) if isinstance(sequence, int) else -1,
+        number(size, "In msg nelems", MOST) * itemsize if isinstance(size, int) else 0, thread,
     )  # fmt: skip
 
 
@@ -129,7 +138,7 @@ def _steps(events: Sequence[Mapping[str, Any]], at: NDArray[np.float64], *, devi
     """The step of each time: by the device's own ranges where the profiler wrote them."""
     for kind in ("gpu_user_annotation", "user_annotation") if device else ("user_annotation",):
         marks = sorted(
-            (float(one["ts"]), int(found[1]))
+            (float(one["ts"]), number(int(found[1]), "the number of a ProfilerStep"))
             for one in events
             if one.get("cat") == kind and (found := STEP.match(one["name"]))
         )

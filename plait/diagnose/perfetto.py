@@ -7,12 +7,14 @@ arrow goes from each collective or transfer to the wait that needed it, on the r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import polars as pl
 
 from plait.core.files import replacing
+from plait.core.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
@@ -22,6 +24,15 @@ SEQUENCE = 1
 LANES = ("processor", "tp", "cp", "dp", "pp", "other")
 CHUNK = 1000
 """Packets that are written at once."""
+
+
+def write_json(spans: pl.DataFrame, path: Path) -> int:
+    """Spans with the columns of ``Span``, in the older form; how many were written. Steps are counted from 1
+    in a trace, as wherever people read them."""
+    columns = [field.name for field in fields(Span)]
+    rows = spans.select(columns).with_columns(pl.col("step") + 1).iter_rows()
+    Timeline(tuple(Span(*row) for row in rows)).write_perfetto(path)
+    return spans.height
 
 
 def write_perfetto(spans: pl.DataFrame, path: Path) -> int:
@@ -70,7 +81,8 @@ def _packets(spans: pl.DataFrame) -> Iterator[TracePacket]:
             event.name = row["label"]
             event.categories.append(row["kind"])
             (event.terminating_flow_ids if row["waits"] else event.flow_ids).extend(row["flow"] or ())
-            for key in ("step", "slice", "layer", "bytes"):
+            event.debug_annotations.add(name="step", int_value=row["step"] + 1)  # counted from 1
+            for key in ("slice", "layer", "bytes"):
                 event.debug_annotations.add(name=key, int_value=row[key])
         yield packet
 

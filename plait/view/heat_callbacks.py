@@ -7,9 +7,9 @@ from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
-from plait.diagnose.heat import STATISTICS, Heat, Unlike, pooled, unlike
+from plait.diagnose.heat import STATISTICS, Heat, Statistic, Unlike, pooled, unlike
 from plait.view.heat_figure import Value, cell_text, heat_figure, place_of
-from plait.view.moves import Place, around_row, moved
+from plait.view.moves import Place, around_row, is_number, moved, point_of
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
 from plait.view.words import nothing, seconds_text
 
@@ -38,10 +38,10 @@ def place(data: Mapping[str, Any] | None, heat: Heat) -> tuple[Place, bool]:
 
     def number(name: str, most: int) -> int:
         value = values.get(name)
-        return max(0, min(int(value), most - 1)) if isinstance(value, int | float) else 0
+        return max(0, min(int(value), most - 1)) if is_number(value) else 0
 
     window = values.get("window")
-    both = isinstance(window, list) and len(window) == 2 and all(isinstance(one, int | float) for one in window)
+    both = isinstance(window, list) and len(window) == 2 and all(map(is_number, window))
     ends = (max(0, int(window[0])), min(rows, int(window[1]))) if both and window else None
     ends = ends if ends and ends[1] - ends[0] >= 1 and ends != (0, rows) else None
     return Place(number("row", rows), number("column", columns), ends), "row" in values
@@ -52,10 +52,11 @@ def asked(snapshot: Snapshot, controls: Sequence[Any]) -> tuple[Heat | None, lis
     value, statistic, columns, order, first, last = controls
     names = [name for name in str(order or "").split() if name in ("pp", "dp", "cp", "tp", "host")]
     steps = None
-    if isinstance(first, int) or isinstance(last, int):
-        steps = ((first or 1) - 1, (last or 1 << 40) - 1)
+    if is_number(first) or is_number(last):
+        steps = (int(first) - 1 if is_number(first) else 0, int(last or 1 << 40) - 1 if is_number(last) else 1 << 40)
+    known: list[Statistic] = [one for one in STATISTICS if one == statistic]
     heat = heat_of(
-        snapshot, statistic if statistic in STATISTICS else "mean", steps, tuple(names or ("pp", "dp", "cp", "tp")),
+        snapshot, known[0] if known else "mean", steps, tuple(names or ("pp", "dp", "cp", "tp")),
         "steps" if columns == "steps" else "segments",
     )  # fmt: skip
     return heat, names, "seconds" if value == "seconds" else "excess"
@@ -113,9 +114,10 @@ def _mark(app: Dash, runs: Sequence[Watched]) -> None:
     def _named(_: Any, at: Any, number: Any, *controls: Any) -> tuple[Any, Any]:
         heat, now, _ = standing(runs, at, number, controls)
         cause = ctx.triggered_id
-        if heat is None or not isinstance(cause, dict) or not ctx.triggered[0]["value"]:  # it has just appeared
+        rank = cause.get("rank") if isinstance(cause, dict) else None
+        if heat is None or not is_number(rank) or not ctx.triggered[0]["value"]:  # it has just appeared
             return no_update, no_update
-        return _marked(heat, now, int(cause["rank"])), {"rank": int(cause["rank"])}
+        return _marked(heat, now, int(rank)), {"rank": int(rank)}
 
 
 def opened(heat: Heat, now: Place) -> dict[str, Any]:
@@ -153,15 +155,15 @@ def _marked(heat: Heat, now: Place, rank: int) -> dict[str, Any]:
 
 
 def _by_mouse(heat: Heat, now: Place, click: Any) -> tuple[Any, Any]:
-    point = ((click or {}).get("points") or [{}])[0]
+    point = point_of(click)
     rank, row = point.get("customdata"), point.get("y")
-    if not isinstance(rank, int | float) or not isinstance(row, int | float):
+    if not is_number(rank) or not is_number(row):
         return no_update, no_update
     label = point.get("x")
     columns = {str(one): n for n, one in enumerate(heat.columns)}
     column = columns.get(str(label).strip(), now.column)
     chosen: dict[str, Any] = {"rank": int(rank)}
-    if heat.columns and isinstance(heat.columns[0], int) and isinstance(label, int | float):
+    if heat.columns and isinstance(heat.columns[0], int) and is_number(label):
         chosen["step"] = int(label) - 1
         column = heat.columns.index(chosen["step"]) if chosen["step"] in heat.columns else now.column  # type: ignore[arg-type]
     return now._replace(row=int(row), column=column)._asdict(), chosen
@@ -173,7 +175,7 @@ def _window(heat: Heat, now: Place, marked: bool, zoom: Any) -> Any:
     if zoom.get("yaxis.autorange"):
         return {**data, "window": None} if now.window else no_update
     low, high = zoom.get("yaxis.range[0]"), zoom.get("yaxis.range[1]")
-    if isinstance(low, int | float) and isinstance(high, int | float):
+    if is_number(low) and is_number(high):
         first, last = sorted((low, high))
         window = [max(0, round(first + 0.5)), min(heat.ranks.size, round(last + 0.5))]
         if window != list(now.window or (0, heat.ranks.size)):

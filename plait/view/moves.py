@@ -1,9 +1,9 @@
-"""What keys do: pure functions from where one is to where one goes."""
+"""What keys and clicks do: pure functions from where one is to where one goes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import polars as pl
 
@@ -11,6 +11,26 @@ from plait.diagnose.dependencies import Key
 
 ZOOM = 4
 """Rows of the heat map in view are so many times fewer after a ``+``."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a request says a number that may be a place: finite, and no larger than a browser counts.
+
+    >>> [is_number(value) for value in (3, -0.5, True, "3", float("inf"), 10**30)]
+    [True, True, False, False, False, False]
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+
+
+def point_of(click: object) -> Mapping[str, Any]:
+    """Of a figure's ``clickData`` the point; empty for anything else that a request says.
+
+    >>> point_of({"points": [{"customdata": 3}]}), point_of({"points": "x"}), point_of([1])
+    ({'customdata': 3}, {}, {})
+    """
+    points = click.get("points") if isinstance(click, dict) else None
+    first = points[0] if isinstance(points, list) and points else None
+    return first if isinstance(first, dict) else {}
 
 
 class Place(NamedTuple):

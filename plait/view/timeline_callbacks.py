@@ -13,7 +13,7 @@ from plait.diagnose.recording import Recording
 from plait.diagnose.window import Window, shifted, together, window
 from plait.view.heat_figure import place_of
 from plait.view.layout import WITH
-from plait.view.moves import next_span
+from plait.view.moves import is_number, next_span, point_of
 from plait.view.store import Snapshot, Watched, chosen_run
 from plait.view.timeline_figure import timeline_figure
 from plait.view.words import nothing, seconds_text
@@ -60,8 +60,8 @@ def connect(app: Dash, runs: Sequence[Watched]) -> None:
         Input("grid-figure", "clickData"), prevent_initial_call=True,
     )  # fmt: skip
     def _in_grid(click: Any) -> tuple[Any, Any]:
-        one = ((click or {}).get("points") or [{}])[0].get("customdata")
-        return ({"rank": int(one)}, None) if isinstance(one, int | float) else (no_update, no_update)
+        one = point_of(click).get("customdata")
+        return ({"rank": int(one)}, None) if is_number(one) else (no_update, no_update)
 
 
 def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Shown | None:
@@ -71,7 +71,7 @@ def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Show
     if recording is None or recording.spans.is_empty():
         return None
     rank = chosen.get("rank")
-    rank = rank if isinstance(rank, int) else first_rank(snapshot)
+    rank = int(rank) if is_number(rank) else first_rank(snapshot)
     step = step_of(recording, rank, chosen.get("step"))
     if step is None:
         return None
@@ -86,7 +86,7 @@ def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Show
     own = spans.filter(pl.col("rank").is_in(ranks))
     origin = float(own["start"].min() or 0.0)  # type: ignore[arg-type]
     between = None
-    if isinstance(zoom, list) and len(zoom) == 2 and all(isinstance(one, int | float) for one in zoom):
+    if isinstance(zoom, list) and len(zoom) == 2 and all(map(is_number, zoom)):
         between = origin + zoom[0] / 1e3, origin + zoom[1] / 1e3
     return Shown(rank, step, spans, ranks, window(own, ranks, (step, step), between=between), origin, found)
 
@@ -139,8 +139,9 @@ def _follow(app: Dash, runs: Sequence[Watched]) -> None:
         shown = shown_of(chosen_run(runs, number), chosen, beside, zoom)
         if shown is None or shown.around is None or not isinstance(cause, dict) or not ctx.triggered[0]["value"]:
             return no_update
-        links = shown.around.needs if cause["way"] == WAYS[0] else shown.around.needed_by
-        return _with(links[int(cause["n"])].key) if 0 <= int(cause["n"]) < len(links) else no_update
+        links = shown.around.needs if cause.get("way") == WAYS[0] else shown.around.needed_by
+        n = cause.get("n")
+        return _with(links[int(n)].key) if is_number(n) and 0 <= n < len(links) else no_update
 
 
 def _ask(app: Dash) -> None:
@@ -165,14 +166,14 @@ def _zoomed(moved: Any, zoom: Any) -> Any:
     if moved.get("xaxis.autorange"):
         return no_update if zoom is None else None
     ends = [moved.get("xaxis.range[0]"), moved.get("xaxis.range[1]")]
-    return ends if all(isinstance(one, int | float) for one in ends) and ends != zoom else no_update
+    return ends if all(map(is_number, ends)) and ends != zoom else no_update
 
 
 def _clicked(click: Any, shown: Shown) -> tuple[Any, Any]:
     """A bar: its span; of several put together, a closer look."""
-    number = ((click or {}).get("points") or [{}])[0].get("customdata")
+    number = point_of(click).get("customdata")
     bars = shown.window.bars if shown.window else pl.DataFrame()
-    if not isinstance(number, int | float) or not 0 <= int(number) < bars.height:
+    if not is_number(number) or not 0 <= int(number) < bars.height:
         return no_update, no_update
     one = bars.row(int(number), named=True)
     if one["count"] > 1:

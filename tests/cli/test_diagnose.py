@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from plait.cli.main import app
-from plait.core.errors import DataError, JobError
+from plait.core.errors import DataError, JobError, LaunchError
 from tests.cli.runs import on_terminal
 from tests.diagnose.made import At, Job, write_run, write_trace
+from tests.diagnose.test_foreign import kineto
 
 
 def slow(at: At) -> float:
@@ -94,10 +95,12 @@ def test_traces_go_out_and_come_in(tmp_path: Path) -> None:
     as_json = tmp_path / "t.json"
     run_cli("trace", "export", run, "-o", as_json)
     events = json.loads(as_json.read_text())["traceEvents"]
-    assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {17, 18, 19}
+    assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {18, 19, 20}, "counted from 1"
     for words, said in (
         (("--ranks", "99"), "there are no spans"), (("--ranks", "x"), "no number and no range"),
         (("--steps", "4-2"), "no number and no range"), (("--ranks", "0-99999999"), "more than anybody"),
+        (("--ranks", "²"), "no number and no range"), (("--steps", "1-²"), "no number and no range"),
+        (("--ranks", "9" * 5000), "no number and no range"), (("--ranks", "9" * 18), "there are no spans"),
     ):  # fmt: skip
         with pytest.raises((DataError, JobError), match=said):
             run_cli("trace", "export", run, *words, "-o", out)
@@ -105,3 +108,20 @@ def test_traces_go_out_and_come_in(tmp_path: Path) -> None:
         run_cli("trace", "export", run, "-o", tmp_path / "t.txt")
     with pytest.raises(DataError, match="none of 1 files could be used"):
         run_cli("trace", "import", as_json, "--out", tmp_path / "again")
+
+
+def test_where_no_trace_can_be_written(tmp_path: Path) -> None:
+    run, text = write_run(tmp_path / "run", CLEAN), tmp_path / "t.txt"
+    text.write_text("mine")
+    (tmp_path / "folder.json").mkdir()
+    for target in (tmp_path / "folder.json", Path("/proc/x.pftrace"), text / "x.json"):
+        with pytest.raises(LaunchError, match=r"cannot be written: .* Choose another with --out"):
+            run_cli("trace", "export", run, "-o", target)
+    good = tmp_path / "good.json"
+    good.write_text(json.dumps(kineto(0)))
+    for target in (text / "x", Path("/proc/x")):
+        with pytest.raises(LaunchError, match=r"cannot be written: .* Choose another with --out"):
+            run_cli("trace", "import", good, "--out", target)
+    with pytest.raises(JobError, match="is not empty"):
+        run_cli("trace", "import", good, "--out", text)
+    assert text.read_text() == "mine"

@@ -172,6 +172,83 @@ def test_whatever_else_is_told_and_skipped_and_never_unpickled(tmp_path: Path) -
         import_traces([good], tmp_path / "run")
 
 
+def odd(content: dict[str, Any], at: int, **values: Any) -> dict[str, Any]:
+    """With other values in one event or entry, those of an event's ``args`` among them."""
+    one = content["traceEvents" if "traceEvents" in content else "entries"][at]
+    for key, value in values.items():
+        (one["args"] if key in one.get("args", {}) else one)[key] = value
+    return content
+
+
+HUGE = 10**400
+RANKS = (10**12, 2**40, 2**31 - 1, -1, True, 1.5, "1")
+ODD = {
+    "ts 1e30": odd(kineto(1), 3, ts=1e30), "ts huge": odd(kineto(1), 3, ts=HUGE),
+    "ts -1e30": odd(kineto(1), 3, ts=-1e30),
+    "dur 1e25": odd(kineto(1), 3, dur=1e25), "dur nan": odd(kineto(1), 3, dur=float("nan")),
+    "ts inf": odd(kineto(1), 3, ts=float("inf")), "ts of a step": odd(kineto(1), 2, ts=HUGE),
+    "all of them late": kineto(1) | {"baseTimeNanoseconds": 4 * 10**18},
+    "base": kineto(1) | {"baseTimeNanoseconds": HUGE},
+    "elements": odd(kineto(1), 5, **{"In msg nelems": 10**30}), "seq": odd(kineto(1), 5, Seq=10**30),
+    "step": odd(kineto(1), 2, name="ProfilerStep#" + "9" * 30),
+    "long step": odd(kineto(1), 2, name="ProfilerStep#" + "9" * 5000),
+    "members": odd(kineto(1), 5, **{"Process Group Ranks": f"[{'9' * 5000}]"}),
+    "half a character": odd(kineto(1), 3, name="gemm \ud800"),
+    "half of a label": odd(kineto(1), 5, **{"Process Group Ranks": None, "Process Group Description": "\udfff"}),
+    **{f"rank {n}": kineto(1) | {"distributedInfo": {"rank": rank}} for n, rank in enumerate(RANKS)},
+    "dump's rank": dump(1) | {"rank": 10**20}, "dump's rank -1": dump(1) | {"rank": -1},
+    "dump's rank is true": dump(1) | {"rank": True}, "dump's name": odd(dump(1), 0, profiling_name="\ud800"),
+    "sequence": odd(dump(1), 0, collective_seq_id=10**30),
+    "endless sequence": odd(dump(1), 0, collective_seq_id=float("inf")),
+    "end": odd(dump(1), 0, time_discovered_completed_ns=HUGE),
+    "late end": odd(dump(1), 0, time_discovered_completed_ns=10**30),
+    "length": odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=HUGE),
+    "length nan": odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=float("nan")),
+    "sizes": odd(dump(1), 0, input_sizes=[[10**10] * 3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ODD.values(), ids=ODD)
+def test_an_odd_value_costs_its_file_and_no_other(tmp_path: Path, content: dict[str, Any]) -> None:
+    found, said = imported(tmp_path, kineto(0), content, kineto(3))
+    assert set(found.spans["rank"]) == {0, 3}
+    assert len(said) == 1
+    assert said[0].startswith(f"{tmp_path / 'trace1.json'} was skipped: ")
+    assert len(said[0]) < 400
+    said[0].encode()
+    with pytest.raises(DataError, match="none of 1 files could be used"):
+        import_traces([tmp_path / "trace1.json"], tmp_path / "none")
+
+
+def test_a_damaged_archive_costs_no_other_file(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json.gz"
+    good.write_text(json.dumps(kineto(0)))
+    data = bytearray(gzip.compress(json.dumps(kineto(1)).encode()))
+    data[20:40] = b"\xff" * 20
+    bad.write_bytes(bytes(data))
+    said: list[str] = []
+    assert import_traces([bad, good], tmp_path / "run", said.append)[0] == 1
+    assert [str(bad) in line for line in said] == [True]
+
+
+def test_of_two_files_of_a_rank_the_first_counts(tmp_path: Path) -> None:
+    found, said = imported(tmp_path, kineto(0), kineto(1), dump(0))
+    first, again = tmp_path / "trace0.json", tmp_path / "trace2.json"
+    assert said == [f"{again} was skipped: it is of rank 0, as is {first}"]
+    assert found.ranks == 2
+    assert "nccl:all_reduce" not in set(found.spans["name"])
+
+
+def test_the_last_that_a_timeline_holds(tmp_path: Path) -> None:
+    content = odd(kineto(1), 2, name=f"ProfilerStep#{2**31 - 1}")
+    content["distributedInfo"]["rank"] = 999_999
+    found, said = imported(tmp_path, kineto(0), odd(content, 5, **{"In msg nelems": 2**53}))
+    assert said == []
+    assert set(found.spans["rank"]) == {0, 999_999}
+    assert 2**31 - 1 in found.steps
+    explain(found, "run")
+
+
 def test_axes_by_what_groups_are_called() -> None:
     labels = {
         "TENSOR_MODEL_PARALLEL_GROUP": "tp", "PIPELINE_MODEL_PARALLEL_GROUP": "pp", "DATA_PARALLEL_GROUP": "dp",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import polars as pl
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
-from plait.diagnose.perfetto import write_perfetto
+from plait.diagnose.perfetto import write_json, write_perfetto
 from tests.diagnose.made import Job
 from tests.diagnose.test_stragglers import recording
 
@@ -42,6 +43,16 @@ def test_every_span_once_and_in_its_place(tmp_path: Path) -> None:
     assert {"mlp0.F0", "0SEND_F0", "idle 1RECV_F0", "reduce mlp0"} <= set(names)
     processes = {p.track_descriptor.process.process_name for p in trace.packet if p.HasField("track_descriptor")}
     assert {f"rank {n}" for n in range(4)} <= processes
+
+
+def test_steps_are_counted_from_one(tmp_path: Path) -> None:
+    spans = recording(Job(dp=1, pp=1, steps=2)).spans
+    _, trace = exported(spans, tmp_path / "t.pftrace")
+    said = [one for packet in events(trace) for one in packet.track_event.debug_annotations if one.name == "step"]
+    assert {one.int_value for one in said} == {1, 2}
+    assert write_json(spans, tmp_path / "t.json") == spans.height
+    slices = [one for one in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if one["ph"] == "X"]
+    assert {one["args"]["step"] for one in slices} == {1, 2}
 
 
 def test_arrows_go_from_transfers_to_the_waits_for_them(tmp_path: Path) -> None:

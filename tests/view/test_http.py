@@ -88,20 +88,28 @@ def test_who_was_led_here_under_another_name_is_refused(page: str) -> None:
     assert ask(page, "/_dash-layout", Host=urlsplit(page).netloc.replace("127.0.0.1", "localhost"))[0] == 200
 
 
-def update(
-    page: str, output: str, changed: list[str], inputs: list[tuple[str, str, Any]], state: Any = ()
-) -> tuple[int, Any]:
-    """A callback, as the browser calls it."""
+def update(page: str, output: str, changed: list[str], inputs: list[Any], state: Any = ()) -> tuple[int, Any]:
+    """A callback's answer."""
+    status, text = answered(page, output, changed, inputs, state)
+    return status, json.loads(text) if status == 200 else text
+
+
+def answered(page: str, output: str, changed: list[str], inputs: list[Any], state: Any = ()) -> tuple[int, str]:
+    """A callback, as the browser calls it. inputs: a list in place of one stands for buttons of a kind."""
     parts = output.strip(".").split("...")
     outputs: Any = [dict(zip(("id", "property"), part.split("@")[0].rsplit(".", 1), strict=True)) for part in parts]
     if not output.startswith(".."):
         outputs = outputs[0]
-    values = [[{"id": i, "property": p, "value": v} for i, p, v in group] for group in (inputs, state)]
+
+    def said(one: Any) -> Any:
+        return [said(each) for each in one] if isinstance(one, list) else dict(zip(KEYS, one, strict=True))
+
+    values = [[said(one) for one in group] for group in (inputs, state)]
     body = {"output": output, "outputs": outputs, "inputs": values[0], "state": values[1], "changedPropIds": changed}
-    status, text, _ = ask(page, "/_dash-update-component", "POST", body)
-    return status, json.loads(text) if status == 200 else text
+    return ask(page, "/_dash-update-component", "POST", body)[:2]
 
 
+KEYS = ("id", "property", "value")
 VERDICT = "..text.children...hang.children...notes.children...attempts-table.children.."
 
 
@@ -135,6 +143,46 @@ def test_whatever_is_said_to_be_chosen(page: str, chosen: Any) -> None:
     assert answer["response"]["timeline-figure"]["figure"]["layout"]
     status, answer = update(page, "both-figure.figure", ["chosen.data"], inputs[:2], [("run", "value", 0)])
     assert status == 200, answer
+
+
+USUAL = {
+    "run.value": 0, "statistic.value": "mean", "columns.value": "steps", "order.value": "pp dp", "version.data": "x",
+}  # fmt: skip
+ODD: list[Any] = [
+    [1], "x", 10**30, True, float("inf"), {"points": "x"}, {"points": [3]}, {"rank": 10**30, "step": 10**30},
+    {"points": [{"customdata": float("inf"), "y": float("nan")}]}, {"row": float("inf"), "window": [float("nan"), 2]},
+    {"yaxis.range[0]": float("nan"), "yaxis.range[1]": 1.0, "xaxis.range[0]": float("nan"), "xaxis.range[1]": 1.0},
+]  # fmt: skip
+
+
+def test_no_value_that_is_none_is_a_fault_of_the_server(page: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every value of every callback, one after the other."""
+    asked = 0
+    for one in json.loads(ask(page, "/_dash-dependencies")[1]):
+        values = [*one["inputs"], *one["state"]]
+        if one["clientside_function"] or any("{" in value["id"] for value in values):
+            continue
+        for place, what in enumerate(values):
+            for odd in ODD:
+                said = [(v["id"], v["property"], USUAL.get(f"{v['id']}.{v['property']}")) for v in values]
+                said[place] = (what["id"], what["property"], odd)
+                count = len(one["inputs"])
+                cause = "{}.{}".format(*said[0][:2])
+                status, text = answered(page, one["output"], [cause], said[:count], said[count:])
+                assert status in (200, 204), (one["output"], what, odd, text)
+                asked += 1
+    assert asked > 500
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", [{"kind": "unlike", "rank": "x"}, {"kind": "unlike", "rank": 10**30}])
+def test_no_button_that_is_none_is_a_fault_of_the_server(page: str, name: Any) -> None:
+    dependencies = json.loads(ask(page, "/_dash-dependencies")[1])
+    one = next(each for each in dependencies if any("unlike" in value["id"] for value in each["inputs"]))
+    state = [(v["id"], v["property"], USUAL.get(f"{v['id']}.{v['property']}")) for v in one["state"]]
+    cause = json.dumps(name, separators=(",", ":")) + ".n_clicks"
+    status, text = answered(page, one["output"], [cause], [[(name, "n_clicks", 1)]], state)
+    assert status in (200, 204), text
 
 
 def test_broken_files_are_said_and_skipped(tmp_path: Path) -> None:
