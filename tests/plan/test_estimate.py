@@ -65,9 +65,9 @@ def test_layers_that_are_not_walked_count_as_if_they_were(changes: dict[str, Any
 @pytest.mark.parametrize("cp", [1, 16])
 def test_llama_405b_on_16384_ranks(cp: int) -> None:
     strategy = {"tp": 8, "pp": 16, "dp": 128 // cp, "cp": cp, "cp_kind": "ring", "shard": "zero1"}
-    start = time.perf_counter()
+    start = time.process_time()
     found = estimate(of("llama3-405b", strategy, batch=2048, sequence=8192))
-    assert time.perf_counter() - start < LIMIT
+    assert time.process_time() - start < LIMIT
     assert found.world_size == 16384
     assert [place.ranks for place in found.places] == [(i * 1024, i * 1024 + 1023) for i in range(16)]
     # One data-parallel replica holds every parameter once, but for key/value heads and norms on all of tp.
@@ -85,9 +85,9 @@ def test_llama_405b_on_16384_ranks(cp: int) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_estimated_at_once(preset: str) -> None:
     for strategy in ({"tp": 4}, {"pp": 5, "dp": 8, "shard": "fsdp", "schedule": "zb-h1"}):
-        start = time.perf_counter()
+        start = time.process_time()
         found = estimate(of(preset, strategy))
-        assert time.perf_counter() - start < LIMIT
+        assert time.process_time() - start < LIMIT
         assert found.most.memory.parameters * found.world_size >= 4 * found.parameters / (8 if "dp" in strategy else 1)
 
 

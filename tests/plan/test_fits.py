@@ -26,10 +26,10 @@ def job(model: dict[str, Any], **sections: dict[str, Any]) -> Job:
 
 def refused(asked: Job, there: Room | None) -> PlaitError:
     """The error of a job that must not start, and that it comes at once."""
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(PlaitError) as caught:
         check_all(asked, there)
-    assert time.perf_counter() - start < LIMIT
+    assert time.process_time() - start < LIMIT
     return caught.value
 
 
@@ -65,10 +65,10 @@ def test_gpt3_175b_on_24_gib() -> None:
     ({}, {"train": {"global_batch_size": 10**6}, "strategy": {"p1": 10**6}}),
 ], ids=str)  # fmt: skip
 def test_absurd_sizes_are_refused_at_once(model: dict[str, Any], sections: dict[str, Any]) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(PlaitError):
         check_all(job(SMALL | model, **sections), Room(shared=24 * GIB))
-    assert time.perf_counter() - start < LIMIT
+    assert time.process_time() - start < LIMIT
 
 
 @pytest.mark.parametrize(("model", "sections", "says"), [
@@ -79,10 +79,10 @@ def test_absurd_sizes_are_refused_at_once(model: dict[str, Any], sections: dict[
     ({"family": "utransformer", "levels": 10**9, "num_layers": 2 * 10**9 + 1}, {}, "cannot be halved"),
 ], ids=str)  # fmt: skip
 def test_absurd_jobs_are_not_even_read(model: dict[str, Any], sections: dict[str, Any], says: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(JobError, match=says):
         job(SMALL | model, **sections)
-    assert time.perf_counter() - start < LIMIT
+    assert time.process_time() - start < LIMIT
 
 
 def test_where_memory_is_not_known_lengths_are_limited() -> None:
