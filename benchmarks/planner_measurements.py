@@ -190,7 +190,7 @@ def _point(values: Mapping[str, str], numbers: Mapping[str, Any]) -> Points:
     if count < 1:
         raise Skipped("less than one micro-batch a replica")
     schedule, virtual = _schedule(values, numbers, pp)
-    kind, layers = _recompute(values["recompute"], int(numbers["layers"]) // pp)
+    kind, layers = _recompute(values["recompute"], int(numbers["layers"]) // (pp * virtual))
     stage = _stage(values["zero_stage"], values["optimizer"])
     shard = min(int(numbers["fsdp_shard"] or replicas), replicas)
     if replicas % shard:

@@ -179,11 +179,11 @@ class Planner:
         return self.told([own], searched=1)
 
     def _finalists(self, sure: int, more: int = 0) -> tuple[list[Candidate], int]:
-        """The fastest first, of so many and of some ``more`` that may be faster than these; and how many
-        points were searched. Memory in closed form may be too little: where all finalists turn out too large,
-        many more are walked."""
+        """The fastest first, of so many, of some ``more`` that may be faster than these, and of as many again
+        while the closed form says that they are; and how many points were searched. Memory in closed form may
+        be too little: where all finalists turn out too large, many more are walked."""
         refused, count = list[Mapping[str, int]](), sure + more
-        for keep in (count, MORE * count):
+        for keep in (2 * count, MORE * count):
             ranked = search(self.asked, self.cluster, self.job.train.precision, keep=keep, most=self.job.plan.points)
             found = list[Candidate]()
             for point, one in self._predicted(ranked, found, sure, count):
@@ -203,13 +203,12 @@ class Planner:
         them. Those that are needed next are predicted together."""
         known = dict[int, Candidate | None]()
         for at in range(len(ranked.points)):
-            if len(found) == count:
-                return
-            limit = DOUBT * min(each.seconds for each in found) if len(found) >= sure else math.inf
-            if ranked.seconds[at] > limit:
+            best = min((each.seconds for each in found), default=math.inf)
+            limit = math.inf if len(found) < sure else DOUBT * best if len(found) < count else best
+            if ranked.seconds[at] > limit or len(found) == 2 * count:
                 return
             if at not in known:
-                enough = (sure if len(found) < sure else count) - len(found)
+                enough = next(some for some in (sure, count, 2 * count) if some > len(found)) - len(found)
                 some = [one for one in range(at, min(at + enough, len(ranked.points))) if ranked.seconds[one] <= limit]
                 known |= dict(zip(some, self._finalists_of([ranked.points.row(one) for one in some]), strict=True))
             yield ranked.points.row(at), known[at]

@@ -155,7 +155,8 @@ class _Step:
 
     def seconds(self) -> Seconds:
         points, cluster, batch, owned = self.points, self.asked.cluster, self.batch, self.owners
-        again = np.where(points.recompute_layers < 0, 1.0, np.minimum(1, points.recompute_layers / owned.inner))
+        stage = owned.inner / points.virtual
+        again = np.where(points.recompute_layers < 0, 1.0, np.minimum(1, points.recompute_layers / stage))
         sent = batch.sent + again * batch.sent_again
         busy = batch.forward + batch.backward + again * batch.again + batch.host
         each = busy + sent
@@ -187,9 +188,8 @@ class _Step:
         )
         times = points.num_micro * ended
         rest = points.num_micro * longest - times * each
-        redone = np.where(batch.again >= batch.forward, again, 0.0)
-        linear = times * (batch.three + redone * batch.linear)
-        attention = times * (batch.attention_forward * (1 + redone) + batch.attention_backward)
+        linear = times * (batch.three + again * batch.linear_again)
+        attention = times * (batch.attention_forward + batch.attention_backward + again * batch.attention_again)
         sync = self._sync()
         spent = run.work + bubble + run.transfers + sync + owned.optimizer
         return Seconds(

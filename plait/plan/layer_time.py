@@ -174,10 +174,31 @@ class Layer:
 
     @cached_property
     def again(self) -> Seconds:
-        """What a layer that recomputes computes again."""
-        kind, core = self.points.recompute, np.asarray(self.options.recompute_attention)
-        selective = np.where(core, self.attention_forward, self.norms + self.activation)
-        return np.where(kind == FULL, self.forward, np.where(kind == SELECTIVE, selective, 0.0))
+        """What a layer that recomputes computes again. Plait keeps what attention and MLP begin with: all of
+        a forward but the products whose results are summed, and what is then added."""
+        kept = np.where(self._repeats, 0.0, self.second_products + self._pass(12 * self._residual))
+        selective = np.where(self.options.recompute_attention, self.attention_forward, self.norms + self.activation)
+        return self._recomputed(self.forward - kept, selective)
+
+    @cached_property
+    def linear_again(self) -> Seconds:
+        """Of it, matrix products."""
+        return self._recomputed(self.linear - np.where(self._repeats, 0.0, self.second_products), 0.0)
+
+    @cached_property
+    def attention_again(self) -> Seconds:
+        """Of it, attention's core."""
+        selective = np.where(self.options.recompute_attention, self.attention_forward, 0.0)
+        return self._recomputed(self.attention_forward, selective)
+
+    @property
+    def _repeats(self) -> Any:
+        """Whether full recomputation is of whole layers, their reductions included."""
+        return np.asarray(self.options.recompute_collectives)
+
+    def _recomputed(self, full: Seconds, selective: Seconds) -> Seconds:
+        kind = self.points.recompute
+        return np.where(kind == FULL, full, np.where(kind == SELECTIVE, selective, 0.0))
 
     # ---- collectives ----
 
@@ -220,9 +241,10 @@ class Layer:
 
     @cached_property
     def tp_again(self) -> Seconds:
-        """Of the forward's, where recomputation repeats them."""
-        repeats = np.asarray(self.options.recompute_collectives) & (self.points.recompute == FULL)
-        return np.where(repeats, self.tp_forward, 0.0)
+        """Of the forward's, where recomputation repeats them: of Plait's, the gathers before attention and
+        MLP, half of what sequence parallelism sends."""
+        gathers = np.where(self.points.sequence_parallel > 0, self.tp_forward / 2, 0.0)
+        return self._recomputed(np.where(self._repeats, self.tp_forward, gathers), 0.0)
 
     def _exposed(self, sent: Seconds, beside: Seconds, slices: Any) -> Seconds:
         rest = 1 - 1 / slices
@@ -281,8 +303,7 @@ class Layer:
     @cached_property
     def ep_again(self) -> Seconds:
         """Of the forward's, where recomputation repeats them."""
-        repeats = np.asarray(self.options.recompute_collectives) & (self.points.recompute == FULL)
-        return np.where(repeats, self.ep_forward, 0.0)
+        return self._recomputed(np.where(self._repeats, self.ep_forward, 0.0), 0.0)
 
     @cached_property
     def shard_forward(self) -> Seconds:

@@ -36,10 +36,11 @@ class MicroBatch:
     """Seconds of one layer: columns, one number a kind of point.
 
     linear, attention_forward, attention_backward: computation; three: products of both directions. forward,
-    backward: all computation, without what is computed again. again: of a layer that recomputes; host: what
-    the host is late. sent, tp, cp, ep, sharding: what collectives add, of all axes and of each; sent_again,
-    tp_again, ep_again: in a layer that recomputes. gathered, reduced: what sharding sends in a forward and in
-    a backward, as if alone. head: head and loss; embedding.
+    backward: all computation, without what is computed again. again: of a layer that recomputes, of which
+    linear_again and attention_again. host: what the host is late. sent, tp, cp, ep, sharding: what all
+    collectives add, and those of each axis; sent_again, tp_again, ep_again: in a layer that recomputes.
+    gathered, reduced: what sharding sends in a forward and in a backward, as if alone. head: head and loss;
+    embedding.
     """
 
     linear: Seconds
@@ -49,6 +50,8 @@ class MicroBatch:
     forward: Seconds
     backward: Seconds
     again: Seconds
+    linear_again: Seconds
+    attention_again: Seconds
     host: Seconds
     sent: Seconds
     sent_again: Seconds
@@ -76,6 +79,8 @@ class MicroBatch:
             forward=layer.forward,
             backward=layer.backward,
             again=layer.again,
+            linear_again=layer.linear_again,
+            attention_again=layer.attention_again,
             host=layer.waits_for_host(layer.forward + ahead) + layer.waits_for_host(layer.backward + back),
             sent=ahead + back,
             sent_again=layer.tp_again + layer.ep_again,

@@ -213,19 +213,17 @@ class _Known:
 
     def __init__(self, asked: SearchRequest) -> None:
         self.batches = cache(partial(_batches, asked))
-        self.schedules = cache(partial(_schedules, asked))
+        self.stages = cache(partial(_stages, asked))
         self.shardings = cache(partial(_shardings, asked))
-        self.recomputes = cache(partial(_recomputes, asked))
         self.overlaps = [(one,) for one in asked.among("shard_overlap", [SHARD_OVERLAPS.index("both")])]
 
     def choices(self, cell: Cell, coarse: Coarseness) -> dict[tuple[str, ...], list[Choice]]:
         """Columns that go together, and their values."""
         return {
             ("micro", "num_micro", "overlap", "p1", "p2"): self.batches(cell.dp, cell.tp, cell.cp, coarse),
-            ("schedule", "virtual"): self.schedules(cell.pp, coarse.deep),
+            ("schedule", "virtual", "recompute", "recompute_layers"): self.stages(cell.pp, coarse.deep, coarse.parts),
             ("params", "grads", "optim", "secondary"): self.shardings(cell.replicas, cell.tp, coarse.factors),
             ("shard_overlap",): self.overlaps,
-            ("recompute", "recompute_layers"): self.recomputes(cell.pp, coarse.parts),
         }
 
 
@@ -239,6 +237,11 @@ def _batches(asked: SearchRequest, dp: int, tp: int, cp: int, coarse: Coarseness
         if each % size == 0 and asked.allows("num_micro", each // size):
             found += [(size, each // size, *slices) for slices in _slices(asked, tp, cp, coarse) if slices[1] <= size]
     return found
+
+
+def _stages(asked: SearchRequest, pp: int, deep: bool, parts: bool) -> list[Choice]:
+    """Schedules with their stages, and what is computed again of each stage's layers."""
+    return [one + again for one in _schedules(asked, pp, deep) for again in _recomputes(asked, pp * one[1], parts)]
 
 
 def _schedules(asked: SearchRequest, pp: int, deep: bool) -> list[Choice]:
@@ -255,8 +258,8 @@ def _schedules(asked: SearchRequest, pp: int, deep: bool) -> list[Choice]:
     return found
 
 
-def _recomputes(asked: SearchRequest, pp: int, parts: bool) -> list[Choice]:
-    layers, found = -(-asked.model.num_layers // pp), list[Choice]()
+def _recomputes(asked: SearchRequest, num_stages: int, parts: bool) -> list[Choice]:
+    layers, found = -(-asked.model.num_layers // num_stages), list[Choice]()
     for kind in asked.among("recompute", range(len(RECOMPUTES))):
         some = (
             sorted({layers * part // 4 for part in PARTS} - {0, layers}) if parts and RECOMPUTES[kind] == "full" else []

@@ -15,6 +15,7 @@ JOBS = {
     "7B, one micro-batch a rank": ("llama2-7b", "a800", 1024, 4096, 1024),
     "13B, one sequence a rank": ("llama2-13b", "a100-40", 64, 4096, 64),
     "70B, few sequences": ("llama2-70b", "h100", 256, 4096, 64),
+    "70B, little memory": ("llama3-70b", "a100-40", 128, 4096, 256),
     "175B, deep pipelines": ("gpt3-175b", "a100-80", 1024, 2048, 1024),
 }
 MANY = 40
