@@ -196,7 +196,7 @@ class Layer:
         """Whether full recomputation is of whole layers, their reductions included."""
         return np.asarray(self.options.recompute_collectives)
 
-    def _recomputed(self, full: Seconds, selective: Seconds) -> Seconds:
+    def _recomputed(self, full: Seconds, selective: Seconds | float = 0.0) -> Seconds:
         kind = self.points.recompute
         return np.where(kind == FULL, full, np.where(kind == SELECTIVE, selective, 0.0))
 
@@ -244,7 +244,7 @@ class Layer:
         """Of the forward's, where recomputation repeats them: of Plait's, the gathers before attention and
         MLP, half of what sequence parallelism sends."""
         gathers = np.where(self.points.sequence_parallel > 0, self.tp_forward / 2, 0.0)
-        return self._recomputed(np.where(self._repeats, self.tp_forward, gathers), 0.0)
+        return self._recomputed(np.where(self._repeats, self.tp_forward, gathers))
 
     def _exposed(self, sent: Seconds, beside: Seconds, slices: Any) -> Seconds:
         rest = 1 - 1 / slices
@@ -303,7 +303,7 @@ class Layer:
     @cached_property
     def ep_again(self) -> Seconds:
         """Of the forward's, where recomputation repeats them."""
-        return self._recomputed(np.where(self._repeats, self.ep_forward, 0.0), 0.0)
+        return self._recomputed(np.where(self._repeats, self.ep_forward, 0.0))
 
     @cached_property
     def shard_forward(self) -> Seconds:
