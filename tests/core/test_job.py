@@ -13,18 +13,7 @@ from plait.core.env import specs_folder
 from plait.core.errors import JobError
 from plait.core.job import PLANNED, Job, StrategySection
 from plait.core.strategy import Strategy
-
-MODEL = '[model]\npreset = "gpt3-125m"\n'
-
-
-@pytest.fixture
-def job_file(tmp_path: Path):
-    def write(text: str) -> Path:
-        file = tmp_path / "job.toml"
-        file.write_text(text)
-        return file
-
-    return write
+from tests.core.conftest import MODEL
 
 
 def test_a_preset_is_all_a_job_needs(job_file) -> None:

@@ -10,18 +10,7 @@ import pytest
 
 from plait.core.errors import JobError
 from plait.core.job import Job
-
-MODEL = '[model]\npreset = "gpt3-125m"\n'
-
-
-@pytest.fixture
-def job_file(tmp_path: Path):
-    def write(text: str) -> Path:
-        file = tmp_path / "job.toml"
-        file.write_text(text)
-        return file
-
-    return write
+from tests.core.conftest import MODEL
 
 
 @pytest.mark.parametrize(
