@@ -152,7 +152,8 @@ class Job(Section):
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
         train = self.train
-        check_stages(self.strategy, self.model_spec(vocab=1).num_layers, self.open)
+        spec = self.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
+        check_stages(self.strategy, spec.num_layers, self.open)
         self._check_batch()
         decayed, key = (train.lr_decay_steps, "lr_decay_steps") if train.lr_decay_steps else (train.steps, "steps")
         if train.warmup_steps > decayed:
@@ -165,7 +166,6 @@ class Job(Section):
                 f"{train.min_learning_rate} exceeds learning_rate = {train.learning_rate}",
                 key="train.min_learning_rate",
             )
-        spec = self.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
         for dp, tp in dict.fromkeys(self.degrees):
             if dp > self.micro_batch:
                 raise JobError(
