@@ -57,15 +57,28 @@ def generate(name: str, shape: Shape) -> Schedule:
         )
     if shape.ranks < 1 or shape.micro_batches < 1 or shape.chunks < 1:
         raise ScheduleError(f"{name} needs at least one rank, one micro-batch and one chunk")
-    allowed = CHUNKS.get(name, (1,))
-    if allowed and shape.chunks not in allowed:
-        raise ScheduleError(
-            f"{name} has {allowed[0]} stage{'s' * (allowed[0] > 1)} a rank, not {shape.chunks}; "
-            "chunks are for interleaved"
-        )
+    if problem := chunks_problem(name, shape.chunks):
+        raise ScheduleError(f"{problem}; chunks are for interleaved")
     if shape.slack and name != "slack-1f1b":
         raise ScheduleError(f"slack is for slack-1f1b, not for {name}")
     return Schedule(name, shape.num_stages, tuple(map(tuple, GENERATORS[name](shape, range(shape.ranks)))))
+
+
+def own_chunks(name: str) -> int:
+    """Stages a rank that the named schedule has of itself; interleaved takes any number."""
+    return 2 if name == "zb-v" else 1
+
+
+def chunks_problem(name: str, chunks: int) -> str:
+    """Why the named schedule cannot have so many stages a rank; nothing if it can.
+
+    >>> chunks_problem("zb-v", 3), chunks_problem("interleaved", 3)
+    ('zb-v has 2 stages a rank, not 3', '')
+    """
+    own = own_chunks(name)
+    if name == "interleaved" or chunks == own:
+        return ""
+    return f"{name} has {own} stage{'s' * (own > 1)} a rank, not {chunks}"
 
 
 def rank_ops(name: str, shape: Shape, rank: int) -> list[Op]:
@@ -81,7 +94,7 @@ def find_schedule(name: str, shape: Shape) -> tuple[Schedule, Shape | None]:
     """
     if name not in GENERATORS and (written := _written(name)):
         return written, None
-    shape = replace(shape, chunks=max(shape.chunks, *CHUNKS.get(name, (1,)), 1))
+    shape = replace(shape, chunks=max(shape.chunks, own_chunks(name)))
     return generate(name, shape), shape
 
 
@@ -234,10 +247,6 @@ GENERATORS: dict[str, Callable[[Shape, Iterable[int]], Iterable[list[Op]]]] = {
     "zb-h2": _zero_bubble_h2,
     "zb-v": _zero_bubble_v,
 }
-CHUNKS: dict[str, tuple[int, ...]] = {
-    "interleaved": (),
-    "zb-v": (2,),
-}  # what chunks may be, where not 1; empty: anything
 
 
 @dataclass(frozen=True)

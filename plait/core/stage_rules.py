@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from plait.core.errors import JobError
-from plait.core.schedules import CHUNKS, GENERATORS
+from plait.core.schedules import GENERATORS, chunks_problem, own_chunks
 from plait.core.settings import RecomputeLayers, StrategySection
 
 MOST_STAGES = 1_000
@@ -30,9 +30,6 @@ def check_stages(section: StrategySection, layers: int, left_open: Collection[st
 
 def _check_chunks(schedule: str, given: int) -> None:
     """How many stages a rank a schedule has; 1, the default, stands for what it has of itself."""
-    allowed = CHUNKS.get(schedule, (1,))
-    if given == 1 or not allowed or given in allowed:
-        return
-    problem = f"{schedule} has {allowed[0]} stage{'s' * (allowed[0] > 1)} a rank, not {given}"
-    fix = f'Use {allowed[0]}, or schedule = "interleaved"'
-    raise JobError(problem, key="strategy.virtual_stages", fix=fix)
+    if given > 1 and (problem := chunks_problem(schedule, given)):
+        fix = f'Use {own_chunks(schedule)}, or schedule = "interleaved"'
+        raise JobError(problem, key="strategy.virtual_stages", fix=fix)

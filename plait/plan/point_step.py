@@ -8,7 +8,7 @@ from typing import cast
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.plan import Workload
-from plait.core.schedules import CHUNKS, Shape, generate
+from plait.core.schedules import Shape, generate, own_chunks
 from plait.core.settings import Precision
 from plait.core.sharding import Sharding
 from plait.core.stages import split_layers
@@ -23,7 +23,7 @@ def step_of(
     """A point of the strategy space (``Points.row``), to be walked. Raises ScheduleError or JobError where it
     cannot be."""
     name, pp = SCHEDULES[point["schedule"]], point["pp"]
-    chunks = point["virtual"] if name == "interleaved" else (CHUNKS.get(name) or (1,))[0]
+    chunks = point["virtual"] if name == "interleaved" else own_chunks(name)
     slack = (2,) * (pp - 1) if name == "slack-1f1b" else ()
     shape = Shape(ranks=pp, micro_batches=point["num_micro"], chunks=chunks, slack=slack)
     limit = point["recompute_layers"]
