@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from plait.core.attention_ops import EXCHANGED
-from plait.core.records import UNITS as RECORDED
+from plait.core.records import axis_of
 
 if TYPE_CHECKING:
     from plait.core.layout import Layout
@@ -41,10 +40,6 @@ OWN = ("compute", "data", "host")
 PROCESSOR = ("compute", "wait", "idle", "data", "optimizer", "checkpoint", "evaluation", "host")
 AFTER = ("checkpoint", "evaluation")
 """Kinds of what comes after a step, and does not count in its length."""
-UNITS = rf"^({'|'.join(RECORDED)}) "
-"""How the names of sharding's collectives and waits begin."""
-EXCHANGES = rf"^(attn|block)\d+\.[{EXCHANGED}]"
-"""And those of attention's that ranks share (context parallelism)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,14 +130,9 @@ def with_axes(
     receive. shardings: of every place of the pipeline: gathers of parameters stay within so many replicas.
     stages: place of every stage.
     """
-    units, shared = pl.col("name").str.contains(UNITS), pl.col("name").str.contains(EXCHANGES)
-    axis = (
-        pl.when(pl.col("kind").is_in(["idle", "transfer"]))
-        .then(pl.lit("pp"))
-        .when(pl.col("kind").is_in(["comm", "wait"]))
-        .then(pl.when(units).then(pl.lit("dp")).when(shared).then(pl.lit("cp")).otherwise(pl.lit("tp")))
-        .otherwise(pl.lit(""))
-    )
+    # Of millions of spans there are few names.
+    names = spans.select("kind", "name").unique()
+    axes = names.with_columns(axis=pl.Series([axis_of(*one) for one in names.iter_rows()], dtype=pl.String))
     lowest = pl.col("rank").min()
     cp = pl.col("cp").max().over("pp") + 1
     replica = pl.col("dp") * cp + pl.col("cp")
@@ -154,7 +144,8 @@ def with_axes(
         dp_group=lowest.over("pp", "tp"),
         gather_group=lowest.over("pp", "tp", gathers),
     ).select("rank", "pp", "dp", "cp", "tp", "tp_group", "cp_group", "dp_group", "gather_group")
-    found = spans.join(places, on="rank", how="left").with_columns(axis=axis)
+    found = spans.join(axes, on=["kind", "name"], how="left", maintain_order="left")
+    found = found.join(places, on="rank", how="left")
     found = _crossings(found, grid, stages or {})
     group = (
         pl.when(pl.col("axis") == "tp")
