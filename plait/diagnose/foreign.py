@@ -13,6 +13,7 @@ from plait.core.errors import DataError, JobError
 from plait.core.files import check_target, explained, replacing
 from plait.core.numbers import LARGEST, shown
 from plait.core.timeline import SCHEMA_VERSION
+from plait.diagnose.tables import MOST_RANKS
 
 NS = 1e9
 FOREIGN = {
@@ -26,8 +27,6 @@ AXES = (
 )  # fmt: skip
 LATEST = 4e9
 """Seconds from 1970, in 2096: nanoseconds between two such times are still whole numbers of 64 bits."""
-MOST_RANKS = 1_000_000
-"""More than any job has, and little enough for tables with a row for each."""
 BACKWARD = r"reduce_?scatter|backward|grad"
 
 

@@ -17,6 +17,7 @@ from plait.diagnose.explain import explain
 from plait.diagnose.foreign import axis_of, import_traces
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
+from plait.diagnose.tables import MOST_RANKS
 
 
 def kernel(name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def odd(content: dict[str, Any], at: int, **values: Any) -> dict[str, Any]:
 
 
 HUGE = 10**400
-RANKS = (10**12, 2**40, 2**31 - 1, -1, True, 1.5, "1")
+RANKS = (MOST_RANKS, 10**12, 2**40, 2**31 - 1, -1, True, 1.5, "1")
 ODD = {
     "ts 1e30": odd(kineto(1), 3, ts=1e30), "ts huge": odd(kineto(1), 3, ts=HUGE),
     "ts -1e30": odd(kineto(1), 3, ts=-1e30),
@@ -241,10 +242,10 @@ def test_of_two_files_of_a_rank_the_first_counts(tmp_path: Path) -> None:
 
 def test_the_last_that_a_timeline_holds(tmp_path: Path) -> None:
     content = odd(kineto(1), 2, name=f"ProfilerStep#{2**31 - 1}")
-    content["distributedInfo"]["rank"] = 999_999
+    content["distributedInfo"]["rank"] = MOST_RANKS - 1
     found, said = imported(tmp_path, kineto(0), odd(content, 5, **{"In msg nelems": 2**53}))
     assert said == []
-    assert set(found.spans["rank"]) == {0, 999_999}
+    assert set(found.spans["rank"]) == {0, MOST_RANKS - 1}
     assert 2**31 - 1 in found.steps
     explain(found, "run")
 
