@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from plait.core.errors import JobError
 
@@ -17,6 +17,15 @@ MOST_SECONDS = 1e9
 
 MOST_TRIED = 100_000
 """Sizes of a micro-batch that are looked at for one that would do."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value that a file says is a number; true and false are none.
+
+    >>> [is_number(value) for value in (3, -0.5, True, "3", None)]
+    [True, True, False, False, False]
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_number(value: Any, key: str, *, whole: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from plait.core.numbers import is_number
 from plait.diagnose.recording import Recording
 
 
@@ -51,8 +52,8 @@ class Goodput(NamedTuple):
 
 def loss_of(metrics: Sequence[Mapping[str, Any]]) -> Loss | None:
     """None without metrics."""
-    found = [float(one["loss"]) for one in metrics if isinstance(one.get("loss"), int | float)]
-    evaluated = [float(one["eval_loss"]) for one in metrics if isinstance(one.get("eval_loss"), int | float)]
+    found = [float(one["loss"]) for one in metrics if is_number(one.get("loss"))]
+    evaluated = [float(one["eval_loss"]) for one in metrics if is_number(one.get("eval_loss"))]
     skipped = max((int(one["skipped"]) for one in metrics if isinstance(one.get("skipped"), int)), default=0)
     if not found:
         return None
@@ -109,12 +110,12 @@ def goodput_of(
 ) -> Goodput | None:
     """From the run's history of attempts, if it has one; else of the steps whose spans are kept, by the clock
     of one rank. alive: when the run was last heard of, in seconds since 1970. None where neither tells."""
-    known = [one for one in attempts if _number(one.get("started")) is not None]
+    known = [one for one in attempts if is_number(one.get("started"))]
     if known:
         tries = [_tried(one, first=one is known[0]) for one in known[:-1]]
         tries.append(_tried(known[-1], first=len(known) == 1, metrics=metrics, alive=alive))
         total = max(end for end, _ in tries) - min(float(one["started"]) for one in known)
-        productive = sum(number for one in metrics if (number := _number(one.get("seconds"))) is not None)
+        productive = sum(float(one["seconds"]) for one in metrics if is_number(one.get("seconds")))
         return Goodput(productive, total, len(known), max(0, sum(steps for _, steps in tries) - len(metrics)))
     spans = recording.spans
     if spans.is_empty():
@@ -134,20 +135,16 @@ def _tried(
 ) -> tuple[float, int]:
     """When an attempt ended, and how many steps it did. The line of one that goes on, or whose launcher was
     killed, stays as it was after its first step: what came since is in the metrics."""
-    started, ended = float(one["started"]), _number(one.get("ended"))
+    started, ended = float(one["started"]), one.get("ended")
     resumed = _whole(one.get("resumed"), -1)
     trained, resumed = resumed >= 0 or first, max(resumed, 0)
     step, steps = _whole(one.get("step"), -1), _whole(one.get("steps"), 0)
-    if ended is None:
+    if not is_number(ended):
         since = [line for line in metrics if trained and _whole(line.get("step"), -1) > resumed]
         step = max([step, *(_whole(line.get("step"), -1) for line in since)])
-        took = [_number(each) for each in (one.get("restart_seconds"), *(line.get("seconds") for line in since))]
-        ended = max(alive or 0.0, started + sum(seconds for seconds in took if seconds is not None))
-    return max(started, ended), max(steps, step - resumed) if trained else steps
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        took = [one.get("restart_seconds"), *(line.get("seconds") for line in since)]
+        ended = max(alive or 0.0, started + sum(filter(is_number, took)))
+    return max(started, float(ended)), max(steps, step - resumed) if trained else steps
 
 
 def _whole(value: Any, otherwise: int) -> int:

@@ -18,7 +18,7 @@ from plait.core.attempts import FILE as ATTEMPTS
 from plait.core.clocks import FILE as CLOCKS
 from plait.core.clocks import Clocks
 from plait.core.errors import DataError, PlaitError
-from plait.core.numbers import LARGEST, MOST_SECONDS
+from plait.core.numbers import LARGEST, MOST_SECONDS, is_number
 from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.ring_calls import RINGS
@@ -206,7 +206,7 @@ def _cp_alone(grid: pl.DataFrame) -> bool:
 
 
 def _is_step(line: Mapping[str, Any]) -> bool:
-    return isinstance(line.get("step"), int) and isinstance(line.get("seconds"), int | float)
+    return isinstance(line.get("step"), int) and is_number(line.get("seconds"))
 
 
 # ---- files ----
@@ -278,7 +278,7 @@ def _alive(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> float | None:
     goes on was written when its last attempt had done a step, which its line tells."""
     last = attempts[-1] if attempts else {}
     keys = ("started", "restart_seconds", "first_step_seconds")
-    told = sum(float(value) for key in keys if isinstance(value := last.get(key), int | float))
+    told = sum(float(value) for key in keys if is_number(value := last.get(key)))
     try:
         if (folder / ATTEMPTS).stat().st_mtime > told + SOON:
             return None
@@ -315,7 +315,7 @@ def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
 def _possible(name: str, value: Any) -> bool:
     """Whether the value may stand under its name: numbers are finite, and counts and times of a possible
     size."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return True
     counts = name in ("step", "steps", "resumed", "writing", "skipped")
     least, most = (-1, LARGEST) if counts else (-1e300, 1e300)

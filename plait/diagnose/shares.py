@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from plait.core.numbers import is_number
 from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import AFTER, Recording
 
@@ -153,9 +154,7 @@ def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Step
     if not chosen:
         return None
     seconds = np.array(list(chosen.values()))
-    speeds = [
-        float(one["tokens_per_second"]) for one in metrics if isinstance(one.get("tokens_per_second"), int | float)
-    ]
+    speeds = [float(one["tokens_per_second"]) for one in metrics if is_number(one.get("tokens_per_second"))]
     at = max(chosen, key=lambda step: chosen[step])
     p10, median, p90 = (float(value) for value in np.quantile(seconds, (0.1, 0.5, 0.9)))
     return Steps(

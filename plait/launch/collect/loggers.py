@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from plait.core.numbers import is_number
+
 if TYPE_CHECKING:
     from plait.core.plan import Plan
 
@@ -119,7 +121,7 @@ class Loggers:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """A line of ``metrics.jsonl``."""
-        values = {key: float(value) for key, value in line.items() if key != "step" and _is_number(value)}
+        values = {key: float(value) for key, value in line.items() if key != "step" and is_number(value)}
         if isinstance(line.get("step"), int):
             for name, logger in list(self._all.items()):
                 self._try(name, lambda logger=logger: logger.add(line["step"], values))
@@ -135,10 +137,6 @@ class Loggers:
         except Exception as error:  # noqa: BLE001  (whatever another tool raises costs that tool only)
             self._all.pop(name, None)
             self._say(f"warning: {name} gets no more metrics: {str(error) or type(error).__name__}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _parsed(text: bytes) -> object:
