@@ -113,7 +113,7 @@ class _Unmet:
         )
 
     def _any(self, asked: SearchRequest) -> bool:
-        return any(True for _ in self.found(asked))
+        return _has_any(asked, self.found)
 
     def _works(self, asked: SearchRequest) -> bool:
         return self._any(asked) and self.fits(asked)
@@ -215,6 +215,11 @@ class _Unmet:
         return "What would do in their place does not fit into memory: use more ranks, or a smaller model"
 
 
+def _has_any(asked: SearchRequest, found: Found) -> bool:
+    """Whether there is an arrangement."""
+    return next(found(asked), None) is not None
+
+
 def _is_default(asked: SearchRequest, name: str) -> bool:
     """Whether a column is fixed at what it is where the job does not say."""
     return name in DEFAULTS and list(asked.fixed.get(name, ())) == [DEFAULTS[name]]
@@ -246,7 +251,7 @@ def _ranks(asked: SearchRequest, found: Found) -> JobError:
 
     def possible(ranks: int) -> bool:
         other = replace(asked, ranks=ranks, domain=min(ranks, asked.domain), constraints=(), fixed={})
-        return any(True for _ in found(other))
+        return _has_any(other, found)
 
     fewer = next(filter(possible, islice(range(asked.ranks - 1, 0, -1), NEAR)), None)
     more = next(filter(possible, islice(count(asked.ranks + 1), NEAR)), None)
@@ -283,7 +288,7 @@ def _beyond(asked: SearchRequest, one: _Condition, rest: SearchRequest, found: F
     holding = filter(one.constraint.holds, divisors)
     for value in islice(holding, SHOWN):
         said = replace(rest, fixed={**rest.fixed, one.name: [value]}, constraints=asked.constraints)
-        if any(True for _ in found(said)) and fits(said):
+        if _has_any(said, found) and fits(said):
             return f"; or say strategy.{one.name} = {value}, which is not tried unasked"
     return ""
 
