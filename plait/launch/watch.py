@@ -8,6 +8,7 @@ silent for the run's timeout ends the run; so does a call that does not end, onc
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import sys
@@ -320,9 +321,10 @@ class Watch:
     def _failure(self) -> PlaitError:
         """Name the rank that began it: one killed from outside, else one that is stopped and made the others
         wait, else one with a message for the user; of several, the first seen."""
-        seen = [rank.process.poll() is not None for rank in self.ranks]
         time.sleep(0.5)  # the others fail moments later, of its absence; give the true cause time to be written
-        ended = sorted((rank for rank in self.ranks if rank.process.poll()), key=lambda rank: not seen[rank.number])
+        # As they were seen, not anew: who needed the first may have died since.
+        ended = [rank for rank in self.ranks if rank.process.poll()]
+        ended.sort(key=lambda rank: self._ended.get(rank.number, math.inf))
         ended = [rank for rank in ended if rank.process.returncode != self._status]
         killed = [rank for rank in ended if (rank.process.returncode or 0) < 0]
         stopped = [rank for rank in self.ranks if rank.process.poll() is None and rank.stopped]

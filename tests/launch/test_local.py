@@ -16,16 +16,17 @@ from plait.core.errors import PlaitError, RankFailure, RunLost
 from plait.core.lock import NAME, RunLock
 from plait.launch.local import local_start, run_ranks
 
-# Rank 1 dies; rank 0, which needs it, of that a little later.
+# Rank 1 dies; rank 0, which needs it, of that, once the launcher has taken note of the first.
 DIES = """
 import os, pathlib, signal, sys, time
 dying = pathlib.Path(sys.argv[1])
 if os.environ["RANK"] == "1":
-    dying.touch()
+    dying.write_text(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGKILL)
-while not dying.exists():
+while not (dying.exists() and dying.read_text()):
     time.sleep(0.01)
-time.sleep(0.3)
+while os.path.exists("/proc/" + dying.read_text()):
+    time.sleep(0.01)
 os.abort()
 """
 BARE = [sys.executable, "-I", "-S", "-c"]
