@@ -13,7 +13,6 @@ import gc
 import multiprocessing as mp
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -33,18 +32,18 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.size, self.broken = size, False
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(size):
             ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            process = CONTEXT.Process(target=_serve, args=(rank, size, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
         atexit.register(self.kill)  # multiprocessing would ask them to end and wait, and one that is stopped cannot
+        port = self._pipes[0].recv()
+        for pipe in self._pipes[1:]:
+            pipe.send(port)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> list[Any]:
         self._send(signal.SIGCONT)
@@ -90,16 +89,20 @@ class Ranks:
         self.kill()
 
 
-def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, size: int, pipe: Connection) -> None:
     die_with_parent()  # one that is stopped would not see its pipe close
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo"
-    )
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # Rank 0 takes any port that is free and tells it: one that was chosen before could be another's by now.
+    port = pipe.recv() if rank else 0
+    store = TCPStore("127.0.0.1", port, size, is_master=rank == 0, wait_for_workers=False)
+    if rank == 0:
+        pipe.send(store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
         while True:
             function, args = pipe.recv()
