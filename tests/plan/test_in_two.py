@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from plait.plan import in_two as module
 from plait.plan.in_two import in_two
 
-LONG = 20.0
+LONG = 120.0
 """Seconds that a copy takes if nobody ends it."""
 
 
@@ -26,21 +27,23 @@ def _possible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_the_copy(do: Callable[[], object]) -> Callable[[int], list[int]]:
-    """Work on a number: it, and who did it. The copy does something first, this process waits for that."""
-    here = os.getpid()
+    """Work on a number: it, and who did it. Neither process does its first before the other has one; the copy
+    does something then."""
+    here, both, met = os.getpid(), multiprocessing.get_context("fork").Barrier(2), list[int]()
 
     def work(piece: int) -> list[int]:
+        if os.getpid() not in met:
+            met.append(os.getpid())
+            both.wait(LONG)
         if os.getpid() != here:
             do()
-        else:
-            time.sleep(0.1)
         return [piece, os.getpid()]
 
     return work
 
 
 def test_both_do_a_part_and_nothing_is_lost() -> None:
-    found = in_two(in_the_copy(lambda: time.sleep(0.1)), range(6))
+    found = in_two(in_the_copy(lambda: None), range(6))
     assert [piece for piece, _ in found] == list(range(6))
     assert len({process for _, process in found}) == 2
 
