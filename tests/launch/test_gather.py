@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +49,13 @@ held()
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 
 
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     (tmp_path / "rings").mkdir()
@@ -59,10 +66,7 @@ def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         with open(tmp_path / "logs" / f"rank-{rank}.log", "wb") as log:
             argv = [sys.executable, "-c", code, str(tmp_path), str(rank)]
             started.append(subprocess.Popen(argv, stderr=log))
-    deadline = time.monotonic() + 60
-    while not all((tmp_path / f"ready{rank}").exists() for rank in range(3)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(3)))
     yield started
     for process in started:
         process.kill()
@@ -73,7 +77,7 @@ def test_processes_are_as_they_are(tmp_path: Path, ranks: list[subprocess.Popen[
     ranks[1].send_signal(signal.SIGSTOP)
     ranks[2].kill()
     ranks[2].wait()
-    time.sleep(0.1)
+    os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED | os.WNOWAIT)
     found, problems, headers = gather(tmp_path, world=4)
     assert [one.state for one in found] == ["runs", "stopped", "unknown", "unknown"]
     assert [one.recorded for one in found] == [True, True, True, False]
@@ -86,12 +90,10 @@ def test_processes_are_as_they_are(tmp_path: Path, ranks: list[subprocess.Popen[
 def test_a_rank_that_cannot_answer_is_asked_by_a_signal(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
     assert STACKS is not None
     assert print_stacks(ranks[0].pid)
-    log, end = tmp_path / "logs" / "rank-0.log", time.monotonic() + 10
-    while not printed_stack(log.read_text()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert printed_stack(log.read_text())[-1].endswith("held")
+    log = tmp_path / "logs" / "rank-0.log"
+    until(lambda: [one for one in printed_stack(log.read_text())[-1:] if one.endswith("held")])  # it comes in pieces
+    until(lambda: "sleeping" in kernel_says(ranks[0].pid))  # again
     assert ranks[0].poll() is None
-    assert "sleeping" in kernel_says(ranks[0].pid)
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
         assert not print_stacks(sleeper.pid)  # it would have ended it

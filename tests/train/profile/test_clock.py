@@ -88,7 +88,7 @@ def test_a_part_keeps_the_crowd() -> None:
     assert Clock(CPU, time.monotonic() + 10, 2.0).part(0.5).crowd == 2.0
 
 
-def test_a_part_of_what_is_left() -> None:
-    clock = Clock(CPU, time.monotonic() + 10)
-    assert 4.9 < clock.part(0.5).left() <= 5
-    assert Clock(CPU, time.monotonic() - 1).left() == 0
+def test_a_part_of_what_is_left(hours: Hours) -> None:
+    hours.spend(2.0)
+    assert Clock(CPU, 12.0).part(0.5).left() == 5
+    assert Clock(CPU, 1.0).left() == 0
