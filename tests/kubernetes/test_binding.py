@@ -298,6 +298,13 @@ def test_a_run_that_never_starts_is_ended_with_the_reason(
 def test_ctrl_c_while_pods_wait_leaves_nothing(cluster: SmallCluster) -> None:
     api, run = Cluster(), waiting_run(cluster, image="missing")
     kubernetes.submit(api, run)
-    threading.Thread(target=lambda: (time.sleep(1.0), os.kill(os.getpid(), signal.SIGINT))).start()
+
+    def interrupt() -> None:
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.01)  # nobody has caught it yet: it would end the tests
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     assert kubernetes.follow(api, run) == 128 + signal.SIGINT
     wait_until(lambda: nothing_left(cluster), "something is left")

@@ -119,8 +119,9 @@ def test_the_keyboard_is_enough(shown: Page) -> None:
     shown.wait_for_function("document.activeElement.id === 'time-box'")
     shown.wait_for_selector("#timeline-figure .barlayer .point path", state="attached")
     for _ in range(30):  # the first spans of a step depend on nothing
+        before = shown.locator("#span").inner_text()
         shown.keyboard.press("ArrowRight")
-        shown.wait_for_timeout(500)
+        shown.wait_for_function("before => document.querySelector('#span').textContent !== before", arg=before)
         if shown.locator("#links button").count():
             break
     first = shown.locator("#span").inner_text()
