@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 from plait.core.cluster import MEMORY_RATE, Hosts
 from plait.core.dry_run import dry_run
@@ -188,6 +188,7 @@ class _Boundaries:
         self.hidden, self.tensors = design.model.hidden, crossings(design.model, stages)
         self.hosts = hosts
         self._known: dict[object, ReshardPlan] = {}
+        self._plan = cache(self._plan_of)  # stages of the same two places share theirs, and its hash
 
     def reshards(self, sequence_parallel: bool) -> Reshards:
         """Of every edge between places, both directions."""
@@ -201,7 +202,7 @@ class _Boundaries:
                     found.setdefault((source, target), {})[name] = plan
         return found
 
-    def _plan(self, source: TensorLayout, target: TensorLayout, level: int) -> ReshardPlan:
+    def _plan_of(self, source: TensorLayout, target: TensorLayout, level: int) -> ReshardPlan:
         """Boundaries that are equal but for where their ranks begin have equal plans: one is searched for."""
         first = min(*source.ranks, *target.ranks)
         alike = source.moved(-first), target.moved(-first), level, self._hosts_from(first, source, target)
