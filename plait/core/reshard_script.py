@@ -1,8 +1,7 @@
 """What every rank does to carry out a list of messages, and the proof that it ends.
 
 A rank works through the messages that it sends or receives, in the list's order (``script``); ``check`` runs
-all
-scripts with rendezvous.
+all scripts with rendezvous.
 """
 
 from __future__ import annotations
@@ -79,13 +78,17 @@ class Act(NamedTuple):
     number: int
 
 
-def script(listed: Sequence[Message], rank: int, window: int = WINDOW) -> list[Act]:
+def script(listed: Sequence[Message], rank: int, window: int = WINDOW, *, in_order: bool = False) -> list[Act]:
     """What ``rank`` does, from first to last.
 
     Receives are posted in list order, ``window`` of them ahead of those that have ended. Sends are posted in
     list order, each as soon as what it forwards is there and fewer than ``window`` are under way. Otherwise
     the rank waits: for its next receive if that is all that its next send lacks, else for whichever of its
     next receive and its oldest send stands earlier in the list.
+
+    in_order: sends and receives are posted in one order, the list's. Where a receive is a kernel that holds
+    up what is posted after it, one that was posted ahead could hold up the send that its own sender waits
+    for.
     """
     receives = [number for number, message in enumerate(listed) if message.dst == rank]
     sends = [number for number, message in enumerate(listed) if message.src == rank]
@@ -95,9 +98,13 @@ def script(listed: Sequence[Message], rank: int, window: int = WINDOW) -> list[A
     posted = ended = sent = 0
     while ended < len(receives) or sent < len(sends) or sending:
         ahead = receives[posted : ended + window]
+        if in_order and sent < len(sends):
+            ahead = [number for number in ahead if number < sends[sent]]
         posted += len(ahead)
         acts += [Act("receive", number) for number in ahead]
         room = sent < len(sends) and len(sending) < window
+        if in_order and room and posted < len(receives):
+            room = sends[sent] < receives[posted]
         if room and lacks[sent] <= ended:
             sending.append(sends[sent])
             acts.append(Act("send", sends[sent]))

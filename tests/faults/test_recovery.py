@@ -25,6 +25,8 @@ from tests.faults.trials import lost_by
 pytestmark = pytest.mark.slow
 
 STEPS, EVERY = 60, 5
+LAYERS = 4
+"""As many as the deepest pipeline has places."""
 PATIENT = 30.0
 """The deadline that half of the job's ``run.timeout`` would be."""
 SOON = "run.hang_deadline=4"
@@ -52,6 +54,7 @@ class Run:
         (self.folder / "job.toml").write_text(JOB.format(steps=STEPS, strategy=self.strategy, deadline=PATIENT))
         argv = [sys.executable, "-m", "plait.cli.main", "train", "job.toml", "--on", f"lab:{self.on}@200mbit"]
         own = [f"train.micro_batch_size={self.micro}", f"train.checkpoint_every={EVERY}", "train.log_every=1"]
+        own.append(f"model.num_layers={LAYERS}")
         return subprocess.Popen(
             [*argv, *own, *self.settings], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,

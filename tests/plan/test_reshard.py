@@ -190,6 +190,40 @@ def test_the_messages_of_any_plan_bring_every_rank_its_tile(move, order, way, wi
     assert messages(again) == listed
 
 
+def ends_one_after_the_other(listed: list[Message], scripts: dict[int, list[Act]]) -> bool:
+    """Whether all messages end where each holds up what its ranks post after it."""
+    queues = {rank: [act.number for act in acts if act.verb != "wait"] for rank, acts in scripts.items()}
+    while any(queues.values()):
+        heads = [queue[0] for queue in queues.values() if queue]
+        both = next((number for number in heads if heads.count(number) == 2), None)
+        if both is None:
+            return False
+        for rank in listed[both][:2]:
+            queues[rank].pop(0)
+    return True
+
+
+@settings(max_examples=80)
+@given(moves(), st.sampled_from(ORDERS), st.sampled_from([None, *WAYS]), st.integers(1, 5))
+def test_posted_in_order_nothing_holds_up_what_it_waits_for(move, order, way, window) -> None:  # type: ignore[no-untyped-def]
+    source, destination, shape, fabric = move
+    listed = messages(plan_reshard(source, destination, shape, 4, fabric, order=order, way=way))
+    ranks = {rank for message in listed for rank in message[:2]}
+    scripts = {rank: script(listed, rank, window, in_order=True) for rank in ranks}
+    assert unfinished(listed, window, scripts) == []
+    assert ends_one_after_the_other(listed, scripts)
+
+
+def test_a_receive_that_is_posted_ahead_may_hold_up_a_send() -> None:
+    """Two ranks that each got a half from elsewhere and pass it to the other."""
+    listed = [
+        Message(0, 1, 0, 0, 1), Message(0, 2, 1, 0, 1), Message(1, 2, 0, 0, 1), Message(2, 1, 1, 0, 1)
+    ]  # fmt: skip
+    for in_order in (False, True):
+        scripts = {rank: script(listed, rank, in_order=in_order) for rank in range(3)}
+        assert ends_one_after_the_other(listed, scripts) == in_order
+
+
 @given(moves())
 def test_a_broadcast_enters_each_host_once(move) -> None:  # type: ignore[no-untyped-def]
     source, destination, shape, fabric = move

@@ -12,7 +12,8 @@ that is passed on is sent from where it arrived.
 
 gloo: one group; a message that nobody receives yet waits at its sender. NCCL (and RCCL): all point-to-point
 messages of two ranks share one communicator and one stream whatever their tags, so there are two groups,
-towards higher ranks and towards lower ones, on each of which both ends see the same order.
+towards higher ranks and towards lower ones, on each of which both ends see the same order. There ranks post
+in the list's order, since kernels of one thread may share a hardware queue (`script`'s ``in_order``).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Lane:
         """This rank's part of the plan."""
         tiles = _Tiles(plan, self.rank, source, destination)
         tiles.copy_local()
-        part = _part(plan, self.rank)
+        part = _part(plan, self.rank, in_order=self._up is not self._down)
         receiving: dict[int, _Posted] = {}
         sending: dict[int, _Posted] = {}
         held: dict[_Key, Tensor] = {}  # staging buffers of received chunks that will be passed on
@@ -201,11 +202,11 @@ class _Part(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _part(plan: ReshardPlan, rank: int) -> _Part:
+def _part(plan: ReshardPlan, rank: int, *, in_order: bool) -> _Part:
     listed = [message for message in messages(plan) if rank in message[:2]]
     arriving = {_Key(*message[2:]) for message in listed if message.dst == rank}
     forwards = Counter(key for message in listed if message.src == rank and (key := _Key(*message[2:])) in arriving)
-    return _Part(listed, script(listed, rank), forwards)
+    return _Part(listed, script(listed, rank, in_order=in_order), forwards)
 
 
 def _check(plan: ReshardPlan, rank: int, tile: Tensor | None, side: str) -> None:
