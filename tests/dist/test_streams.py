@@ -87,7 +87,7 @@ def test_sharding(pool: Pool, point: str) -> None:
     (replace(GPT, num_layers=2), [(2, 1), (2, 1)], "zb-h1", 2, False, [FULL, HALF]),
     (LLAMA, [(2, 1), (2, 1)], "zb-v", 1, False, [FULL, FULL]),
     (replace(GPT, num_layers=2), [(2, 2)], "gpipe", 2, True, [FULL]),
-], 0, 2, 5), ids=str)  # fmt: skip
+], 0, 2, 3, 5), ids=str)  # fmt: skip
 def test_pipelines(
     pool: Pool, spec: Any, degrees: Any, name: str, p1: int, parallel: bool, shardings: list[Sharding]
 ) -> None:
