@@ -71,7 +71,7 @@ def test_a_run_goes_on_in_another_shape(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.contract
 def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
     """Six shapes, one after the other, give the curve of one rank alone: loss and gradient norm."""
-    job = write_job(tmp_path, steps=24, every=2)
+    job = write_job(tmp_path, steps=48, every=2)
     common = ("train.precision=fp64", "train.micro_batch_size=2", "strategy.slices.p1=1", "train.clip_norm=0.5")
     alone = train(job, *common, "strategy.tp=1", "run.name=alone")
     assert alone.returncode == 0, alone.stderr
@@ -90,12 +90,12 @@ def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
             wait_for_step(process, job, reached + 1)
             process.terminate()
         _, errors = process.communicate(timeout=120)
-        assert process.returncode in (0, 130), errors
+        assert process.returncode in (0, 143), errors
         assert metrics(job)[-1]["step"] > reached
         reached = metrics(job)[-1]["step"]
-    assert metrics(job)[-1]["step"] == 24
-    for (step, *found), (_, *wanted) in zip(curve(job), curve(job, "alone"), strict=True):
-        ours, theirs = ([x for x in values if x] for values in (found, wanted))
+    assert metrics(job)[-1]["step"] == 48
+    # An evaluation reads whole micro-batches of all replicas: with dp = 2, twice the sequences.
+    for (step, *ours, _), (_, *theirs, _) in zip(curve(job), curve(job, "alone"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9), f"step {step}"
 
 
