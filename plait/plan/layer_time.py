@@ -183,7 +183,7 @@ class Layer:
     @cached_property
     def linear_again(self) -> Seconds:
         """Of it, matrix products."""
-        return self._recomputed(self.linear - np.where(self._repeats, 0.0, self.second_products), 0.0)
+        return self._recomputed(self.linear - np.where(self._repeats, 0.0, self.second_products))
 
     @cached_property
     def attention_again(self) -> Seconds:
