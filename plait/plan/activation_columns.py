@@ -24,6 +24,7 @@ from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp
 from plait.core.stages import Stage
 from plait.core.strategy import Overlap, Recompute, Strategy
 from plait.plan.activations import Walk
+from plait.plan.in_two import in_two
 from plait.plan.live import BACKWARD, FORWARD, HELD, HELD_LAYER, KEPT, KEPT_LAYER, PLAIN_FORWARD, TYPES, WEIGHT
 from plait.plan.pipeline_memory import stage_activations
 from plait.plan.segment_sizes import Core, Shared, Sizes
@@ -37,6 +38,8 @@ ROUND = 3
 """Ranks of a ring from which on no more tensors exist at once."""
 FEW = 2
 """Layers that are walked, and one more: what a layer more adds does not change from there on."""
+SHARED = 4
+"""What is walked for fewer is not worth sharing with a copy of the process."""
 OWN = PLAIN_FORWARD
 """Columns of one kind of layers (``plait.plan.live``)."""
 OVERLAPPED: tuple[Overlap, Overlap] = ("sync", "domino")
@@ -70,7 +73,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Load:
-    """What sizes depend on besides. whole: stages are the whole model, not parts of it. fused_norm: as for
+    """What sizes depend on besides. whole: some stages are the whole model. fused_norm: as for
     ``activations``."""
 
     sequence: int
@@ -79,13 +82,21 @@ class Load:
     whole: bool
 
 
-def stage_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
-    """[2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every micro-batch and [1] for
-    every sequence of it. What was asked before is remembered."""
-    table = _known_table(model, structure, degrees, replace(load, whole=False))
-    if load.whole:
-        table = table + _known_table(model, structure, degrees, load)
-    return table
+def stage_tables(model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Degrees], Load]]) -> list[Bytes]:
+    """Of each that is asked [2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every
+    micro-batch and [1] for every sequence of it. What was asked before is remembered."""
+    known = [_known_tables(model, structure, load) for structure, _, load in asked]
+    new = [[one for one in degrees if one not in tables] for tables, (_, degrees, _) in zip(known, asked, strict=True)]
+    missing = [at for at, degrees in enumerate(new) if degrees]
+    walked = in_two(
+        lambda at: _walked_table(model, asked[at][0], new[at], asked[at][2]).tolist(), missing, least=SHARED
+    )
+    for at, told in zip(missing, walked, strict=True):
+        table = np.array(told)
+        known[at].update({one: table[:, place] for place, one in enumerate(new[at])})
+    return [
+        np.stack([tables[one] for one in degrees], axis=1) for tables, (_, degrees, _) in zip(known, asked, strict=True)
+    ]
 
 
 def shared_degrees(cp: Ints, ring: Ints) -> tuple[Ints, Ints]:
@@ -93,11 +104,24 @@ def shared_degrees(cp: Ints, ring: Ints) -> tuple[Ints, Ints]:
     return np.minimum(2, cp // ring), np.minimum(ROUND, ring)
 
 
+def deferred(model: ModelSpec, asked: Sequence[tuple[Structure, int, Load]]) -> list[tuple[float, float]]:
+    """Of each structure and tp, bytes by which the most of a forward and of a backward grows where weight
+    gradients wait until the processor would idle (``domino``), for a whole sequence of a micro-batch.
+    Remembered, too."""
+    known = _known_deferred(model)
+    missing = [one for one in dict.fromkeys(asked) if one not in known]
+    known.update(zip(missing, in_two(lambda one: _deferred(model, *one), missing, least=SHARED), strict=True))
+    return [known[one] for one in asked]
+
+
 @cache
-def deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tuple[float, float]:
-    """Bytes by which the most of a forward and of a backward grows where weight gradients wait until the
-    processor would idle (``domino``), for a whole sequence of a micro-batch. Walked for the smallest slices:
-    neither their size nor more layers change it (of more slices, from three layers on)."""
+def _known_deferred(_model: ModelSpec) -> dict[tuple[Structure, int, Load], tuple[float, float]]:
+    return {}
+
+
+def _deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tuple[float, float]:
+    """Walked for the smallest slices: neither their size nor more layers change it (of more slices, from
+    three layers on)."""
     layers = FEW if structure.p1 <= FEW else FEW + 1
     model, shared = replace(model, num_layers=FEW + 3), structure.attention
     cp = shared.ulysses * shared.ring if shared else 1
@@ -120,16 +144,6 @@ def deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tup
     return forward * cp / structure.p1, backward * cp / structure.p1
 
 
-def _known_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
-    """Of stages that are the whole model, or of all others."""
-    known = _known_tables(model, structure, load)
-    new = [each for each in degrees if each not in known]
-    if new:
-        table = _walked_table(model, structure, new, load)
-        known.update({each: table[:, at] for at, each in enumerate(new)})
-    return np.stack([known[each] for each in degrees], axis=1)
-
-
 @cache
 def _known_tables(_model: ModelSpec, _structure: Structure, _load: Load) -> dict[Degrees, Bytes]:
     return {}
@@ -139,20 +153,19 @@ def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degr
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
     columns = _Columns.of(model, structure, degrees, load.sequence, load.itemsize, load.fused_norm)
     found = np.zeros((2 * len(degrees), OWN))
+    names = [name for name in TYPES if name != "whole" or load.whole]
+    few = {name: _walked(model, columns, name, structure, FEW) for name in names}
     # What a layer more keeps does not depend on what else the stage has.
-    few, more = (_walked(model, columns, "middle", structure, layers, ("F", "I")) for layers in (FEW, FEW + 1))
-    kept_layer, held_layer = more.kept - few.kept, more.held - few.held
-    for kind, name in enumerate(TYPES):
-        if load.whole != (name == "whole"):
-            continue
-        one = _walked(model, columns, name, structure, FEW)
+    more = _walked(model, columns, "middle", structure, FEW + 1, ("F", "I"))
+    kept_layer, held_layer = more.kept - few["middle"].kept, more.held - few["middle"].held
+    for name, one in few.items():
+        kind = TYPES.index(name)
         found[:, KEPT + kind] = one.kept - FEW * kept_layer
         found[:, HELD + kind] = one.held - FEW * held_layer
         found[:, FORWARD + kind] = one.forward - FEW * kept_layer
         found[:, BACKWARD + kind] = one.backward - FEW * np.maximum(kept_layer, held_layer)
         found[:, WEIGHT + kind] = one.weight - FEW * held_layer
-    if not load.whole:
-        found[:, KEPT_LAYER], found[:, HELD_LAYER] = kept_layer, held_layer
+    found[:, KEPT_LAYER], found[:, HELD_LAYER] = kept_layer, held_layer
     # Batches of one and of two sequences a slice.
     one, two = found[: len(degrees)], found[len(degrees) :]
     return np.stack([2 * one - two, (two - one) / structure.p1])

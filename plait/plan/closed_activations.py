@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -12,12 +13,22 @@ from numpy.typing import NDArray
 from plait.core.attention_ops import SharedAttention
 from plait.core.model import ModelSpec
 from plait.core.strategy import Recompute
-from plait.plan.activation_columns import OWN, Bytes, Load, Structure, deferred, shared_degrees, stage_table
+from plait.plan.activation_columns import (
+    OWN,
+    Bytes,
+    Degrees,
+    Load,
+    Structure,
+    deferred,
+    shared_degrees,
+    stage_tables,
+)
 from plait.plan.distinct import distinct, groups
 from plait.plan.experts_memory import activated, routed_sizes
 from plait.plan.live import (
     BACKWARD,
     FORWARD,
+    HELD,
     HELD_LAYER,
     KEPT,
     KEPT_LAYER,
@@ -27,9 +38,9 @@ from plait.plan.live import (
     PLAIN_KEPT_LAYER,
     STREAM,
     TYPES,
+    WEIGHT,
 )  # fmt: skip
 from plait.plan.memory_options import MemoryOptions
-from plait.plan.pipeline_time import SPLIT
 from plait.plan.points import OVERLAPS, RECOMPUTES, Points
 from plait.plan.segment_sizes import MASTER
 
@@ -39,13 +50,6 @@ NONE, SELECTIVE, FULL = (RECOMPUTES.index(name) for name in ("none", "selective"
 BOTH_PASSES = 1.8
 """Unfused attention's working set in a backward, of what it keeps: scores, and gradients as large as four
 fifths of it (Korthikanti 2022: 5 bytes a weight are 2 of scores, 1 of a mask, 2 of their product)."""
-
-
-def may_defer(points: Points) -> NDArray[np.bool_]:
-    """Points whose lists may keep something longer under domino: activations are computed again, and weight
-    gradients stand in the same list."""
-    again = (points.overlap == DOMINO) & ((points.tp > 1) | (points.cp > 1)) & (points.recompute != NONE)
-    return again & ~SPLIT[points.schedule]
 
 
 def size_rows(
@@ -58,8 +62,8 @@ def size_rows(
     split: NDArray[np.bool_],
     at_least: bool = False,
 ) -> tuple[Bytes, Ints]:
-    """[rows, STREAM], and each point's row. split: whose backward is in two parts. at_least: of points that
-    ``may_defer`` no more than any list needs."""
+    """[rows, STREAM], and each point's row. split: whose backward is in two parts. at_least: no more than
+    what micro-batches keep."""
     mixed = (points.recompute != NONE) & (points.recompute_layers >= 0)
     own = [points.recompute, points.sequence_parallel, points.p1, split, points.tp, points.cp, points.ring]
     own.append((points.overlap == DOMINO) & options.defers)
@@ -105,42 +109,55 @@ class _Rows:
         """As Plait's own lists have it."""
         points = self.points
         ulysses, ring = shared_degrees(points.cp, points.ring)
-        _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, points.p1, self.split, ulysses, ring])
-        found = np.zeros((len(points), OWN))
-        for which in groups(kind):
+        p1 = np.ones_like(points.p1) if self.at_least else points.p1  # slices keep together what a whole keeps
+        _, kind = distinct([recompute, points.tp > 1, points.sequence_parallel, p1, self.split, ulysses, ring])
+        found, kinds, degrees_of = np.zeros((len(points), OWN)), list(groups(kind)), list[Ints]()
+        asked = list[tuple[Structure, list[Degrees], Load]]()
+        for which in kinds:
             at = int(which[0])
             structure = Structure(
                 cast("Recompute", RECOMPUTES[int(recompute[at])]),
                 bool(points.tp[at] > 1),
                 bool(points.sequence_parallel[at]),
-                int(points.p1[at]),
+                int(p1[at]),
                 bool(self.split[at]),
                 SharedAttention(int(ulysses[at]), int(ring[at])) if points.cp[at] > 1 else None,
             )
-            first, degrees_of = distinct([points.tp[which], points.cp[which], points.ring[which]])
+            first, each = distinct([points.tp[which], points.cp[which], points.ring[which]])
             degrees = [(int(points.tp[i]), int(points.cp[i]), int(points.ring[i])) for i in which[first]]
             load = Load(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
-            base, each = stage_table(self.model, structure, degrees, load)
-            found[which] = base[degrees_of] + each[degrees_of] * points.micro[which, None]
-            sends = structure.communicates or structure.attention is not None
-            waits = self.options.defers and sends and not structure.split
-            if waits and structure.recompute != "none":
-                self._defer(found, which, structure, load)
+            asked.append((structure, degrees, load))
+            degrees_of.append(each)
+        for which, at, (base, each) in zip(kinds, degrees_of, stage_tables(self.model, asked), strict=True):
+            found[which] = base[at] + each[at] * points.micro[which, None]
+        if self.at_least:  # what is kept is there at the end of a forward and at the beginning of a backward
+            for peak, lasting in ((FORWARD, KEPT), (BACKWARD, KEPT), (WEIGHT, HELD)):
+                found[:, peak : peak + len(TYPES)] = found[:, lasting : lasting + len(TYPES)]
+        else:
+            self._defer(found, {one[0]: which for one, which in zip(asked, kinds, strict=True)})
         return found
 
-    def _defer(self, found: Bytes, which: Ints, structure: Structure, load: Load) -> None:
+    def _defer(self, found: Bytes, kinds: Mapping[Structure, Ints]) -> None:
         """What domino's lists keep longer: little, unless activations are computed again and weight gradients
-        stand in the same list."""
-        points, load = self.points, replace(load, whole=False)
-        which = which[points.overlap[which] == DOMINO]
-        if self.at_least:  # what is kept is there at the end of a forward and at the beginning of a backward
-            for phase in (FORWARD, BACKWARD):
-                here = which[:, None], np.arange(phase, phase + len(TYPES))
-                found[here] = np.minimum(found[here], found[which, KEPT : KEPT + len(TYPES)])
-            return
-        longer = {tp: deferred(self.model, structure, tp, load) for tp in set(points.tp[which].tolist())}
-        grown = np.array([longer[tp] for tp in points.tp[which].tolist()]).reshape(-1, 2)
-        forward, backward = (grown * (points.micro[which] / points.cp[which])[:, None]).T
+        stand in the same list. kinds: the points of each structure."""
+        again = [
+            (structure, which[self.points.overlap[which] == DOMINO])
+            for structure, which in kinds.items()
+            if self.options.defers
+            and (structure.communicates or structure.attention)
+            and not structure.split
+            and structure.recompute != "none"
+        ]
+        load = Load(self.sequence, self.itemsize, self.options.gpu, whole=False)
+        asked = [(one, tp, load) for one, which in again for tp in self.points.tp[which].tolist()]
+        longer = np.array(deferred(self.model, asked)).reshape(-1, 2)
+        which = np.concatenate([np.zeros(0, np.int64), *(which for _, which in again)])
+        self._grow(found, which, longer)
+
+    def _grow(self, found: Bytes, which: Ints, longer: Bytes) -> None:
+        """longer: bytes of a forward and of a backward for each of these points."""
+        points = self.points
+        forward, backward = (longer * (points.micro[which] / points.cp[which])[:, None]).T
         middle = found[which, BACKWARD + TYPES.index("middle")] + backward
         for kind, name in enumerate(TYPES):
             found[which, FORWARD + kind] += forward

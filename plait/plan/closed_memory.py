@@ -8,7 +8,7 @@ found once for every kind of point, from the code that walks lists, and multipli
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -137,8 +137,8 @@ def step_memory(
 ) -> MemoryColumns:
     """Of every point. sequence: tokens. Points must be valid (``Strategy.check``, ``Sharding.check``);
     where there are more stages than layers, no memory is enough. A utransformer's, whose layers work
-    at different lengths, are walked, each kind once. at_least: of points that ``may_defer`` tensors as in no
-    list there are fewer, which takes a fraction of the time."""
+    at different lengths, are walked, each kind once. at_least: no more than what
+    micro-batches keep, which takes a fraction of the time."""
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
         told_precision = "bf16-mixed" if precision == "fp8" else precision
@@ -266,21 +266,28 @@ class _Step:
         points = self.points
         limit = np.where((points.recompute == RECOMPUTES.index("none")), -1, points.recompute_layers)
         _, kind_of = distinct([points.schedule, points.pp, self.num_stages, filled(points), limit])
-        for which in groups(kind_of):
-            at = points.row(int(which[0]))
-            name, pp, again = SCHEDULES[at["schedule"]], at["pp"], int(limit[which[0]])
-            virtual = live.num_stages(name, pp, at["virtual"]) // pp
-            stages = self.options.stages(self.model.num_layers, pp * virtual)
-            slots: dict[int, tuple[int, live.Counts]] = {}
-            places = live.fullest_places(name, pp)
-            for slot, place in enumerate(_places(pp)):
-                if place not in places or place in (known for known, _ in slots.values()):
-                    continue
-                sizes = [stages[each].num_layers for each in live.stages_of(name, pp, virtual, place)]
-                layers = tuple((size, 0) if again < 0 else (min(again, size), max(0, size - again)) for size in sizes)
-                num_micro = live.enough(name, pp, at["num_micro"])
-                slots[slot] = place, live.moments(name, pp, virtual, num_micro, place, layers)
-            yield which, slots
+        kinds = [(which, self._pipes(points.row(int(which[0])), int(limit[which[0]]))) for which in groups(kind_of)]
+        found = iter(live.moments([each for _, pipes in kinds for each in pipes.values()]))
+        for which, pipes in kinds:
+            yield which, {slot: (pipe.place, next(found)) for slot, (pipe, _) in pipes.items()}
+
+    def _pipes(self, at: Mapping[str, int], again: int) -> dict[int, tuple[live.Pipe, live.Layers]]:
+        """By slot, the places of a pipeline that can be the fullest. again: layers that are recomputed of
+        every stage; negative: one size for all."""
+        name, pp = SCHEDULES[at["schedule"]], at["pp"]
+        virtual = live.num_stages(name, pp, at["virtual"]) // pp
+        stages, num_micro = (
+            self.options.stages(self.model.num_layers, pp * virtual),
+            live.enough(name, pp, at["num_micro"]),
+        )
+        found, places = dict[int, tuple[live.Pipe, live.Layers]](), live.fullest_places(name, pp)
+        for slot, place in enumerate(_places(pp)):
+            if place not in places or place in (known.place for known, _ in found.values()):
+                continue
+            sizes = [stages[each].num_layers for each in live.stages_of(name, pp, virtual, place)]
+            layers = tuple((size, 0) if again < 0 else (min(again, size), max(0, size - again)) for size in sizes)
+            found[slot] = live.Pipe(name, pp, virtual, num_micro, place), layers
+        return found
 
 
 def _places(pp: int) -> Sequence[int]:

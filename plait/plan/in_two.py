@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,18 +23,23 @@ from typing import Any, NoReturn, Self, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST = 256
-"""Pieces at once: their numbers are bytes in a pipe."""
+TICKET = struct.Struct("<H")
+"""A piece's number, as a pipe has it."""
+ONCE = 1 << 14
+"""Pieces at once: their numbers fit into a pipe that nobody reads yet."""
+_copies = list[int]()
+"""The copy's own number, in a copy."""
 
 
-def in_two(work: Callable[[T], R], pieces: Sequence[T]) -> list[R]:
+def in_two(work: Callable[[T], R], pieces: Sequence[T], *, least: int = 2) -> list[R]:
     """``work`` of every piece: plain values, as JSON has them. Both processes take the next piece when they
-    are done with one, so the longest should come first."""
-    if len(pieces) < 2 or not possible():
+    are done with one, so the longest should come first. least: pieces that are worth a copy."""
+    if len(pieces) < least or not possible():
         return [work(piece) for piece in pieces]
-    assert len(pieces) <= MOST
+    if len(pieces) > ONCE:
+        return [one for at in range(0, len(pieces), ONCE) for one in in_two(work, pieces[at : at + ONCE], least=least)]
     tickets, counter = os.pipe()
-    os.write(counter, bytes(range(len(pieces))))
+    os.write(counter, b"".join(map(TICKET.pack, range(len(pieces)))))
     os.close(counter)
     found = dict[int, R]()
     try:
@@ -47,15 +53,16 @@ def in_two(work: Callable[[T], R], pieces: Sequence[T]) -> list[R]:
 
 
 def possible() -> bool:
-    """Whether a copy can be made that has a processor of its own."""
+    """Whether a copy can be made that has a processor of its own. A copy makes none."""
     alone = threading.active_count() == 1 and threading.current_thread() is threading.main_thread()
-    return sys.platform == "linux" and alone and len(os.sched_getaffinity(0)) > 1
+    return sys.platform == "linux" and alone and not _copies and len(os.sched_getaffinity(0)) > 1
 
 
 def _take(work: Callable[[T], R], pieces: Sequence[T], tickets: int) -> Iterator[tuple[int, R]]:
     """Of the pieces that the other process does not take, by number."""
-    while ticket := os.read(tickets, 1):
-        yield ticket[0], work(pieces[ticket[0]])
+    while ticket := os.read(tickets, TICKET.size):
+        (at,) = TICKET.unpack(ticket)
+        yield at, work(pieces[at])
 
 
 class _Copy:
@@ -104,6 +111,7 @@ def _forked() -> int | None:
 def _live(take: Callable[[], Iterator[tuple[int, Any]]], answer: int) -> NoReturn:
     """The life of a copy. It leaves nothing behind: no buffer is flushed, nothing is cleaned up twice."""
     try:
+        _copies.append(os.getpid())
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
         found = list[tuple[int, Any]]()

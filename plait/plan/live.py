@@ -8,6 +8,7 @@ sizes, whatever these are. Rows that others exceed in every count are left out; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from plait.core.schedule import Op, Schedule
 from plait.core.schedules import Shape, rank_ops
 from plait.plan.activations import Activations
+from plait.plan.in_two import in_two
 from plait.plan.pipeline_memory import PlaceWalk
 
 Counts = NDArray[np.int64]
@@ -34,6 +36,8 @@ PLAIN_FORWARD, PLAIN_BACKWARD, PLAIN_KEPT_LAYER, PLAIN_HELD_LAYER = 22, 26, 30, 
 STREAM = 32
 WIDTH = 33
 
+SHARED = 8
+"""Pipelines from which on walking them is worth sharing with a copy of the process."""
 _OF_STAGE = 5  # kept, forward peak, backward peak, held, weight peak
 
 
@@ -65,22 +69,57 @@ def fullest_places(name: str, pp: int) -> tuple[int, ...]:
     return tuple(sorted({0, min(1, pp - 1), pp - 1, *([max(0, pp - 2)] if name in SPLIT else [])}))
 
 
+@dataclass(frozen=True)
+class Pipe:
+    """What decides which activations live at a place together: a schedule of so many ranks, with ``virtual``
+    stages a rank, for so many micro-batches."""
+
+    name: str
+    pp: int
+    virtual: int
+    num_micro: int
+    place: int
+
+
+Layers = tuple[tuple[int, int], ...]
+"""Of every stage of a place, (recomputed, others)."""
+
+
+def moments(asked: Sequence[tuple[Pipe, Layers]]) -> list[Counts]:
+    """Of each, rows of counts, [moments, WIDTH]. What was asked before is remembered."""
+    missing = dict[Pipe, list[Layers]]()
+    for pipe, layers in dict.fromkeys(asked):
+        if layers not in _known(pipe):
+            missing.setdefault(pipe, []).append(layers)
+    walked = in_two(
+        lambda each: [_moments(each[0], layers).tolist() for layers in each[1]], [*missing.items()], least=SHARED
+    )
+    for (pipe, every), told in zip(missing.items(), walked, strict=True):
+        _known(pipe).update({layers: np.array(rows) for layers, rows in zip(every, told, strict=True)})
+    return [_known(pipe)[layers] for pipe, layers in asked]
+
+
 @cache
-def moments(
-    name: str, pp: int, virtual: int, num_micro: int, place: int, layers: tuple[tuple[int, int], ...]
-) -> Counts:
-    """Rows of counts, [moments, WIDTH]. layers: of every stage of the place, (recomputed, others)."""
-    stages, count = stages_of(name, pp, virtual, place), num_stages(name, pp, virtual)
-    found = _walked(name, pp, virtual, num_micro, place)
-    rows = [found @ _sizes(stages, count, layers, name in SPLIT, turn) for turn in range(3 if name in SPLIT else 2)]
+def _known(_pipe: Pipe) -> dict[Layers, Counts]:
+    return {}
+
+
+def _moments(pipe: Pipe, layers: Layers) -> Counts:
+    stages, count = (
+        stages_of(pipe.name, pipe.pp, pipe.virtual, pipe.place),
+        num_stages(pipe.name, pipe.pp, pipe.virtual),
+    )
+    split, found = pipe.name in SPLIT, _walked(pipe)
+    rows = [found @ _sizes(stages, count, layers, split, turn) for turn in range(3 if split else 2)]
     return _largest(np.concatenate(rows))
 
 
 @cache
-def _walked(name: str, pp: int, virtual: int, num_micro: int, place: int) -> Counts:
+def _walked(pipe: Pipe) -> Counts:
     """Rows of counts of every stage's sizes on its own, then of streams."""
+    name, pp, virtual, num_micro, place = astuple(pipe)
     if name == "gpipe" and num_micro > 2:  # one more that stays, for each micro-batch more
-        rows = _walked(name, pp, virtual, 2, place).copy()
+        rows = _walked(replace(pipe, num_micro=2)).copy()
         rows[:, 0] += num_micro - 2
         return rows
     stages = stages_of(name, pp, virtual, place)

@@ -51,10 +51,11 @@ def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Pla
     )
     design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices, job.train.seed)
     schedule = job_schedule(job, layout)
-    if draft and schedule.name in GENERATORS:  # many drafts of a search have the same one
+    generated = job.strategy.schedule in GENERATORS and schedule.name in GENERATORS
+    if draft and generated:  # many drafts of a search have the same one
         stages = split_layers(model.num_layers, schedule.num_stages, job.strategy.stage_layers)
         schedule = _lowered(schedule.name, _shape(job), tuple(crossings(model, stages)))
-    return assemble_plan(design, schedule, hosts, job=job, draft=draft)
+    return assemble_plan(design, schedule, hosts, job=job, draft=draft, generated=generated)
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,26 @@ class Design:
 
 
 def assemble_plan(
-    design: Design, schedule: Schedule, hosts: Hosts, *, job: Job | None = None, draft: bool = False
+    design: Design,
+    schedule: Schedule,
+    hosts: Hosts,
+    *,
+    job: Job | None = None,
+    draft: bool = False,
+    generated: bool = False,
 ) -> Plan:
     """The plan of a design under a ``schedule``, with transfers or without. draft, and what is raised: as
-    ``make_plan`` has it."""
+    ``make_plan`` has it. generated: the schedule is a generator's; a draft trusts that it can run."""
     model, workload, layout = design.model, design.workload, design.layout
     _check_fits(schedule, layout, workload)
     stages = split_layers(model.num_layers, schedule.num_stages, design.stage_layers)
     tensors = crossings(model, stages)
     if all(op.computes for ops in schedule.ranks for op in ops):
-        schedule = with_transfers(with_edges(schedule, tensors))
+        schedule = with_transfers(with_edges(schedule, tensors), proven=generated)
     elif set(schedule.edges) != set(tensors):
         wanted = " ".join(f"{a}>{b}" for a, b in tensors)
         raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")
-    if not draft or schedule.name not in GENERATORS:
+    if not (draft and generated):  # checks lists, too
         dry_run(schedule, transfers="rendezvous")
     streams = {one.sequence_parallel for one in design.choices.strategies} or {design.strategy.sequence_parallel}
     boundaries = _Boundaries(design, schedule, stages, hosts)

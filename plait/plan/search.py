@@ -3,8 +3,9 @@ the planner).
 
 Time is an expression over columns; memory needs every kind of structure walked once. So all points are timed,
 and memory is asked of the fastest first, until enough are found that fit: the answer is that of asking all.
-What domino's lists keep longer is found by making such lists, which takes longest of all: it is asked last,
-and only of points that would fit without it and come first of their family.
+What micro-batches keep is the same for all slices, and mostly decides. The rest is walked, and lists are made
+in which domino keeps something longer, of those points only that would fit without and come first of their
+family.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 from plait.core.cluster import Cluster
 from plait.core.settings import Precision
-from plait.plan.closed_activations import may_defer
 from plait.plan.closed_form import total_seconds
 from plait.plan.closed_memory import MemoryColumns, device_overhead, plait_on, step_memory, usable
 from plait.plan.distinct import Ints, distinct
@@ -32,8 +32,8 @@ that are asked together."""
 WALKED = 1 << 5
 """As ``FIRST``, for models of which every kind of point is walked on its own."""
 SURE = 1 << 5
-"""Of the points that would fit, so many of the fastest are asked first what they keep longer; then twice as
-many each time."""
+"""Of the points that may fit, so many of the fastest are asked first what they need; then twice as many each
+time."""
 FAMILY = ("pp", "dp", "cp", "ring", "tp", "ep", "sequence_parallel", "micro", "schedule", "virtual", "recompute")
 """Columns in which strategies differ that a person would call different. The rest is tuning: of all that
 agree in these, the fastest stands for all."""
@@ -122,18 +122,14 @@ class _Search:
         )  # fmt: skip
 
     def _rough(self, points: Points) -> _Rough:
-        """What is known of memory before any list is made; of a model that is walked whole all is."""
+        """What memory they need at least; of a model that is walked whole all is known."""
         found, walked = self._columns(points, at_least=True), self.asked.model.levels > 0
-        deferring = np.zeros(len(points), dtype=bool) if walked else may_defer(points)
         least = found.allocated + device_overhead(self.cluster.overhead, points, np.zeros(len(points)))
-        return _Rough(points, np.where(deferring, least, found.total), deferring)
+        return _Rough(points, found.total if walked else least, walked)
 
     def _exact(self, rough: _Rough, which: Ints) -> NDArray[np.float64]:
         """Memory of some of the points."""
-        found, again = rough.least[which], rough.deferring[which]
-        if again.any():
-            found[again] = self.memory(rough.points.take(which[again]))
-        return found
+        return rough.least[which] if rough.exact else self.memory(rough.points.take(which))
 
     def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64]]:
         """Numbers of the points that are the first of their family to fit, and their memory: of so many
@@ -166,11 +162,11 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Rough:
-    """Points, and the memory that they need at least: all of it but for those that are ``deferring``."""
+    """Points, and the memory that they need at least. exact: it is all that they need."""
 
     points: Points
     least: NDArray[np.float64]
-    deferring: NDArray[np.bool_]
+    exact: bool
 
 
 def _families(points: Points) -> list[Ints]:

@@ -85,7 +85,7 @@ def test_a_run_goes_on_in_any_other_shape(tmp_path: Path) -> None:
     )
     reached = 0
     for shape in every:
-        # An evaluation's micro-batches are those of all replicas: with dp = 2 half as many are the same sequences.
+        # An evaluation's micro-batches are all replicas': with dp = 2 half as many are the same sequences.
         batches = 1 if "strategy.dp=2" in shape else 2
         process = start(job, *common, *shape, f"train.eval_batches={batches}")
         if shape != every[-1]:

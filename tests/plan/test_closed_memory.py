@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from plait.core.cluster import Cluster
 from plait.core.errors import JobError, ScheduleError
 from plait.core.model import ModelSpec
-from plait.plan.closed_activations import may_defer
 from plait.plan.closed_memory import MemoryColumns, fits, step_memory
 from plait.plan.distinct import distinct, groups
 from plait.plan.estimate import Estimate, estimate
@@ -112,8 +111,8 @@ def test_what_domino_defers_is_counted(name: str, row: dict[str, int], recompute
     assert found.activations[0] == pytest.approx(place.activations, rel=DEFERRED)
 
 
-@given(st.sampled_from(["llama", "gpt"]), rows(), st.integers(1, 2), st.sampled_from([1, 4]))
-@settings(max_examples=40)
+@given(st.sampled_from(["llama", "gpt"]), rows(), st.integers(0, 2), st.sampled_from([1, 2, 4]))
+@settings(max_examples=100)
 def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
     name: str, row: dict[str, int], recompute: int, p1: int
 ) -> None:
@@ -124,9 +123,7 @@ def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
     except (JobError, ScheduleError):
         assume(False)
     least, found = (step_memory(MODELS[name], points, sequence=1024, at_least=told) for told in (True, False))
-    assert least.allocated[0] <= found.allocated[0]
-    if not may_defer(points)[0]:
-        assert least.allocated[0] == found.allocated[0]
+    assert 0 < least.allocated[0] <= found.allocated[0]
 
 
 @pytest.mark.parametrize(("tp", "parallel", "p1"), [(2, 1, 2), (4, 0, 1), (4, 1, 2), (8, 1, 1)])

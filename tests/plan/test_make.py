@@ -10,13 +10,14 @@ import pytest
 
 from plait.core.cluster import Hosts
 from plait.core.errors import JobError, PlaitError
+from plait.core.job import Job
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan, Workload
 from plait.core.schedule import Schedule, parse_schedule, with_transfers
 from plait.core.schedules import Shape, generate
 from plait.core.strategy import Strategy
-from plait.plan.make import Design, assemble_plan
+from plait.plan.make import Design, assemble_plan, make_plan
 from plait.plan.reshard import plan_reshard
 from plait.plan.reshard_cost import Fabric
 
@@ -90,6 +91,23 @@ def test_one_place_needs_no_transfer() -> None:
     plan = planned(schedule, degrees=((1, 1),), num_micro_batches=2)
     assert plan.reshards == {False: {}}
     assert plan.names == {(0, 1): ("h", "skip0", "skip1")}
+
+
+def test_a_file_that_is_called_like_a_generator_is_what_is_planned(tmp_path: Path) -> None:
+    """As what ``plait schedule show`` printed is, once somebody has changed it."""
+    other = replace(generate("gpipe", Shape(ranks=2, micro_batches=4)), name="1f1b")
+    (tmp_path / "mine.txt").write_text(str(other))
+    shapes = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 9, "max_sequence": 16}
+    values = {
+        "model": shapes,
+        "data": {"text": "x.txt", "sequence_length": 16},
+        "train": {"global_batch_size": 4, "micro_batch_size": 1},
+        "strategy": {"pp": 2, "schedule": str(tmp_path / "mine.txt")},
+    }
+    for draft in (True, False):
+        plan = make_plan(Job.from_dict(values), Hosts(ranks_per_host=2, rate=1e9), vocab=9, draft=draft)
+        computing = [[op for op in ops if op.computes] for ops in plan.schedule.ranks]
+        assert computing == [list(ops) for ops in other.ranks]
 
 
 @pytest.mark.parametrize("each", [2, 3, 4, 8])
