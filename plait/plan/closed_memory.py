@@ -137,8 +137,8 @@ def step_memory(
 ) -> MemoryColumns:
     """Of every point. sequence: tokens. Points must be valid (``Strategy.check``, ``Sharding.check``);
     where there are more stages than layers, no memory is enough. A utransformer's, whose layers work
-    at different lengths, are walked, each kind once. at_least: no more than what
-    micro-batches keep, which takes a fraction of the time."""
+    at different lengths, are walked, each kind once. at_least: no more than what micro-batches keep,
+    which takes a fraction of the time."""
     told, model, overhead = MemoryOptions.of(options), model_of(model), overhead or Overhead()
     if model.levels:
         told_precision = "bf16-mixed" if precision == "fp8" else precision
@@ -276,10 +276,8 @@ class _Step:
         every stage; negative: one size for all."""
         name, pp = SCHEDULES[at["schedule"]], at["pp"]
         virtual = live.num_stages(name, pp, at["virtual"]) // pp
-        stages, num_micro = (
-            self.options.stages(self.model.num_layers, pp * virtual),
-            live.enough(name, pp, at["num_micro"]),
-        )
+        stages = self.options.stages(self.model.num_layers, pp * virtual)
+        num_micro = live.enough(name, pp, at["num_micro"])
         found, places = dict[int, tuple[live.Pipe, live.Layers]](), live.fullest_places(name, pp)
         for slot, place in enumerate(_places(pp)):
             if place not in places or place in (known.place for known, _ in found.values()):

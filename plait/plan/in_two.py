@@ -25,8 +25,8 @@ R = TypeVar("R")
 
 TICKET = struct.Struct("<H")
 """A piece's number, as a pipe has it."""
-ONCE = 1 << 14
-"""Pieces at once: their numbers fit into a pipe that nobody reads yet."""
+ONCE = 1 << 11
+"""Pieces at once: their numbers fill a page, which any pipe takes before somebody reads."""
 _copies = list[int]()
 """The copy's own number, in a copy."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plait.plan import in_two as module
-from plait.plan.in_two import in_two
+from plait.plan.in_two import in_two, possible
 
 LONG = 120.0
 """Seconds that a copy takes if nobody ends it."""
@@ -46,6 +46,23 @@ def test_both_do_a_part_and_nothing_is_lost() -> None:
     found = in_two(in_the_copy(lambda: None), range(6))
     assert [piece for piece, _ in found] == list(range(6))
     assert len({process for _, process in found}) == 2
+
+
+def test_more_pieces_than_a_pipe_takes_and_fewer_than_are_worth_a_copy() -> None:
+    many = range(2 * module.ONCE + 3)
+    assert in_two(lambda piece: 2 * piece, many) == [2 * piece for piece in many]
+    assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(5), least=6)) == {os.getpid()}
+
+
+def test_a_copy_makes_no_copy() -> None:
+    here, work = os.getpid(), in_the_copy(lambda: None)
+
+    def inner(piece: int) -> list[int]:
+        work(piece)
+        return [os.getpid(), possible()]
+
+    for process, may in in_two(inner, range(6)):
+        assert not may or process == here
 
 
 @pytest.mark.parametrize("what", ["is killed", "raises", "cannot say what it found"])
