@@ -105,11 +105,9 @@ def _known(_pipe: Pipe) -> dict[Layers, Counts]:
 
 
 def _moments(pipe: Pipe, layers: Layers) -> Counts:
-    stages, count = (
-        stages_of(pipe.name, pipe.pp, pipe.virtual, pipe.place),
-        num_stages(pipe.name, pipe.pp, pipe.virtual),
-    )
-    split, found = pipe.name in SPLIT, _walked(pipe)
+    name, pp, virtual, _, place = astuple(pipe)
+    stages, count = stages_of(name, pp, virtual, place), num_stages(name, pp, virtual)
+    split, found = name in SPLIT, _walked(pipe)
     rows = [found @ _sizes(stages, count, layers, split, turn) for turn in range(3 if split else 2)]
     return _largest(np.concatenate(rows))
 

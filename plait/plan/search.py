@@ -90,13 +90,18 @@ class _Search:
         """Bytes of a device that a plan may fill."""
         return usable(self.cluster.device, self.cluster.overhead)
 
+    @property
+    def walked(self) -> bool:
+        """Whether every kind of point of the model is walked on its own, so that no bound is any cheaper."""
+        return self.asked.model.levels > 0
+
     def run(self, space: Points) -> Ranked:
         """Of the points of a space."""
         asked = self.asked
         seconds = total_seconds(asked.model, space, self.cluster, sequence=asked.sequence, precision=self.precision)
         order, rough = np.argsort(seconds, kind="stable"), list[_Rough]()
         found, memory = np.zeros(0, dtype=np.int64), np.zeros(0)  # numbers of points, the first of their families
-        start, size = 0, WALKED if asked.model.levels else FIRST
+        start, size = 0, WALKED if self.walked else FIRST
         while start < len(order) and len(found) < self.keep:
             here = order[start : start + size]
             rough.append(self._rough(space.take(here)))
@@ -122,14 +127,14 @@ class _Search:
         )  # fmt: skip
 
     def _rough(self, points: Points) -> _Rough:
-        """What memory they need at least; of a model that is walked whole all is known."""
-        found, walked = self._columns(points, at_least=True), self.asked.model.levels > 0
+        """What memory they need at least; of a model that is ``walked`` all that they need."""
+        found = self._columns(points, at_least=True)
         least = found.allocated + device_overhead(self.cluster.overhead, points, np.zeros(len(points)))
-        return _Rough(points, found.total if walked else least, walked)
+        return _Rough(points, found.total if self.walked else least)
 
     def _exact(self, rough: _Rough, which: Ints) -> NDArray[np.float64]:
         """Memory of some of the points."""
-        return rough.least[which] if rough.exact else self.memory(rough.points.take(which))
+        return rough.least[which] if self.walked else self.memory(rough.points.take(which))
 
     def _first_fitting(self, rough: _Rough, family: Ints, known: Ints) -> tuple[Ints, NDArray[np.float64]]:
         """Numbers of the points that are the first of their family to fit, and their memory: of so many
@@ -162,11 +167,10 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Rough:
-    """Points, and the memory that they need at least. exact: it is all that they need."""
+    """Points, and the memory that they need at least."""
 
     points: Points
     least: NDArray[np.float64]
-    exact: bool
 
 
 def _families(points: Points) -> list[Ints]:

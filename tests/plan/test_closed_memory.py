@@ -12,12 +12,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from plait.core.attention_ops import SharedAttention
 from plait.core.cluster import Cluster
 from plait.core.errors import JobError, ScheduleError
 from plait.core.model import ModelSpec
+from plait.core.strategy import Recompute
+from plait.plan.activation_columns import Load, Structure, stage_tables
 from plait.plan.closed_memory import MemoryColumns, fits, step_memory
 from plait.plan.distinct import distinct, groups
 from plait.plan.estimate import Estimate, estimate
+from plait.plan.live import HELD, HELD_LAYER, KEPT, KEPT_LAYER, TYPES
 from plait.plan.memory_options import MemoryOptions
 from plait.plan.point_step import step_of
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
@@ -124,6 +128,25 @@ def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
         assume(False)
     least, found = (step_memory(MODELS[name], points, sequence=1024, at_least=told) for told in (True, False))
     assert 0 < least.allocated[0] <= found.allocated[0]
+
+
+@pytest.mark.parametrize("attention", [None, SharedAttention(2, 1), SharedAttention(1, 3), SharedAttention(2, 2)])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_slices_keep_together_what_a_whole_keeps(
+    recompute: Recompute, split: bool, attention: SharedAttention | None
+) -> None:
+    cp, ring = (attention.ulysses * attention.ring, attention.ring) if attention else (1, 1)
+    asked = [
+        (Structure(recompute, tp > 1, parallel, p1, split, attention), [(tp, cp, ring)], Load(1024, 2, True, True))
+        for tp, parallel in ((1, False), (2, False), (2, True))
+        for p1 in (1, 2, 4)
+    ]
+    lasting = [*range(KEPT, KEPT + len(TYPES)), *range(HELD, HELD + len(TYPES)), KEPT_LAYER, HELD_LAYER]
+    kept = [(base + 4 * each)[0, lasting].tolist() for base, each in stage_tables(LLAMA, asked)]
+    for at in range(0, len(kept), 3):
+        assert sum(kept[at]) > 0
+        assert kept[at] == kept[at + 1] == kept[at + 2]
 
 
 @pytest.mark.parametrize(("tp", "parallel", "p1"), [(2, 1, 2), (4, 0, 1), (4, 1, 2), (8, 1, 1)])
