@@ -110,11 +110,10 @@ def shape_of(name: str, case: Case, *, tiny: bool) -> ModelSpec:
     return ModelSpec(**values)
 
 
-def batch_of(spec: ModelSpec, case: Case, device: Device) -> MicroBatch:
-    """Random tokens, each to predict the one after it."""
+def batch_of(spec: ModelSpec, case: Case) -> MicroBatch:
+    """Random tokens, each to predict the one after it; in host memory, as a run's are."""
     tokens = torch.randint(0, spec.vocab, (case.batch, case.sequence), generator=torch.Generator().manual_seed(1))
-    tokens, targets, samples = device.upload([tokens, tokens.roll(-1, 1), torch.arange(case.batch)])
-    return MicroBatch(tokens, targets, samples, 1.0 / tokens.numel(), 0)
+    return MicroBatch(tokens, tokens.roll(-1, 1), torch.arange(case.batch), 1.0 / tokens.numel(), 0)
 
 
 # ---- the model as a whole, beside transformers' ----
@@ -122,21 +121,28 @@ def batch_of(spec: ModelSpec, case: Case, device: Device) -> MicroBatch:
 
 def whole(spec: ModelSpec, case: Case, device: Device, peak: float, rounds: int) -> dict[str, Any]:
     """Seconds, tokens a second and utilisation of each."""
-    batch = batch_of(spec, case, device)
+    batch = batch_of(spec, case)
     model = Transformer(spec, Strategy(), dtype=torch.bfloat16, device=device.torch_device)
     gradients = Gradients(model)
-    load = Load(case.batch, case.sequence)
-    executor = make_executor(model, Strategy(), NullWire(), load, Here(device), gradients=gradients)
 
-    def ours() -> torch.Tensor:
-        gradients.zero()
-        return executor.run(batch)
+    def ours(strategy: Strategy) -> Callable[[], torch.Tensor]:
+        load = Load(case.batch, case.sequence)
+        executor = make_executor(model, strategy, NullWire(), load, Here(device), gradients=gradients)
+
+        def run() -> torch.Tensor:
+            gradients.zero()
+            return executor.run(batch)
+
+        return run
 
     peer = peer_of(model, device)
     runs: dict[str, Callable[[], torch.Tensor]] = {
-        "plait": ours, "transformers": peer_step(peer, batch),
-        "transformers compiled": peer_step(cast("torch.nn.Module", torch.compile(peer)), batch),
+        "plait": ours(Strategy()), "transformers": peer_step(peer, batch, device),
+        "transformers compiled": peer_step(cast("torch.nn.Module", torch.compile(peer)), batch, device),
     }  # fmt: skip
+    if device.captures:
+        runs["plait captured"] = ours(Strategy(cuda_graphs=True))
+        runs["plait captured"]()  # the first step runs op by op, the second is captured
     losses = {name: float(run().detach()) for name, run in runs.items()}
     if max(losses.values()) > min(losses.values()) * (1 + AGREE):
         raise SystemExit(f"not the same model: losses {losses}")
@@ -161,12 +167,13 @@ def peer_of(model: Transformer, device: Device) -> torch.nn.Module:
     return torch.nn.Module.to(peer, device.torch_device).train()
 
 
-def peer_step(peer: torch.nn.Module, batch: MicroBatch) -> Callable[[], torch.Tensor]:
+def peer_step(peer: torch.nn.Module, batch: MicroBatch, device: Device) -> Callable[[], torch.Tensor]:
     """Forward and backward of the same batch."""
+    tokens, targets = device.upload([batch.tokens, batch.targets])
 
     def run() -> torch.Tensor:
-        logits = peer(input_ids=batch.tokens, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
+        logits = peer(input_ids=tokens, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         loss.backward()
         peer.zero_grad()
         return loss
@@ -180,7 +187,7 @@ def peer_step(peer: torch.nn.Module, batch: MicroBatch) -> Callable[[], torch.Te
 def sliced(spec: ModelSpec, case: Case, device: Device, share: float, rounds: int) -> dict[str, Any]:
     """Seconds of every order, and what of the communication each hides."""
     spec = replace(spec, num_layers=case.sliced_layers)
-    batch, load = batch_of(spec, case, device), Load(case.batch, case.sequence)
+    batch, load = batch_of(spec, case), Load(case.batch, case.sequence)
     model = Transformer(spec, SLICED["sync"], dtype=torch.bfloat16, device=device.torch_device)
     gradients, recorder = Gradients(model), Recorder(device)
     wire = ModelledWire(device, TP, lambda nbytes: 0.0)

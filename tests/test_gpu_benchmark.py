@@ -33,7 +33,7 @@ def test_the_modelled_link_changes_no_number() -> None:
         model = Transformer(spec, strategy)
         gradients = Gradients(model)
         load = Load(TINY.batch, TINY.sequence)
-        make_executor(model, strategy, wire, load, Here(CPU), gradients=gradients).run(batch_of(spec, TINY, CPU))
+        make_executor(model, strategy, wire, load, Here(CPU), gradients=gradients).run(batch_of(spec, TINY))
         found.append(dict(gradients.named))
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())

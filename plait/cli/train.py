@@ -243,18 +243,24 @@ def _check_files(job: Job, folder: Path, place: Place) -> None:
     check_data(job.data, job.train, folder / "corpus")
     if job.train.init_from:
         check_weights(Path(job.train.init_from), job.model_spec(load_tokenizer(job.data.tokenizer).vocab))
-    _check_compiler(job, place)
+    _check_processors(job, place)
 
 
-def _check_compiler(job: Job, place: Place) -> None:
-    """Refuse a job whose ranks on this machine's processors could not compile."""
+def _check_processors(job: Job, place: Place) -> None:
+    """Refuse a job whose ranks would compute on this machine's processors, and cannot as it says."""
     from plait.core.compiler import check_compiler
+    from plait.core.errors import JobError
     from plait.plan.fits import room
 
-    if job.strategy.compile is not True:
+    if True not in (job.strategy.compile, job.strategy.cuda_graphs):
         return
     there = room(job.run.device, job.world_size) if place.ours else None
-    if place.lab or (there and not there.each):
+    if not (place.lab or (there and not there.each)):
+        return
+    if job.strategy.cuda_graphs is True:
+        raise JobError("true, and ranks here compute on processors, which capture nothing",
+                       key="strategy.cuda_graphs", fix='Use "auto" or false')  # fmt: skip
+    if job.strategy.compile is True:
         check_compiler()
 
 

@@ -176,7 +176,15 @@ class Job(Section):
             replace(self.base_strategy, tp=tp).check(
                 spec, batch=self.micro_batch // dp, sequence=self.data.sequence_length
             )
-            self.sharding(dp * self.strategy.cp).check(dp * self.strategy.cp)
+            sharding = self.sharding(dp * self.strategy.cp)
+            sharding.check(dp * self.strategy.cp)
+            if self.strategy.cuda_graphs is True and not sharding.stays:
+                raise JobError(
+                    "what is captured works on memory that stays, and this sharding gathers weights, or reduces "
+                    "gradients, in memory that does not",
+                    key="strategy.cuda_graphs",
+                    fix='Use false or "auto", or shard = "ddp" or "zero1"',
+                )
             check_expert_parallel(spec, self.strategy.ep, dp * self.strategy.cp)
 
     def _check_batch(self) -> None:
@@ -275,6 +283,7 @@ class Job(Section):
             tp=self.degrees[0][1], overlap=overlap, shard_overlap=hidden, p1=slices.p1, p2=slices.p2,
             sequence_parallel=section.sequence_parallel is True, cp=section.cp, ring=self.sequence_cut.ring,
             recompute=kind, recompute_layers=layers, compile=section.compile is True,
+            cuda_graphs=section.cuda_graphs is True,
         )  # fmt: skip
 
     def model_spec(self, vocab: int) -> ModelSpec:

@@ -64,17 +64,18 @@ class Workload:
 class Choices:
     """What timed steps are to choose. strategies: candidates that differ in slices and sequence parallelism.
     shard_overlap: which of sharding's communication overlaps computation. slack: slack-1f1b's, of every
-    boundary. compile: whether to."""
+    boundary. compile, cuda_graphs: whether to."""
 
     strategies: tuple[Strategy, ...] = ()
     shard_overlap: bool = False
     slack: bool = False
     compile: bool = False
+    cuda_graphs: bool = False
 
     @property
     def any(self) -> bool:
         """Whether anything is to be chosen."""
-        return bool(self.strategies) or self.shard_overlap or self.slack or self.compile
+        return bool(self.strategies) or self.shard_overlap or self.slack or self.compile or self.cuda_graphs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,13 @@ class Times:
 class Measurements:
     """What timed steps have found. costs: of ops and collectives, by whether the residual stream was
     sequence-parallel. strategies: candidates timed. overlaps: likewise, that differ in sharding's overlap
-    only. compiled: in whether they are compiled."""
+    only. compiled: in whether they are compiled; graphed: in whether they are captured."""
 
     costs: Mapping[bool, SegmentCosts] = field(default_factory=dict[bool, SegmentCosts])
     strategies: tuple[Timed, ...] = ()
     overlaps: tuple[Timed, ...] = ()
     compiled: tuple[Timed, ...] = ()
+    graphed: tuple[Timed, ...] = ()
     times: Times | None = None
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -56,6 +57,7 @@ def refine(plan: Plan, found: Measurements) -> Plan:
     chosen = fastest(found.strategies, plan.strategy)
     strategy = with_overlap(chosen, fastest(found.overlaps, chosen).shard_overlap)
     strategy = replace(strategy, compile=fastest(found.compiled, strategy).compile)
+    strategy = replace(strategy, cuda_graphs=fastest(found.graphed, strategy).cuda_graphs)
     parallel = strategy.sequence_parallel
     schedule = slack_schedule(plan, found.times) if plan.choices.slack and found.times else plan.schedule
     return replace(

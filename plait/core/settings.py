@@ -227,6 +227,9 @@ class StrategySection(Section):
     compile: bool | Literal["auto"] = False
     """Compile what lies between matrix products (norms, dropout, activations, positions, loss) with
     torch.compile. ``auto``: if timed steps are faster so, and the run is long enough for it to pay."""
+    cuda_graphs: bool | Literal["auto"] = False
+    """On a GPU, capture the computation between collectives once and replay it: small kernels then do not
+    wait for the host. Takes more memory. ``auto``: if timed steps are faster so."""
 
     @model_validator(mode="before")
     @classmethod
@@ -242,7 +245,7 @@ class StrategySection(Section):
         return {**table, "slices": lone} if lone else table
 
 
-PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in ("slack", "compile"))
+PLANNABLE = tuple(key for key in StrategySection.model_fields if key not in ("slack", "compile", "cuda_graphs"))
 """Keys of ``[strategy]`` that do not have to be timed."""
 
 

@@ -83,6 +83,11 @@ class Sharding:
                 key="strategy.shard.secondary",
             )
 
+    @property
+    def stays(self) -> bool:
+        """Whether weights and gradients are whole on every rank, each always in one place in memory."""
+        return self.params == self.grads == 1
+
     def factors(self, ranks: int) -> tuple[int, int, int, int]:
         """params, grads, optim and R, level by level."""
         return self.params, self.grads, self.optim, ranks

@@ -46,6 +46,8 @@ class Strategy:
     next module, and the reduction of gradients. ``both``; ``none``.
 
     compile: what lies between matrix products is compiled (torch.compile) instead of run op by op.
+
+    cuda_graphs: stretches of computation are captured once and replayed, where the device can.
     """
 
     tp: int = 1
@@ -59,6 +61,7 @@ class Strategy:
     recompute_layers: int | None = None
     shard_overlap: ShardOverlap = "both"
     compile: bool = False
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.overlap not in get_args(Overlap):

@@ -75,6 +75,8 @@ class _Words:
             self.cannot(f"stage_layers = {list(self.section.stage_layers)} (their split is even)")
         if sharding.secondary:
             self.cannot(f"shard.secondary = {sharding.secondary} (no second copy of parameters is kept)")
+        if strategy.cuda_graphs:
+            self.cannot("cuda_graphs (what they capture are layers or steps, collectives included)")
 
     def schedule(self, known: Mapping[str, str] | tuple[str, ...], instead: Mapping[str, str]) -> str:
         """The schedule, or the one that stands for it."""
@@ -128,7 +130,7 @@ def _torchtitan(words: _Words) -> Emitted:
     tables: dict[str, Any] = {
         "training": training, "parallelism": parallel, "activation_checkpoint": _titan_recompute(words, strategy)
     }  # fmt: skip
-    if parallel.get("enable_async_tensor_parallel"):
+    if strategy.compile or parallel.get("enable_async_tensor_parallel"):
         tables["compile"] = {"enable": True}
     words.cannot("the model's shapes (they are a flavor that model.flavor names)")
     return Emitted(to_toml(tables), words.unsaid)
@@ -192,6 +194,8 @@ def _megatron(words: _Words) -> Emitted:
         words.cannot("recompute = selective of the MLP's activation (only norms are recomputed)")
         if strategy.recompute_layers is not None:
             words.cannot(f"recompute of {strategy.recompute_layers} layers of every stage (all are recomputed)")
+    if strategy.compile:
+        words.cannot("compile (its own fused kernels stand for it)")
     if job.train.precision == "bf16-mixed":
         flags["bf16"] = True
     elif job.train.precision != "fp32":

@@ -48,6 +48,7 @@ def make_plan(job: Job, hosts: Hosts, *, vocab: int, draft: bool = False) -> Pla
         shard_overlap=job.tunes_sharding and max(mesh.replicas for mesh in layout.meshes) > 1,
         slack=job.measures_slack and len(layout.degrees) > 1,
         compile=job.strategy.compile == "auto",
+        cuda_graphs=job.strategy.cuda_graphs == "auto",
     )
     design = Design(model, workload, strategy, layout, shardings, job.strategy.stage_layers, choices, job.train.seed)
     schedule = job_schedule(job, layout)

@@ -113,6 +113,9 @@ class Session:
         """The part under a plan that leaves nothing open; the plan is kept, and its hash is the run's."""
         if part.plan.strategy.compile:
             self._compile(part)
+        if part.plan.strategy.cuda_graphs and not part.device.captures:
+            raise JobError(f"true, and {part.device.description} captures nothing", key="strategy.cuda_graphs",
+                           fix='Use "auto" or false')  # fmt: skip
         if not part.plan.choices.any:
             return part
         self.control.doing("measuring")

@@ -38,9 +38,14 @@ def by_formulas() -> Iterator[None]:
 
 
 def worst_error(rank: int, spec: ModelSpec, strategies: list[Strategy]) -> list[tuple[float, str]]:
-    """``equality.worst_error`` of each strategy, by the formulas alone."""
+    """``lone_error`` of each strategy."""
+    return [lone_error(rank, spec, strategy) for strategy in strategies]
+
+
+def lone_error(rank: int, spec: ModelSpec, strategy: Strategy) -> tuple[float, str]:
+    """``equality.worst_error``, by the formulas alone."""
     with by_formulas():
-        return [equality.worst_error(rank, spec, strategy) for strategy in strategies]
+        return equality.worst_error(rank, spec, strategy)
 
 
 def job_error(

@@ -80,11 +80,19 @@ def test_torchtitan() -> None:
         ({"cp": 2, "cp_kind": "ulysses"}, "torchtitan", "2 ranks that exchange heads"),
         ({"stage_layers": [17, 15]}, "megatron", "stage_layers = [17, 15]"),
         ({"dp": [4, 2], "tp": [2, 4]}, "megatron", "unequal places"),
+        ({"compile": True}, "megatron", "compile"),
+        ({"cuda_graphs": True, "shard": "zero1"}, "megatron", "cuda_graphs"),
+        ({"cuda_graphs": True, "shard": "zero1"}, "torchtitan", "cuda_graphs"),
     ],
 )
 def test_what_they_cannot_say_is_named(strategy: dict[str, Any], framework: str, words: str) -> None:
     found = emit(job(**PLAIN | strategy), framework)
     assert any(words in line for line in found.unsaid), found.unsaid
+
+
+def test_torchtitan_compiles_where_the_strategy_does() -> None:
+    found = [tables(job(**PLAIN | {"overlap": "sync", "compile": on})).get("compile") for on in (False, True)]
+    assert found == [None, {"enable": True}]
 
 
 def test_context_parallelism_of_both_kinds() -> None:

@@ -3,7 +3,7 @@ slice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,7 +17,6 @@ from plait.train.engine.inflight import Crossing, InFlight, MicroBatch
 from plait.train.engine.segment import Before, Segment, Shared
 from plait.train.engine.sublayers import Sublayer
 from plait.train.engine.vocabulary import Embed, Head
-from plait.train.machine.device import Device
 from plait.train.model.basics import SliceContext
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.embedding import RowExchange
@@ -49,39 +48,69 @@ class _Slice:
 
 
 def begin(
-    shared: Shared, batch: MicroBatch, device: Device, dropout: DropoutKey | None, entering: Mapping[str, Tensor]
+    shared: Shared,
+    batch: MicroBatch,
+    there: Sequence[Tensor],
+    dropout: DropoutKey | None,
+    entering: Mapping[str, Tensor],
+    scale: float | Tensor,
 ) -> InFlight:
-    """A micro-batch's chains. entering: what other stages sent."""
+    """A micro-batch's chains. there: what ``pack`` made, on the device. entering: what other stages sent.
+    scale: the batch's, or where it stands on the device."""
     state = InFlight(Crossing(batch.tokens.shape[0], dict(entering)))
-    for cut in _slices(shared, batch, device, dropout):
+    for cut in _slices(shared, batch, there, dropout):
         before: Segment | None = None
         for site, layer in shared.graph.segments:
-            before = _segment(shared, site, layer, cut, batch.scale, state, before)
+            before = _segment(shared, site, layer, cut, scale, state, before)
             state.segments[site, layer, cut.number] = before
     return state
 
 
-def _slices(shared: Shared, batch: MicroBatch, device: Device, dropout: DropoutKey | None) -> Iterator[_Slice]:
-    """All slices, what they need brought to the device at once."""
-    model, graph, wire = shared.model, shared.graph, shared.wire
-    sequence = batch.tokens.shape[1]
-    local = sequence // wire.size if graph.sequence_parallel else sequence
-    first = wire.rank * local if graph.sequence_parallel else 0
+def pack(shared: Shared, batch: MicroBatch) -> list[Tensor]:
+    """What a micro-batch's slices need on the device, in host memory: positions, and for each slice tokens,
+    targets, samples and, where the stage embeds, the rows to send and the places where rows arrive."""
+    model, graph = shared.model, shared.graph
+    local, first = _shard(shared, batch)
     positions = torch.arange(first, first + local) if batch.positions is None else batch.positions
     sizes = slice_sizes(batch.tokens.shape[0], graph.p1)
     assert min(sizes) > 0, f"p1 = {graph.p1} slices of a micro-batch of {batch.tokens.shape[0]}"
-    ends = list(accumulate(sizes, initial=0))
     packed = [positions]
-    cuts = zip(*(t.split(sizes) for t in (batch.tokens, batch.targets, batch.samples)), strict=True)
-    for tokens, targets, samples in cuts:
+    for tokens, targets, samples in zip(
+        *(t.split(sizes) for t in (batch.tokens, batch.targets, batch.samples)), strict=True
+    ):
         packed += [tokens.t().contiguous(), targets.t().contiguous(), samples]
         if graph.embeds:
             rows = model.embedding.exchange(tokens.t().contiguous())
             packed += [rows.send, rows.arrival[first : first + local]]
-    there = iter(device.upload(packed))
+    return packed
+
+
+def exchanges(shared: Shared, tensors: Sequence[Tensor]) -> list[RowExchange]:
+    """Of all slices, of what ``pack`` made; none where the stage does not embed."""
+    if not shared.graph.embeds:
+        return []
+    each = (len(tensors) - 1) // shared.graph.p1
+    return [RowExchange(*tensors[at - 2 : at]) for at in range(1 + each, len(tensors) + 1, each)]
+
+
+def _shard(shared: Shared, batch: MicroBatch) -> tuple[int, int]:
+    """Of a sequence's tokens here, how many are this rank's, and the first of them."""
+    sequence, wire = batch.tokens.shape[1], shared.wire
+    local = sequence // wire.size if shared.graph.sequence_parallel else sequence
+    return local, wire.rank * local if shared.graph.sequence_parallel else 0
+
+
+def _slices(
+    shared: Shared, batch: MicroBatch, tensors: Sequence[Tensor], dropout: DropoutKey | None
+) -> Iterator[_Slice]:
+    """All slices, of what ``pack`` made."""
+    model, graph = shared.model, shared.graph
+    local, first = _shard(shared, batch)
+    there = iter(tensors)
     positions = next(there)
     spread, own = (None, positions) if batch.positions is None else (positions, positions[first : first + local])
-    for number in range(len(sizes)):
+    ends = list(accumulate(slice_sizes(batch.tokens.shape[0], graph.p1), initial=0))
+    for number in range(graph.p1):
         tokens, targets, samples = (next(there) for _ in range(3))
         yield _Slice(
             number,
@@ -97,7 +126,7 @@ def _slices(shared: Shared, batch: MicroBatch, device: Device, dropout: DropoutK
 
 
 def _segment(
-    shared: Shared, site: Site, layer: int, cut: _Slice, scale: float, state: InFlight, before: Segment | None
+    shared: Shared, site: Site, layer: int, cut: _Slice, scale: float | Tensor, state: InFlight, before: Segment | None
 ) -> Segment:
     """One segment of one slice, behind ``before``."""
     model, graph = shared.model, shared.graph

@@ -24,10 +24,10 @@ from plait.core.sharding import UnitAction, UnitOp, with_units
 from plait.core.strategy import Strategy
 from plait.train.comm.flight import LoggedWire
 from plait.train.comm.wire import Handle, NullWire, Wire
-from plait.train.engine.chain import KINDS, begin
+from plait.train.engine.chain import KINDS, begin, pack
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import InFlight, Key, MicroBatch
-from plait.train.engine.segment import Segment, Shared
+from plait.train.engine.segment import Buffers, Segment, Shared
 from plait.train.engine.shards import Shards
 from plait.train.engine.vocabulary import Head
 from plait.train.machine.device import Device
@@ -58,8 +58,28 @@ class Turn:
     handles: dict[SegmentOp, Handle] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Start:
+    """Starts an op's collective. buffers: finds, or makes, what it works on."""
+
+    op: SegmentOp
+    buffers: Callable[[Turn], Buffers]
+    collective: Collective
+    wire: Wire
+
+    def __call__(self, turn: Turn) -> None:
+        """In this phase."""
+        self.send(turn, *self.buffers(turn))
+
+    def send(self, turn: Turn, result: Tensor, source: Tensor) -> None:
+        """The same, on these."""
+        turn.handles[self.op] = self.wire.start(self.collective, result, source)
+
+
 Programme = list[tuple[Action | UnitAction, Callable[[Turn], object]]]
 """What is done in which order, and how."""
+Acts = list[tuple[Callable[[Turn], object], int, int]]
+"""The same, with kind and name of the record of each; 0 and 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +114,7 @@ class SegmentExecutor:
         self.device, self.recorder, self.seed = here.device, here.recorder, here.seed
         self._shared = Shared(model, self.graph, wire, gradients, kernels_of(strategy))
         self.programmes: dict[Phase, Programme] = {}
-        self._recorded: dict[Phase, list[tuple[Callable[[Turn], object], int, int]]] = {}
+        self._acts: dict[Phase, Acts] = {}
         graph = self.graph
         for phase, actions in lists.phases.items():
             check(replace(graph, phase=phase), actions)
@@ -103,7 +123,7 @@ class SegmentExecutor:
             self.programmes[phase] = [
                 (action, self._step(action, then)) for action, then in zip(listed, follows, strict=True)
             ]
-            self._recorded[phase] = [(step, *self._entry(action)) for action, step in self.programmes[phase]]
+            self._acts[phase] = [(step, *self._entry(action)) for action, step in self.programmes[phase]]
 
     # ---- micro-batches ----
 
@@ -117,10 +137,13 @@ class SegmentExecutor:
     @torch.no_grad()
     def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
         """Take a micro-batch in. entering: what other stages sent."""
+        there = self.device.upload(pack(self._shared, batch))
+        return begin(self._shared, batch, there, self._dropout(batch), entering or {}, batch.scale)
+
+    def _dropout(self, batch: MicroBatch) -> DropoutKey | None:
         spec, training = self.model.spec, self.model.training and self.gradients is not None
         dropping = training and (spec.dropout or spec.attention_dropout)
-        dropout = DropoutKey(self.seed, batch.step) if dropping else None
-        return begin(self._shared, batch, self.device, dropout, entering or {})
+        return DropoutKey(self.seed, batch.step) if dropping else None
 
     def ahead(self, phase: Phase) -> None:
         """Start to gather what a phase reads first, where that overlaps computation."""
@@ -139,12 +162,15 @@ class SegmentExecutor:
         gather what runs next; called as soon as there is room.
         """
         turn = Turn(state.segments, last, then)
-        if self.recorder is None:
-            for _, step in self.programmes[phase]:
-                step(turn)
-        else:
-            self.recorder.run(self._recorded[phase], turn)
+        self._do(self._acts[phase], turn)
         assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
+
+    def _do(self, acts: Acts, turn: Turn) -> None:
+        if self.recorder is None:
+            for act, _, _ in acts:
+                act(turn)
+        else:
+            self.recorder.run(acts, turn)
 
     def _entry(self, action: Action | UnitAction) -> tuple[int, int]:
         """What the recorder is told of an action: kind and name."""
@@ -171,7 +197,7 @@ class SegmentExecutor:
         kind = KINDS[op.site]
         return _bound(op, kind.runs, kind.run_parts)
 
-    def _start(self, op: SegmentOp, *, awaited: bool) -> Callable[[Turn], object]:
+    def _start(self, op: SegmentOp, *, awaited: bool) -> Start:
         """Start an op's collective. awaited: at once."""
         collective = self.graph.collective(op)
         assert collective is not None, f"{op} has no collective"
@@ -183,13 +209,7 @@ class SegmentExecutor:
             site, layer = self.graph.before(op)
             owner = op._replace(site=site, layer=layer)
         kind = KINDS[owner.site]
-        buffers = _bound(owner, kind.sends, kind.send_parts)
-
-        def start(turn: Turn) -> None:
-            result, source = buffers(turn)
-            turn.handles[op] = wire.start(collective, result, source)
-
-        return start
+        return Start(op, _bound(owner, kind.sends, kind.send_parts), collective, wire)
 
     def _wire(self, op: SegmentOp, collective: Collective) -> Wire:
         """Over which an op's collective goes: of those who share a sequence, or of tensor parallelism."""
@@ -225,7 +245,13 @@ def make_executor(
     """An executor of the strategy's lists for the phases given; without ``gradients`` it only evaluates."""
     lists = segment_lists(model.spec, strategy, model.stage, load, phases, backward=gradients is not None)
     used = NullWire(strategy.tp, model.tp_rank) if strategy.overlap == "none" else wire
-    return SegmentExecutor(model, lists, used, strategy, here, gradients=gradients, shards=shards)
+    kind = SegmentExecutor
+    mixed = {"B", "I"} <= set(phases)  # what of a slot's backward would have to be captured is not known in time
+    if strategy.cuda_graphs and here.device.captures and gradients is not None and not mixed:
+        from plait.train.engine.graphs import GraphedExecutor
+
+        kind = GraphedExecutor
+    return kind(model, lists, used, strategy, here, gradients=gradients, shards=shards)
 
 
 def kernels_of(strategy: Strategy) -> Kernels:

@@ -15,10 +15,12 @@ from plait.train.model.loss import VocabularyLoss
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Embed(Adding):
-    """tokens: [S, b]. exchange: which rows of the embedding travel."""
+    """tokens: [S, b]. exchange: which rows of the embedding travel. placed: every row at its token's place,
+    if what reads it there was captured (``plait.train.engine.graphs``)."""
 
     tokens: Tensor
     exchange: RowExchange
+    placed: Tensor | None = None
 
     def look_up(self) -> None:
         """R: this rank's rows of those that the tokens name."""
@@ -30,11 +32,16 @@ class Embed(Adding):
         self.y = empty_like_gathered(self.y_partial, self.shared.wire.size)
         return self.y, self.y_partial
 
-    def stream(self) -> Tensor:
-        """The residual stream's beginning: every row at its token's place."""
-        h = self.shared.model.embedding.join(self.y[self.exchange.arrival], self.context)
+    def place(self) -> Tensor:
+        """Every row at its token's place; how many rows there are differs from batch to batch."""
+        words = self.y[self.exchange.arrival]
         del self.y, self.y_partial
-        return h
+        return words
+
+    def stream(self) -> Tensor:
+        """The residual stream's beginning."""
+        words = self.place() if self.placed is None else self.placed
+        return self.shared.model.embedding.join(words, self.context)
 
     def back(self, gradient: Tensor) -> None:
         """The gradient of that."""
@@ -56,7 +63,7 @@ class Head(Normed):
     """targets: [S, b]. scale: of the loss. ``total``, after L: the scaled loss of the slice, 0-d."""
 
     targets: Tensor
-    scale: float
+    scale: float | Tensor
     loss: VocabularyLoss = field(init=False)
     total: Tensor = field(init=False)
     g_z: Tensor = field(init=False)  # gradient of the logits

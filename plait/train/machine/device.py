@@ -10,6 +10,7 @@ import os
 import platform
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -55,6 +56,14 @@ class AsyncWork(Protocol):
 
     def is_completed(self) -> bool:
         """Whether it is over, well or not."""
+        ...
+
+
+class Graph(Protocol):
+    """Work that a device has captured: kernels with their arguments, the same memory every time."""
+
+    def replay(self) -> None:
+        """Submit all of it at once, to the calling thread's stream."""
         ...
 
 
@@ -141,6 +150,17 @@ class Device:
     def enter_thread(self) -> None:
         """The first thing that a thread does which will submit work."""
 
+    captures = False
+    """Whether ``capture`` works."""
+
+    def pool(self) -> object:
+        """Memory for what is captured together: graphs that are always replayed in one order."""
+
+    def capture(self, work: Callable[[], object], pool: object) -> Graph:
+        """What the calling thread submits in ``work``, as a graph; nothing of it runs before a replay. What
+        it allocates is taken from ``pool`` for good, and stays where it is."""
+        raise NotImplementedError
+
     def memory_meter(self) -> Callable[[], int]:
         """Tells, from now on, the most bytes that were taken: of a GPU, by tensors; of a CPU, by the process
         beyond what it has now. Whoever asks waits for nothing."""
@@ -181,6 +201,7 @@ class CudaDevice(Device):
         super().__init__(torch_device)
         torch.cuda.set_device(torch_device)
         self._side = torch.cuda.Stream(torch_device)
+        self._capturing = torch.cuda.Stream(torch_device)
         self._background = threading.local()
         self._read: deque[torch.cuda.Event] = deque(maxlen=EVENTS)  # to be used again
         self._bases: deque[tuple[torch.cuda.Event, int]] = deque(maxlen=2)
@@ -273,6 +294,23 @@ class CudaDevice(Device):
             piece.copy_(tensor)
         # torch's allocator of pinned memory gives it to nobody else before the copy is done.
         return _pieces(packed.to(self.torch_device, non_blocking=True), tensors)
+
+    captures = True
+
+    def pool(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], object], pool: object) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._capturing), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # only memory was taken
+            # Other threads go on meanwhile: those of lanes and shards, and NCCL's own.
+            graph.capture_begin(pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        return graph
 
     def memory_meter(self) -> Callable[[], int]:
         return lambda: torch.cuda.max_memory_allocated(self.torch_device)

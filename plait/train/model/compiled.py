@@ -93,7 +93,9 @@ class Compiled:
     @torch.no_grad()
     def _rows(self, mask: Mask, first: Tensor, second: Tensor) -> Tensor:
         """The part of the hash that all elements of a row share, [M]."""
-        key = torch.full((), mask.dropout.site(mask.layer, mask.site), dtype=torch.int64, device=first.device)
+        key = mask.dropout.site(mask.layer, mask.site)
+        if isinstance(key, int):
+            key = torch.full((), key, dtype=torch.int64, device=first.device)
         return self.functions["rows"](key, first, second).view(-1)
 
     def _thresholds(self, mask: Mask) -> tuple[Tensor, Tensor]:

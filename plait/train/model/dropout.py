@@ -33,17 +33,30 @@ def fold(key: Tensor | int, value: Tensor | int) -> Tensor | int:
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """What all masks of one step of one run share."""
+    """What all masks of one step of one run share. table: ``sites`` on a device, where what draws masks was
+    captured: there the step is no number of the code."""
 
     seed: int
     step: int
+    table: Tensor | None = None
 
-    def site(self, layer: int, site: DropoutSite) -> int:
+    def site(self, layer: int, site: DropoutSite) -> Tensor | int:
         """What all masks of one place in the model share in this step, 32 bits."""
-        key: Tensor | int = mix(self.seed & _MASK)
-        for part in (self.seed >> 32, self.step, layer, _SITES[site]):
+        if self.table is not None:
+            return self.table[layer, _SITES[site] - 1]
+        return fold(fold(self._of_step(), layer), _SITES[site])
+
+    def sites(self, layers: int) -> Tensor:
+        """``site`` of all places of so many layers, [layers, 4] int64, in host memory."""
+        rows = fold(self._of_step(), torch.arange(layers)[:, None])
+        found = fold(rows, torch.tensor(list(_SITES.values())))
+        assert isinstance(found, Tensor)
+        return found
+
+    def _of_step(self) -> Tensor | int:
+        key = mix(self.seed & _MASK)
+        for part in (self.seed >> 32, self.step):
             key = fold(key, part & _MASK)
-        assert isinstance(key, int)
         return key
 
     def hidden(

@@ -39,7 +39,7 @@ class VocabularyLoss:
         self.statistics = found[1]  # [1, 3, M]
         self.gathered = self.statistics if size == 1 else self.statistics.new_empty((size, *self.statistics.shape[1:]))
 
-    def finish(self, scale: float, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def finish(self, scale: float | Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Combine the gathered statistics: scale * sum of token losses, and the logits' gradient, [M, V /
         tp], where it is wanted."""
         maxima, sums, targets = self.gathered.unbind(dim=1)  # [tp, M] each

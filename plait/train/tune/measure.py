@@ -57,6 +57,9 @@ def measure(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> Measu
     if plan.choices.compile:
         compiled, note = _compiled(part.under(refine(plan, found)), batches, steps_left)
         found = replace(found, compiled=compiled, notes={**found.notes, "compile": note})
+    if plan.choices.cuda_graphs:
+        graphed, note = _graphed(part.under(refine(plan, found)), batches)
+        found = replace(found, graphed=graphed, notes={**found.notes, "cuda_graphs": note})
     if plan.choices.slack:
         found = replace(found, times=_times(part.under(refine(plan, replace(found, times=None))), batches))
     _forget(part)
@@ -163,6 +166,19 @@ def _compiled(part: Part, batches: Sequence[MicroBatch], steps_left: int) -> tup
     timed = _time(part, [plan, other], step, ROUNDS)
     op_by_op, compiled = (one.seconds * 1e3 for one in timed)
     return timed, f"{done}; a step takes {compiled:.1f} ms, {op_by_op:.1f} ms if not compiled"
+
+
+def _graphed(part: Part, batches: Sequence[MicroBatch]) -> tuple[tuple[Timed, ...], str]:
+    """Steps captured and not, if that is possible; and a note."""
+    plan, step = part.plan, _steps(batches)
+    if not part.device.captures:
+        return (), f"not possible on {part.device.description}"
+    if not all(sharding.stays for sharding in plan.shardings):
+        return (), "not possible: sharded weights or gradients do not stay in one place"
+    other = replace(plan, strategy=replace(plan.strategy, cuda_graphs=True))
+    timed = _time(part, [plan, other], step, ROUNDS)
+    op_by_op, captured = (one.seconds * 1e3 for one in timed)
+    return timed, f"a step takes {captured:.1f} ms captured, {op_by_op:.1f} ms if not"
 
 
 def _steps(batches: Sequence[MicroBatch]) -> Step:

@@ -1,0 +1,225 @@
+"""An executor whose computation is captured once and replayed (CUDA graphs), so that the host submits a
+stretch of kernels with one call instead of each kernel with one.
+
+A phase's list falls into stretches of computation between its collectives' starts and waits, which stay
+calls of the host: so any wire and any recorder works, and no communicator is captured. A stretch reads and
+writes the same memory whenever it is replayed. Micro-batches therefore take *slots*: memory in which one of
+them at a time is in flight, from its first phase to its last. What differs from micro-batch to micro-batch
+is copied into the slot: tokens, what other stages sent, the loss's scale, and the keys of dropout's masks,
+which thus are the run's own and not those of the step that was captured. How many rows of the embedding
+travel differs in shape, so these are looked up and exchanged by the host, and placed for the first norm.
+
+The first micro-batches run op by op, while kernels are chosen and tables are made; the next ones are
+captured as they run, stretch by stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.core.segments import Phase, SegmentOp
+from plait.core.sharding import UnitAction
+from plait.train.engine.chain import begin, exchanges, pack
+from plait.train.engine.executor import Acts, SegmentExecutor, Start, Turn, nothing
+from plait.train.engine.inflight import InFlight, MicroBatch
+from plait.train.engine.segment import Buffers
+from plait.train.engine.vocabulary import Embed
+from plait.train.model.dropout import DropoutKey
+
+Step = Callable[[Any], object]
+"""What is done in a turn."""
+ENDS: tuple[Phase, ...] = ("step", "B", "W")
+"""Phases after which a micro-batch is through."""
+
+
+@dataclass(frozen=True)
+class _Turn(Turn):
+    """bound: what the slot's collectives work on, since no op says so again."""
+
+    bound: dict[SegmentOp, Buffers] = field(default_factory=dict[SegmentOp, Buffers])
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch to be captured, or one thing that the host does. kind, name: of its record."""
+
+    steps: list[Step]
+    captured: bool
+    kind: int
+    name: int
+
+
+@dataclass
+class Slot(InFlight):
+    """Memory for a micro-batch in flight, and the acts that work on it, by phase. inputs: what is copied in
+    when one begins; entered, returned: what other stages send; left: by phase, what goes to them."""
+
+    inputs: list[Tensor] = field(default_factory=list[Tensor])
+    pool: object = None
+    acts: dict[Phase, Acts] = field(default_factory=dict[Phase, Acts])
+    bound: dict[SegmentOp, Buffers] = field(default_factory=dict[SegmentOp, Buffers])
+    entered: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    returned: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    left: dict[Phase, tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] = field(
+        default_factory=dict[Phase, tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
+    )
+
+    def arrive(self) -> None:
+        """Put what other stages have sent where it is read."""
+        crossing = self.crossing
+        crossing.entering = _copied(crossing.entering, self.entered)
+        crossing.returning = _copied(crossing.returning, self.returned)
+
+    def leave(self, phase: Phase) -> None:
+        """Copies of what goes to other stages: it may still be on its way when the slot's next micro-batch
+        comes."""
+        crossing = self.crossing
+        leaving, gradient = self.left.setdefault(phase, (dict(crossing.leaving), dict(crossing.gradient)))
+        crossing.leaving = {name: tensor.clone() for name, tensor in leaving.items()}
+        crossing.gradient = {name: tensor.clone() for name, tensor in gradient.items()}
+
+
+class GraphedExecutor(SegmentExecutor):
+    """As ``SegmentExecutor``, with the same numbers."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._pieces = {phase: self._cut(phase) for phase in self.programmes}
+        self._free: list[Slot] = []
+        self._warm = False
+
+    @torch.no_grad()
+    def begin(self, batch: MicroBatch, entering: Mapping[str, Tensor] | None = None) -> InFlight:
+        """Take a micro-batch in, into a slot."""
+        if not self._warm:
+            return super().begin(batch, entering)
+        fresh = self.device.upload([*self._numbers(batch), *pack(self._shared, batch)])
+        slot = self._free.pop() if self._free else self._open(batch, fresh, entering or {})
+        for static, new in zip(slot.inputs, fresh, strict=True):
+            if static.shape == new.shape:  # all but the embedding's rows that travel
+                static.copy_(new)
+        for number, exchange in enumerate(exchanges(self._shared, fresh[2:])):
+            embed = slot.segments["embed", self._shared.graph.segments[0][1], number]
+            assert isinstance(embed, Embed)
+            embed.exchange = exchange
+        slot.crossing.entering = dict(entering or {})
+        return slot
+
+    def _open(self, batch: MicroBatch, fresh: Sequence[Tensor], entering: Mapping[str, Tensor]) -> Slot:
+        """A slot, made for a micro-batch."""
+        inputs = [tensor.clone() for tensor in fresh]
+        scale, table = inputs[:2]
+        dropout = DropoutKey(self.seed, batch.step, table) if self._dropout(batch) else None
+        state = begin(self._shared, batch, inputs[2:], dropout, entering, scale)
+        return Slot(state.crossing, state.segments, inputs, self.device.pool())
+
+    def _numbers(self, batch: MicroBatch) -> list[Tensor]:
+        """Those that are constants of the code elsewhere: the loss's scale, keys of masks."""
+        dropout = self._dropout(batch)
+        keys = dropout.sites(self.model.spec.num_layers) if dropout else torch.zeros(0, dtype=torch.int64)
+        return [torch.tensor(batch.scale, dtype=torch.float64), keys]
+
+    @torch.no_grad()
+    def phase(self, phase: Phase, state: InFlight, *, last: bool = False, then: Callable[[], object] = nothing) -> None:
+        """Run one phase of a micro-batch, as ``SegmentExecutor`` does."""
+        if not isinstance(state, Slot):
+            super().phase(phase, state, last=last, then=then)
+            self._warm = self._warm or phase in ENDS
+            return
+        state.arrive()
+        turn = _Turn(state.segments, last, then, bound=state.bound)
+        if phase in state.acts:
+            self._do(state.acts[phase], turn)
+        else:
+            state.acts[phase] = self._capture(phase, state, turn)
+        assert not turn.handles, f"collectives never awaited: {list(turn.handles)}"
+        state.leave(phase)
+        if phase in ENDS:
+            self._free.append(state)
+
+    def _capture(self, phase: Phase, slot: Slot, turn: _Turn) -> Acts:
+        """Run a phase for the first time in a slot; what is to be done from now on."""
+        acts: Acts = []
+        for piece in self._pieces[phase]:
+            act = self._captured(piece, slot, turn) if piece.captured else piece.steps[0]
+            acts.append((act, piece.kind, piece.name))
+            self._do(acts[-1:], turn)
+        return acts
+
+    def _captured(self, piece: _Piece, slot: Slot, turn: _Turn) -> Step:
+        def work() -> None:
+            for step in piece.steps:
+                step(turn)
+
+        graph = self.device.capture(work, slot.pool)
+        return lambda _: graph.replay()
+
+    # ---- pieces ----
+
+    def _cut(self, phase: Phase) -> list[_Piece]:
+        """A phase's list: stretches, and what stands between them."""
+        pieces: list[_Piece] = []
+        for (action, step), (_, kind, name) in zip(self.programmes[phase], self._acts[phase], strict=True):
+            if isinstance(action, UnitAction) or action.verb == "wait" or self._moves(action.op):
+                pieces.append(_Piece([step], captured=False, kind=kind, name=name))
+            elif isinstance(step, Start):
+                self._stretch(pieces, partial(_bind, step), 0, 0)
+                pieces.append(_Piece([partial(_send, step)], captured=False, kind=0, name=0))
+            else:
+                if self._follows_embed(action.op):
+                    key = "embed", self.graph.before(action.op)[1], action.op.slice
+                    pieces.append(_Piece([partial(_place, key)], captured=False, kind=0, name=0))
+                self._stretch(pieces, step, kind, name)
+        return pieces
+
+    @staticmethod
+    def _stretch(pieces: list[_Piece], step: Step, kind: int, name: int) -> None:
+        """Add to the last stretch, or begin one, which is recorded by the name of its first op."""
+        if pieces and pieces[-1].captured:
+            pieces[-1].steps.append(step)
+        else:
+            pieces.append(_Piece([step], captured=True, kind=kind, name=name))
+
+    def _moves(self, op: SegmentOp) -> bool:
+        """Whether its tensors differ in shape from batch to batch: the rows of the embedding that travel."""
+        return op.site == "embed" and op.kind == "R"
+
+    def _follows_embed(self, op: SegmentOp) -> bool:
+        """Whether it is the first to read the residual stream."""
+        return op.kind == "N" and op.site != "embed" and self.graph.before(op)[0] == "embed"
+
+
+def _bind(start: Start, turn: _Turn) -> None:
+    """Where a collective finds its buffers; what this computes or allocates is captured."""
+    turn.bound[start.op] = start.buffers(turn)
+
+
+def _send(start: Start, turn: _Turn) -> None:
+    start.send(turn, *turn.bound[start.op])
+
+
+def _place(key: Any, turn: _Turn) -> None:
+    """Put the embedding's rows where the first norm reads them."""
+    embed = turn.segments[key]
+    assert isinstance(embed, Embed)
+    words = embed.place()
+    if embed.placed is None:
+        embed.placed = words
+    else:
+        embed.placed.copy_(words)
+
+
+def _copied(came: Mapping[str, Tensor], static: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What has come, in memory that stays."""
+    for name, tensor in came.items():
+        if name not in static:
+            static[name] = tensor.clone()
+        elif static[name] is not tensor:
+            static[name].copy_(tensor)
+    return {name: static[name] for name in came}

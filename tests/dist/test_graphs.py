@@ -1,0 +1,183 @@
+"""Computation that is captured and replayed is the unsharded computation still, on a device that captures and
+is no GPU (``capturing``); what that cannot show is in ``tests/gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from plait.core.cluster import HERE
+from plait.core.errors import JobError, PlaitError
+from plait.core.job import Job
+from plait.core.model import ModelSpec
+from plait.core.overlap import Load
+from plait.core.refine import refine
+from plait.core.sharding import Sharding
+from plait.core.strategy import Strategy
+from plait.plan.make import make_plan
+from plait.train.comm.wire import NullWire
+from plait.train.engine.assembly import assemble
+from plait.train.engine.executor import Here, make_executor
+from plait.train.engine.feed import micro_batches
+from plait.train.engine.gradients import Gradients
+from plait.train.engine.graphs import GraphedExecutor, Slot
+from plait.train.engine.inflight import InFlight
+from plait.train.machine.device import open_device
+from plait.train.model.transformer import Transformer
+from plait.train.record.recorder import Recorder
+from plait.train.tune.measure import measure
+from tests.dist import capturing, drawn
+from tests.dist.equality import batch_of
+from tests.dist.test_equality import GPT, LLAMA, TOLERANCE
+from tests.dist.test_equality import U as U_LONE
+from tests.dist.test_pipeline import MODELS
+from tests.ranks import Ranks
+
+Pool = Callable[[int], Ranks]
+LONE = [
+    Strategy(cuda_graphs=True),
+    Strategy(p1=3, recompute="full", cuda_graphs=True),
+    Strategy(p1=2, recompute="selective", compile=True, cuda_graphs=True),
+]
+TWO = [
+    Strategy(tp=2, p1=2, p2=2, cuda_graphs=True),
+    Strategy(tp=2, p1=3, sequence_parallel=True, recompute="full", cuda_graphs=True),
+    Strategy(tp=2, overlap="async", recompute="selective", cuda_graphs=True),
+    Strategy(tp=2, overlap="sync", cuda_graphs=True),
+]
+
+
+def assert_equal(found: tuple[Any, int, int], what: object) -> None:
+    (error, where), captured, replayed = found
+    assert error < TOLERANCE, f"{what}: {where} is off by {error:.1e}"
+    assert replayed > captured > 0
+
+
+@pytest.mark.parametrize("spec", [GPT, LLAMA, U_LONE], ids=["gpt", "llama", "u"])
+@pytest.mark.parametrize("strategy", LONE, ids=["plain", "full", "compiled"])
+def test_one_rank_equals_the_reference(spec: ModelSpec, strategy: Strategy) -> None:
+    function = "compiling.lone_error" if strategy.compile else "equality.worst_error"
+    assert_equal(capturing.observed(0, function, spec, strategy), strategy)
+
+
+@pytest.mark.parametrize("spec", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("strategy", TWO, ids=["domino", "sequence", "async", "sync"])
+def test_two_ranks_equal_the_reference(pool: Pool, spec: ModelSpec, strategy: Strategy) -> None:
+    for found in pool(2).run(capturing.observed, "equality.worst_error", spec, strategy):
+        assert_equal(found, strategy)
+
+
+PIPELINES: list[tuple[str, str, list[tuple[int, int]], int, tuple[Sharding, ...]]] = [
+    ("gpt", "1f1b", [(1, 1)] * 2, 2, ()),
+    ("llama", "zb-h1", [(1, 1)] * 2, 1, ()),
+    ("utransformer", "eager-1f1b", [(1, 1)] * 2, 2, ()),
+    ("gpt", "interleaved", [(1, 2)] * 2, 2, ()),
+    ("llama", "gpipe", [(1, 2), (2, 1)], 1, ()),
+    ("gpt", "1f1b", [(2, 1)] * 2, 2, (Sharding(optim=2),) * 2),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "degrees", "p1", "shardings"), PIPELINES, ids=str)
+def test_pipelines_equal_the_reference(
+    pool: Pool, model: str, name: str, degrees: list[tuple[int, int]], p1: int, shardings: tuple[Sharding, ...]
+) -> None:
+    """Several micro-batches in flight, each in a slot of its own; transfers late."""
+    spec, delay = MODELS[model], 3
+    args = (spec, degrees, name, p1, False, delay, (), shardings)
+    arguments = ("pipelining.worst_error", *args, capturing.WHOLE, {"cuda_graphs": True})
+    for found in pool(sum(dp * tp for dp, tp in degrees)).run(capturing.observed, *arguments):
+        assert_equal(found, (name, degrees))
+
+
+def test_keys_of_masks_that_were_captured_would_be_noticed() -> None:
+    """The double does what a GPU would: a number of the host is what it was when it was captured."""
+    (error, _), _, _ = capturing.with_keys_of_the_capture(0, GPT, Strategy(cuda_graphs=True))
+    assert error > 1e-6
+
+
+def cases() -> Iterator[Any]:
+    for number in range(60):
+        yield pytest.param(number, marks=() if number < 3 else pytest.mark.contract)
+
+
+@pytest.mark.parametrize("number", list(cases()))
+def test_a_drawn_job_equals_the_reference(pool: Pool, number: int) -> None:
+    chance = drawn.Chance(f"graphs/{number}")
+    while True:
+        values = drawn.draw(chance, 4)
+        values["strategy"]["cuda_graphs"] = True
+        try:
+            plan = drawn.plan_of(Job.from_dict(values))
+        except PlaitError:
+            continue
+        if 2 <= plan.layout.world_size <= 4:
+            break
+    for (error, what), _, _ in pool(plan.layout.world_size).run(capturing.observed, "pipelining.job_error", plan):
+        assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
+
+
+def job(**strategy: Any) -> Job:
+    shape = {"family": "gpt", "num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 37, "max_sequence": 8}
+    train = {"global_batch_size": 2}
+    return Job.from_dict({"model": shape, "data": {"sequence_length": 8}, "train": train, "strategy": strategy})
+
+
+@pytest.mark.parametrize("shard", ["zero2", "fsdp"])
+def test_what_does_not_stay_in_its_place_is_refused(shard: str) -> None:
+    with pytest.raises(JobError, match="memory that stays") as refused:
+        job(dp=2, shard=shard, cuda_graphs=True)
+    assert refused.value.key == "strategy.cuda_graphs"
+    assert job(dp=2, shard=shard, cuda_graphs="auto").base_strategy.cuda_graphs is False
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_auto_times_steps_where_the_device_captures(captures: bool) -> None:
+    device = capturing.CapturingDevice() if captures else open_device("cpu", 0)
+    part = assemble(make_plan(job(cuda_graphs="auto"), HERE, vocab=37), 0, device, recorder=Recorder(device))
+    assert part.plan.choices.cuda_graphs and not part.plan.strategy.cuda_graphs
+    tokens = torch.zeros((2, 8), dtype=torch.int64)
+    found = measure(part, part.own(micro_batches(tokens, tokens, torch.arange(2), 2, 0)), 100)
+    plan = refine(part.plan, found)
+    assert not plan.choices.any
+    if not captures:
+        assert found.graphed == () and found.notes["cuda_graphs"] == "not possible on cpu"
+        return
+    assert {one.strategy.cuda_graphs for one in found.graphed} == {False, True}
+    assert plan.strategy == min(found.graphed, key=lambda one: one.seconds).strategy
+    assert "captured" in found.notes["cuda_graphs"]
+
+
+def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
+    """Three at once, then one after the other: memory of three, captured once each."""
+    device, spec, strategy = capturing.CapturingDevice(), GPT, Strategy(cuda_graphs=True)
+    model = Transformer(spec, strategy)
+    lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B")}
+    executor = make_executor(model, strategy, NullWire(), Load(4, 8), Here(device), **lists)
+    assert isinstance(executor, GraphedExecutor)
+
+    def run(count: int) -> list[InFlight]:
+        batches = [micro_batches(*batch_of(spec, step), 4, step)[0] for step in range(count)]
+        states = [executor.begin(batch) for batch in batches]
+        for phase in ("F", "B"):
+            for state in states:
+                executor.phase(phase, state)
+        return states
+
+    assert not any(isinstance(state, Slot) for state in run(1))  # op by op, to warm up
+    first = run(3)
+    captured = device.captured
+    assert len({id(state) for state in first}) == 3 and captured > 0
+    for count in (1, 3, 2):
+        assert {id(state) for state in run(count)} <= {id(state) for state in first}
+    assert device.captured == captured
+
+
+def test_a_schedule_that_mixes_backwards_runs_op_by_op() -> None:
+    model = Transformer(GPT, Strategy(cuda_graphs=True))
+    lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B", "I", "W")}
+    here = Here(capturing.CapturingDevice())
+    executor = make_executor(model, Strategy(cuda_graphs=True), NullWire(), Load(4, 8), here, **lists)
+    assert not isinstance(executor, GraphedExecutor)
