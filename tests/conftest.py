@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 # Deadlines measure the machine's other work. The suite draws the same examples each time, so that a change is
 # judged by what it changed; `--hypothesis-profile=drawn` looks for new ones, and keeps what it finds.
@@ -22,9 +23,7 @@ settings.load_profile("plait")
 # Hypothesis also draws constants that it finds in local modules, of those that a process has imported so far:
 # the same test would draw other examples when a worker took other files before it. No setting prevents it.
 _constants_of_modules = providers._get_local_constants
-providers._get_local_constants = lambda: (
-    providers.Constants() if settings.default.derandomize else _constants_of_modules()
-)
+providers._get_local_constants = lambda: Constants() if settings().derandomize else _constants_of_modules()
 
 # What somebody has measured on this machine is no part of what is tested.
 os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), "plait-tests-no-data")

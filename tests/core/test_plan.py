@@ -81,16 +81,19 @@ def test_refining_closes_what_was_open_once() -> None:
     assert refine(refined, Measurements()) == refined
 
 
-@pytest.mark.parametrize(("key", "timed"), [("compile", "compiled"), ("cuda_graphs", "graphed")])
-def test_whether_to_compile_and_to_capture_are_choices_of_timed_steps(tmp_path: Path, key: str, timed: str) -> None:
+@pytest.mark.parametrize("key", ["compile", "cuda_graphs"])
+def test_whether_to_compile_and_to_capture_are_choices_of_timed_steps(tmp_path: Path, key: str) -> None:
+    def found(*timed: Timed) -> Measurements:
+        return Measurements(compiled=timed) if key == "compile" else Measurements(graphed=timed)
+
     fresh = make(strategy={key: "auto", "p1": 2})
     assert getattr(fresh.choices, key) and fresh.choices.any and not getattr(fresh.strategy, key)
     fresh.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == fresh
     with_it = replace(fresh.strategy, **{key: True})
     both = Timed(fresh.strategy, 1.0), Timed(with_it, 0.9)
-    assert refine(fresh, Measurements(**{timed: both})).strategy == with_it
-    for nothing in (Measurements(), Measurements(**{timed: (both[0], replace(both[1], seconds=1.1))})):
+    assert refine(fresh, found(*both)).strategy == with_it
+    for nothing in (Measurements(), found(both[0], replace(both[1], seconds=1.1))):
         refined = refine(fresh, nothing)
         assert refined.strategy == fresh.strategy and not refined.choices.any
 

@@ -101,11 +101,13 @@ class GraphedExecutor(SegmentExecutor):
             return super().begin(batch, entering)
         fresh = self.device.upload([*self._numbers(batch), *pack(self._shared, batch)])
         slot = self._free.pop() if self._free else self._open(batch, fresh, entering or {})
+        travel = exchanges(self._shared, fresh[2:])
         for static, new in zip(slot.inputs, fresh, strict=True):
-            if static.shape == new.shape:  # all but the embedding's rows that travel
+            if all(new is not exchange.send for exchange in travel):
+                assert static.shape == new.shape, "micro-batches of a plan are alike"
                 static.copy_(new)
-        for number, exchange in enumerate(exchanges(self._shared, fresh[2:])):
-            embed = slot.segments["embed", self._shared.graph.segments[0][1], number]
+        for number, exchange in enumerate(travel):
+            embed = slot.segments["embed", self.graph.segments[0][1], number]
             assert isinstance(embed, Embed)
             embed.exchange = exchange
         slot.crossing.entering = dict(entering or {})
