@@ -24,6 +24,8 @@ def asked_of(job: Job, model: ModelSpec, cluster: Cluster) -> SearchRequest:
     shard = job.strategy.shard
     if "strategy.shard" not in job.open and not isinstance(shard, str):
         fixed |= {key: [value] for key, value in shard.model_dump().items()}
+    elif "strategy.shard" in job.open and job.strategy.cuda_graphs is True:
+        fixed |= {"params": [1], "grads": [1]}  # what is captured works on memory that stays
     inner = cluster.tiers[0].ranks
     ranks = ranks_of(job, cluster)
     check_number(job.train.global_batch_size, "train.global_batch_size", whole=True)

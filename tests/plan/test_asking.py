@@ -50,6 +50,14 @@ def test_a_micro_batch_that_is_said_is_kept() -> None:
     assert "micro" not in asked(job(strategy={"tp": "auto"}, micro_batch_size="auto")).fixed
 
 
+def test_what_is_captured_is_planned_with_weights_and_gradients_that_stay() -> None:
+    open_ = dict.fromkeys(("tp", "dp", "pp", "shard"), "auto")
+    for graphs, stays in ((True, True), ("auto", False), (False, False)):
+        points = enumerate_space(asked(job(strategy=open_ | {"cuda_graphs": graphs})))
+        assert (points.params.max() == points.grads.max() == 1) == stays
+        assert points.optim.max() > 1
+
+
 @pytest.mark.parametrize(
     ("strategy", "key", "words"),
     [
