@@ -158,7 +158,7 @@ def _slow_down(by: float, at: int) -> None:
             start = time.thread_time()
             act(of)
             end = time.thread_time() + by * (time.thread_time() - start)
-            while time.monotonic() < end:  # busy, with what it gets of a processor
+            while time.thread_time() < end:
                 pass
 
         return acted

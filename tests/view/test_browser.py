@@ -50,16 +50,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shown(run: Path, chromium: Browser) -> Iterator[Page]:
-    with opened(run, chromium) as page:
-        yield page
+def page(run: Path, chromium: Browser) -> Iterator[Page]:
+    with opened(run, chromium) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def late(run: Path, chromium: Browser) -> Iterator[Page]:
+def late_page(run: Path, chromium: Browser) -> Iterator[Page]:
     """From a server that takes its time, as on a machine that others use."""
-    with opened(run, chromium, late=0.5) as page:
-        yield page
+    with opened(run, chromium, late=0.5) as found:
+        yield found
+
+
+def anew(page: Page) -> Page:
+    """As nobody has touched it, whatever a test before did."""
+    page.reload()
+    page.wait_for_selector("#heat-figure .heatmaplayer image")
+    return page
+
+
+@pytest.fixture
+def shown(page: Page) -> Page:
+    return anew(page)
+
+
+@pytest.fixture
+def late(late_page: Page) -> Page:
+    return anew(late_page)
 
 
 def drawn(page: Page, graph: str, what: str) -> Any:
@@ -103,8 +120,6 @@ def test_a_click_on_a_span_shows_what_it_depends_on(shown: Page) -> None:
 
 
 def test_the_keyboard_is_enough(shown: Page) -> None:
-    shown.reload()
-    shown.wait_for_selector("#heat-figure .heatmaplayer image")
     shown.locator("#heat-box").focus()
     shown.keyboard.press("ArrowDown")
     shown.wait_for_function("document.querySelector('#cell').textContent.startsWith('rank 0 ')")
@@ -133,8 +148,6 @@ def test_the_keyboard_is_enough(shown: Page) -> None:
 
 
 def test_keys_come_faster_than_answers(late: Page) -> None:
-    late.reload()
-    late.wait_for_selector("#heat-figure .heatmaplayer image")
     late.locator("#heat-box").focus()
     for _ in range(CULPRIT + 1):  # the first marks the first row
         late.keyboard.press("ArrowDown")
@@ -152,7 +165,6 @@ def test_keys_come_faster_than_answers(late: Page) -> None:
 
 def test_what_a_figure_says_meanwhile_loses_no_click(late: Page) -> None:
     """A figure that is drawn anew says so, and numbers that are shown anew count as changed."""
-    late.reload()
     late.locator("#unlike button").first.click()
     late.wait_for_selector("#timeline-figure .barlayer .point path", state="attached")
     late.wait_for_function("document.querySelector('#rank').value === '6'")
@@ -169,8 +181,6 @@ def test_what_a_figure_says_meanwhile_loses_no_click(late: Page) -> None:
 
 
 def test_other_orders_statistics_and_columns(shown: Page) -> None:
-    shown.reload()
-    shown.wait_for_selector("#heat-figure .heatmaplayer image")
     shown.locator("#columns").click()
     shown.get_by_text("steps", exact=True).last.click()
     shown.wait_for_function("document.querySelector('#heat-figure .js-plotly-plot').data[0].x.length === 12")
@@ -182,7 +192,6 @@ def test_other_orders_statistics_and_columns(shown: Page) -> None:
 
 def test_everything_has_a_name_and_is_reached_by_tab(shown: Page) -> None:
     seen: set[str] = set()
-    shown.reload()
     shown.wait_for_selector("#unlike button")
     for _ in range(60):
         shown.keyboard.press("Tab")
