@@ -46,7 +46,14 @@ class Beat:
     writing: int = 0
 
 
-Message = Stop | Beat
+@dataclass(frozen=True)
+class Error:
+    """From a rank: the paragraph that says why it ends, which its log on a full disk cannot keep."""
+
+    text: str
+
+
+Message = Stop | Beat | Error
 M = TypeVar("M")
 
 
@@ -102,7 +109,7 @@ class Channel(Line[Message]):
     """One end of the line between the launcher and a rank."""
 
     def __init__(self, end: socket.socket) -> None:
-        super().__init__(end, (Stop, Beat))
+        super().__init__(end, (Stop, Beat, Error))
 
     @staticmethod
     def pair() -> tuple[Channel, socket.socket]:

@@ -2,9 +2,10 @@
 checkpoint; every attempt is written down.
 
 What is restarted is what another attempt may mend: a rank that was killed, died or hangs, a host that is cut
-off. A mistake in the job (exit status 2), numbers that are not finite, a lost folder and a wish to stop end
-the run, and so does a rank that fails twice by itself in the same way at the same step. Between two attempts
-the launcher waits, longer each time that no new checkpoint was saved meanwhile.
+off, ranks that cannot be started because the disk is full. A mistake in the job (exit status 2), numbers that
+are not finite, a lost folder and a wish to stop end the run, and so does a rank that fails twice by itself in
+the same way at the same step. Between two attempts the launcher waits, longer each time that no new
+checkpoint was saved meanwhile.
 """
 
 from __future__ import annotations
@@ -101,13 +102,14 @@ class Supervisor:
         changed, ended = "", None
         with catching_signals() as signals:
             while True:
-                crew = self.fleet.crew()
                 waited = None if ended is None else rounded(time.monotonic() - ended)
-                self._history.begin(crew.world, crew.hosts, crew.plan, changed=changed, wait=waited)
                 try:
-                    return self._attempt(crew, signals)
+                    return self._attempt(changed, waited, signals)
                 except RankFailure as failure:
-                    ended, error = time.monotonic(), failure
+                    error = failure
+                except OSError as problem:  # a full disk, most often, which somebody may be clearing
+                    error = RankFailure(f"Ranks cannot be started: {problem}")
+                ended = time.monotonic()
                 reason = self._enough(error)
                 if reason is not None:
                     raise RankFailure(f"{reason}{error}", ranks=error.ranks, cause=error.cause) from None
@@ -117,8 +119,10 @@ class Supervisor:
                     return found
                 changed = found
 
-    def _attempt(self, crew: Crew, signals: deque[int]) -> int:
-        """The exit status of an attempt; raises RankFailure where another may do better."""
+    def _attempt(self, changed: str, waited: float | None, signals: deque[int]) -> int:
+        """The exit status of an attempt; raises RankFailure or OSError where another may do better."""
+        crew = self.fleet.crew()
+        self._history.begin(crew.world, crew.hosts, crew.plan, changed=changed, wait=waited)
 
         def run(progress: Progress) -> int:
             try:
@@ -135,6 +139,8 @@ class Supervisor:
 
     def _enough(self, error: RankFailure) -> str | None:
         """Why the run is not started again, in a sentence or without a word; None if it is."""
+        if not self._history.attempts:  # it never began
+            return ""
         newest, step = newest_checkpoint(self.folder), self._history.last.step
         self._vain = 0 if newest > self._before else self._vain
         before, self._before = self._manner, newest

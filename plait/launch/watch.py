@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from plait.core.channel import ENDINGS, Beat, Channel, Stop
+from plait.core.channel import ENDINGS, Beat, Channel, Error, Stop
 from plait.core.env import terminal_width
 from plait.core.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure
 from plait.core.evidence import Verdict
@@ -88,8 +88,8 @@ class Source(Protocol):
 
 @dataclass
 class Rank:
-    """A rank's process, and what it has said last. where: which machine, if it is not this one. warned: that
-    its silence has been spoken of."""
+    """A rank's process, and what it has said last. where: which machine, if it is not this one. error: why it
+    ends. warned: that its silence has been spoken of."""
 
     number: int
     process: Process
@@ -97,6 +97,7 @@ class Rank:
     heard: float
     where: str = ""
     beat: Beat = field(default_factory=lambda: Beat("starting", patient=True))
+    error: str = ""
     warned: bool = False
 
     @property
@@ -238,6 +239,8 @@ class Watch:
             if isinstance(message, Beat):
                 rank.beat = message
                 self.progress.heard(rank.number, message.step, now, message.writing)
+            elif isinstance(message, Error):
+                rank.error = message.text
             else:
                 self._ask(message, f"{rank.name} got ")
 
@@ -352,6 +355,10 @@ class Watch:
         return RankFailure(problem, ranks=[first.number], cause=cause, words=self._last_words(first))
 
     def _message(self, rank: Rank) -> str:
+        with suppress(EOFError):
+            self._hear(rank, time.monotonic())
+        if rank.error:
+            return rank.error
         _, mark, message = rank.process.said().rpartition(ERROR_MARK)
         return message.strip() if mark else ""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from plait.core.channel import Channel
 from plait.core.env import RankEnv, take_launcher
-from plait.core.errors import ERROR_MARK, PlaitError
+from plait.core.errors import PlaitError
 from plait.core.files import explained
 from plait.core.job import Job
 from plait.core.process import usable_cores
@@ -37,8 +37,7 @@ def main() -> int:
         try:
             return _run(RankEnv.read(), control, _arguments(), started)
         except PlaitError as error:
-            mark = ERROR_MARK if control.launched else "plait: "
-            print(f"{mark}{error}", file=sys.stderr, flush=True)
+            control.fails(error)
             return error.exit_status
 
 

@@ -26,7 +26,6 @@ from plait.core.collecting import collecting
 from plait.core.env import RankEnv, take_launcher, this_host
 from plait.core.errors import (
     DO_NOT_RETRY,
-    ERROR_MARK,
     JobError,
     LaunchError,
     NotFinite,
@@ -70,8 +69,7 @@ def main() -> int:
         try:
             return _run(RankEnv.read(), control, sys.argv[1:])
         except PlaitError as error:
-            mark = ERROR_MARK if control.launched else "plait: "
-            print(f"{mark}{error}", file=sys.stderr, flush=True)
+            control.fails(error)
             again = not isinstance(error, (NotFinite, RunLost))
             return error.exit_status if again or not control.launched else DO_NOT_RETRY
 

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,14 +204,12 @@ def _fill(run: Run, network: Network) -> None:
     """The disk is full until somebody has said so."""
     ballast = run.home / "ballast"
     with ballast.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-                file.flush()
-        except OSError:
-            pass
-    end = time.monotonic() + 60
-    while time.monotonic() < end and "no room" not in (run.home / "logs" / "rank-0.log").read_text(errors="replace"):
+        for size in (1 << 22, 1 << 12):  # at once, and then to the last page
+            with suppress(OSError):
+                while True:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
+    end, log = time.monotonic() + 60, run.home / "logs" / "rank-0.log"
+    while time.monotonic() < end and log.exists() and "no room" not in log.read_text(errors="replace"):
         time.sleep(0.1)
     ballast.unlink()
 

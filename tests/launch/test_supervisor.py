@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -169,6 +170,49 @@ def test_it_waits_for_hosts_as_long_as_restarts_allow(tmp_path: Path) -> None:
 
     with pytest.raises(RankFailure, match="host1 cannot be reached"):
         supervisor(tmp_path / "other", "die()|pass", mend=never).run()
+
+
+def test_a_full_disk_on_which_ranks_cannot_be_started_is_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def on_a_disk(folder: Path, orders: str, full: int) -> Supervisor:
+        made = supervisor(folder, orders)
+        crew, times = made.fleet.crew, iter(range(100))
+
+        def later() -> Crew:
+            if 0 < next(times) <= full:  # the table of where ranks run cannot be written
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return crew()
+
+        made.fleet.crew = later  # type: ignore[method-assign]
+        return made
+
+    assert on_a_disk(tmp_path / "a", "save(7); die()|pass", full=2).run() == 0
+    assert outcomes(tmp_path / "a") == ["failed", "finished"]
+    assert "starting again in 0 s from the checkpoint of step 7: 3 of 3" in capfd.readouterr().err
+    with pytest.raises(RankFailure, match=r"given up \(run.restarts\): Ranks cannot be started: .*No space left"):
+        on_a_disk(tmp_path / "b", "die()", full=99).run()
+
+
+def test_why_a_rank_ends_is_told_though_its_log_cannot_be_written(tmp_path: Path) -> None:
+    rank = """
+from plait.core.channel import Channel
+from plait.core.env import take_launcher
+from plait.core.errors import CheckpointError
+from plait.train.machine.control import Control
+from plait.train.machine.rank_process import print_to_nobody
+import os, sys
+os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+print_to_nobody()
+with Control(Channel.inherited(take_launcher())) as control:
+    control.fails(CheckpointError("there is no room for the checkpoint of step 40"))
+sys.exit(2)
+"""
+    start = local_start([sys.executable, "-c", rank], 2)
+    crew = Crew(start=start, world=2, hosts=("here",), suspicion=lambda: None)
+    with pytest.raises(PlaitError, match=r"^there is no room for the checkpoint of step 40$") as raised:
+        Supervisor(OneHost(lambda: crew), tmp_path, tmp_path / "logs", timeout=60, restarts=3).run()
+    assert raised.value.exit_status == 2
 
 
 def test_a_folder_or_a_lock_that_is_gone_ends_it(tmp_path: Path) -> None:

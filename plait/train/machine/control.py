@@ -20,7 +20,8 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
-from plait.core.channel import ENDINGS, Beat, Channel, Stop
+from plait.core.channel import ENDINGS, Beat, Channel, Error, Stop
+from plait.core.errors import ERROR_MARK, PlaitError
 
 GRACE = 3.0
 """Seconds that the main thread has to end by itself."""
@@ -80,6 +81,12 @@ class Control:
     def launched(self) -> bool:
         """Whether a launcher listens, which holds the run's lock and passes errors on to people."""
         return self._channel is not None
+
+    def fails(self, error: PlaitError) -> None:
+        """Say why this rank ends: in its log, and to the launcher."""
+        print(f"{ERROR_MARK if self._channel else 'plait: '}{error}", file=sys.stderr, flush=True)
+        if self._channel:
+            self._channel.send(Error(str(error)))
 
     @property
     def at(self) -> str:

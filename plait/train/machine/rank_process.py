@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 PR_SET_PDEATHSIG = 1
 
@@ -56,7 +56,11 @@ class _Output(io.FileIO):
 
 def print_to_nobody() -> None:
     """Let what this process prints be lost where nobody can read it (a terminal that was closed, a pipe whose
-    reader has ended, a full disk), instead of ending training."""
-    sys.stdout.flush()
-    buffer = io.BufferedWriter(_Output(sys.stdout.fileno(), "wb", closefd=False))
-    sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, "replace", line_buffering=True)
+    reader has ended, a full disk), instead of ending training or hiding why it ends."""
+    sys.stdout, sys.stderr = _lossy(sys.stdout), _lossy(sys.stderr)
+
+
+def _lossy(stream: TextIO) -> TextIO:
+    stream.flush()
+    buffer = io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False))
+    return io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=True)
