@@ -133,6 +133,7 @@ def transfers(recording: Recording) -> Compared:
         met.group_by([*path, "group"] if hosts_known(recording) else path)
         .agg(seconds=pl.col("transfer").quantile(0.25, "lower"), n=pl.len())
         .with_columns(pl.col("seconds").min().over(path))
+        .filter(pl.col("seconds").is_not_null())
     )
     common = usual(pl.col("seconds"), cell)
     if hosts_known(recording):

@@ -73,7 +73,7 @@ class Recording:
 
         lateness: start minus first start of the group. transfer: end minus last start. Where clocks do not
         agree, by the ends, which are the same moment for all: the last to come is in it for the shortest
-        time. waited: seconds of all who came before the last.
+        time. waited: seconds of all who came before the last. Of transfers between stages see `_arrived`.
         """
         length = pl.col("end") - pl.col("start")
         came = pl.col("start") if self.clocks_agree else -length
@@ -87,8 +87,37 @@ class Recording:
             transfer=transfer.clip(0),
             waited=(came.max() - came).sum(),
             bytes=pl.col("bytes").max(),
+            start=pl.col("start").max(),
         )
-        return found.filter((pl.col("members") > 1) | (pl.col("axis") == "pp"))
+        found = found.filter((pl.col("members") > 1) | (pl.col("axis") == "pp"))
+        return (self._arrived(found) if self.clocks_agree else found).drop("start")
+
+    def _arrived(self, met: pl.DataFrame) -> pl.DataFrame:
+        """``met``, with transfers that last until the receiver has them: for its sender a send is over once
+        everything lies in a buffer.
+
+        The end of a receiver's wait is the moment, if it waited already when the transfer began. Of others
+        nobody knows when they came, and how long they took is null, unless all receivers of such ones came
+        late. So it is of what came before it was sent: of what several ranks hold, one may send it to all.
+        """
+        waits = (
+            self.spans.filter(pl.col("meeting").is_not_null() & (pl.col("kind") == "idle"))
+            .group_by("meeting")
+            .agg(since=pl.col("start").max(), until=pl.col("end").max())
+        )
+        took = pl.col("until") - pl.col("start")
+        told = ((pl.col("since") <= pl.col("start")) & (took > 0)).fill_null(value=False)
+        return (
+            met.join(waits, on="meeting", how="left", maintain_order="left")
+            .with_columns(told=told)
+            .with_columns(
+                transfer=pl.when("told")
+                .then(pl.max_horizontal("transfer", took))
+                .when(~pl.col("told").any().over("axis", "site", "direction"))
+                .then("transfer")
+            )
+            .drop("since", "until", "told")
+        )
 
     def chosen(self, ranks: Sequence[int], steps: Sequence[int]) -> pl.DataFrame:
         """Spans of these ranks and steps."""

@@ -21,6 +21,7 @@ from plait.plan.make import Design, assemble_plan
 
 TRANSFER = 1e-3
 REDUCE = 2e-2
+BUFFERED = 1e-4
 
 
 class At(NamedTuple):
@@ -45,7 +46,7 @@ class Did(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """compute, launch, transfer: seconds of an op, before it, and of what it sends. blocking: whether a rank
-    waits for what it sends."""
+    waits for what it sends. buffered: whether a send is over once it lies in a buffer."""
 
     dp: int = 4
     pp: int = 4
@@ -57,6 +58,7 @@ class Job:
     launch: Callable[[At], float] = lambda at: 0.0
     transfer: Callable[[At], float] = lambda at: TRANSFER
     blocking: bool = True
+    buffered: bool = False
 
     def run(self) -> list[Did]:
         """Everything that every rank did; a step begins where the longest before it ended."""
@@ -89,7 +91,8 @@ class Job:
                         if (source, micro_batch, way) not in sent:
                             break
                         start, length = sent[source, micro_batch, way]
-                        arrives = max(clocks[stage], start) + length
+                        here = clocks[stage]
+                        arrives = max(here, start + length) if self.buffered else max(here, start) + length
                         done.append(Did(at, "recv", clocks[stage], arrives))
                         clocks[stage] = arrives
                     program.pop(0)
@@ -101,8 +104,9 @@ class Job:
                     if 0 <= target < self.pp:
                         length = self.transfer(at)
                         sent[stage, micro_batch, way] = end, length
-                        done.append(Did(at, "send", end, end + length))
-                        clocks[stage] = end + length if self.blocking else end
+                        over = end + (BUFFERED if self.buffered else length)
+                        done.append(Did(at, "send", end, over))
+                        clocks[stage] = over if self.blocking else end
         return done
 
     def _program(self, stage: int) -> list[tuple[int, str]]:

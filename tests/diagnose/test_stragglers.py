@@ -118,9 +118,10 @@ def test_the_path_between_two_hosts() -> None:
     assert [(one.what, one.hosts, one.where) for one in found] == [("slow link", ("h2", "h4"), "between h2 and h4")]
 
 
+@pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize(("also", "named"), [("h0", "h2"), ("h1", None)])
 def test_of_the_two_ends_of_a_slow_path_the_one_whose_other_transfers_are_slow_too(
-    also: str, named: str | None
+    also: str, named: str | None, buffered: bool
 ) -> None:
     """They are too little slower to be named themselves."""
     hosts = {rank: f"h{rank // 2}" for rank in range(12)}
@@ -130,7 +131,8 @@ def test_of_the_two_ends_of_a_slow_path_the_one_whose_other_transfers_are_slow_t
             return 40 * TRANSFER
         return (1.4 if touches(at, also, hosts) else 1.0) * TRANSFER
 
-    found = verdicts(recording(Job(dp=4, pp=3, transfer=transfer), hosts)).stragglers
+    job = Job(dp=4, pp=3, transfer=transfer, blocking=not buffered, buffered=buffered)
+    found = verdicts(replace(recording(job, hosts), clocks_agree=True)).stragglers
     wanted = ((named,), f"links of {named}, clearest to h4") if named else (("h2", "h4"), "between h2 and h4")
     assert [(one.what, one.hosts, one.where) for one in found] == [("slow link", *wanted)]
     assert found[0].ranks == ((4, 5) if named else (4, 5, 8, 9))

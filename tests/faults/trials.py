@@ -29,6 +29,8 @@ from tests.faults.runs import ALLOWED, DEADLINE, MIXED, ROOT, environment, plan,
 STEPS, EVERY = 40, 5
 LARGER = ("model.hidden=128", "data.sequence_length=64")
 """For what is told by how long things take: of the tiny job's all is shorter than the machine's whims."""
+LARGER_MESSAGES = ("model.hidden=128", "data.sequence_length=256")
+"""Of 128 KiB: what TCP hands a link at once, 64 KiB, passes a slow one of the lab without a delay."""
 CAUSES = {
     "kill": {"killed"}, "stop": {"stopped"}, "loop": {"host code"}, "sleep": {"host code"}, "hold": {"host code"},
     "size": {"mismatch"}, "dtype": {"mismatch"}, "order": {"mismatch"}, "deadlock": {"deadlock"}, "cut": {"cut off"},
@@ -149,7 +151,7 @@ def trial(kind: str, seed: int, folder: Path, undisturbed: Callable[[tuple[str, 
     """undisturbed: the last loss of a run with these settings to which nothing happens."""
     draw = random.Random(f"{kind}/{seed}")
     rank, host, step = draw.randrange(8), draw.randrange(4), draw.randint(1, 15)
-    settings = LARGER if kind.startswith("slow") else ()
+    settings = LARGER_MESSAGES if kind == "slow link" else LARGER if kind.startswith("slow") else ()
     run, tie = Run(folder, settings=settings), False
     if kind == "cut":
         run = Run(folder, hosts=MIXED.hosts + 1)
