@@ -12,6 +12,7 @@ from plait.diagnose.series import attempts_of, memory_of, series_of
 from plait.diagnose.states import STATES, Standing
 from plait.view import heat_callbacks, key_callbacks, timeline_callbacks
 from plait.view.grid_figure import STANDS_OUT, grid_figure
+from plait.view.layout import LATER, graph, place_of_figure
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
 from plait.view.words import nothing, seconds_text
@@ -23,6 +24,7 @@ ROWS = 60
 def connect(app: Dash, runs: Sequence[Watched]) -> None:
     """All callbacks of the page."""
     _tick(app, runs)
+    _below(app)
     _verdict(app, runs)
     _grid(app, runs)
     _numbers(app, runs)
@@ -61,24 +63,35 @@ def order_options(snapshot: Snapshot) -> list[dict[str, str]]:
 def _tick(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("version", "data"), Output("status", "children"), Output("order", "options"), Output("order", "value"),
-        Input("tick", "n_intervals"), Input("run", "value"), State("version", "data"), State("order", "value"),
-        State("status", "children"),
+        Input("tick", "n_intervals"), Input("run", "value"), State("below", "data"), State("version", "data"),
+        State("order", "value"), State("status", "children"),
         # No tick while one is answered: Dash drops an answer if its question was asked again meanwhile, so
         # that a slow machine would never see any.
         running=[(Output("tick", "disabled"), True, False)],
     )  # fmt: skip
-    def _look(ticks: int | None, number: object, version: str, order: str | None, status: str) -> tuple[Any, ...]:
+    def _look(
+        ticks: int | None, number: object, below: object, version: str, order: str | None, status: str
+    ) -> tuple[Any, ...]:
         place = number if isinstance(number, int) and 0 <= number < len(runs) else 0
         snapshot = runs[place].look(all_of_it=bool(ticks))
         line = status_of(snapshot)
-        now = version_of(place, snapshot) + ":" * bool(ticks)
+        now = version_of(place, snapshot) + ":" * bool(below)
         said = line if line != status else no_update
         if now == version:
             return no_update, said, no_update, no_update
         options = order_options(snapshot)
         known = [one["value"] for one in options]
-        # What lies below the heat map is asked for after the first tick, when that has been painted.
-        return now if ticks else no_update, said, options, no_update if order in known else next(iter(known), None)
+        # What lies below the heat map is asked for once it is there.
+        return now if below else no_update, said, options, no_update if order in known else next(iter(known), None)
+
+
+def _below(app: Dash) -> None:
+    @app.callback(
+        *(Output(place_of_figure(name), "children") for name in LATER), Output("below", "data"),
+        Input("painted", "data"), prevent_initial_call=True,
+    )  # fmt: skip
+    def _figures(_: object) -> tuple[Any, ...]:
+        return *(graph(name) for name in LATER), True
 
 
 def status_of(snapshot: Snapshot) -> str:

@@ -30,6 +30,8 @@ WITH = {
     "pp": "its pipeline", "dp": "its dp group", "tp": "its tp group", "cp": "its cp group", "host": "its host",
     "rank": "nobody else",
 }  # fmt: skip
+LATER = ("timeline-figure", "grid-figure", "series-figure", "memory-figure", "prediction-figure", "both-figure")
+"""Figures that come to their places once the heat map is painted: plotly takes long even for empty ones."""
 
 
 def page(runs: Sequence[str], **first: Any) -> html.Div:
@@ -53,18 +55,18 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
             _section("timeline", _timeline()),
             _section("grid", [
                 html.P("Colour is a rank's state; a line goes from a rank to those it waits for."),
-                _graph("grid-figure"), html.Div(id="grid-table"),
+                _later("grid-figure"), html.Div(id="grid-table"),
             ]),
-            _section("progress", [_graph("series-figure")]),
-            _section("memory", [_graph("memory-figure")]),
-            _section("predicted", [_graph("prediction-figure"), html.P(id="prediction-text"), _graph("both-figure")]),
+            _section("progress", [_later("series-figure")]),
+            _section("memory", [_later("memory-figure")]),
+            _section("predicted", [_later("prediction-figure"), html.P(id="prediction-text"), _later("both-figure")]),
             _section("attempts", [html.Div(id="attempts-table")]),
         ]),
         dcc.Interval(id="tick", interval=SECONDS * 1000),
         dcc.Store(id="version", data=first.get("version", "")),
         dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}), dcc.Store(id="zoom", data=None),
         dcc.Store(id="seen", data=False), dcc.Store(id="keys"), dcc.Store(id="answered", data=0),
-        dcc.Store(id="shown", data={}),
+        dcc.Store(id="shown", data={}), dcc.Store(id="painted", data=False), dcc.Store(id="below", data=False),
     ], id="page")  # fmt: skip
 
 
@@ -80,7 +82,17 @@ def _section(name: str, children: list[Any]) -> html.Section:
     )
 
 
-def _graph(name: str, figure: dict[str, Any] | None = None) -> dcc.Graph:
+def _later(name: str) -> html.Div:
+    return html.Div(id=place_of_figure(name), className="figure")
+
+
+def place_of_figure(name: str) -> str:
+    """Where on the page a figure comes to stand."""
+    return f"{name}-place"
+
+
+def graph(name: str, figure: dict[str, Any] | None = None) -> dcc.Graph:
+    """A figure; as long as there is none, the words that say so."""
     return dcc.Graph(id=name, figure=figure or nothing("reading ..."), config={"displaylogo": False})
 
 
@@ -122,7 +134,7 @@ def _heat(first: dict[str, Any]) -> list[Any]:
             )),
             _number("first", "From step"), _number("last", "to step"),
         ], className="controls"),
-        _keyed("heat-box", f"Heat map. {HEAT_KEYS}", _graph("heat-figure", first.get("figure"))),
+        _keyed("heat-box", f"Heat map. {HEAT_KEYS}", graph("heat-figure", first.get("figure"))),
         html.P(id="cell", role="status", **POLITE),
         html.P(HEAT_KEYS, className="hint"),
         html.H3("Furthest above their equals"),
@@ -140,7 +152,7 @@ def _timeline() -> list[Any]:
             )),
         ], className="controls"),
         html.P(id="clocks"),
-        _keyed("time-box", f"Timeline. {TIME_KEYS}", _graph("timeline-figure")),
+        _keyed("time-box", f"Timeline. {TIME_KEYS}", _later("timeline-figure")),
         html.P(TIME_KEYS, className="hint"),
         html.Div(id="span", role="status", **POLITE),
         html.Div(id="links"),

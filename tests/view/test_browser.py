@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plait.view.layout import LATER
 from tests.diagnose.made import write_run
 from tests.view.served import CULPRIT, SLOW, browser, served
 
@@ -72,6 +73,22 @@ def anew(page: Page) -> Page:
 @pytest.fixture
 def shown(page: Page) -> Page:
     return anew(page)
+
+
+def test_the_heat_map_is_painted_before_the_figures_below_it_are_there(page: Page, chromium: Browser) -> None:
+    look = "['#heat-figure .heatmaplayer image', '.figure .main-svg'].map(at => document.querySelectorAll(at).length)"
+    fresh = chromium.new_page()
+    fresh.add_init_script(
+        f"window.seen = []; new MutationObserver(() => window.seen.push({look}))"
+        ".observe(document, {childList: true, subtree: true});"
+    )
+    fresh.goto(page.url)
+    for name in LATER:
+        fresh.wait_for_selector(f"#{name} .main-svg")
+    seen = fresh.evaluate("window.seen")
+    fresh.close()
+    assert any(image and not below for image, below in seen)
+    assert not any(below and not image for image, below in seen)
 
 
 @pytest.fixture
@@ -203,7 +220,8 @@ def test_everything_has_a_name_and_is_reached_by_tab(shown: Page) -> None:
     assert not [one for one in shown.evaluate(nameless) if 'aria-hidden="true"' not in one]
 
 
-def test_the_grid_is_drawn(shown: Page) -> None:
+def test_the_grid_is_drawn_when_it_comes_into_view(shown: Page) -> None:
+    shown.locator("#grid").scroll_into_view_if_needed()
     shown.wait_for_function(
         "document.querySelector('#grid-figure .js-plotly-plot').data.some(d => d.name === 'slow (1)')"
     )

@@ -1,12 +1,14 @@
 // Keys on figures: what is pressed while a figure has the focus goes to the server, which knows what is drawn.
 // All of the latest keys go each time: Dash drops an answer if it asks again before it has it.
-// And the picture in three dimensions is drawn when it first comes into view.
+// And the figures below the heat map come once that is painted; the one in three dimensions when it first comes
+// into view.
 (function () {
   "use strict";
   var timer = window.setInterval(function () {
     var grid = document.getElementById("grid");
-    if (!grid || !window.dash_clientside || !window.dash_clientside.set_props) { return; }
+    if (!grid || !document.querySelector("#heat-figure .main-svg")) { return; }
     window.clearInterval(timer);
+    window.dash_clientside.set_props("painted", {data: true});
     var watcher = new IntersectionObserver(function (entries) {
       if (entries.some(function (one) { return one.isIntersecting; })) {
         watcher.disconnect();
@@ -14,7 +16,7 @@
       }
     });
     watcher.observe(grid);
-  }, 200);
+  }, 50);
   var taken = ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "PageUp", "PageDown", "Home", "End", "Enter",
                "+", "=", "-", "0", "n", "b"];
   var count = 0;
