@@ -22,7 +22,7 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml hatch_build.py plait/core/_ring.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Plait needs Python 3.11 or newer; name one with PYTHON=... (this is %s)" % sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements.lock (some minutes the first time)"

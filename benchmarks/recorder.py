@@ -1,15 +1,18 @@
 """What the recorder costs: the same job's steps with it and its agent, and without either, in turns within
 one run.
 
-Every round runs both, in alternating order, over the same weights, wires and threads; the agent, which runs
-beside the ranks as in training and collects their records, is stopped (SIGSTOP) while steps are not recorded.
-So whatever it does falls into steps that are recorded, also what it had put off. A figure is the mean of the
-rounds' own differences over the mean step without, and beside it the standard error of that mean; not a
-median, which would leave out what the agent does every few seconds. *wall* is the time of a step; *processor*
-that of both ranks, with all their threads, and of the agent, which a host of a cluster runs once for all of
-its ranks. *agent*: its share of that. Rounds count from when the agent has written its first files; what it
-took until then, most of it imports, is *start*, in seconds, once a run. *alone*: what as many records take in
-a loop that does nothing else. *MiB*: the agent's largest resident size, after its first files and in the end.
+Every round runs a step of both, in alternating order, over the same weights, wires and threads; the agent,
+which runs beside the ranks as in training and collects their records, is stopped (SIGSTOP) while steps are
+not recorded. So whatever it does falls into steps that are recorded, also what it had put off.
+
+*cost* is what recording takes of a step: the median of the rounds' own differences, which is what ranks do in
+every step, and the agent's share of the host's processors, on average, which is what it does every few
+seconds. Beside it the standard error of the median. As a check *wall*, the mean of all differences, with its
+own error, which is larger: these machines differ from one second to the next by more than what is looked for.
+*processor*: as *cost*, of the processor time of both ranks, with all their threads, and of the agent. Rounds
+count from when the agent has written its first files; what it took until then, most of it imports, is
+*start*, in seconds, once a run. *alone*: what as many records take in a loop that does nothing else. *MiB*:
+the agent's largest resident size, after its first files and in the end.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -45,6 +49,8 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 BOUND = 0.005
 """Of a step's time, that recording may take."""
+CORES = 2
+"""Of the host, one for each rank."""
 
 
 def job(strategy: dict[str, Any]) -> dict[str, Any]:
@@ -60,14 +66,14 @@ def job(strategy: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Measure every job; the exit status is 1 where recording costs more than it may."""
-    parser = make_parser(__doc__, rounds=100, quick=4, cases=JOBS)
+    parser = make_parser(__doc__, rounds=300, quick=10, cases=JOBS)
     options = parser.parse_args()
     found = {name: measured(JOBS[name], options.rounds) for name in options.case or JOBS}
-    header = ("job", "ms a step", "wall", "error", "processor", "error", "agent", "alone", "start", "records", "MiB",
-              "disk, bytes a step")  # fmt: skip
+    header = ("job", "ms a step", "cost", "error", "of it agent", "wall", "error", "processor", "error", "alone",
+              "start", "records", "MiB", "disk, bytes a step")  # fmt: skip
     print("\n".join(table(header, [(name, *_row(one)) for name, one in found.items()], None)))
     keep({"bound": BOUND, "jobs": found}, options)
-    return int(any(one["wall"]["mean"] > BOUND for one in found.values()))
+    return int(any(one["cost"] > BOUND for one in found.values()))
 
 
 def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -87,23 +93,28 @@ def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
         result = json.loads(out.read_text())
         disk = sum(path.stat().st_size for path in (folder / "timeline").rglob("*.parquet"))
     wall, cpu, spent = (result.pop(name) for name in ("wall", "cpu", "agent_seconds"))
-    both = [(on + more, off) for (on, off), more in zip(cpu, spent, strict=True)]
-    step, processor = (statistics.mean(off for _, off in pairs) for pairs in (wall, cpu))
+    step, processor = (statistics.median(off for _, off in pairs) for pairs in (wall, cpu))
+    agent = statistics.mean(spent)
     return {
-        "step_seconds": step, "processor_seconds": processor, "wall": overhead(wall), "processor": overhead(both),
-        "agent": statistics.mean(spent) / processor, "agent_largest_mib": largest,
+        "step_seconds": step, "processor_seconds": processor, "cost": added(wall)["median"] + agent / step / CORES,
+        "agent": agent / step / CORES, "wall": added(wall), "processor": added(cpu),
+        "processor_cost": added(cpu)["median"] + agent / processor, "agent_largest_mib": largest,
         "file_bytes_per_step": disk / result["steps"], **result,
-        "rounds": wall, "processor_rounds": both, "agent_rounds": spent,
+        "rounds": wall, "processor_rounds": cpu, "agent_rounds": spent,
     }  # fmt: skip
 
 
-def overhead(pairs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Mean of what recording adds, relative to the mean without, and its standard error; and, as a check, the
-    median. pairs: on, off."""
-    usual = statistics.mean(off for _, off in pairs)
+def added(pairs: Sequence[Sequence[float]]) -> dict[str, float]:
+    """What recording adds in a round, relative to the median without: mean, median, and their standard errors
+    (of the median by drawing rounds anew). pairs: on, off."""
+    usual = statistics.median(off for _, off in pairs)
     found = [(on - off) / usual for on, off in pairs]
-    error = statistics.stdev(found) / math.sqrt(len(found))
-    return {"mean": statistics.mean(found), "error": error, "median": statistics.median(found), "of": len(found)}
+    draw = random.Random(0)
+    medians = [statistics.median(draw.choices(found, k=len(found))) for _ in range(400)]
+    return {
+        "mean": statistics.mean(found), "mean_error": statistics.stdev(found) / math.sqrt(len(found)),
+        "median": statistics.median(found), "median_error": statistics.stdev(medians), "of": len(found),
+    }  # fmt: skip
 
 
 def _end_agent(agent: subprocess.Popen[bytes]) -> float:
@@ -117,10 +128,12 @@ def _end_agent(agent: subprocess.Popen[bytes]) -> float:
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    costs = [f"{one[clock]['mean']:+.2%} {one[clock]['error']:.2%}".split() for clock in ("wall", "processor")]
     alone = one["alone_seconds_per_step"] / one["step_seconds"]
+    wall, processor = one["wall"], one["processor"]
     return (
-        f"{one['step_seconds'] * 1e3:.0f}", *costs[0], *costs[1], f"{one['agent']:.2%}", f"{alone:.2%}",
+        f"{one['step_seconds'] * 1e3:.0f}", f"{one['cost']:+.2%}", f"{wall['median_error']:.2%}",
+        f"{one['agent']:.2%}", f"{wall['mean']:+.2%}", f"{wall['mean_error']:.2%}",
+        f"{one['processor_cost']:+.2%}", f"{processor['median_error']:.2%}", f"{alone:.2%}",
         f"{one['agent_start_seconds']:.2f}", str(one["records_per_step"]),
         f"{one['agent_first_mib']:.0f}, {one['agent_largest_mib']:.0f}", f"{one['file_bytes_per_step']:.0f}",
     )  # fmt: skip

@@ -34,8 +34,7 @@ from plait.train.record.meter import Meter
 from plait.train.record.recorder import Recorder, open_recorder
 
 DEVICE = open_device("cpu", 0)
-STEPS = 2  # in a row: what a step leaves under way belongs to the next
-WARM, LONG = 2, 120.0
+WARM, LONG = 4, 120.0
 """Rounds before the first that counts, at least, and seconds, at most, in which the agent writes its first
 files."""
 
@@ -71,21 +70,20 @@ class Bench:
         self.done, self.records = 0, 0
 
     def run(self, *, recorded: bool) -> None:
-        """Some steps."""
+        """A step, with all that it leaves under way."""
         part = self.on if recorded else self.off
         self._switch(part)
-        for _ in range(STEPS):
-            if recorded:
-                self.recorder.begins(self.done)
-            part.pipeline.ahead()
-            train_step(part.step, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
-            if recorded and self.speaks:  # as a run's session
-                records = self.recorder.records()
-                self.meter.metrics(1.0, records)
-                self.records = len(records.table)
-            elif recorded:
-                self.recorder.close_step()
-            self.done += recorded
+        if recorded:
+            self.recorder.begins(self.done)
+        part.pipeline.ahead()
+        train_step(part.step, self.optimizer, self.batches, learning_rate=1e-4, clip=1.0)
+        if recorded and self.speaks:  # as a run's session
+            records = self.recorder.records()
+            self.meter.metrics(1.0, records)
+            self.records = len(records.table)
+        elif recorded:
+            self.recorder.close_step()
+        self.done += recorded
         if part.shards:
             part.shards.settle()
 
@@ -160,11 +158,11 @@ def timed(bench: Bench, agent: Agent, *, recorded: bool) -> tuple[float, float, 
     start, cpu = time.perf_counter(), time.process_time()
     bench.run(recorded=recorded)
     wall, spent = time.perf_counter() - start, time.process_time() - cpu
-    both = torch.tensor([wall, spent], dtype=torch.float64) / STEPS
+    both = torch.tensor([wall, spent], dtype=torch.float64)
     slowest = both.clone()
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     dist.all_reduce(both)
-    return slowest[0].item(), both[1].item(), (agent.seconds() - before) / STEPS
+    return slowest[0].item(), both[1].item(), agent.seconds() - before
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.attention_ops import EXCHANGED
@@ -80,7 +80,7 @@ class Records:
         out."""
         import numpy as np
 
-        table = self._of_a_timeline()
+        table = self._of_a_timeline
         table = table[np.lexsort((table["started"], table["step"]))]
         numbers, which = np.unique(table["name"], return_inverse=True)
         names = [self.names.get(int(number), Name("")) for number in numbers]
@@ -115,16 +115,17 @@ class Records:
         """Communication of the ops of a plan, as ``plait.core.timeline.hidden`` has it of one rank's step."""
         import numpy as np
 
-        table = self._of_a_timeline()
-        times, kinds = np.column_stack([table["started"], table["ended"]]), _kind_numbers()[table["kind"]]
-        found = hidden_between(*(times[kinds == _WORDS.index(kind)] for kind in ("comm", "wait")))
+        table = self._of_a_timeline
+        kinds = _kind_numbers()[table["kind"]]
+        which = [np.flatnonzero(kinds == _WORDS.index(kind)) for kind in ("comm", "wait")]
+        found = hidden_between(*(np.stack([table["started"][own], table["ended"][own]], 1) for own in which))
         return Hidden(*(ns / 1e9 for ns in found))
 
     def seconds(self) -> dict[tuple[str, str], float]:
         """Of the timeline's spans, by kind and axis."""
         import numpy as np
 
-        table = self._of_a_timeline()
+        table = self._of_a_timeline
         numbers, which = np.unique(table["name"].astype(np.int64) << 8 | table["kind"], return_inverse=True)
         sums = np.bincount(which, table["ended"] - table["started"], len(numbers)) / 1e9
         found: dict[tuple[str, str], float] = {}
@@ -136,7 +137,7 @@ class Records:
 
     def idle(self) -> float | None:
         """Seconds in which a stage waited for others; None where none ever waits."""
-        waited = self._of_a_timeline()
+        waited = self._of_a_timeline
         waited = waited[waited["kind"] == Kind.IDLE]
         return self._seconds(waited) if len(waited) else None
 
@@ -170,17 +171,18 @@ class Records:
             "max_ns": np.maximum.reduceat(taken, begins),
         }  # fmt: skip
 
+    @cached_property
     def _of_a_timeline(self) -> np.ndarray:
         """The records that are spans."""
         import numpy as np
 
-        table = self.table
+        table, kinds = self.table, self.table["kind"]
+        known = [number for number, name in list(self.names.items()) if name.place]
         placed = np.zeros(max(self.names, default=0) + 2, dtype=bool)
-        placed[np.array([number for number, name in list(self.names.items()) if name.place], dtype=np.int64)] = True
-        known = np.minimum(table["name"], len(placed) - 1)
-        kinds = table["kind"]
-        of_it = (_kind_numbers()[kinds] > 0) & (placed[known] | _is_around()[kinds])
-        return table[of_it & (table["ended"] > 0) & (table["step"] >= 0)]
+        placed[known] = True
+        of_it = placed.take(table["name"], mode="clip") & (_kind_numbers() > 0)[kinds] | _is_around()[kinds]
+        of_it &= (table["ended"] > 0) & (table["step"] >= 0)
+        return table[of_it]
 
     def _label(self, kind: int, name: int, group: int) -> tuple[str, str, str]:
         """Kind, site and direction in words."""

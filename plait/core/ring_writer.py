@@ -1,8 +1,9 @@
-"""Writing a rank's ring (``plait.core.ring``): a microsecond for a record, no locks, no system calls.
+"""Writing a rank's ring (``plait.core.ring``): no locks, no system calls; records themselves are written in C
+(``_ring.c``).
 
 Any thread may write. A record gets its number, and with it its place, from a counter that hands out each
-once; so writers never touch the same bytes, and a thread that is held up leaves an old record where its new
-one will be.
+once; so writers never touch the same bytes, and a thread that is held up leaves a damaged record where its
+new one will be.
 """
 
 from __future__ import annotations
@@ -16,33 +17,23 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.core.files import replacing
 from plait.core.process import boot_id, process_state
-from plait.core.ring import (
-    BYTES,
-    CAPACITY,
-    ENDED,
-    HEADER,
-    LIVE,
-    NOBODY,
-    PLAN,
-    RECORD,
-    STARTED,
-    Header,
-    Kind,
-    Name,
-    Place,
-    RingGroup,
-    numbered,
-    row_type,
-)
+from plait.core.ring import CAPACITY, HEADER, LIVE, PLAN, RECORD, Header, Name, Place, RingGroup, numbered, row_type
+
+try:
+    from plait.core._ring import Writer
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "plait.core._ring is not built: run 'make venv', or 'pip install -e .' (a C compiler and Python's headers are "
+        "needed)."
+    ) from None
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +57,7 @@ def this_process(*, rank: int, world: int, local_rank: int = 0, attempt: int = 0
     )  # fmt: skip
 
 
-class RingWriter:
+class RingWriter(Writer):
     """A rank's ring. path: its file, which takes the place of one that is there; None: memory of this process
     alone.
 
@@ -74,11 +65,9 @@ class RingWriter:
     """
 
     def __init__(self, path: Path | None, header: Header) -> None:
-        assert header.capacity & (header.capacity - 1) == 0, "a power of two, so that numbers may go round"
         self.header = header
         self.names: dict[int, Name] = {}
         self.groups: dict[int, RingGroup] = {}
-        self._numbers, self._mask = count(1), header.capacity - 1
         self._names: dict[tuple[str, Place | None], int] = {}
         self._opened: Counter[tuple[int, ...]] = Counter()
         self._lock = threading.Lock()  # for new names and groups
@@ -89,8 +78,7 @@ class RingWriter:
         else:
             self._told = _new_names(path.with_suffix(".names"), header)
             self._map = _new_file(path, header)
-        whole = memoryview(self._map)
-        self._longs, self._words = whole.cast("q"), whole.cast("I")
+        super().__init__(self._map, header.capacity)
 
     # ---- what numbers stand for ----
 
@@ -117,38 +105,7 @@ class RingWriter:
             self._opened[members] += 1
         return number
 
-    # ---- records ----
-
-    def begin(
-        self, kind: Kind, name: int, step: int, enqueued: int, started: int = 0, ended: int = 0, size: int = 0,
-        group: int = 0, sequence: int = 0, peer: int = NOBODY, call: int = 0, signature: int = 0,
-    ) -> int:  # fmt: skip
-        """A new record, of which some times may be known only later; its number."""
-        number = next(self._numbers)
-        word = number & WORD
-        RECORD.pack_into(
-            self._map, HEADER + ((number - 1) & self._mask) * 64,
-            word, kind, call, group, enqueued, started, ended, size, step, sequence, name, peer, signature, word,
-        )  # fmt: skip
-        return number
-
-    @property
-    def parts(self) -> tuple[Callable[[], int], mmap.mmap, memoryview, memoryview, int]:
-        """For a loop that writes a record in every turn, and cannot call a function for each: what gives
-        numbers, the memory as bytes, as words of 32 and of 64 bits, and the mask of a record's place."""
-        return self._numbers.__next__, self._map, self._words, self._longs, self._mask
-
-    def start(self, number: int, at: int) -> None:
-        """What a record is about has started."""
-        self._fill(number, STARTED, at)
-
-    def end(self, number: int, at: int, *, failed: bool = False) -> None:
-        """It has ended."""
-        self._fill(number, ENDED, -at if failed else at)
-
-    def size(self, number: int, size: int) -> None:
-        """It has moved so many bytes."""
-        self._fill(number, BYTES, size)
+    # ---- what is alive ----
 
     def step(self, number: int, at: int) -> None:
         """A step begins."""
@@ -171,16 +128,10 @@ class RingWriter:
         overwritten."""
         import numpy as np
 
-        every = np.frombuffer(self._map, row_type(), self._mask + 1, HEADER)
-        found = every[(numbers - 1) & self._mask]
+        every = np.frombuffer(self._map, row_type(), self.header.capacity, HEADER)
+        found = every[(numbers - 1) & (len(every) - 1)]
         whole = (found["opened"] == (numbers & WORD)) & (found["closed"] == found["opened"])
-        return numbered(found[whole], numbers[whole])
-
-    def _fill(self, number: int, field: int, value: int) -> None:
-        """One store, which others see whole. None if the ring has gone round since."""
-        place = HEADER + ((number - 1) & self._mask) * RECORD.size
-        if self._words[place >> 2] == number & WORD:
-            self._longs[(place + field) >> 3] = value
+        return numbered(found, numbers) if whole.all() else numbered(found[whole], numbers[whole])
 
     def _tell(self, line: dict[str, Any]) -> None:
         """Before the first record that needs it. A full disk costs the name, not the run."""

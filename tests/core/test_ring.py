@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -207,11 +208,22 @@ ring = RingWriter(Path(sys.argv[1]), this_process(rank=0, world=1, capacity=256)
 print("ready", flush=True)
 i = 0
 while True:
-    number = ring.begin(Kind.COLLECTIVE, ring.name(f"op{i % 1000}"), i, i, size=i, sequence=i & 0xFFFFFFFF)
-    ring.start(number, i + 1)
-    ring.end(number, i + 2)
+    number = ring.begin(Kind.COLLECTIVE, ring.name(f"op{i % 1000}"), i, i + 1, size=i, sequence=i & 0xFFFFFFFF)
+    ring.start(number, i + 2)
+    ring.end(number, i + 3)
     i += 1
 """
+
+
+@contextmanager
+def writing(path: Path) -> Generator[subprocess.Popen[bytes]]:
+    """A process that writes a ring as fast as it can."""
+    with subprocess.Popen([sys.executable, "-c", WRITES, str(path)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def consistent(ring: Ring) -> None:
@@ -220,20 +232,18 @@ def consistent(ring: Ring) -> None:
     assert found and not ring.problems
     for record in found:
         i = record.step
-        assert (record.enqueued, record.bytes, record.sequence, record.name.text) == (i, i, i, f"op{i % 1000}")
-        assert record.number == i + 1 and record.started in (0, i + 1) and record.ended in (0, i + 2)
+        assert (record.enqueued, record.bytes, record.sequence, record.name.text) == (i + 1, i, i, f"op{i % 1000}")
+        assert record.number == i + 1 and record.started in (0, i + 2) and record.ended in (0, i + 3)
     assert [record.step for record in found if record.open] in ([], [found[-1].step])
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_writer_that_is_killed_leaves_a_ring_that_can_be_read(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "rank-00000.ring"
-    with subprocess.Popen([sys.executable, "-c", WRITES, str(path)], stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline() == b"ready\n"
+    with writing(path) as process:
         time.sleep(random.Random(seed).uniform(0.001, 0.1))
         while len(read_ring(path).table) == 0:
             pass
-        process.send_signal(signal.SIGKILL)
     ring = read_ring(path)
     assert ring.torn <= 1 and ring.header.pid == process.pid and not ring.header.closed
     consistent(ring)
@@ -241,8 +251,7 @@ def test_a_writer_that_is_killed_leaves_a_ring_that_can_be_read(tmp_path: Path, 
 
 def test_readers_beside_a_writer_see_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.ring"
-    with subprocess.Popen([sys.executable, "-c", WRITES, str(path)], stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline() == b"ready\n"
+    with writing(path):
         until = time.monotonic() + 0.5
         torn = list[int]()
         while time.monotonic() < until or len(torn) < 8:
@@ -250,14 +259,13 @@ def test_readers_beside_a_writer_see_whole_records(tmp_path: Path) -> None:
             consistent_beside(ring)
             torn.append(ring.torn)
         assert statistics.median(torn) <= 1  # a reader that is interrupted may meet the writer twice
-        process.send_signal(signal.SIGKILL)
 
 
 def consistent_beside(ring: Ring) -> None:
     """As ``consistent``; a slow reader may have seen several records before they were over."""
     for record in ring.records():
         i = record.step
-        assert (record.enqueued, record.bytes, record.name.text) == (i, i, f"op{i % 1000}")
+        assert (record.enqueued, record.bytes, record.name.text) == (i + 1, i, f"op{i % 1000}")
 
 
 def test_a_record_has_64_bytes() -> None:

@@ -11,8 +11,8 @@ from unittest import mock
 from plait.core.segments import Action
 from plait.train.comm import wire
 from plait.train.comm.background import Background, Handle
+from plait.train.comm.flight import DeviceFlight
 from plait.train.comm.lanes import Lane
-from plait.train.comm.log import Flight
 from plait.train.engine.courier import Parcel
 from plait.train.engine.executor import SegmentExecutor
 from plait.train.engine.pipeline import _Step
@@ -45,7 +45,7 @@ def _collective() -> AbstractContextManager[Any]:
 
         def land(turn: Any) -> None:
             handle = turn.handles.pop(action.op)
-            work: Any = handle._work if isinstance(handle, Flight) else handle
+            work: Any = handle.work if isinstance(handle, DeviceFlight) else handle
             work.land()
 
         return land

@@ -36,15 +36,15 @@ from plait.launch.collect.live import Live
 from plait.launch.collect.loggers import Loggers, Tail
 from plait.launch.collect.sums import Sums
 
-LOOK = 5.0
+LOOK = 10.0
 """Seconds between two looks at the rings, at most: a look has costs of its own, however little is new."""
 SOON = 1.0
 """At most where somebody is told at once, and at first."""
 QUICK = 0.05
 """And at least, where a ring fills up fast: a quarter of it at each look."""
 FLUSH = 10.0
-"""Seconds between two writes of what is new, at least; so long that writing takes ``SHARE`` of one core."""
-SHARE = 0.002
+"""Seconds between two writes of what is new, at least; so long that writing takes ``SHARE`` of the host."""
+SHARE = 0.0005
 MANY = 64
 """Rings up to which all are read to compare clocks; of more, one of each host."""
 GRACE = 5.0
@@ -145,7 +145,7 @@ class Collector:
             self.missing.failed(errors[0], 0)
         elif journals:
             self.missing.worked()
-        self._pause = max(FLUSH, (time.process_time() - cost) / SHARE)
+        self._pause = max(FLUSH, (time.process_time() - cost) / SHARE / (os.cpu_count() or 1))
         self._flushed = start
 
     def finish(self) -> None:

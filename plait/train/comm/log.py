@@ -8,20 +8,21 @@ device.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple, TypeVar
 
-from plait.core.ring import ENDED, HEADER, NOBODY, RECORD, Kind, Place, call_of, signature_of
-from plait.core.ring_writer import WORD, RingWriter
+from plait.core._ring import Line
+from plait.core.ring import NOBODY, Kind, Place, call_of, signature_of
+from plait.core.ring_writer import RingWriter
 from plait.core.timeline import NamedOp
-from plait.train.comm.flight import Carrier, Flight, Line, LoggedWire
+from plait.train.comm.flight import Carrier, DeviceLine, LoggedWire
 from plait.train.machine.device import Device, Mark
 
 T = TypeVar("T")
+Acts = tuple[tuple[Callable[[T], object], int, int], ...]
 
 
 class _Marked(NamedTuple):
@@ -34,10 +35,10 @@ class _Marked(NamedTuple):
 
 
 class _Inside(threading.local):
-    """The step and the name of what a thread does for another."""
+    """The step and the name of what a thread does for another; name: 0 for nothing."""
 
-    step: int | None = None
-    name: str = ""
+    step: int = NOBODY
+    name: int = 0
 
 
 class Log:
@@ -51,48 +52,31 @@ class Log:
         self._marked: deque[_Marked] = deque(maxlen=ring.header.capacity)
         self.ops: dict[int, NamedOp] = {}
         """By the number of their name."""
-        self.flying: list[Flight] = []
-        """Collectives whose end is looked for."""
+        self._numbers: dict[NamedOp, int] = {}
+        self._parts: dict[tuple[int, str], int] = {}
 
     def name_of(self, op: NamedOp) -> int:
         """The number of an op's name."""
-        number = self.ring.name(str(op), Place(op.site, op.layer, op.slice, op.forward))
-        self.ops.setdefault(number, op)
+        number = self._numbers.get(op)
+        if number is None:
+            number = self.ring.name(str(op), Place(op.site, op.layer, op.slice, op.forward))
+            self.ops.setdefault(number, op)
+            self._numbers[op] = number
         return number
 
     def look(self) -> None:
         """Take note of collectives that have ended. By any thread: what two see at once counts once."""
-        at = time.monotonic_ns()
-        for flight in tuple(self.flying):
-            flight.look(at)
+        self.ring.look()
 
-    def run(self, acts: Sequence[tuple[Callable[[T], object], int, int]], of: T) -> None:
+    def run(self, acts: Acts[T], of: T) -> None:
         """Do some things one after the other. acts: each with the kind and the name of its record, or 0 and 0
-        for none.
-
-        What ``begin`` and ``end`` do for one of them, without a call: between two pieces of computation a
-        function is out of every cache, and what it takes to fetch it is most of what recording costs.
-        """
-        if not self.host:
+        for none."""
+        if self.host:
+            self.ring.run(acts, of, self.step)
+        else:
             self._run_on_device(acts, of)
-            return
-        give, memory, words, longs, mask = self.ring.parts
-        pack, now, step, flying = RECORD.pack_into, time.monotonic_ns, self.step, self.flying
-        for act, kind, name in acts:
-            if not kind:
-                act(of)
-                continue
-            number = give()
-            word, place = number & WORD, HEADER + ((number - 1) & mask) * 64
-            at = now()
-            pack(memory, place, word, kind, 0, 0, at, at, 0, 0, step, 0, name, NOBODY, 0, word)
-            act(of)
-            if words[place >> 2] == word:  # else the ring has gone round since
-                longs[(place + ENDED) >> 3] = now()
-            if flying:
-                self.look()
 
-    def _run_on_device(self, acts: Sequence[tuple[Callable[[T], object], int, int]], of: T) -> None:
+    def _run_on_device(self, acts: Acts[T], of: T) -> None:
         for act, kind, name in acts:
             number = self.begin(Kind(kind), name) if kind else 0
             act(of)
@@ -103,61 +87,79 @@ class Log:
 
     def enqueue(self, kind: Kind, name: int, *, size: int = 0, step: int | None = None) -> int:
         """Something is handed over to another thread; the number of its record."""
-        return self.ring.begin(kind, name, self.step if step is None else step, time.monotonic_ns(), size=size)
+        return self.ring.begin(kind, name, self.step if step is None else step, size=size)
 
     def start(self, number: int) -> None:
         """It is taken up, by the calling thread."""
         if self.host:
-            self.ring.start(number, time.monotonic_ns())
+            self.ring.start(number)
         else:
             self._starts[number] = self.device.mark()
 
-    def begin(self, kind: Kind, name: int, *, size: int = 0, step: int | None = None) -> int:
+    def begin(self, kind: Kind, name: int) -> int:
         """The calling thread does something from now on."""
-        at = time.monotonic_ns()
-        number = self.ring.begin(kind, name, self.step if step is None else step, at, at if self.host else 0, 0, size)
-        if not self.host:
-            self._starts[number] = self.device.mark()
+        if self.host:
+            return self.ring.enter(kind, name, self.step)
+        number = self.ring.begin(kind, name, self.step)
+        self._starts[number] = self.device.mark()
         return number
 
     def end(self, number: int) -> None:
         """The calling thread has done it, or on a GPU submitted it."""
         if self.host:
-            self.ring.end(number, time.monotonic_ns())
+            self.ring.end(number)
         else:
             self._marked.append(_Marked(number, self._starts.pop(number), self.device.mark(), 0))
 
     def fail(self, number: int) -> None:
         """It ended with an error."""
         self._starts.pop(number, None)
-        self.ring.end(number, time.monotonic_ns(), failed=True)
+        self.ring.end(number, failed=True)
 
     @contextmanager
     def during(self, kind: Kind, what: str, *, step: int | None = None) -> Generator[None]:
         """A record of the block, by the host's clock."""
-        at = time.monotonic_ns()
-        number = self.ring.begin(kind, self.ring.name(what), self.step if step is None else step, at, at)
+        number = self.ring.enter(kind, self.ring.name(what), self.step if step is None else step)
         try:
             yield
         except BaseException:
             self.fail(number)
             raise
-        self.ring.end(number, time.monotonic_ns())
+        self.ring.end(number)
 
-    @contextmanager
-    def inside(self, step: int, name: str) -> Generator[None]:
-        """What the calling thread communicates in the block is a part of ``name``."""
-        self._inside.step, self._inside.name = step, name
-        try:
-            yield
-        finally:
-            self._inside.step, self._inside.name = None, ""
+    def handed(
+        self, name: int, job: Callable[[], object], *, step: int | None = None, size: int = 0, group: int = 0,
+        sequence: int = 0, moved: Callable[[], int] | None = None,
+    ) -> Callable[[], None]:  # fmt: skip
+        """A job for another thread, recorded from now on; what it communicates is a part of it. moved: tells
+        how many bytes were sent so far, before and after; else they are ``size``."""
+        of = self.step if step is None else step
+        number = self.ring.begin(Kind.JOB, name, of, size=size, group=group, sequence=sequence)
+        inside = self._inside
+
+        def recorded() -> None:
+            before = moved() if moved else 0
+            self.start(number)
+            inside.step, inside.name = of, name
+            try:
+                job()
+            except BaseException:
+                self.fail(number)
+                raise
+            finally:
+                inside.name = 0
+            if moved:
+                self.ring.size(number, moved() - before)
+            self.end(number)
+
+        return recorded
 
     # ---- groups ----
 
     def over(self, wire: Carrier, ranks: Sequence[int], label: str) -> LoggedWire:
         """A wire that is recorded. Called by all of ``ranks``, which it connects, at the same point."""
-        return LoggedWire(wire, self, Line(self.ring.group(ranks, label), label))
+        number = self.ring.group(ranks, label)
+        return LoggedWire(wire, self, Line(self.ring, number) if self.host else DeviceLine(self, number), label)
 
     def messages(self, ranks: Sequence[int], label: str) -> Messages:
         """The messages of a group, opened as a wire."""
@@ -168,9 +170,13 @@ class Log:
     def within(self, label: str) -> tuple[int, int]:
         """The step and the name of a group's communication that nobody gave a name."""
         inside = self._inside
-        if inside.step is None:
+        if not inside.name:
             return self.step, self.ring.name(label)
-        return inside.step, self.ring.name(f"{inside.name} {label}")
+        number = self._parts.get((inside.name, label))
+        if number is None:
+            number = self.ring.name(f"{self.ring.names[inside.name].text} {label}")
+            self._parts[inside.name, label] = number
+        return inside.step, number
 
     def marked(self, number: int, start: Mark, end: Mark, line: int) -> None:
         """A GPU will know when this was."""
@@ -216,24 +222,8 @@ class Messages:
     def move(self, size: int, job: Callable[[], None]) -> Callable[[], None]:
         """What moves ``size`` bytes of this rank to other ranks, or to this one, recorded; for another
         thread."""
-        log = self.log
-        step, sequence = log.step, next(self._moves)
-        number = log.ring.begin(
-            Kind.JOB, log.ring.name("reshard"), step, time.monotonic_ns(),
-            size=size, group=self.group, sequence=sequence,
-        )  # fmt: skip
-
-        def recorded() -> None:
-            log.start(number)
-            try:
-                with log.inside(step, "reshard"):
-                    job()
-            except BaseException:
-                log.fail(number)
-                raise
-            log.end(number)
-
-        return recorded
+        name, sequence = self.log.ring.name("reshard"), next(self._moves)
+        return self.log.handed(name, job, size=size, group=self.group, sequence=sequence)
 
     def post(self, peer: int, *, sends: bool, size: int) -> int:
         """A message is sent to a peer, or awaited from it; the number of its record."""
@@ -241,13 +231,11 @@ class Messages:
         step, name = log.within("message")
         sequence = self._sent[kind, peer]
         self._sent[kind, peer] += 1
-        at = time.monotonic_ns()
         number = log.ring.begin(
-            kind, name, step, at, at if log.host else 0, 0, size, self.group, sequence, peer,
-            call_of("message", "uint8"), signature_of("message", "uint8", size),
+            kind, name, step, size=size, group=self.group, sequence=sequence, peer=peer,
+            call=call_of("message", "uint8"), signature=signature_of("message", "uint8", size),
         )  # fmt: skip
-        if not log.host:
-            log.start(number)
+        log.start(number)
         return number
 
     def settled(self, number: int) -> None:

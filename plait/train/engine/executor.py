@@ -78,7 +78,7 @@ class Start:
 
 Programme = list[tuple[Action | UnitAction, Callable[[Turn], object]]]
 """What is done in which order, and how."""
-Acts = list[tuple[Callable[[Turn], object], int, int]]
+Acts = tuple[tuple[Callable[[Turn], object], int, int], ...]
 """The same, with kind and name of the record of each; 0 and 0 for none."""
 
 
@@ -123,7 +123,7 @@ class SegmentExecutor:
             self.programmes[phase] = [
                 (action, self._step(action, then)) for action, then in zip(listed, follows, strict=True)
             ]
-            self._acts[phase] = [(step, *self._entry(action)) for action, step in self.programmes[phase]]
+            self._acts[phase] = tuple((step, *self._entry(action)) for action, step in self.programmes[phase])
 
     # ---- micro-batches ----
 

@@ -147,10 +147,10 @@ class GraphedExecutor(SegmentExecutor):
 
     def _capture(self, phase: Phase, slot: Slot, turn: _Turn) -> Acts:
         """Run a phase for the first time in a slot; what is to be done from now on."""
-        acts: Acts = []
+        acts: Acts = ()
         for piece in self._pieces[phase]:
             act = self._captured(piece, slot, turn) if piece.captured else piece.steps[0]
-            acts.append((act, piece.kind, piece.name))
+            acts = (*acts, (act, piece.kind, piece.name))
             self._do(acts[-1:], turn)
         return acts
 

@@ -10,8 +10,7 @@ the other is used.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -94,14 +93,15 @@ class Shards:
         self._unread.discard(op.unit)
         if not first and store.params == 1 and op.unit not in self._published:
             return
-        with self._waiting(op):
-            if published := self._published.pop(op.unit, None):
-                published.wait()
-            if store.params > 1:
-                self.gather(op)
-                slot, handle = self._gathered[op.unit]
-                handle.wait()
-                store.point(slot)
+        waits = self._waits(op)
+        if published := self._published.pop(op.unit, None):
+            published.wait()
+        if store.params > 1:
+            self.gather(op)
+            slot, handle = self._gathered[op.unit]
+            handle.wait()
+            store.point(slot)
+        self._waited(waits)
 
     def drop(self, op: UnitOp) -> None:
         """Nobody reads the unit any more."""
@@ -148,9 +148,10 @@ class Shards:
 
     def _settle(self, _op: UnitOp | None = None) -> None:
         """Wait for every reduction; recorded also if there is none, because a plan cannot know."""
-        with self._waiting(UnitOp("settle", VECTORS, False)):
-            while self._reducing:
-                self._retire()
+        waits = self._waits(UnitOp("settle", VECTORS, False))
+        while self._reducing:
+            self._retire()
+        self._waited(waits)
 
     def _begin_reduce(self, store: UnitStore, whole: Tensor | None, *, last: bool) -> None:
         handle = self._start(UnitOp("reduce", store.unit, False), lambda: self._reduce(store, whole, last))
@@ -196,9 +197,10 @@ class Shards:
         self._unread = {unit for unit in changed if not self.units[unit].whole}
         for unit in changed:
             if self.units[unit].whole:
-                with self._waiting(UnitOp("need", unit, True)):
-                    if published := self._published.pop(unit, None):
-                        published.wait()
+                waits = self._waits(UnitOp("need", unit, True))
+                if published := self._published.pop(unit, None):
+                    published.wait()
+                self._waited(waits)
 
     def settle(self) -> None:
         """Wait for everything that was published."""
@@ -219,27 +221,18 @@ class Shards:
         recorder = self.recorder
         if recorder is None:
             return self._background.start(job)
-        step = recorder.ticket(later=later)
-        number = recorder.enqueue(Kind.JOB, recorder.name_of(op), step=step)
+        step, name = recorder.ticket(later=later), recorder.name_of(op)
+        return self._background.start(recorder.handed(name, job, step=step, moved=self._moved))
 
-        def recorded() -> None:
-            before = sum(self.sent.values())
-            recorder.start(number)
-            try:
-                with recorder.inside(step, str(op)):
-                    job()
-            except BaseException:
-                recorder.fail(number)
-                raise
-            recorder.ring.size(number, sum(self.sent.values()) - before)
-            recorder.end(number)
+    def _moved(self) -> int:
+        """Bytes sent so far."""
+        return sum(self.sent.values())
 
-        return self._background.start(recorded)
+    def _waits(self, op: UnitOp) -> int:
+        """The number of the record of a wait that begins."""
+        return self.recorder.begin(Kind.WAIT, self.recorder.name_of(op)) if self.recorder else 0
 
-    @contextmanager
-    def _waiting(self, op: UnitOp) -> Generator[None]:
-        number = self.recorder.begin(Kind.WAIT, self.recorder.name_of(op)) if self.recorder else 0
-        yield
+    def _waited(self, number: int) -> None:
         if self.recorder:
             self.recorder.end(number)
 

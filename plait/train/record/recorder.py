@@ -87,12 +87,15 @@ class Recorder(Log):
         import numpy as np
 
         step, last = self.step, self.close_step()
-        numbers = np.concatenate([np.array(self._left, np.int64), np.arange(self._since, last + 1)])
-        table = self.ring.rows(numbers[numbers > last - self.ring.header.capacity])
-        due = (table["step"] <= step) & (table["ended"] != 0)
-        later = (table["step"] > step) | ((table["step"] >= step - 1) & (table["ended"] == 0))
+        oldest = last - self.ring.header.capacity
+        numbers = np.arange(max(self._since, oldest + 1), last + 1)
+        if left := [number for number in self._left if number > oldest]:
+            numbers = np.concatenate([np.array(left, np.int64), numbers])
+        table = self.ring.rows(numbers)
+        of, over = table["step"], table["ended"] != 0
+        later = (of > step) | ((of >= step - 1) & ~over)
         self._since, self._left = last + 1, table["number"][later].tolist()
-        return Records(table[due & (table["step"] != NOBODY)], self.ring.names, self.ring.groups)
+        return Records(table[over & (of <= step) & (of != NOBODY)], self.ring.names, self.ring.groups)
 
     def take(self) -> list[OpSpan]:
         """The spans of ops in ``records``, in order of their start."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -136,20 +138,20 @@ def test_an_end_that_nobody_watches_lies_between_two_looks() -> None:
     wire, logged = opened(recorder)
     named = logged.named(FORWARD)
     first = named.start("all_reduce", torch.zeros(4), torch.zeros(4))  # watched, as it is the first
-    assert recorder.flying == []
+    assert recorder.ring.flying == []
     wire.sent[0].future.set_result([])
     first.wait()
-    assert named.taken > 0
+    assert named.pace.taken > 0
     recorder.step = 1
     for taken, expected in ((1, "looked"), (10**12, "now"), (None, "likely")):
-        flight = named.start("all_reduce", torch.zeros(4), torch.zeros(4))
-        assert recorder.flying == [flight]
+        flight: Any = named.start("all_reduce", torch.zeros(4), torch.zeros(4))
+        assert recorder.ring.flying == [flight]
         recorder.look()
         looked = flight.looked
         wire.sent[-1].future.set_result([])
         if taken is None:  # as long as the last time, and so on the way between the two looks
             taken = looked + 1 - flight.enqueued
-        named.taken = taken
+        named.pace.taken = taken
         assert written(recorder)[-1].open
         before = time.monotonic_ns()
         if expected == "now":
@@ -158,7 +160,7 @@ def test_an_end_that_nobody_watches_lies_between_two_looks() -> None:
             recorder.look()
         ended = written(recorder)[-1].ended
         assert {"looked": ended == looked, "now": ended >= before, "likely": ended == looked + 1}[expected]
-        assert recorder.flying == []
+        assert recorder.ring.flying == []
         flight.wait()
         assert written(recorder)[-1].ended == ended, "whoever waits later changes nothing"
 
@@ -167,12 +169,12 @@ def test_who_waits_sees_the_end_and_every_sixteenth_step_all_ends() -> None:
     recorder = Recorder(Device(CPU))
     wire, logged = opened(recorder)
     named = logged.named(FORWARD)
-    named.taken, recorder.step = 5, 3
+    named.pace.taken, recorder.step = 5, 3
     flight = named.start("all_reduce", torch.zeros(4), torch.zeros(4))
     threading.Timer(0.05, lambda: wire.sent[0].future.set_result([])).start()
     flight.wait()
     [waited] = written(recorder)
-    assert waited.ended - waited.enqueued > 40_000_000 and recorder.flying == []
+    assert waited.ended - waited.enqueued > 40_000_000 and recorder.ring.flying == []
     recorder.step = WATCHED
     named.start("all_reduce", torch.zeros(4), torch.zeros(4))
     wire.sent[1].future.set_result([])
@@ -201,10 +203,10 @@ def test_one_that_fails_says_so(watched: bool) -> None:
 def test_what_a_thread_does_for_another_is_named_after_it() -> None:
     recorder = Recorder(Device(CPU))
     _, logged = opened(recorder)
-    with recorder.inside(7, "gather attn0"):
-        logged.start("all_reduce", torch.zeros(4), torch.zeros(4))
-    logged.start("all_reduce", torch.zeros(4), torch.zeros(4))
-    inner, outer = written(recorder)
+    start = partial(logged.start, "all_reduce", torch.zeros(4), torch.zeros(4))
+    recorder.handed(recorder.ring.name("gather attn0"), start, step=7)()
+    start()
+    _, inner, outer = written(recorder)
     assert (inner.step, inner.name.text) == (7, "gather attn0 tp") and (outer.step, outer.name.text) == (0, "tp")
 
 

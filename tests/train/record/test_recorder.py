@@ -41,7 +41,7 @@ def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
         assert recorder.ticket() == recorder.ticket(later=True) == NOBODY
         recorder.end(recorder.begin(Kind.WAIT, recorder.name_of(NEED)))
     assert recorder.take() == []
-    recorder.end(recorder.begin(Kind.JOB, recorder.name_of(PUBLISH), step=recorder.ticket(later=True)))
+    recorder.handed(recorder.name_of(PUBLISH), lambda: None, step=recorder.ticket(later=True))()
     recorder.forget()
     recorder.take()
     assert recorder.take() == []
