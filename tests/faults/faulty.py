@@ -139,7 +139,7 @@ def _one_long_step(at: int, seconds: float, *, once: bool) -> None:
 
     def run(log: Log, acts: Any, of: Any) -> None:
         if log.step == at:
-            acts = [(longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts]
+            acts = tuple((longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts)
         original(log, acts, of)
 
     Log.run = run  # type: ignore[method-assign]
@@ -170,7 +170,7 @@ def _slow_down(by: float, at: int) -> None:
         if not slowed:
             _note()
         if id(acts) not in slowed:  # which live as long as the rank
-            made = [(longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts]
+            made = tuple((longer(act) if kind == Kind.COMPUTE else act, kind, name) for act, kind, name in acts)
             slowed[id(acts)] = acts, made
         original(log, slowed[id(acts)][1], of)
 
