@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plait.core.attention_ops import EXCHANGED
 from plait.core.columns import Coded
 from plait.core.ring import Kind, Name, Ring, RingGroup, verb_and_dtype
+from plait.core.rollup import PROCESSOR, joined
 from plait.core.timeline import Hidden, SpanKind, hidden_between
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Records:
     def rolled_up(self, rank: int) -> dict[str, Any]:
         """Per step, kind, site and direction (texts are ``Coded``): how many (n), and the sum, least and most
         ns (sum_ns, min_ns, max_ns). Beside what is in the timeline, collectives and messages by the label of
-        their group."""
+        their group, and ``processor``: what of a processor the step had."""
         import numpy as np
 
         table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0) & (self.table["started"] > 0)]
@@ -164,12 +165,13 @@ class Records:
             known = sorted({text[place] for text in texts})
             return Coded(known, np.array([known.index(text[place]) for text in texts], np.int32)[at])
 
-        return {
+        found = {
             "step": first + steps, "rank": np.full(many, rank, np.int64),
             "kind": words(0), "site": words(1), "direction": words(2), "n": np.diff(begins, append=len(order)),
             "sum_ns": np.add.reduceat(taken, begins), "min_ns": np.minimum.reduceat(taken, begins),
             "max_ns": np.maximum.reduceat(taken, begins),
         }  # fmt: skip
+        return joined([found, _processor(table[(table["kind"] == Kind.STEP) & (table["bytes"] > 0)], rank)])
 
     @cached_property
     def _of_a_timeline(self) -> np.ndarray:
@@ -209,6 +211,18 @@ class Records:
     @staticmethod
     def _seconds(table: np.ndarray) -> float:
         return float((table["ended"] - table["started"]).sum()) / 1e9
+
+
+def _processor(steps: np.ndarray, rank: int) -> dict[str, Any]:
+    """A row for each: what of a processor it had."""
+    import numpy as np
+
+    none, one, had = np.zeros(len(steps), np.int32), np.ones(len(steps), np.int64), steps["bytes"]
+    texts = {name: Coded([text], none) for name, text in (("kind", PROCESSOR), ("site", ""), ("direction", ""))}
+    return {
+        "step": steps["step"].astype(np.int64), "rank": rank * one, **texts, "n": one,
+        "sum_ns": had, "min_ns": had, "max_ns": had,
+    }  # fmt: skip
 
 
 def _direction(name: Name) -> str:

@@ -59,10 +59,11 @@ PLAN = _HEADER.size - 64
 class Kind(IntEnum):
     """What a record is about.
 
-    COMPUTE, WAIT, IDLE, COLLECTIVE, JOB and TRANSFER whose name has a place are spans of the step's timeline.
-    JOB: what a background thread does in one go (a unit gathered, a tensor moved to another layout), which
-    are several COLLECTIVE or SEND and RECEIVE records. TRANSFER: a tensor on its way to another stage, as the
-    sender's pipeline sees it. SEND, RECEIVE: one message.
+    STEP: a whole step; its bytes are ns of processor time that the thread which trains had in it, 0 where a
+    device computes. COMPUTE, WAIT, IDLE, COLLECTIVE, JOB and TRANSFER whose name has a place are spans of the
+    step's timeline. JOB: what a background thread does in one go (a unit gathered, a tensor moved to another
+    layout), which are several COLLECTIVE or SEND and RECEIVE records. TRANSFER: a tensor on its way to
+    another stage, as the sender's pipeline sees it. SEND, RECEIVE: one message.
     """
 
     STEP = 1

@@ -28,6 +28,8 @@ RINGS = "plait.rings"
 of it."""
 STEPS = "plait.steps"
 """In a file of totals: its first and its last step."""
+PROCESSOR = "processor"
+"""A kind: not how long a step took, but how much of a processor the thread that trains had in it."""
 _TEXTS = ("kind", "site", "direction")
 COLUMNS = ("step", "rank", *_TEXTS, "n", "sum_ns", "min_ns", "max_ns")
 TOTAL_COLUMNS = ("rank", *_TEXTS, "steps", "n", "sum_ns", "min_ns", "max_ns")

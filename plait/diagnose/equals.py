@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from plait.core.rollup import PROCESSOR
 from plait.diagnose.recording import OWN, Recording
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 UNDISTURBED = 0.1
 """Share of a step's ops that nothing has disturbed, even where ranks share processors."""
+FEW = 16
+"""Equals up to which one counts in their median."""
+OWN_PROCESSOR = 0.7
+"""Share of its own work for which a rank has a processor, if it has one to itself."""
 BLOCK = 10
 """Steps that are compared at once, so that memory does not grow with the run."""
 
@@ -53,10 +58,51 @@ def usual(value: pl.Expr, cell: list[str]) -> pl.Expr:
     return pl.when(peers > 2).then(value.median().over(cell)).when(peers == 2).then(both - value)
 
 
+def usual_of_others(value: pl.Expr, cell: list[str]) -> pl.Expr:
+    """As ``usual``, where equals are few: the median of the others, which one that is slow has no part in. Of
+    three it would be that of a healthy one and of the slow one."""
+    peers, place = pl.len().cast(pl.Int64), value.rank("ordinal").cast(pl.Int64) - 1
+    low, high = (peers - 2) // 2, (peers - 1) // 2
+    ordered = value.sort()
+
+    def at(index: pl.Expr) -> pl.Expr:
+        """The value of that place among the others."""
+        return (
+            pl.when((place <= index).over(cell))
+            .then(ordered.get(index + 1, null_on_oob=True).over(cell))
+            .otherwise(ordered.get(index, null_on_oob=True).over(cell))
+        )
+
+    return pl.when(pl.len().over(cell) > 3).then((at(low) + at(high)) / 2).otherwise(usual(value, cell))
+
+
 def own_work(recording: Recording) -> Compared:
     """Of every rank all that it does by itself, against the ranks of its stage."""
     own = recording.rollup.filter(pl.col("kind").is_in(OWN if recording.complete else ["compute"]))
     return _work(recording, _without_exchanges(own, recording), ["kind", "site", "direction"])
+
+
+def processor_work(recording: Recording) -> Compared:
+    """Of every rank how much of a processor its steps need: who shares a processor with others is not slow by
+    this measure, and how much others take makes no difference to it."""
+    own = recording.rollup.filter(pl.col("kind") == PROCESSOR)
+    return _work(recording, own.with_columns(kind=pl.lit("compute")), ["kind"])
+
+
+def crowded(recording: Recording) -> bool:
+    """Whether ranks share processors, as those of a lab do: of what a rank does by itself, by the clock, the
+    median one has a processor for less than ``OWN_PROCESSOR``."""
+    kinds = pl.col("kind").is_in([*OWN, PROCESSOR])
+    found = (
+        recording.rollup.filter(kinds)
+        .group_by("rank")
+        .agg(
+            had=pl.col("seconds").filter(pl.col("kind") == PROCESSOR).sum(),
+            own=pl.col("seconds").filter(pl.col("kind") != PROCESSOR).sum(),
+        )
+    )
+    share = found.filter(pl.col("had") > 0, pl.col("own") > 0).select(pl.col("had") / pl.col("own")).to_series()
+    return len(share) > 0 and float(share.median()) < OWN_PROCESSOR  # type: ignore[arg-type]
 
 
 def typical_work(recording: Recording) -> Compared:
@@ -98,10 +144,12 @@ def _work(recording: Recording, rollup: pl.DataFrame, equal: list[str]) -> Compa
     places = recording.grid.select("rank", "pp", "cp")
     cell = ["step", "pp", "cp", *equal]
     steps = rollup["step"].unique().sort().to_list()
+    most = places.group_by("pp", "cp").len()["len"].max()
+    expected = (usual_of_others if most and int(most) <= FEW else usual)(pl.col("seconds"), cell)  # type: ignore[arg-type]
     parts = [
         rollup.filter(pl.col("step").is_between(some[0], some[-1]))
         .join(places, on="rank")
-        .with_columns(usual=usual(pl.col("seconds"), cell))
+        .with_columns(usual=expected)
         .filter(pl.col("usual").is_not_null())
         .with_columns(excess=pl.col("seconds") - pl.col("usual"))
         .group_by("step", "rank")

@@ -110,13 +110,15 @@ def _alike(values: Floats, mean: Floats, sigma: Floats) -> float:
     return float(np.sqrt((1 + alike) / (1 - alike)))
 
 
-def healthy_spread(means: Floats, taken: float, twins: Ints, *, lower: bool) -> Between:
-    """How far healthy units are apart. taken: what is taken of them beforehand, a standard deviation; the
-    more units there are, the less it counts. Each unit is held against the others, without itself and its
-    twin. lower: only the lower half is healthy."""
+def healthy_spread(steps: Means, taken: float, twins: Ints, *, lower: bool) -> Between:
+    """How far healthy units are apart, beyond what their steps' chance makes of it. taken: what is taken of
+    them beforehand, a standard deviation; the more units there are, the less it counts. Each unit is held
+    against the others, without itself and its twin. lower: only the lower half is healthy; they are as far
+    apart as their means are."""
+    means = steps.mean
     known = np.isfinite(means)
     found = np.sort(means[known])
-    spread = np.zeros(len(means))
+    spread, chance = np.zeros(len(means)), 0.0
     if lower:
         found = found[: (len(found) + 1) // 2]
         centre = float(np.median(found)) if found.size > 1 else 0.0
@@ -128,9 +130,11 @@ def healthy_spread(means: Floats, taken: float, twins: Ints, *, lower: bool) -> 
         apart = np.bincount(entry, np.abs(means[known] - centre)) / np.bincount(entry)
         spread[known] = _others(apart)[entry]
         others = len(apart) - 1
+        chance = float(np.median(steps.error[known] ** 2)) if known.any() else 0.0
     freedom = MAD_IS_WORTH * max(0, others)
     # What is taken and what was found, each by its degrees of freedom (Smyth, 2004).
-    sigma = np.sqrt((KNOWN * taken**2 + freedom * (SIGMA * spread) ** 2) / (KNOWN + freedom))
+    beyond = np.maximum(0, (SIGMA * spread) ** 2 - chance)
+    sigma = np.sqrt((KNOWN * taken**2 + freedom * beyond) / (KNOWN + freedom))
     return Between(centre, sigma, KNOWN + freedom)
 
 

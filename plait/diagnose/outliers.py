@@ -31,7 +31,7 @@ WINDOW = 20
 """Steps of which it is judged together, so that what begins late is not averaged away."""
 FEWEST = 5
 """Steps below which nothing is said."""
-CHANCE = 1e-4
+CHANCE = 5e-4
 """That in a run where all are healthy anybody is named, by one who looks after every step: each look may take
 so much by the number of units and of steps until then, which adds up to this times the logarithm of steps."""
 MINIMUM = 0.03
@@ -140,7 +140,7 @@ def _look(deviation: Floats, edges: list[int], minimum: float, twins: Ints, *, l
 def _window(deviation: Floats, minimum: float, twins: Ints, *, lower: bool) -> tuple[Floats, Floats]:
     """Effect and z of every unit in a window."""
     steps = mean_step(deviation, FEWEST, twins)
-    between = healthy_spread(steps.mean, minimum / SURE, twins, lower=lower)
+    between = healthy_spread(steps, minimum / SURE, twins, lower=lower)
     with np.errstate(invalid="ignore", divide="ignore"):
         noise = np.hypot(between.sigma, steps.error)
         freedom = noise**4 / (between.sigma**4 / between.freedom + steps.error**4 / steps.freedom)

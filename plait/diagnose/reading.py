@@ -23,6 +23,7 @@ from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.ring_calls import RINGS
 from plait.core.ring_hosts import host_names, read_headers
+from plait.core.rollup import PROCESSOR
 from plait.core.timeline import PLANNED
 from plait.diagnose.recording import (
     ROLLUP,
@@ -179,11 +180,13 @@ def recorded(
 
 def _together(own: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
     """Of a rank's step whose spans are kept, their roll-up, which also knows axes and what passed between
-    ops; else what is told."""
+    ops; else what is told. No span tells how much of a processor a step had."""
     keys = ["step", "rank"]
+    processor = told.filter(pl.col("kind") == PROCESSOR)
+    told = told.filter(pl.col("kind") != PROCESSOR)
     whole = own.filter(pl.col("kind") == "compute").select(keys).unique()
     untold = own.join(whole, on=keys, how="anti").join(told.select(keys).unique(), on=keys, how="anti")
-    return pl.concat([own.join(whole, on=keys, how="semi"), untold, told.join(whole, on=keys, how="anti")])
+    return pl.concat([own.join(whole, on=keys, how="semi"), untold, told.join(whole, on=keys, how="anti"), processor])
 
 
 def _with_axis(rollups: pl.DataFrame, *, alone: bool) -> pl.DataFrame:

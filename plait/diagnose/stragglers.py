@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from plait.diagnose.equals import Compared, hosts_known, members_of, own_work, transfers, typical_work
+from plait.diagnose.equals import (
+    Compared,
+    crowded,
+    hosts_known,
+    members_of,
+    own_work,
+    processor_work,
+    transfers,
+    typical_work,
+)
 from plait.diagnose.noise import SIGMA
 from plait.diagnose.outliers import FEWEST, LEAST, MINIMUM, RECURS, Outlier, Spread, outliers
 from plait.diagnose.recording import Recording
@@ -33,6 +42,8 @@ the end to be named and not the path: one of two is to be told from the other, n
 FEW = 8
 """Ranks below which their spread says little, and more is asked for."""
 MINIMUM_OF_FEW = 0.05
+MINIMUM_OF_CROWDED = 0.25
+"""Where ranks share processors: what they do by the clock differs by how these are dealt out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +95,20 @@ def verdicts(recording: Recording) -> Verdicts:
     """All that can be said of a recording."""
     work = own_work(recording)
     minimum = MINIMUM if len(work.units) >= FEW else MINIMUM_OF_FEW
-    found, spread = outliers(work.deviation, minimum=minimum, twins=work.twins(recording.grid))
-    typical = typical_work(recording)
-    more, other = outliers(typical.deviation, minimum=minimum, twins=typical.twins(recording.grid))
-    ranks = {one.ranks: one for one in [_rank(recording, typical, one) for one in more]}
-    ranks |= {one.ranks: one for one in [_rank(recording, work, one) for one in found]}
+    ranks: dict[tuple[int, ...], Straggler] = {}
+    nearest: list[tuple[Spread, Compared]] = []
+    by_the_clock = MINIMUM_OF_CROWDED if crowded(recording) else minimum
+    looks = (processor_work(recording), minimum), (typical_work(recording), minimum), (work, by_the_clock)
+    for of, least in looks:  # of one that several name, the last
+        found, spread = outliers(of.deviation, minimum=least, twins=of.twins(recording.grid))
+        ranks |= {one.ranks: one for one in [_rank(recording, of, one) for one in found]}
+        nearest.append((spread, of))
     slow = _of_hosts(list(ranks.values()), recording.grid)
     links = _links(recording, {rank for one in slow for rank in one.ranks})
     named = {rank for one in slow for rank in one.ranks}
     rest = [
         replace(one, unit=int(of.units[one.unit]))
-        for one, of in ((spread, work), (other, typical))
+        for one, of in nearest
         if one.unit >= 0 and of.units[one.unit] not in named
     ]
     return Verdicts(

@@ -6,13 +6,15 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.core.rollup import PROCESSOR
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import read_run, recorded
-from plait.diagnose.recording import Recording
+from plait.diagnose.recording import ROLLUP, Recording
 from plait.diagnose.stragglers import verdicts
 from tests.diagnose.made import TRANSFER, At, Job, plan_of, spans_of_job, write_run
 
@@ -67,6 +69,40 @@ def test_a_slow_processor_among_ranks_that_are_held_up_now_and_then() -> None:
 
     found = verdicts(recording(Job(dp=4, pp=2, compute=compute, steps=20)))
     assert [(one.what, one.ranks) for one in found.stragglers] == [("slow processor", (6,))]
+
+
+def with_processor(recording: Recording, needs: dict[tuple[int, int], float]) -> Recording:
+    """needs: by rank and step, how much of a processor a step had."""
+    rows = pl.DataFrame(
+        [(step, rank, PROCESSOR, "", "", "", 1, had) for (rank, step), had in needs.items()],
+        schema=list(ROLLUP), orient="row",
+    ).cast(ROLLUP)  # fmt: skip
+    return replace(recording, rollup=pl.concat([recording.rollup, rows]))
+
+
+def test_a_slow_processor_that_others_take_away_again_and_again() -> None:
+    """By the clock it is one of many that take long; how much of a processor it needs is known anyway."""
+    draw = random.Random(3)
+
+    def compute(at: At) -> float:
+        return (0.1 if at.way == "forward" else 0.2) * draw.lognormvariate(0, 1.2)
+
+    seen = recording(Job(dp=4, pp=2, compute=compute, steps=20))
+    assert verdicts(seen).stragglers == ()
+    needs = {(rank, step): 0.9 * draw.gauss(1, 0.03) for rank in range(8) for step in range(20)}
+    assert verdicts(with_processor(seen, needs)).stragglers == ()
+    slow = {of: had * (1.1 if of[0] == 6 else 1.0) for of, had in needs.items()}
+    [found] = verdicts(with_processor(seen, slow)).stragglers
+    assert (found.what, found.ranks) == ("slow processor", (6,))
+    assert found.effect == pytest.approx(0.1, abs=0.03) and found.computing == 1.0
+
+
+def test_where_ranks_share_processors_less_is_made_of_what_the_clock_says() -> None:
+    seen = recording(Job(dp=4, pp=2, launch=lambda at: 0.02 * (at.dp == 1), steps=20))
+    whole = {(rank, step): 2.4 for rank in range(8) for step in range(20)}
+    assert {one.ranks for one in verdicts(with_processor(seen, whole)).stragglers} == {(1,), (5,)}
+    shared = {of: had / 3 for of, had in whole.items()}
+    assert verdicts(with_processor(seen, shared)).stragglers == ()
 
 
 def test_a_host_that_launches_late() -> None:

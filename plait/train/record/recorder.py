@@ -45,11 +45,11 @@ class Recorder(Log):
     def __init__(self, device: Device, ring: RingWriter | None = None) -> None:
         super().__init__(ring or RingWriter(None, this_process(rank=0, world=1)), device)
         self._since, self._left = 1, list[int]()
-        self._began = time.monotonic_ns()
+        self._began, self._spent = time.monotonic_ns(), time.thread_time_ns()
 
     def begins(self, step: int) -> None:
         """What is begun from now on belongs to ``step``, counted from 0."""
-        self.step, self._began = step, time.monotonic_ns()
+        self.step, self._began, self._spent = step, time.monotonic_ns(), time.thread_time_ns()
         self.ring.step(step, self._began)
 
     def ticket(self, *, later: bool = False) -> int:
@@ -74,11 +74,13 @@ class Recorder(Log):
         self._left = []
 
     def close_step(self) -> int:
-        """The step ends here, and the next one follows; the number of its last record."""
+        """The step ends here, and the next one follows; the number of its last record. Where the host
+        computes, that says how much of a processor the calling thread had since the step began."""
         self.resolve()
-        now = time.monotonic_ns()
-        last = self.ring.begin(Kind.STEP, self.ring.name("step"), self.step, self._began, self._began, now)
-        self.step, self._began = self.step + 1, now
+        now, spent = time.monotonic_ns(), time.thread_time_ns()
+        had = spent - self._spent if self.host else 0
+        last = self.ring.begin(Kind.STEP, self.ring.name("step"), self.step, self._began, self._began, now, had)
+        self.step, self._began, self._spent = self.step + 1, now, spent
         return last
 
     def records(self) -> Records:

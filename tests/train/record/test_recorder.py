@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from unittest import mock
@@ -13,6 +14,7 @@ import torch
 from plait.core.env import RankEnv
 from plait.core.missing import Missing
 from plait.core.ring import NOBODY, Kind, read_ring
+from plait.core.rollup import PROCESSOR
 from plait.core.sharding import UnitOp
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder, open_recorder
@@ -45,6 +47,22 @@ def test_what_starts_while_it_is_paused_belongs_to_no_step() -> None:
     recorder.forget()
     recorder.take()
     assert recorder.take() == []
+
+
+def test_a_step_says_how_much_of_a_processor_it_had() -> None:
+    recorder = Recorder(Device(torch.device("cpu")))
+    recorder.begins(0)
+    time.sleep(0.02)
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+        pass
+    had = int(recorder.records().rolled_up(3)["sum_ns"][-1])
+    assert 10_000_000 <= had < 20_000_000, "what others had meanwhile does not count"
+    recorder.begins(1)
+    rows = recorder.records().rolled_up(3)
+    [row] = [at for at, kind in enumerate(rows["kind"].tolist()) if kind == PROCESSOR]
+    assert [int(rows[name][row]) for name in ("step", "rank", "n")] == [1, 3, 1]
+    assert int(rows["sum_ns"][row]) < had
 
 
 def test_a_disk_without_room_costs_the_ring_not_the_run(tmp_path: Path) -> None:
