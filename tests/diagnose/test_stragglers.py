@@ -75,8 +75,8 @@ def with_processor(recording: Recording, needs: dict[tuple[int, int], float]) ->
     """needs: by rank and step, how much of a processor a step had."""
     rows = pl.DataFrame(
         [(step, rank, PROCESSOR, "", "", "", 1, had) for (rank, step), had in needs.items()],
-        schema=list(ROLLUP), orient="row",
-    ).cast(ROLLUP)  # fmt: skip
+        schema=ROLLUP, orient="row",
+    )  # fmt: skip
     return replace(recording, rollup=pl.concat([recording.rollup, rows]))
 
 
