@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -13,6 +17,11 @@ class Build(BuildHookInterface):
     """Beside its source, from where an editable installation takes it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if missing := _missing():
+            self.app.abort(
+                f"Plait cannot be built without {' and '.join(missing)}, which are not here. "
+                "On Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev"
+            )
         extension = Extension("plait.core._ring", ["plait/core/_ring.c"], extra_compile_args=["-O2", "-std=c11"])
         command = build_ext(Distribution({"ext_modules": [extension], "packages": ["plait", "plait.core"]}))
         command.inplace = True
@@ -21,3 +30,11 @@ class Build(BuildHookInterface):
         command.run()
         build_data |= {"pure_python": False, "infer_tag": True}
         build_data["artifacts"].append("plait/core/_ring.*.so")
+
+
+def _missing() -> list[str]:
+    """What the compilation needs and this machine has not."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    found = [] if shutil.which(compiler) else [f"a C compiler ({compiler})"]
+    return found if headers.is_file() else [*found, f"Python's headers ({headers})"]
