@@ -19,7 +19,7 @@ class Build(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if missing := _missing():
             self.app.abort(
-                f"Plait cannot be built without {' and '.join(missing)}, which are not here. "
+                f"Plait's build does not find {' and '.join(missing)}. "
                 "On Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev"
             )
         extension = Extension("plait.core._ring", ["plait/core/_ring.c"], extra_compile_args=["-O2", "-std=c11"])
