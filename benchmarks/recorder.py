@@ -100,7 +100,6 @@ def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
         "agent": agent / step / CORES, "wall": added(wall), "processor": added(cpu),
         "processor_cost": added(cpu)["median"] + agent / processor, "agent_largest_mib": largest,
         "file_bytes_per_step": disk / result["steps"], **result,
-        "rounds": wall, "processor_rounds": cpu, "agent_rounds": spent,
     }  # fmt: skip
 
 
