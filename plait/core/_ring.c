@@ -76,6 +76,13 @@ static Record *place_of(Writer *ring, int64_t number) {
     return (Record *)((char *)ring->memory.buf + FIRST) + ((number - 1) & (ring->capacity - 1));
 }
 
+/* Whether it has memory to write to; with an exception if not. */
+static int whole(Writer *ring) {
+    if (!ring->capacity)
+        PyErr_SetString(PyExc_RuntimeError, "this ring was never made");
+    return ring->capacity > 0;
+}
+
 /* A new record. What stood in its place is damaged first, and the new one is whole last, so that nobody takes one for
 the other. */
 static int64_t put(Writer *ring, Record record) {
@@ -270,6 +277,8 @@ static PyMemberDef flight_members[] = {
 
 static PyObject *line_depart(Line *self, PyObject *const *args, Py_ssize_t count) {
     long long given[5];
+    if (!self->ring)
+        return PyErr_Format(PyExc_RuntimeError, "this line was never made");
     if (count != 6 || !PyObject_TypeCheck(args[0], &PaceType))
         return PyErr_Format(PyExc_TypeError, "depart(pace, step, name, size, call, signature)");
     for (int i = 0; i < 5; i++)
@@ -303,9 +312,15 @@ static PyObject *line_depart(Line *self, PyObject *const *args, Py_ssize_t count
 
 static int line_init(Line *self, PyObject *args, PyObject *named) {
     PyObject *ring;
-    if (!PyArg_ParseTuple(args, "O!i", &WriterType, &ring, &self->group))
+    int group;
+    if (!PyArg_ParseTuple(args, "O!i", &WriterType, &ring, &group) || !whole((Writer *)ring))
         return -1;
-    Py_XSETREF(self->ring, (Writer *)Py_NewRef(ring));
+    if (self->ring) { /* whose list its flights are in */
+        PyErr_SetString(PyExc_RuntimeError, "this line was made before");
+        return -1;
+    }
+    self->ring = (Writer *)Py_NewRef(ring);
+    self->group = group;
     return 0;
 }
 
@@ -348,7 +363,7 @@ static PyObject *writer_begin(Writer *self, PyObject *const *args, Py_ssize_t co
     static const char *const names[] = {"kind", "name", "step", "enqueued", "started", "ended", "size", "group",
                                         "sequence", "peer", "call", "signature"};
     long long given[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0, 0};
-    if (numbers(args, count, named, names, 3, 12, given) < 0)
+    if (!whole(self) || numbers(args, count, named, names, 3, 12, given) < 0)
         return NULL;
     if (!given[3])
         given[3] = now();
@@ -363,7 +378,7 @@ static PyObject *writer_begin(Writer *self, PyObject *const *args, Py_ssize_t co
 static PyObject *writer_enter(Writer *self, PyObject *const *args, Py_ssize_t count, PyObject *named) {
     static const char *const names[] = {"kind", "name", "step", "size"};
     long long given[4] = {0, 0, 0, 0};
-    if (numbers(args, count, named, names, 3, 4, given) < 0)
+    if (!whole(self) || numbers(args, count, named, names, 3, 4, given) < 0)
         return NULL;
     int64_t at = now();
     return PyLong_FromLongLong(put(self, (Record){
@@ -375,7 +390,7 @@ static PyObject *writer_enter(Writer *self, PyObject *const *args, Py_ssize_t co
 static PyObject *filled(Writer *self, PyObject *const *args, Py_ssize_t count, PyObject *named, size_t field) {
     static const char *const names[] = {"number", "at", "failed"};
     long long given[3] = {0, 0, 0};
-    if (numbers(args, count, named, names, 1, field == offsetof(Record, ended) ? 3 : 2, given) < 0)
+    if (!whole(self) || numbers(args, count, named, names, 1, field == offsetof(Record, ended) ? 3 : 2, given) < 0)
         return NULL;
     if (!given[1] && field != offsetof(Record, bytes))
         given[1] = now();
@@ -439,6 +454,8 @@ static int act(Writer *self, PyObject *entry, PyObject *of, long step) {
 }
 
 static PyObject *writer_run(Writer *self, PyObject *const *args, Py_ssize_t count) {
+    if (!whole(self))
+        return NULL;
     if (count != 3 || !PyTuple_Check(args[0]))
         return PyErr_Format(PyExc_TypeError, "run(acts, of, step), with a tuple of acts");
     long step = PyLong_AsLong(args[2]);
@@ -453,8 +470,12 @@ static PyObject *writer_run(Writer *self, PyObject *const *args, Py_ssize_t coun
 static int writer_init(Writer *self, PyObject *args, PyObject *named) {
     PyObject *memory;
     long long capacity;
-    if (self->memory.obj || !PyArg_ParseTuple(args, "OL", &memory, &capacity))
+    if (!PyArg_ParseTuple(args, "OL", &memory, &capacity))
         return -1;
+    if (self->memory.obj) {
+        PyErr_SetString(PyExc_RuntimeError, "this ring was made before");
+        return -1;
+    }
     if (PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) < 0)
         return -1;
     if (capacity < 1 || capacity & (capacity - 1) ||

@@ -4,6 +4,7 @@ nothing is kept."""
 from __future__ import annotations
 
 import gc
+import mmap
 import sys
 import threading
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core._ring import Flight, Line, Pace
+from plait.core._ring import Flight, Line, Pace, Writer
 from plait.core.ring import Kind
 from plait.core.ring_writer import RingWriter, this_process
 
@@ -210,3 +211,19 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     del flight
     gc.collect()
     assert (sys.getrefcount(work), sys.getrefcount(pace), sys.getrefcount(line), sys.getrefcount(writer)) == before
+
+
+def test_what_was_never_made_or_is_made_again_is_refused() -> None:
+    writer, pace = ring(), Pace()
+    none, nobodys, line = Writer.__new__(Writer), Line.__new__(Line), Line(writer, 1)
+    flight = depart(line, pace, looked_for=True)
+    for call in (
+        lambda: none.begin(Kind.COMPUTE, 0, 0), lambda: none.enter(Kind.COMPUTE, 0, 0), lambda: none.start(1),
+        lambda: none.end(1), lambda: none.size(1, 8), lambda: none.run(((len, 1, 0),), "", 0),
+        lambda: Line(none, 1), lambda: nobodys.depart(pace, 0, 0, 0, 0, 0),
+        lambda: line.__init__(ring(), 2), lambda: Writer.__init__(writer, mmap.mmap(-1, 4096 + 64), 1),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match="made"):
+            call()
+    none.look()
+    assert none.flying == [] and writer.flying == [flight]
