@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -296,6 +297,8 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, op
     from plait.launch.run_folder import WORKER, write_run
 
     assert plan.job is not None
+    if not isinstance(place, Managed):
+        import_module("plait.core.ring_writer")  # raises LaunchError where it was not built
     with RunLock(folder) as lock:
         write_run(plan, folder)
         (folder / NAME).unlink(missing_ok=True)  # of an earlier start, elsewhere

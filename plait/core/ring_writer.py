@@ -23,16 +23,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.core.errors import LaunchError
 from plait.core.files import replacing
 from plait.core.process import boot_id, process_state
 from plait.core.ring import CAPACITY, HEADER, LIVE, PLAN, RECORD, Header, Name, Place, RingGroup, numbered, row_type
 
 try:
+    from plait.core._ring import Flight as Flight
+    from plait.core._ring import Line as Line
+    from plait.core._ring import Pace as Pace
     from plait.core._ring import Writer
 except ModuleNotFoundError:
-    raise ModuleNotFoundError(
-        "plait.core._ring is not built: run 'make venv', or 'pip install -e .' (a C compiler and Python's headers are "
-        "needed)."
+    raise LaunchError(
+        "plait.core._ring, by which ranks record what they do, is not built: run 'make venv', or 'pip install -e .' "
+        "(a C compiler and Python's headers are needed)."
     ) from None
 
 if TYPE_CHECKING:

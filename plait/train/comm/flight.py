@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from plait.core._ring import Flight, Line, Pace
 from plait.core.ring import Kind, call_of, signature_of
+from plait.core.ring_writer import Flight, Line, Pace
 from plait.core.segments import Collective
 from plait.core.timeline import NamedOp
 from plait.train.machine.device import AsyncWork, Mark

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple, TypeVar
 
-from plait.core._ring import Line
 from plait.core.ring import NOBODY, Kind, Place, call_of, signature_of
-from plait.core.ring_writer import RingWriter
+from plait.core.ring_writer import Line, RingWriter
 from plait.core.timeline import NamedOp
 from plait.train.comm.flight import Carrier, DeviceLine, LoggedWire
 from plait.train.machine.device import Device, Mark
