@@ -80,16 +80,22 @@ def _verdict(report: Report) -> None:
 
 
 def _nobody(report: Report) -> None:
+    from plait.diagnose.outliers import FEWEST
+
     spread, comparable = report.verdicts.spread, report.verdicts.comparable
     if comparable < 2:
-        terminal.text(
-            "No straggler can be told: there are too few steps, or every rank is alone in its stage, with nobody "
-            "to be compared with."
+        why = (
+            "there are too few steps"
+            if not report.steps or report.steps.count < FEWEST
+            else "every rank is alone with what it does (its stage and its part of sequences), with nobody to be "
+            "compared with"
         )
+        terminal.text(f"No straggler can be told: {why}.")
         return
+    lasting = ", were it so in most steps and for longer" if spread.z >= spread.named_from else ""
     slowest = (
         f" The slowest of {comparable} comparable ranks is rank {spread.unit}: {spread.effect:+.1%} against its "
-        f"equals, z {spread.z:.1f} (named from {spread.named_from:.1f} on)."
+        f"equals, z {spread.z:.1f} (named from {spread.named_from:.1f} on{lasting})."
         if spread.unit >= 0
         else ""
     )

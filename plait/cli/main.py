@@ -35,6 +35,9 @@ from plait.cli import (
 )
 from plait.core.errors import PlaitError
 
+_USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
+"""What is wrong with a path that was named, wherever it is noticed."""
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -82,6 +85,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
+        if error.errno in _USERS and error.filename is not None:
+            print(terminal.fitted(f"plait: {error.filename}: {error.strerror}", sys.stderr), file=sys.stderr)
+            sys.exit(2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         sys.stdout = io.StringIO()  # what is left unwritten would be tried again at the end

@@ -48,10 +48,13 @@ def export(
         raise JobError(f"'{out.suffix}' is no format for traces", key="--out", fix="Name it .pftrace or .json")
     fix = "Choose another with --out"
     check_target(out, fix=fix)
-    recording = read_run(run).recording
+    read = read_run(run)
+    recording = read.recording
     chosen = _chosen(recording, ranks, steps)
     with explained(f"{out} cannot be written", fix=fix):
         count = (write_json if out.suffix == ".json" else write_perfetto)(recording.chosen(*chosen), out)
+    for note in read.notes:
+        terminal.text(note)
     terminal.say(
         f"{out}: {count} spans of {len(chosen[0])} ranks and {len(chosen[1])} steps; open it at ui.perfetto.dev"
     )

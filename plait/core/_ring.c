@@ -159,7 +159,9 @@ static void end_between(Flight *flight, int64_t at) {
 
 /* Whether its end has come; -1 with an exception. */
 static int completed(Flight *flight) {
-    PyObject *found = PyObject_CallMethodNoArgs(flight->work, is_completed);
+    PyObject *work = Py_NewRef(flight->work); /* which it may be parted from meanwhile */
+    PyObject *found = PyObject_CallMethodNoArgs(work, is_completed);
+    Py_DECREF(work);
     int over = found ? PyObject_IsTrue(found) : -1;
     Py_XDECREF(found);
     return over;
@@ -224,8 +226,12 @@ static PyObject *flight_fail(Flight *self, PyObject *Py_UNUSED(none)) {
 }
 
 static PyObject *call_work(Flight *self, PyObject *name) {
-    return self->work ? PyObject_CallMethodNoArgs(self->work, name)
-                      : PyErr_Format(PyExc_RuntimeError, "it has not been given to a wire");
+    if (!self->work)
+        return PyErr_Format(PyExc_RuntimeError, "it has not been given to a wire");
+    PyObject *work = Py_NewRef(self->work); /* which it may be parted from meanwhile */
+    PyObject *found = PyObject_CallMethodNoArgs(work, name);
+    Py_DECREF(work);
+    return found;
 }
 
 static PyObject *flight_wait(Flight *self, PyObject *Py_UNUSED(none)) {
@@ -478,8 +484,9 @@ static int writer_init(Writer *self, PyObject *args, PyObject *named) {
     }
     if (PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) < 0)
         return -1;
-    if (capacity < 1 || capacity & (capacity - 1) ||
-        self->memory.len != FIRST + capacity * (Py_ssize_t)sizeof(Record)) {
+    if (capacity < 1 || capacity & (capacity - 1) || self->memory.len < FIRST ||
+        (self->memory.len - FIRST) % (Py_ssize_t)sizeof(Record) ||
+        (self->memory.len - FIRST) / (Py_ssize_t)sizeof(Record) != capacity) {
         PyBuffer_Release(&self->memory);
         PyErr_SetString(PyExc_ValueError, "the memory is not that of a ring of so many records");
         return -1;

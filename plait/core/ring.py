@@ -19,6 +19,7 @@ their order takes no mixture for a record.
 from __future__ import annotations
 
 import json
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -280,13 +281,20 @@ def read_ring(path: Path) -> Ring:
     Raises DataError for a file that is missing, truncated, foreign, damaged or of another version.
     """
     try:
-        data = path.read_bytes()  # not mapped: a file that shrinks under a map ends the process
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError("it is no file")
+        with path.open("rb") as file:
+            data = file.read(HEADER)
+            header = Header.unpack(data)
+            size = HEADER + header.capacity * RECORD.size
+            if found.st_size != size:
+                raise DataError(f"it has {found.st_size} bytes, by its header {size}")
+            data += file.read(size - HEADER)  # not mapped: a file that shrinks under a map ends the process
+        if len(data) != size:
+            raise DataError("it has become shorter")
     except OSError as error:
         raise DataError(f"{path} cannot be read as a ring: {error.strerror or error}") from None
-    try:
-        header = Header.unpack(data)
-        if len(data) != HEADER + header.capacity * RECORD.size:
-            raise DataError(f"it has {len(data)} bytes, by its header {HEADER + header.capacity * RECORD.size}")
     except DataError as error:
         raise DataError(f"{path} cannot be read as a ring: {error}") from None
     table, torn = _table(data, header.capacity)

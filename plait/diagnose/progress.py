@@ -111,7 +111,7 @@ def goodput_of(
     """From the run's history of attempts, if it has one; else of the steps whose spans are kept, by the clock
     of one rank. alive: when the run was last heard of, in seconds since 1970. None where neither tells."""
     known = [one for one in attempts if is_number(one.get("started"))]
-    if known:
+    if known and (metrics or recording.spans.is_empty()):
         tries = [_tried(one, first=one is known[0]) for one in known[:-1]]
         tries.append(_tried(known[-1], first=len(known) == 1, metrics=metrics, alive=alive))
         total = max(end for end, _ in tries) - min(float(one["started"]) for one in known)

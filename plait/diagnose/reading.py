@@ -7,7 +7,9 @@ In and below ``timeline`` are spans, of some steps, and roll-ups, which are kept
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +76,8 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     sums = [] if spans else rollup_files(timeline)
     ops, rollups = read_tables(sums or timeline_files(timeline), plan.hash if plan else None, notes)
     if ops.is_empty() and rollups.is_empty():
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(timeline)  # raises PermissionError, which says more than that there is nothing
         more = f" ({notes[0]})" if notes else ""
         raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
     metrics = tuple(_lines(folder / METRICS, notes))
@@ -294,9 +298,12 @@ def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
     """Lines of JSON, without numbers that cannot be; a last one that was cut off is nothing to speak of."""
     try:
         lines = path.read_bytes().splitlines()
-    except OSError:
+    except FileNotFoundError:
         return
-    bad, strange = 0, list[str]()
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}")
+        return
+    bad, good, strange = 0, 0, list[str]()
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
@@ -305,11 +312,13 @@ def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
         if isinstance(values, dict):
             sound = {name: value for name, value in values.items() if _possible(name, value)}
             strange += [f"{name} of line {number}" for name in values if name not in sound]
+            good += 1
             yield sound
         else:
             bad += 1
-    if bad > 1:
-        notes.append(f"{path.name}: {bad} lines are no JSON objects, and were left out")
+    if bad > 1 or (bad and not good):
+        what = "lines are no JSON objects, and were" if bad > 1 else "line is no JSON object, and was"
+        notes.append(f"{path.name}: {bad} {what} left out")
     if strange:
         many = f"{len(strange)} numbers cannot be, such as {strange[0]}, and were"
         notes.append(f"{path.name}: {many if len(strange) > 1 else f'{strange[0]} cannot be, and was'} left out")

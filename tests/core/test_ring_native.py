@@ -227,3 +227,25 @@ def test_what_was_never_made_or_is_made_again_is_refused() -> None:
             call()
     none.look()
     assert none.flying == [] and writer.flying == [flight]
+
+
+@pytest.mark.parametrize("capacity", [2**58, 2**62, 0, -64, 3])
+def test_a_ring_is_no_larger_than_its_memory(capacity: int) -> None:
+    with pytest.raises(ValueError, match="so many records"):
+        Writer(mmap.mmap(-1, 4096), capacity)
+
+
+def test_a_collective_may_be_parted_from_its_work_while_that_is_asked() -> None:
+    class Parting(Work):
+        def is_completed(self) -> bool:
+            flight.fly(Work(), False)
+            gc.collect()
+            return self.over
+
+        def wait(self) -> None:
+            self.is_completed()
+
+    flight = Line(ring(), 1).depart(Pace(), 0, 0, 0, 0, 0)
+    for ask in (flight.is_completed, flight.wait):
+        flight.fly(Parting(), True)
+        ask()

@@ -115,6 +115,20 @@ def test_numbers_of_lines_that_cannot_be(run: Path) -> None:
     show(report)
 
 
+@pytest.mark.parametrize("content", [bytes(5000), b"null\n", None])
+def test_metrics_of_which_nothing_is_left_are_told_and_make_no_goodput(run: Path, content: bytes | None) -> None:
+    if content is None:
+        (run / "metrics.jsonl").unlink(missing_ok=True)
+        (run / "metrics.jsonl").mkdir()
+    else:
+        (run / "metrics.jsonl").write_bytes(content)
+    (run / "attempts.jsonl").write_text('{"started": 5.0, "ended": 80.0, "steps": 10}\n')
+    found = read_run(run)
+    assert [note for note in found.notes if note.startswith("metrics.jsonl")]
+    goodput = explain(found.recording, "run", run=found).goodput
+    assert goodput is not None and goodput.productive > 0 and goodput.redone == 0
+
+
 def test_of_a_step_that_was_done_twice_the_second_time_counts(run: Path) -> None:
     """A run that was killed after step 10 and went on from its checkpoint of step 5."""
     first = parts(run)[0]
