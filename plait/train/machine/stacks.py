@@ -16,6 +16,9 @@ from plait.core.evidence import STACKS, Thread
 PACKAGE = str(Path(__file__).parents[2])
 _WAITS = re.compile(r"\.(wait|settle|synchronize|barrier|broadcast|all_gather\w*|all_reduce)\(")
 """How Plait's own lines look in which a thread waits for other ranks."""
+_WAITS_IN_C = re.compile(r"\.wait\(")
+"""How anybody's line looks in which it waits with nothing of Python under it: for torch's work, or for a
+collective that Plait records."""
 DEEPEST = 40
 
 
@@ -43,15 +46,21 @@ def importing(stack: tuple[str, ...]) -> bool:
 
 
 def _waits(frames: list[FrameType]) -> bool:
-    """By the innermost line that is Plait's; between it and the thread's end nothing but torch's
-    communication and Python's own waiting."""
+    """By the innermost line, or the innermost that is Plait's; between it and the thread's end nothing but
+    torch's communication and Python's own waiting."""
+    if frames and _WAITS_IN_C.search(_line(frames[0])):
+        return True
     for frame in frames:
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE):
-            return bool(_WAITS.search(linecache.getline(name, frame.f_lineno)))
+            return bool(_WAITS.search(_line(frame)))
         if "torch/distributed" not in name and not name.endswith(("threading.py", "c10d_logger.py")):
             return False
     return False
+
+
+def _line(frame: FrameType) -> str:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _spoken(frame: FrameType) -> str:

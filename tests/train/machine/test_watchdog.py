@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
 from plait.core.ring import Kind
 from plait.core.ring_calls import ring_path
-from plait.core.ring_writer import RingWriter, this_process
+from plait.core.ring_writer import Line, Pace, RingWriter, this_process
 from plait.train.machine.control import Control
 from plait.train.machine.stacks import importing, main_stack
 from plait.train.machine.watchdog import RENEW, Watchdog, address_towards
@@ -84,25 +86,44 @@ def test_a_run_without_rings_and_one_without_a_folder_disturb_nobody(tmp_path: P
         assert watchdog.alive
 
 
-def test_whether_a_thread_waits_for_others_is_told_by_its_stack() -> None:
-    from plait.train.comm.background import Handle
-
-    handle, seen = Handle(), list[str]()
+def looked_at(wait: Callable[[], object], end: Callable[[], object]) -> str:
+    """What is said of this thread while it waits; then the wait is ended."""
+    seen = list[str]()
 
     def look() -> None:
-        end = time.monotonic() + 20
-        while (told := main_stack()[0]) != "waits" and time.monotonic() < end:
+        until = time.monotonic() + 20
+        while (told := main_stack()[0]) != "waits" and time.monotonic() < until:
             time.sleep(0.01)  # it has not begun to wait
         seen.append(told)
-        handle.finish(None)
+        end()
 
     thread = threading.Thread(target=look)
     thread.start()
-    handle.wait()
+    wait()
     thread.join()
-    assert seen == ["waits"]
     assert main_stack()[0] == "works"
+    return seen[0]
+
+
+def test_whether_a_thread_waits_for_others_is_told_by_its_stack() -> None:
+    from plait.train.comm.background import Handle
+
+    handle = Handle()
+    assert looked_at(handle.wait, lambda: handle.finish(None)) == "waits"
     assert address_towards("127.0.0.1", 29500) == "127.0.0.1"
+
+
+def test_who_waits_for_a_collective_from_code_that_is_not_plaits_waits_for_others(tmp_path: Path) -> None:
+    ring, lock = writer(tmp_path), threading.Lock()
+    work: Any = SimpleNamespace(wait=lock.acquire, is_completed=lambda: False)
+    flight = Line(ring, ring.group([0, 1], "tp")).depart(Pace(), 0, ring.name("op"), 8, 0, 0)
+    flight.fly(work, False)
+    lock.acquire()
+
+    def waits() -> None:
+        flight.wait()
+
+    assert looked_at(waits, lock.release) == "waits"
 
 
 def test_an_import_may_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
