@@ -53,9 +53,14 @@ def ask(folder: Path) -> None:
     (folder / FOLDER).mkdir(exist_ok=True)
 
 
+def answered(folder: Path, rank: int) -> bool:
+    """Whether a rank has: a question that was taken back and put again has no answers yet."""
+    return _part_path(folder, rank).exists()
+
+
 def write_part(folder: Path, part: Part) -> None:
     """Answer. Raises OSError."""
-    with replacing(folder / FOLDER / f"rank-{part.rank:05d}.json", parents=False) as path:
+    with replacing(_part_path(folder, part.rank), parents=False) as path:
         path.write_text(json.dumps(asdict(part)) + "\n")
 
 
@@ -72,6 +77,10 @@ def read_parts(folder: Path) -> dict[int, Part]:
             continue
         parts[part.rank] = part
     return parts
+
+
+def _part_path(folder: Path, rank: int) -> Path:
+    return folder / FOLDER / f"rank-{rank:05d}.json"
 
 
 def forget_parts(folder: Path) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.core.errors import DataError
-from plait.core.parts import Part, ask, asked, forget_parts, read_parts, write_part
+from plait.core.parts import Part, answered, ask, asked, forget_parts, read_parts, write_part
 from plait.core.ring import Ring, read_ring
 from plait.core.ring_calls import calls_of, ring_path, waited_since
 from plait.train.machine.control import Control
@@ -72,7 +72,7 @@ class Watchdog:
             if self._asked and not self._overdue():  # it has gone on
                 forget_parts(self.folder)
                 self._asked = False
-            elif time.monotonic() > self._answered + RENEW:
+            elif time.monotonic() > self._answered + RENEW or not answered(self.folder, self.rank):
                 self._answer()
             return
         self._asked, self._answered = False, -RENEW

@@ -80,6 +80,16 @@ def test_who_is_asked_answers_and_says_whom_it_reaches(tmp_path: Path) -> None:
     forget_parts(tmp_path)
 
 
+def test_a_question_that_is_taken_back_and_put_again_at_once_is_answered_again(tmp_path: Path) -> None:
+    writer(tmp_path)
+    ask(tmp_path)
+    with Watchdog(tmp_path, 0, Control(), deadline=60, address="127.0.0.1"):
+        until(lambda: complete(tmp_path, 0))
+        forget_parts(tmp_path)
+        ask(tmp_path)
+        until(lambda: complete(tmp_path, 0), RENEW / 3)
+
+
 def test_a_run_without_rings_and_one_without_a_folder_disturb_nobody(tmp_path: Path) -> None:
     with Watchdog(tmp_path / "gone", 0, Control(), deadline=0.1, address="127.0.0.1") as watchdog:
         time.sleep(1.2)
