@@ -46,7 +46,7 @@ def check(
     from plait.core.errors import JobError
     from plait.launch.self_check_verdict import Limits, findings
 
-    for option, value in (("--size", size), ("--nodes", nodes), ("--clock", clock)):
+    for option, value in (("--size", size), ("--nodes", nodes), ("--clock", clock), ("--disk", disk)):
         if not 0 < value < 1e9:
             raise JobError(f"{value} is not allowed", key=option, fix="Use a number above 0")
     place = place_of(on)

@@ -74,7 +74,7 @@ def _verdict(report: Report) -> None:
         ]
         more = f"; {', '.join(shares)}" if shares else ""
         terminal.text(
-            f"A step takes {what_if.slowdown:.2f} times what it would with all ranks equal "
+            f"On average a step takes {what_if.slowdown:.2f} times what it would with all ranks equal "
             f"({_time(what_if.ideal)}){more}."
         )
 

@@ -16,10 +16,12 @@ def report(
 ) -> None:
     """Write what plait view shows of a run into one HTML file, which needs no server and no network."""
     from plait.cli.view import tools
-    from plait.core.errors import DataError
+    from plait.core.errors import DataError, JobError
     from plait.view.report import write_report
     from plait.view.store import Watched
 
+    if out.suffix not in (".html", ".htm"):
+        raise JobError(f"'{out.name}' is no name for a page", key="--out", fix="Name it NAME.html")
     if not run.is_dir():
         raise DataError(f"{run}: no such run folder")
     watched = Watched(run, run.absolute().name, tools())

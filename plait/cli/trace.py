@@ -47,6 +47,8 @@ def export(
     if out.suffix not in (".pftrace", ".json"):
         raise JobError(f"'{out.suffix}' is no format for traces", key="--out", fix="Name it .pftrace or .json")
     fix = "Choose another with --out"
+    if out.suffix == ".json" and out.exists() and run.resolve() in out.resolve().parents:
+        raise JobError(f"{out} is a file of the run", key="--out", fix=fix)
     check_target(out, fix=fix)
     read = read_run(run)
     recording = read.recording

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -27,6 +28,8 @@ LOGGERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 """The package that each of ``run.loggers`` needs."""
 PATIENCE = 60.0
 """Seconds that it may take to write what is left when the ranks have ended."""
+AGAIN, PAUSE = 3, 1.0
+"""Times that an agent which was killed is followed by another, after so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +80,62 @@ def collecting(folder: Path, first: int, count: int, *, is_rank: bool = False) -
     if not collected.anything:
         yield
         return
-    process = start_agent(folder, first, count, collected)
-    assert process.stdin is not None
+    agent = Agent(lambda: start_agent(folder, first, count, collected))
     failed = True
     try:
         yield
         failed = False
     finally:
+        agent.end(wait=not (failed and is_rank))
+
+
+class Agent:
+    """A process that ends when its standard input does; one that is killed before is followed by another,
+    which goes on where it was. start: begins one.
+
+    What it does is left undone, and said to be, if that happens more than ``AGAIN`` times, or if it ends by
+    itself.
+    """
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._start, self._process, self._left = start, start(), AGAIN
+        self._over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="agent", daemon=True)
+        self._keeper.start()
+
+    def end(self, *, wait: bool) -> None:
+        """It is to finish. wait: until it has, for ``PATIENCE`` at most."""
+        self._over.set()
+        self._close()  # which tells it, as our end would
+        if not wait:
+            return
+        self._keeper.join(PATIENCE)
+        if self._keeper.is_alive():
+            _say("the timeline could not be written in time; what was not written yet is missing")
+            self._left = 0
+            self._process.kill()
+            self._keeper.join()
+
+    def _keep(self) -> None:
+        while (status := self._process.wait()) < 0 and self._left:
+            self._left -= 1
+            _say(f"warning: what collects the timeline {_how(status)}; another goes on")
+            self._close()
+            self._over.wait(PAUSE)
+            try:
+                self._process = self._start()
+            except OSError as error:
+                _say(f"the timeline ends here: what collects it cannot be started ({error.strerror})")
+                return
+            if self._over.is_set():
+                self._close()
+        if status and (status > 0 or not self._over.is_set()):
+            _say(f"the timeline ends here: what collects it {_how(status)}")
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
         with suppress(OSError):
-            process.stdin.close()  # which tells it, as our end would
-        if not (failed and is_rank):
-            _wait(process)
+            self._process.stdin.close()
 
 
 def start_agent(folder: Path, first: int, count: int, collected: Collected) -> subprocess.Popen[bytes]:
@@ -98,13 +146,13 @@ def start_agent(folder: Path, first: int, count: int, collected: Collected) -> s
     )  # fmt: skip
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        print("plait: the timeline could not be written in time; its last steps are missing", file=sys.stderr)
-        process.kill()
-        process.wait()
+def _how(status: int) -> str:
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(f"plait: {text}", file=sys.stderr, flush=True)
 
 
 def check_loggers(loggers: tuple[str, ...]) -> None:

@@ -78,8 +78,7 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     if ops.is_empty() and rollups.is_empty():
         with suppress(FileNotFoundError, NotADirectoryError):
             os.listdir(timeline)  # raises PermissionError, which says more than that there is nothing
-        more = f" ({notes[0]})" if notes else ""
-        raise DataError(f"{folder} holds no timeline that can be read{more}; train with run.timeline_steps above 0")
+        raise DataError(_nothing(folder, plan, notes))
     metrics = tuple(_lines(folder / METRICS, notes))
     hosts, agree = _hosts(folder, notes)
     recording = recorded(
@@ -90,6 +89,15 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
         folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes),
         alive=_alive(folder, attempts),
     )  # fmt: skip
+
+
+def _nothing(folder: Path, plan: Plan | None, notes: Sequence[str]) -> str:
+    """Why there is no timeline, as far as that can be told."""
+    if notes or plan is None or plan.job is None:
+        return f"{folder} holds no timeline that can be read{f' ({notes[0]})' if notes else ''}"
+    if plan.job.run.timeline_steps == 0:
+        return f"{folder} holds no timeline: it was to keep none; train with run.timeline_steps above 0"
+    return f"{folder} holds no timeline: no step of it was recorded, or not yet"
 
 
 def glance(folder: Path) -> tuple[Glance, pl.DataFrame] | None:

@@ -69,8 +69,9 @@ def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[Series]:
     return series_of(split, names)
 
 
-def attempts_of(lines: Sequence[Mapping[str, Any]]) -> list[Attempt]:
-    """Of attempts.jsonl, as far as its lines tell."""
+def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[Attempt]:
+    """Of attempts.jsonl, as far as its lines tell. live: whether the run goes on; else an attempt that is
+    said to run was cut off with whoever wrote that."""
     found: list[Attempt] = []
     for place, line in enumerate(lines, 1):
         hosts = line.get("hosts")
@@ -80,7 +81,8 @@ def attempts_of(lines: Sequence[Mapping[str, Any]]) -> list[Attempt]:
         found.append(
             Attempt(
                 str(line.get("number", line.get("attempt", place))), _moment(line.get("started")),
-                _moment(line.get("ended")), str(line.get("outcome") or ""), str(line.get("cause") or ""),
+                _moment(line.get("ended")), "cut off" if line.get("outcome") == "running" and not live
+                else str(line.get("outcome") or ""), str(line.get("cause") or ""),
                 ", ".join(map(str, hosts)) if isinstance(hosts, list) else str(hosts or ""), str(step),
             )
         )  # fmt: skip

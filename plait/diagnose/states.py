@@ -20,7 +20,7 @@ STATES: dict[State, str] = {
     "slow": "a straggler",
     "works": "does something else than communicate",
     "waits": "waits for other ranks",
-    "ended": "ended in good order",
+    "ended": "has ended, without an error of its own",
     "runs": "runs",
     "unknown": "nothing is known of it",
 }
@@ -47,9 +47,10 @@ def standings(
     hang: tuple[Verdict, Sequence[Evidence]] | None = None,
     stragglers: Iterable[Straggler] = (),
     errors: Mapping[int, str] | None = None,
+    live: bool = True,
 ) -> list[Standing]:
     """Of every rank of the grid, in order of their numbers. hang: the verdict and what it was made of.
-    errors: what else ranks said in the end."""
+    errors: what else ranks said in the end. live: whether the run goes on."""
     slow = {rank: one.what for one in stragglers for rank in one.ranks}
     said = errors or {}
     hosts = dict(grid.select("rank", "host").iter_rows())
@@ -57,7 +58,8 @@ def standings(
     if hang is None:
         return [
             Standing(
-                rank, "crashed" if rank in said else "slow" if rank in slow else "runs", hosts[rank] or "",
+                rank, "crashed" if rank in said else "slow" if rank in slow else "runs" if live else "ended",
+                hosts[rank] or "",
                 slow.get(rank, ""), said.get(rank, ""),
             )
             for rank in ranks

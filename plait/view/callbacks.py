@@ -108,6 +108,8 @@ def status_of(snapshot: Snapshot) -> str:
             ranks, steps = first.segments["rank"].n_unique(), [first.first, first.last]
         span = f"steps {steps[0] + 1} to {steps[-1] + 1}" if steps else "no steps"
         parts.append(f"{ranks} ranks, {span}, {'goes on' if snapshot.live else 'has ended'}")
+        if snapshot.problem:
+            parts.append(f"; this is what was read before: {snapshot.problem}")
     if snapshot.doing:
         parts.append(f"; {snapshot.doing} ...")
     return "".join(parts)
@@ -142,7 +144,7 @@ def hang_of(snapshot: Snapshot) -> list[Any]:
 
 def attempts_table(snapshot: Snapshot) -> Any:
     """How often the run was started, and how each start ended."""
-    found = attempts_of(snapshot.run.attempts) if snapshot.run else []
+    found = attempts_of(snapshot.run.attempts, live=snapshot.live) if snapshot.run else []
     if not found:
         return html.P("One start, as far as the run's folder tells: it has no attempts.jsonl.")
     heads = ("attempt", "started (UTC)", "ended (UTC)", "outcome", "cause", "hosts", "step reached")

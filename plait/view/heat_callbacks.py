@@ -193,7 +193,7 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
         snapshot = chosen_run(runs, number)
         heat, order, value = asked(snapshot, controls)
         if heat is None or not heat.columns or snapshot.grid is None:
-            return nothing(snapshot.problem or "reading the sums of all steps ..."), ""
+            return nothing(why_not(snapshot)), ""
         now, marked = place(at, heat)
         figure = figure_of(snapshot, heat, order, value, now, marked)
         shown = pooled(heat, CELLS, now.window)
@@ -210,7 +210,16 @@ def _list(app: Dash, runs: Sequence[Watched]) -> None:
         *controls, number = rest
         snapshot = chosen_run(runs, number)
         segments = asked(snapshot, [*controls[:2], "segments", *controls[3:]])[0]
-        return buttons_of(unlike(segments) if segments and segments.columns else [], snapshot)
+        if segments is None or not segments.columns:
+            return [html.P(why_not(snapshot))]
+        return buttons_of(unlike(segments), snapshot)
+
+
+def why_not(snapshot: Snapshot) -> str:
+    """Why there is no map."""
+    if snapshot.recording is None:
+        return snapshot.problem or "reading the sums of all steps ..."
+    return "no step in this range was recorded"
 
 
 def buttons_of(found: Sequence[Unlike], snapshot: Snapshot) -> list[Any]:
@@ -221,7 +230,7 @@ def buttons_of(found: Sequence[Unlike], snapshot: Snapshot) -> list[Any]:
     return [
         html.Button(
             f"{place_of(snapshot.grid, one.rank)}: {one.share:+.1%}, "
-            f"{seconds_text(one.seconds, signed=True)} of a step (z {one.z:.1f})"
+            f"{seconds_text(one.seconds, signed=True)} of a step"
             + (f", {named[one.rank]}" if one.rank in named else ""),
             id={"kind": "unlike", "rank": one.rank}, n_clicks=0, className="named" if one.rank in named else "",
         )

@@ -88,7 +88,7 @@ def _sections(watched: Watched, snapshot: Snapshot) -> Iterator[str]:
         text = _words(prediction_text(snapshot))
         figure = _figure("prediction-figure", prediction_figure(prediction))
         yield _section("predicted", "Predicted and measured", figure + text + both)
-        tries = attempts_of(snapshot.run.attempts)
+        tries = attempts_of(snapshot.run.attempts, live=snapshot.live)
         heads = ("attempt", "started (UTC)", "ended (UTC)", "outcome", "cause", "hosts", "step reached")
         table = _table(heads, tries[-ROWS:]) if tries else _words("One start, as far as the run's folder tells.")
         yield _section("attempts", "Attempts", table)
@@ -122,8 +122,8 @@ def _heat(snapshot: Snapshot) -> str:
         parts.append(_figure(name, heat_figure(heat, pooled(heat, CELLS), grid, order=order, named=snapshot.named())))
         if columns == "segments":
             words = [
-                f"{place_of(grid, one.rank)}: {one.share:+.1%}, {seconds_text(one.seconds, signed=True)} of a step "
-                f"(z {one.z:.1f})" for one in unlike(heat)
+                f"{place_of(grid, one.rank)}: {one.share:+.1%}, {seconds_text(one.seconds, signed=True)} of a step"
+                for one in unlike(heat)
             ]  # fmt: skip
             parts.insert(0, _words("Red in own work: the rank takes longer for it than the median rank of its stage."))
             parts.append("<h3>Furthest above their equals</h3>" + _list(words))
@@ -151,10 +151,10 @@ def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
     recording = snapshot.recording
     assert recording is not None
     waits = recording.spans.filter(pl.col("kind").is_in(["wait", "idle"]))
-    step = waits["step"].max()
-    waits = waits.filter(pl.col("step") == step)
     if waits.is_empty():
         return {}
+    step = waits["step"].max()
+    waits = waits.filter(pl.col("step") == step)
     named = snapshot.named()
     beside = recording.grid.filter(pl.col("rank").is_in(list(named)))
     near = waits.join(recording.grid.select("rank", "dp"), on="rank").filter(pl.col("dp").is_in(beside["dp"].to_list()))

@@ -104,7 +104,7 @@ class Snapshot:
         if self.grid is None:
             return []
         slow = self.told.report.stragglers if self.told else ()
-        return standings(self.grid, hang=self.hang, stragglers=slow, errors=self.errors)
+        return standings(self.grid, hang=self.hang, stragglers=slow, errors=self.errors, live=self.live)
 
     def named(self) -> dict[int, str]:
         """Ranks that the diagnosis or the verdict on a hang names, and as what."""

@@ -112,6 +112,8 @@ def test_traces_go_out_and_come_in(tmp_path: Path) -> None:
 
 def test_where_no_trace_can_be_written(tmp_path: Path) -> None:
     run, text = write_run(tmp_path / "run", CLEAN), tmp_path / "t.txt"
+    with pytest.raises(JobError, match=r"plan.json is a file of the run. Choose another"):
+        run_cli("trace", "export", run, "-o", run / "plan.json")
     text.write_text("mine")
     (tmp_path / "folder.json").mkdir()
     for target in (tmp_path / "folder.json", Path("/proc/x.pftrace"), text / "x.json"):

@@ -109,7 +109,7 @@ def test_mistakes(runs: dict[str, Path], tmp_path: Path) -> None:
             told(run, perfetto=target)
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("*.parquet"))
     for options in ({}, {"against": run / "plan.json"}):
-        with pytest.raises(DataError, match="holds no timeline; train with"):
+        with pytest.raises(DataError, match="holds no timeline"):
             told(tmp_path / "run", **options)
     with pytest.raises(DataError, match="holds no timeline"):
         told(run, against=tmp_path / "run")

@@ -96,7 +96,7 @@ def _series(folder: Path) -> None:
     run = read_run(folder)
     series_of(run.metrics)
     memory_of(run.metrics)
-    attempts_of(run.attempts)
+    attempts_of(run.attempts, live=False)
 
 
 def test_the_whole_one_is_read(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,8 +75,8 @@ LINES = st.lists(
 def test_whatever_stands_in_small_files_is_taken_or_left(lines: list[dict[str, Any]]) -> None:
     for one in (*series_of(lines), *memory_of(lines)):
         assert len(one.steps) == len(one.values) > 0
-    assert len(attempts_of(lines)) == len(lines)
-    assert all(isinstance(text, str) for row in attempts_of(lines) for text in row)
+    assert len(attempts_of(lines, live=False)) == len(lines)
+    assert all(isinstance(text, str) for row in attempts_of(lines, live=False) for text in row)
 
 
 def test_numbers_and_attempts() -> None:
@@ -86,6 +86,16 @@ def test_numbers_and_attempts() -> None:
         "memory_bytes, rank 0",
         "memory_bytes, rank 1",
     ]
-    told = attempts_of([{"number": 2, "started": 0, "outcome": "crashed", "hosts": ["a", "b"], "step": 7}, {}])
+    told = attempts_of(
+        [{"number": 2, "started": 0, "outcome": "crashed", "hosts": ["a", "b"], "step": 7}, {}], live=False
+    )
     assert told[0] == ("2", "1970-01-01 00:00:00", "", "crashed", "", "a, b", "7")
     assert told[1].number == "2"
+    running = [{"number": 1, "outcome": "running"}]
+    assert [attempts_of(running, live=live)[0].outcome for live in (True, False)] == ["running", "cut off"]
+
+
+def test_ranks_of_a_run_that_is_over_have_ended() -> None:
+    grid = grid_of(Layout.of(pp=2, dp=2))
+    assert {one.state for one in standings(grid)} == {"runs"}
+    assert {one.state for one in standings(grid, live=False)} == {"ended"}

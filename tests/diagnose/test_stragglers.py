@@ -105,6 +105,15 @@ def test_where_ranks_share_processors_less_is_made_of_what_the_clock_says() -> N
     assert verdicts(with_processor(seen, shared)).stragglers == ()
 
 
+def test_of_two_ranks_beside_other_work_one_may_be_the_slower_for_it() -> None:
+    seen = recording(Job(dp=2, pp=1, steps=20))
+    draw = random.Random(4)
+    needs = {(rank, step): (1 + 0.3 * (rank == 1)) * draw.gauss(1, 0.03) for rank in range(2) for step in range(20)}
+    for share, named in ((2.4, [(1,)]), (0.7, [])):  # with processors of their own, and without
+        had = {of: share * need for of, need in needs.items()}
+        assert [one.ranks for one in verdicts(with_processor(seen, had)).stragglers] == named
+
+
 def test_a_host_that_launches_late() -> None:
     late = Job(dp=4, pp=2, launch=lambda at: 0.03 if (at.dp, at.stage) == (2, 0) else 0.001)
     found = explain(recording(late), "run")

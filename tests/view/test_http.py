@@ -19,6 +19,8 @@ from plait.cli.view import tools
 from plait.core.errors import DataError, JobError
 from plait.core.evidence import Evidence, Verdict, write_hang
 from plait.view.app import make_app, make_server
+from plait.view.callbacks import status_of
+from plait.view.heat_callbacks import WANTED
 from plait.view.report import report_of
 from plait.view.store import Watched, last_errors, names_of, signature, watch
 from tests.diagnose.made import write_run
@@ -232,6 +234,34 @@ def test_a_run_that_hung_in_its_first_step_shows_its_grid(tmp_path: Path) -> Non
     assert 'id="grid"' in text
 
 
+HEAT = "..heat-figure.figure...cell.children.."
+
+
+def test_steps_that_are_none_are_said_to_be(page: str) -> None:
+    controls = [("excess", "mean", "segments", "pp dp cp tp", first, last) for first, last in ((9, 3), (3, 9))]
+    said: list[str] = []
+    for values in controls:
+        named = [(name, "value", value) for name, value in zip(WANTED, values, strict=True)]
+        inputs = [("version", "data", "0:1"), ("heat-at", "data", {}), *named]
+        said.append(answered(page, HEAT, ["first.value"], inputs, [("run", "value", 0)])[1])
+        inputs = [("version", "data", "0:1"), *named]
+        said.append(answered(page, "unlike.children", ["first.value"], inputs, [("run", "value", 0)])[1])
+    assert [("no step in this range was recorded" in text) for text in said] == [True, True, False, False]
+
+
+def test_a_run_whose_folder_goes_is_shown_as_it_was(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SLOW)
+    watched = Watched(run, "run", tools())
+    assert watched.read().told
+    shutil.rmtree(run)
+    end = time.monotonic() + 240
+    while not (snapshot := watched.look()).problem:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert snapshot.told
+    assert f"this is what was read before: {run}: no such run folder" in status_of(snapshot)
+
+
 def test_a_live_run_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SLOW)
     watched = Watched(run, "run", tools())
@@ -269,6 +299,17 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_names_tell_runs_apart() -> None:
     assert names_of([Path("/a/x"), Path("/a/y")]) == ["x", "y"]
     assert names_of([Path("/a/x"), Path("/b/x")]) == ["a/x", "b/x"]
+
+
+def test_a_report_is_no_file_of_the_run(tmp_path: Path) -> None:
+    from tests.cli.test_diagnose import run_cli
+
+    run = write_run(tmp_path / "run", SLOW)
+    before = (run / "plan.json").read_bytes()
+    for name in ("plan.json", "metrics.jsonl", "rings/rank-00000.ring", "page"):
+        with pytest.raises(JobError, match=r"is no name for a page. Name it NAME.html"):
+            run_cli("report", run, "-o", run / name)
+    assert (run / "plan.json").read_bytes() == before
 
 
 def test_view_needs_a_folder(tmp_path: Path) -> None:

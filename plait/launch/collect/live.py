@@ -86,7 +86,8 @@ class Live:
         try:
             server, thread = start_http_server(port, addr=address, registry=registry)
         except (OSError, OverflowError) as error:
-            say(f"warning: no live metrics at {address}:{port} ({error}); run.metrics_port says where")
+            keys = "run.metrics_port and run.metrics_address"
+            say(f"warning: no live metrics at {address}:{port} ({error}); {keys} say where")
             return lambda: None
 
         def close() -> None:

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from plait.core.cluster import HERE
-from plait.core.collecting import Collected, collecting
+from plait.core.collecting import AGAIN, Agent, Collected, collecting
 from plait.core.job import Job
 from plait.core.ring import Kind, Place
 from plait.core.ring_calls import ring_path
@@ -42,7 +44,7 @@ for number in range(10**9):
 
 def test_an_agent_that_keeps_no_timeline_loads_no_parquet(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from plait.core.collecting import Collected; "
+        "import sys; from pathlib import Path; from plait.core.collecting import AGAIN, Agent, Collected; "
         "from plait.launch.collect.collector import Collector\n"
         "run = Collected(timeline_steps=0, timeline_sample=0, metrics_port=0, metrics_address='', loggers=())\n"
         "one = Collector(Path(sys.argv[1]), 0, 1, run); one.look(); one.finish()\n"
@@ -237,12 +239,63 @@ def test_a_rank_that_is_killed_loses_nothing_that_it_had_recorded(tmp_path: Path
     assert all(found.get(number) == 3 for number in range(last + 1))
 
 
+def test_an_agent_that_is_killed_is_followed_by_another(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
+    ring = open_ring(tmp_path)
+    with collecting(tmp_path, 0, 1):
+        for step in range(4):
+            write_step(ring, step)
+        (agent,) = children()
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: children() not in ([], [agent]))
+        for step in range(4, 8):
+            write_step(ring, step)
+        ring.close()
+        os.kill(children()[0], signal.SIGKILL)  # as the run ends
+    assert steps_of(tmp_path) == dict.fromkeys(range(8), 3)
+    assert capfd.readouterr().err.count("what collects the timeline was killed by signal 9; another goes on") == 2
+
+
+def test_an_agent_that_cannot_work_is_told_and_not_started_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
+    started = list[str]()
+
+    def start(code: str) -> subprocess.Popen[bytes]:
+        started.append(code)
+        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+
+    Agent(lambda: start("raise SystemExit(3)")).end(wait=True)
+    assert len(started) == 1
+    assert "ends here: what collects it ended with status 3" in capfd.readouterr().err
+    agent = Agent(lambda: start("import os; os.kill(os.getpid(), 9)"))
+    until(lambda: len(started) == 2 + AGAIN)
+    agent.end(wait=True)
+    assert len(started) == 2 + AGAIN
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def children() -> list[int]:
+    """Agents of this process that live."""
+    found = list[int]()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            of = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if of == os.getpid() and "plait.launch.collect" in (path / "cmdline").read_text():
+                found.append(int(path.name))
+    return found
+
+
 @pytest.mark.slow
 def test_the_agent_ends_with_its_starter(tmp_path: Path) -> None:
     write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
     ring = open_ring(tmp_path)
     code = (
-        "import sys, time; from pathlib import Path; from plait.core.collecting import collecting\n"
+        "import sys, time; from pathlib import Path; from plait.core.collecting import AGAIN, Agent, collecting\n"
         "with collecting(Path(sys.argv[1]), 0, 1):\n    print('ready', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
