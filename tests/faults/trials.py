@@ -166,7 +166,8 @@ def trial(kind: str, seed: int, folder: Path, undisturbed: Callable[[tuple[str, 
         run.train(_fill, after=step, disk=ROOM)
         named, said = "no room for the checkpoint" in run.logs, _line(run.logs, "no room")
     elif kind == "corrupt":
-        run = Run(folder, fault=f"kill {rank} {step + EVERY + 3}")
+        # Late enough that there are two: of a run whose only one is damaged none is left.
+        run = Run(folder, fault=f"kill {rank} {step + 3 * EVERY}")
         run.train(_corrupt)
         named, said = "is used instead" in run.logs, _line(run.logs, "is used instead")
     else:
