@@ -44,7 +44,7 @@ for number in range(10**9):
 
 def test_an_agent_that_keeps_no_timeline_loads_no_parquet(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from plait.core.collecting import AGAIN, Agent, Collected; "
+        "import sys; from pathlib import Path; from plait.core.collecting import Collected; "
         "from plait.launch.collect.collector import Collector\n"
         "run = Collected(timeline_steps=0, timeline_sample=0, metrics_port=0, metrics_address='', loggers=())\n"
         "one = Collector(Path(sys.argv[1]), 0, 1, run); one.look(); one.finish()\n"
@@ -295,7 +295,7 @@ def test_the_agent_ends_with_its_starter(tmp_path: Path) -> None:
     write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
     ring = open_ring(tmp_path)
     code = (
-        "import sys, time; from pathlib import Path; from plait.core.collecting import AGAIN, Agent, collecting\n"
+        "import sys, time; from pathlib import Path; from plait.core.collecting import collecting\n"
         "with collecting(Path(sys.argv[1]), 0, 1):\n    print('ready', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
