@@ -50,6 +50,11 @@ def check(
         if not 0 < value < 1e9:
             raise JobError(f"{value} is not allowed", key=option, fix="Use a number above 0")
     place = place_of(on)
+    if nodes != 1 and place.ours:
+        raise JobError(
+            f"{nodes} is not allowed with --on {on}, which says how many hosts there are", key="--nodes",
+            fix="Leave it out, or try several hosts with --on lab:HOSTSxRANKS",
+        )  # fmt: skip
     report = _measured(place, nodes, folder, int(size * 2**20))
     limits = Limits(rate=_rate(least), clock=clock, disk_rate=disk * 1e6)
     bad = findings(report, limits, _names(place))

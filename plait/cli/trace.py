@@ -88,8 +88,10 @@ def _numbers(text: str, key: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         # A digit such as '²' is of no number; and Python reads no number of thousands of digits.
         numbers = all(word.isdecimal() and len(word) < 19 for word in ([first, last] if dash else [first]))
-        if not numbers or (dash and int(last) < int(first)):
+        if not numbers:
             raise JobError(f"'{part}' is no number and no range", key=key, fix="Write it like 0-3,8")
+        if dash and int(last) < int(first):
+            raise JobError(f"'{part}' ends before it begins", key=key, fix=f"Write {int(last)}-{int(first)}")
         if dash and int(last) - int(first) > 1_000_000:
             raise JobError(f"'{part}' is more than anybody could look at", key=key)
         found += range(int(first), int(last or first) + 1)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.errors import JobError, PlaitError
+from plait.core.process import how_it_ended
 
 if TYPE_CHECKING:
     from plait.core.settings import RunSection
@@ -119,7 +120,7 @@ class Agent:
     def _keep(self) -> None:
         while (status := self._process.wait()) < 0 and self._left:
             self._left -= 1
-            _say(f"warning: what collects the timeline {_how(status)}; another goes on")
+            _say(f"warning: what collects the timeline {how_it_ended(status)}; another goes on")
             self._close()
             self._over.wait(PAUSE)
             try:
@@ -130,7 +131,7 @@ class Agent:
             if self._over.is_set():
                 self._close()
         if status and (status > 0 or not self._over.is_set()):
-            _say(f"the timeline ends here: what collects it {_how(status)}")
+            _say(f"the timeline ends here: what collects it {how_it_ended(status)}")
 
     def _close(self) -> None:
         assert self._process.stdin is not None
@@ -144,10 +145,6 @@ def start_agent(folder: Path, first: int, count: int, collected: Collected) -> s
         [sys.executable, "-m", MODULE, str(folder), str(first), str(count), collected.to_json()],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-
-
-def _how(status: int) -> str:
-    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 def _say(text: str) -> None:

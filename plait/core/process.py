@@ -4,6 +4,7 @@ much memory it takes, and how many cores ours may use."""
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -36,6 +37,21 @@ def process_since(pid: int, started: int) -> ProcessState | None:
     now."""
     state = process_state(pid)
     return None if state is None or state.letter in "ZX" or state.started != started else state
+
+
+def how_it_ended(status: int) -> str:
+    """In words, from the exit status of a process, which is -N if signal N killed it.
+
+    >>> how_it_ended(-9)
+    'was killed by SIGKILL'
+    >>> how_it_ended(1)
+    'ended with status 1'
+    """
+    return f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+
+
+def signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 class ProcessMemory(NamedTuple):

@@ -17,11 +17,11 @@ Clocks of different hosts are never compared.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from plait.core.evidence import FIRST, Cause, Evidence, Verdict, Wait, listed, spoken_ranks
+from plait.core.process import how_it_ended
 from plait.diagnose.deadlock import deadlock
 from plait.diagnose.mismatch import find_mismatch
 from plait.diagnose.reach import cut_off
@@ -98,9 +98,7 @@ def _crashed(waits: Waits, ranks: Sequence[int]) -> Verdict:
 def _how(one: Evidence) -> str:
     if one.status is None:
         return "has ended; nobody saw how"
-    if one.status < 0:
-        return f"was killed by {_signal_name(-one.status)}"
-    return f"ended with status {one.status}" if one.status else "has ended in good order, before the others"
+    return how_it_ended(one.status) if one.status else "has ended in good order, before the others"
 
 
 def _stopped(waits: Waits, sinks: Sequence[int], halted: Sequence[int]) -> Verdict | None:
@@ -270,7 +268,3 @@ def _sentence(text: str) -> str:
 
 def _shortened(text: str) -> str:
     return " ".join(text.split())[-300:]
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

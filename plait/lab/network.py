@@ -214,6 +214,6 @@ class Network:
         if done.returncode != 0:
             cause = " ".join((done.stderr or done.stdout).split())
             raise LaunchError(
-                f"the lab could not set its network up: {cause or f'{argv[0]} exited with status {done.returncode}'}."
+                f"the lab could not set its network up: {cause or f'{argv[0]} ended with status {done.returncode}'}."
             )
         return done.stdout

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from plait.core.errors import JobError, LaunchError
+from plait.core.process import how_it_ended
 from plait.lab.lab import Lab
 from plait.lab.output import Stream
 from plait.lab.spec import LabSpec
@@ -51,20 +52,6 @@ def run(
         spec.host_of(only_rank)
     with Lab(spec, name=name, command=argv) as lab:
         return Supervisor(lab, grace).run(argv, only_rank, raw)
-
-
-def describe_exit(returncode: int) -> str:
-    """How a process ended, in words.
-
-    >>> describe_exit(-9)
-    'was killed by SIGKILL'
-    """
-    if returncode >= 0:
-        return f"exited with status {returncode}"
-    try:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was killed by signal {-returncode}"
 
 
 def say(message: str) -> None:
@@ -147,7 +134,7 @@ class Supervisor:
         if rank in self.errors and self.errors[rank].sink is None:
             self._show_hidden_errors(rank)
         others = "; ending the other ranks" if self.alive else ""
-        say(f"rank {rank} on host {self.lab.spec.host_of(rank)} {describe_exit(returncode)}{others}")
+        say(f"rank {rank} on host {self.lab.spec.host_of(rank)} {how_it_ended(returncode)}{others}")
         self._stop()
 
     def _show_hidden_errors(self, rank: int) -> None:

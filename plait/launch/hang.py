@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.core.evidence import Evidence, Verdict, write_hang
-from plait.core.parts import ask, asked, forget_hang, forget_parts, read_parts
+from plait.core.parts import ask, asked, forget_hang, read_parts
 from plait.core.process import main_thread_seconds
 from plait.launch.gather import BUSY, Seen, by_stack, gather, kernel_says, print_stacks, printed_stack
 
@@ -64,9 +64,13 @@ class Suspicion:
             return verdict
         self._next = now + AGAIN
         if verdict.cause == "none":  # it has gone on
-            forget_parts(self.folder)
-            self._since = None
+            self.clear()
         return None
+
+    def clear(self) -> None:
+        """The run has gone on, or ended well: nobody was at fault, whatever was said meanwhile."""
+        forget_hang(self.folder)
+        self._since = None
 
     def explain(self, seen: Mapping[int, Seen], processes: Mapping[int, Nearby]) -> Verdict:
         """What can be said now; kept in the run's folder if it names somebody."""

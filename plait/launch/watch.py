@@ -27,6 +27,7 @@ from plait.core.env import terminal_width
 from plait.core.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure
 from plait.core.evidence import Verdict
 from plait.core.lock import RunLock
+from plait.core.process import how_it_ended
 from plait.core.progress import Progress
 from plait.core.text import paragraph
 from plait.launch.gather import Seen
@@ -196,7 +197,11 @@ class Watch:
                     self.lock.check()
         if any(code not in (0, self._status) for code in codes) and self._matters:
             raise self._failure()
-        return self._status if any(codes) else 0
+        if any(codes):
+            return self._status
+        if self.suspicion:
+            self.suspicion.clear()
+        return 0
 
     @property
     def _status(self) -> int:
@@ -349,7 +354,7 @@ class Watch:
             return error
         if code < 0:
             self.progress.died(min(self._ended.get(rank.number, time.monotonic()) for rank in killed) - LOOK)
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
+        how = how_it_ended(code)
         problem = f"{first.name} {how}; the other ranks were ended. Its log: {self._log(first)}"
         cause = "killed" if code < 0 else "ended"
         return RankFailure(problem, ranks=[first.number], cause=cause, words=self._last_words(first))
@@ -374,10 +379,6 @@ class Watch:
 def _culprit(quiet: Sequence[Rank]) -> Rank:
     """Of silent ranks, the one that the others wait for: one that is stopped, else the one behind."""
     return min(quiet, key=lambda rank: (not rank.stopped, rank.beat.step, rank.heard))
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def watched(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dash import Dash
 from dash.exceptions import DashException
 from flask import abort, request
+from pydantic import BaseModel, Field, ValidationError
 
 from plait.core.errors import JobError
 from plait.view.callbacks import connect, first_paint
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANSWERED = ("/_dash-", "/assets/", "/_favicon.ico")
 """How paths begin that are answered, beside ``/``."""
+UPDATE = "/_dash-update-component"
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; worker-src 'self' blob:; font-src 'self' data:; connect-src 'self'; "
@@ -39,6 +41,23 @@ INDEX = """<!doctype html>
 <body>{%app_entry%}<noscript>This page needs JavaScript; plait diagnose prints the same as text.</noscript>
 <footer>{%config%}{%scripts%}{%renderer%}</footer></body>
 </html>"""
+
+
+class _Value(BaseModel):
+    """Of the page: which of its parts, and what of it."""
+
+    id: str | dict[str, Any]
+    property: str
+
+
+class _Update(BaseModel):
+    """What a browser sends to have parts of the page made again."""
+
+    output: str
+    outputs: _Value | list[_Value]
+    inputs: list[_Value | list[_Value]]
+    state: list[_Value | list[_Value]] = []
+    changed: list[str] = Field([], alias="changedPropIds")
 
 
 def make_app(runs: Sequence[Watched], *, local: bool = True) -> Dash:
@@ -71,6 +90,8 @@ def guard(app: Dash, local: bool) -> None:
             abort(404)
         if any(part in path for part in ("..", "//", "\\", "\0")):
             abort(404)
+        if path == UPDATE and not _asks_for_a_part(request.get_json(silent=True), app):
+            abort(400)
 
     @app.server.errorhandler(DashException)
     def _unknown(_: DashException) -> tuple[str, int]:
@@ -83,6 +104,14 @@ def guard(app: Dash, local: bool) -> None:
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
+
+
+def _asks_for_a_part(body: Any, app: Dash) -> bool:
+    """Whether a request for an update, which anybody can write, is of a part of the page."""
+    try:
+        return _Update.model_validate(body).output in app.callback_map
+    except ValidationError:
+        return False
 
 
 def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:

@@ -98,7 +98,7 @@ def test_traces_go_out_and_come_in(tmp_path: Path) -> None:
     assert {event["args"]["step"] for event in events if event["ph"] == "X"} == {18, 19, 20}, "counted from 1"
     for words, said in (
         (("--ranks", "99"), "there are no spans"), (("--ranks", "x"), "no number and no range"),
-        (("--steps", "4-2"), "no number and no range"), (("--ranks", "0-99999999"), "more than anybody"),
+        (("--steps", "4-2"), "ends before it begins"), (("--ranks", "0-99999999"), "more than anybody"),
         (("--ranks", "²"), "no number and no range"), (("--steps", "1-²"), "no number and no range"),
         (("--ranks", "9" * 5000), "no number and no range"), (("--ranks", "9" * 18), "there are no spans"),
     ):  # fmt: skip

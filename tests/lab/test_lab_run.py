@@ -69,7 +69,7 @@ def test_only_one_rank_is_shown_but_errors_are_not_hidden(plait_lab: PlaitLab) -
 def test_a_failing_rank_ends_the_others(plait_lab: PlaitLab) -> None:
     start = time.monotonic()
     done = plait_lab("run", "sh", "-c", "test $RANK = 1 && exit 7; sleep 60", status=7)
-    assert "rank 1 on host 1 exited with status 7; ending the other ranks" in done.stderr
+    assert "rank 1 on host 1 ended with status 7; ending the other ranks" in done.stderr
     assert time.monotonic() - start < 30, "not the end of its sleep"
 
 

@@ -137,6 +137,21 @@ def test_the_launcher_asks_collects_and_keeps(tmp_path: Path, ranks: list[subpro
     assert given[-1][1].stack[-1].endswith("held")
 
 
+def test_of_a_run_that_goes_on_nothing_is_kept(tmp_path: Path) -> None:
+    """What was said when one rank had not answered yet, and when all go on."""
+    said = [Verdict(cause="unknown", why="It.", ranks=()), Verdict(cause="none", why="It goes on.")]
+    suspicion = Suspicion(tmp_path, 1, deadline=0.5, localise=lambda _: said[0])
+    suspicion.explain({}, {})
+    assert (tmp_path / "hang.json").exists()
+    suspicion.clear()
+    assert not (tmp_path / "hang.json").exists()
+    suspicion.explain({}, {})
+    said.pop(0)
+    assert suspicion.look(dict, dict, silent=True) is None
+    assert not (tmp_path / "hang.json").exists()
+    assert not asked(tmp_path)
+
+
 def test_what_is_of_an_earlier_start_does_not_count(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
     assert read_parts(tmp_path) == {}
     ask(tmp_path)

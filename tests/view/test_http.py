@@ -187,6 +187,16 @@ def test_no_button_that_is_none_is_a_fault_of_the_server(page: str, name: Any) -
     assert status in (200, 204), text
 
 
+@pytest.mark.parametrize(
+    "body", [None, 3, [], {}, {"output": 3}, {"output": "x.y"}, {"output": VERDICT}, {"output": VERDICT, "inputs": 3},
+             {"output": VERDICT, "inputs": [3]}, {"output": VERDICT, "inputs": [{"id": "version"}], "outputs": 3},
+             {"output": VERDICT, "inputs": [], "outputs": [], "state": 3, "changedPropIds": {}}],
+)  # fmt: skip
+def test_a_request_that_asks_for_nothing_is_refused(page: str, body: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ask(page, "/_dash-update-component", "POST", body)[0] == 400
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_broken_files_are_said_and_skipped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SLOW)
     parts = sorted((run / "timeline").glob("*.parquet"))

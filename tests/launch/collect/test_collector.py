@@ -253,7 +253,7 @@ def test_an_agent_that_is_killed_is_followed_by_another(tmp_path: Path, capfd: p
         ring.close()
         os.kill(children()[0], signal.SIGKILL)  # as the run ends
     assert steps_of(tmp_path) == dict.fromkeys(range(8), 3)
-    assert capfd.readouterr().err.count("what collects the timeline was killed by signal 9; another goes on") == 2
+    assert capfd.readouterr().err.count("what collects the timeline was killed by SIGKILL; another goes on") == 2
 
 
 def test_an_agent_that_cannot_work_is_told_and_not_started_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
