@@ -47,21 +47,24 @@ ONLY_IN = {
     "tensorboardX": ("plait/launch/collect/loggers.py",),
     "wandb": ("plait/launch/collect/loggers.py",),
     "rich": (),  # would read what users write as markup, and cut tables to the width of a terminal
-    "pydantic": tuple(
-        f"plait/core/{name}.py"
-        for name in (
-            "job",
-            "settings",
-            "explain",
-            "reference",
-            "cluster",
-            "efficiency",
-            "profile",
-            "placement_profile",
-            "kubernetes_settings",
-            "slurm_settings",
-            "plan_file",
-        )
+    "pydantic": (
+        *(
+            f"plait/core/{name}.py"
+            for name in (
+                "job",
+                "settings",
+                "explain",
+                "reference",
+                "cluster",
+                "efficiency",
+                "profile",
+                "placement_profile",
+                "kubernetes_settings",
+                "slurm_settings",
+                "plan_file",
+            )
+        ),
+        "plait/view/app.py",  # requests are anybody's
     ),
 }
 STARTS_FAST = {

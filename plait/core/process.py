@@ -47,10 +47,10 @@ def how_it_ended(status: int) -> str:
     >>> how_it_ended(1)
     'ended with status 1'
     """
-    return f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+    return f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
 
 
-def signal_name(number: int) -> str:
+def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
