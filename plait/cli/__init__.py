@@ -7,7 +7,6 @@ def run() -> None:
     """The command ``plait``. Ctrl-C ends it without a traceback, also while its code is still read."""
     try:
         from plait.cli.main import main
-
-        main()
     except KeyboardInterrupt:
         sys.exit(130)
+    main()

@@ -176,3 +176,24 @@ def test_settings_can_be_looked_up() -> None:
     unknown = subprocess.run([*PLAIT, "job", "--reference", "train.stpes"], capture_output=True, text=True, check=False)
     assert unknown.returncode == 2
     assert "did you mean 'train.steps'" in unknown.stderr
+
+
+def test_ctrl_c_while_the_code_is_read_is_no_traceback() -> None:
+    code = """
+import sys, plait.cli
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "plait.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+plait.cli.run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_place_that_has_its_hosts_takes_no_number_of_them() -> None:
+    argv = [*PLAIT, "check", "--nodes", "2"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "--nodes: 2 is not allowed with --on local" in done.stderr.replace("\n", " ")
