@@ -43,7 +43,8 @@ from plait.train.comm.wire import NullWire, Wire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device, open_device
+from plait.train.machine.device import Device
+from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from plait.train.tune.timing import matrix_rate, time_interleaved, typical_costs

@@ -32,7 +32,7 @@ from plait.train.engine.assembly import assemble
 from plait.train.engine.courier import LaneCourier, Lanes
 from plait.train.engine.inflight import Crossing, InFlight, MicroBatch
 from plait.train.engine.pipeline import Courier, Delivery, Pipeline
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.tune.measure import travel_times

@@ -27,7 +27,7 @@ from plait.train.engine.feed import micro_batches
 from plait.train.engine.groups import Groups
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import train_step
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.record.meter import Meter

@@ -23,7 +23,8 @@ from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import Here, SegmentExecutor, make_executor
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.inflight import MicroBatch
-from plait.train.machine.device import Device, open_device
+from plait.train.machine.device import Device
+from plait.train.machine.gpu import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 from plait.train.model.sequence import SequenceGroup

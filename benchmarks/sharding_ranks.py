@@ -31,7 +31,7 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.pipeline import PHASES
 from plait.train.engine.steps import train_step
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.machine.rank_process import run_and_end
 from plait.train.machine.threads import take_cores
 

@@ -104,10 +104,10 @@ def _actions(options: Any) -> dict[str, Any]:
     found = cost(20 * options.rounds)
     rows = [
         (name, str(one["actions"]), str(one["torch_calls"]),
-         *(f"{one[key]:.2f}" for key in ("us_per_action", "ours_us_per_action", "torch_us_per_action")))
+         *(f"{one[f'{key}us_per_action']:.2f}" for key in ("", "torch_", "lists_", "calls_")))
         for name, one in found.items()
     ]  # fmt: skip
-    print("\n".join(table(("", "actions", "torch's calls", "us an action", "ours", "torch's"), rows, None)))
+    print("\n".join(table(("", "actions", "torch's calls", "us an action", "torch's", "lists", "calls"), rows, None)))
     return found
 
 

@@ -12,7 +12,7 @@ from plait.core.strategy import Strategy
 from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 
 CPU = open_device("cpu", 0)

@@ -6,7 +6,6 @@ To add a place, write a class like ``InLab`` and give it a line in ``PLACES``.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from plait.core.rank_table import RankTable
     from plait.lab import LabSpec
     from plait.launch.hang import Suspicion
-    from plait.launch.local import Start
+    from plait.launch.local import Child, Start
     from plait.launch.supervisor import Fleet
 
 LOCAL = "local"
@@ -117,23 +116,22 @@ class Here:
     def run(self, ranks: Ranks) -> int:
         """As processes; they meet at MASTER_PORT, where that is set."""
         from plait.core.env import chosen_port, this_host
-        from plait.launch.local import local_start
-
-        def start() -> Start:
-            return local_start(ranks.argv, ranks.world, port=chosen_port())
-
-        if ranks.plan is None:
-            return _watched(start(), ranks)
         from plait.launch.supervisor import Crew, OneHost
+        from plait.launch.warm import warm_starts
 
-        fleet = OneHost(
-            lambda: Crew(
-                start=silenced(start()) if ranks.silent else start(), world=ranks.world, hosts=(this_host(),),
-                suspicion=partial(suspicion_of, ranks), plan=ranks.plan.hash if ranks.plan else "",
-                beside=partial(collected, ranks),
-            )
-        )  # fmt: skip
-        return _kept_going(fleet, ranks)
+        with warm_starts(ranks.argv, ranks.world) as starts:
+            if ranks.plan is None:
+                return _watched(starts(chosen_port()), ranks)
+
+            def crew() -> Crew:
+                start = starts(chosen_port())
+                return Crew(
+                    start=silenced(start) if ranks.silent else start, world=ranks.world, hosts=(this_host(),),
+                    suspicion=partial(suspicion_of, ranks), plan=ranks.plan.hash if ranks.plan else "",
+                    beside=partial(collected, ranks),
+                )  # fmt: skip
+
+            return _kept_going(OneHost(crew), ranks)
 
 
 @dataclass(frozen=True)
@@ -370,7 +368,7 @@ def suspicion_of_plan(plan: Plan, folder: Path) -> Suspicion | None:
 def silenced(start: Start) -> Start:
     """What rank 0 prints goes to its log as well."""
 
-    def started(rank: int, *, stdout: IO[bytes] | None, stderr: IO[bytes], **more: Any) -> subprocess.Popen[Any]:
+    def started(rank: int, *, stdout: IO[bytes] | None, stderr: IO[bytes], **more: Any) -> Child:
         return start(rank, stdout=stdout or stderr, stderr=stderr, **more)
 
     return started

@@ -167,6 +167,11 @@ def launcher_variable(descriptor: int) -> dict[str, str]:
     return {"PLAIT_LAUNCHER": str(descriptor)}
 
 
+def take_on(variables: Mapping[str, str], line: int) -> None:
+    """Become what the variables say; line: the descriptor of the line to the launcher here."""
+    os.environ.update({**variables, **launcher_variable(line)})
+
+
 def take_launcher(environ: MutableMapping[str, str] = os.environ) -> int | None:
     """The descriptor of the line to the launcher, for this process only; None if there is no launcher."""
     descriptor = _number(environ, "PLAIT_LAUNCHER", -1)
@@ -351,6 +356,11 @@ def ready_for_accelerator(environ: MutableMapping[str, str] = os.environ) -> Non
         )
     environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(queues)
     environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
+def single_threaded_compiler(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have torch's compiler, before it is imported, work in the process that asks, in whichever thread."""
+    environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 def expand_segments(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -250,7 +250,7 @@ class Machine(Section):
     """Of the whole machine or cluster."""
     ranks_per_node: Count
     backend: str
-    """Of collectives: ``gloo``, ``nccl``."""
+    """Of collectives: ``gloo``, ``nccl``, ``staged``."""
     crowd: Annotated[float, Field(ge=1)] = 1.0
     """Ranks that want each core at the same time, those of all nodes that are emulated on it; 1 where each
     rank has a device of its own. Computation was measured as it is with all of them at work."""

@@ -283,8 +283,9 @@ class RunSection(Section):
     """Name of the run's folder; the job file's if empty."""
     folder: str = "runs"
     """Where runs go, from the current folder."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """``auto``: a GPU where there is one for every rank."""
+    device: Literal["auto", "cpu", "cuda", "shared"] = "auto"
+    """``auto``: a GPU where there is one for every rank. ``shared``: ranks of a host share its GPUs, and
+    speak through its memory: to try a job where there are fewer GPUs than ranks, not for its speed."""
     threads: Count = 1
     """Threads of a rank's computation, on a CPU."""
     peak_flops: Positive | None = None

@@ -26,6 +26,21 @@ from plait.launch.hang import Suspicion
 from plait.launch.watch import Rank, Watch, catching_signals
 
 
+class Child(Protocol):
+    """A child of this process, as ``subprocess.Popen``."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """``returncode``, looked up anew."""
+        ...
+
+    def wait(self) -> int | None:
+        """Until it has ended."""
+        ...
+
+
 class Start(Protocol):
     """Starts rank N: in a session of its own, with the environment given and who it is."""
 
@@ -38,13 +53,13 @@ class Start(Protocol):
         stdout: IO[bytes] | None,
         stderr: IO[bytes],
         stdin: int,
-    ) -> subprocess.Popen[Any]: ...
+    ) -> Child: ...
 
 
 class LocalProcess:
     """A rank's process on this machine; its log is open as the file ``log``."""
 
-    def __init__(self, process: subprocess.Popen[Any], log: IO[bytes]) -> None:
+    def __init__(self, process: Child, log: IO[bytes]) -> None:
         self._process, self._log = process, log
         self.pid = process.pid
 
@@ -93,17 +108,17 @@ def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> 
     chosen = port or free_port()
 
     def start(rank: int, *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
-        who = rank_variables(
-            rank=rank,
-            world_size=world,
-            local_rank=rank,
-            local_world_size=world,
-            master_addr="127.0.0.1",
-            master_port=chosen,
-        )
+        who = local_variables(rank, world, chosen)
         return subprocess.Popen(list(argv), env={**env, **who}, start_new_session=True, **options)
 
     return start
+
+
+def local_variables(rank: int, world: int, port: int) -> dict[str, str]:
+    """The environment of rank N of ``world``, all of them on this machine."""
+    return rank_variables(
+        rank=rank, world_size=world, local_rank=rank, local_world_size=world, master_addr="127.0.0.1", master_port=port
+    )  # fmt: skip
 
 
 def run_ranks(

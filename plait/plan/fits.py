@@ -55,10 +55,12 @@ def room(device: str, ranks: int, files: Path = Path("/")) -> Room | None:
 
     files: where /proc and /sys are. GPUs are asked through nvidia-smi, since this runs without torch.
     """
-    found = gpus() if device in ("auto", "cuda") else []
+    found = gpus() if device != "cpu" else []
+    if found and device == "shared":
+        return Room(each=min(found) // -(-ranks // len(found)), what=f"each rank's part of {len(found)} GPUs")
     if found and (device == "cuda" or len(found) >= ranks):
         return Room(each=min(found), what=f"each of {len(found)} GPUs")
-    if device == "cuda":
+    if device in ("cuda", "shared"):
         return None
     free = _available(files / "proc/meminfo")
     limits = [free, *_left_of_groups(files / "sys/fs/cgroup", files / "proc/self/cgroup")]

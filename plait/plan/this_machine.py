@@ -15,16 +15,16 @@ LIKE = "lab"
 
 
 def ranks_here(device: str, *, on_cpu: int | None = None) -> int:
-    """How many ranks this machine has room for, on ``device`` as in ``run.device``: one for each GPU, or else
-    ``on_cpu``, one for each core if not given."""
-    return (len(gpus()) if device != "cpu" else 0) or on_cpu or usable_cores()
+    """How many ranks this machine has room for, on ``device`` as in ``run.device``: one for each GPU that is
+    not shared, or else ``on_cpu``, one for each core if not given."""
+    return (len(gpus()) if device in ("auto", "cuda") else 0) or on_cpu or usable_cores()
 
 
 def this_machine(job: Job) -> Cluster:
     """Raises JobError where there are GPUs, of which only a description or a profile tells how fast they
     are."""
     found = gpus() if job.run.device != "cpu" else []
-    if found or job.run.device == "cuda":
+    if found or job.run.device in ("cuda", "shared"):
         raise JobError(
             "is a machine with GPUs that nobody has described", key="cluster.preset",
             fix="Name the cluster that they belong to (plait plan --clusters), or choose run.device = \"cpu\"",

@@ -26,6 +26,9 @@ from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
 
+IMPORTS = ("plait.train.comm.world", "plait.train.profile.measure", "plait.train.report")
+"""What every rank imports before it measures."""
+
 
 def main() -> int:
     """Measure; returns the exit status."""

@@ -185,6 +185,8 @@ class Session:
         job, part, rate = self.job.train, self.part, LearningRate.of(self.job.train)
         peak = self.job.run.peak_flops or matrix_rate(part.device, torch_dtype(job.precision))
         meter = Meter.of(part.plan, job.global_batch_size, peak)
+        part.device.synchronize()
+        part.device.anchor(anew=True)  # what came before may have taken hours
         self.report.begin(start)
         self.control.save_from_now_on()
         done, asked = start, False

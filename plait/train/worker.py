@@ -42,7 +42,7 @@ from plait.core.rank_table import NAME, RankTable
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.own_history import kept
-from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
+from plait.train.machine.rank_process import die_with_parent, name_process, print_to_nobody, run_and_end
 from plait.train.machine.stacks import stacks_on_signal
 from plait.train.machine.watchdog import Watchdog, address_towards
 
@@ -56,6 +56,8 @@ RUN = "run"
 """Where in the store rank 0 says which folder it is; empty if it has refused."""
 JOB = "job"
 """Where it says what it was asked to run."""
+IMPORTS = ("plait.train.comm.selfcheck", "plait.train.comm.world", "plait.train.report", "plait.train.session")
+"""What every rank imports when it begins to train."""
 
 
 def main() -> int:
@@ -75,6 +77,7 @@ def main() -> int:
 
 
 def _run(rank: RankEnv, control: Control, arguments: Sequence[str]) -> int:
+    name_process(f"plait-rank-{rank.rank}")
     if not arguments or arguments[0].startswith("-"):
         raise LaunchError(USAGE)
     with ExitStack() as held:
@@ -193,7 +196,7 @@ def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: St
     ):
         if run.selfcheck != "off" and rank.world_size > rank.local_world_size:
             control.doing("trying the links between machines")
-            if found := check_links(rank, device.torch_device):
+            if found := check_links(rank, device):
                 if run.selfcheck == "stop":
                     raise RankFailure(f"{found[0]} (run.selfcheck)")
                 for one in found if rank.rank == 0 else ():

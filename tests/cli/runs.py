@@ -161,9 +161,9 @@ def rank_pids(process: subprocess.Popen[str]) -> list[int]:
     found: dict[int, int] = {}
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         with suppress(OSError):  # ended meanwhile
-            for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if word.startswith(b"RANK="):
-                    found[int(word[5:])] = int(pid)
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            if name.startswith("plait-rank-"):
+                found[int(name.rpartition("-")[2])] = int(pid)
     return [found[rank] for rank in sorted(found)]
 
 

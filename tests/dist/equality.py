@@ -149,7 +149,7 @@ def build(
 ) -> tuple[SegmentExecutor, Optimizer]:
     """An executor and optimizer holding this rank's share of the starting weights."""
     over = over or wire()
-    model = Transformer(spec, strategy, tp_rank=over.rank, dtype=dtype)
+    model = Transformer(spec, strategy, tp_rank=over.rank, dtype=dtype, device=DEVICE.torch_device)
     with torch.no_grad():
         for piece in model.pieces if start else ():
             assert start is not None
@@ -223,4 +223,5 @@ def relative_error(ours: Tensor, theirs: Tensor, whole: Tensor | None = None) ->
     """Relative to the largest entry of the tensor (of ``whole``, if ``theirs`` is a part of it); entries that
     are zero but for rounding (a key bias's gradient) absolutely."""
     scale = max((theirs if whole is None else whole).abs().max().item(), 1e-6) if theirs.numel() else 1.0
+    ours = ours.to(theirs.device)
     return (ours - theirs).abs().max().item() / scale if theirs.numel() else 0.0

@@ -25,7 +25,7 @@ from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.graphs import GraphedExecutor, Slot
 from plait.train.engine.inflight import InFlight
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure
@@ -173,6 +173,29 @@ def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
     for count in (1, 3, 2):
         assert {id(state) for state in run(count)} <= {id(state) for state in first}
     assert device.captured == captured
+
+
+def test_nothing_is_captured_while_others_run_op_by_op() -> None:
+    """On a GPU autograd would give the graph a gradient of the stream on which these ran."""
+    model = Transformer(GPT, Strategy(cuda_graphs=True))
+    lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B")}
+    here = Here(capturing.CapturingDevice())
+    executor = make_executor(model, Strategy(cuda_graphs=True), NullWire(), Load(4, 8), here, **lists)
+
+    def begun() -> InFlight:
+        state = executor.begin(micro_batches(*batch_of(GPT, 0), 4, 0)[0])
+        executor.phase("F", state)
+        return state
+
+    first, second = begun(), begun()
+    executor.phase("B", first)
+    third = begun()
+    executor.phase("B", second)
+    fourth = begun()
+    assert not any(isinstance(state, Slot) for state in (first, second, third, fourth))
+    executor.phase("B", third)
+    executor.phase("B", fourth)
+    assert isinstance(begun(), Slot)
 
 
 def test_a_schedule_that_mixes_backwards_runs_op_by_op() -> None:

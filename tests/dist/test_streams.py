@@ -39,14 +39,19 @@ def observed(pool: Pool, size: int, function: Callable[..., Any], *args: Any, pl
     return pool(size).run(running.observed, plant, function, *args, timeout=PATIENCE)
 
 
-def assert_in_order(pool: Pool, size: int, function: Callable[..., Any], *args: Any) -> None:
-    found = observed(pool, size, function, *args)
+def assert_right(found: Sequence[Found]) -> None:
     for one in found:
         error, what = one.result
         assert error < TOLERANCE, f"{what} is off by {error:.1e}"
         assert not one.problems, f"{len(one.problems)}: " + "\n".join(one.problems[:5])
         assert one.accesses > 500
         assert len(one.streams) < QUEUES
+
+
+def assert_in_order(pool: Pool, size: int, function: Callable[..., Any], *args: Any) -> None:
+    found = observed(pool, size, function, *args)
+    assert_right(found)
+    for one in found:
         assert all(waits == WAITS for waits in one.waits), one.waits
     assert not broken([one.calls for one in found])
 
@@ -103,6 +108,23 @@ def test_shared_sequences(pool: Pool, cut: SequenceCut, again: str) -> None:
     spec = replace(LLAMA, num_layers=2, attention_dropout=0.0)
     args = (spec, [(1, 1)], "1f1b", 2, False, None, (), (), cut, {"recompute": again})
     assert_in_order(pool, cut.cp, pipelining.worst_error, *args)
+
+
+@pytest.mark.parametrize(("size", "function", "args"), some([
+    (2, equality.worst_error, (ALL["llama_block"], Strategy(tp=2, p1=2, p2=2, sequence_parallel=True))),
+    (2, equality.worst_error, (GPT, Strategy(tp=2, p1=2, recompute="full"))),
+    (4, pipelining.worst_error, (LLAMA, [(2, 1), (1, 2)], "interleaved")),
+    (4, pipelining.worst_error,
+     (replace(GPT, num_layers=2), [(2, 1), (2, 1)], "zb-h1", 2, False, None, (), [FULL, HALF])),
+    (4, pipelining.worst_error, (replace(LLAMA, num_layers=2, attention_dropout=0.0), [(1, 1)], "1f1b", 2, False,
+                                 None, (), (), SequenceCut(cp=4, ring=2))),
+], 0, 2, 3, 4), ids=["slices", "again", "unequal", "sharded", "sequences"])  # fmt: skip
+def test_ranks_that_share_a_gpu(pool: Pool, size: int, function: Callable[..., Any], args: Any) -> None:
+    """Through the host's memory, by ``run.device = "shared"``: as correct and as ordered as over NCCL."""
+    found = pool(size).run(running.observed_sharing, "", function, *args, timeout=PATIENCE)
+    assert_right(found)
+    staged = {stream for one in found for stream in one.streams if stream.startswith("staged")}
+    assert staged, "nothing went through the host's memory"
 
 
 PIPELINE = (replace(GPT, num_layers=2), [(1, 1)] * 2, "1f1b")

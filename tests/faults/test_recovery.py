@@ -19,6 +19,7 @@ import pytest
 from plait.core.attempts import Attempt, read_attempts
 from plait.core.host_memory import memory_of
 from plait.lab import running
+from tests.cli.runs import rank_pids
 from tests.faults.runs import JOB, ROOT
 from tests.faults.trials import lost_by
 
@@ -104,10 +105,7 @@ def kill(rank: int) -> Callable[[subprocess.Popen[str]], None]:
     """SIGKILL for a rank of a launcher."""
 
     def harm(process: subprocess.Popen[str]) -> None:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        wanted = f"RANK={rank}".encode()
-        pid = next(int(c) for c in children if wanted in Path(f"/proc/{c}/environ").read_bytes().split(b"\0"))
-        os.kill(pid, signal.SIGKILL)
+        os.kill(rank_pids(process)[rank], signal.SIGKILL)
 
     return harm
 

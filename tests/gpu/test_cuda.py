@@ -11,7 +11,7 @@ from plait.train.comm.wire import NullWire
 from plait.train.engine.executor import Here, make_executor
 from plait.train.engine.feed import micro_batches
 from plait.train.engine.gradients import Gradients
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from tests.dist.equality import batch_of, expected

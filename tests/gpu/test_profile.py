@@ -10,7 +10,7 @@ import torch
 from plait.core.env import RankEnv
 from plait.core.model import ModelSpec
 from plait.plan.profiled import here
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.profile.measure import Order, measure_profile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -15,15 +15,16 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 RANK = """
 import json, sys, time
-import torch, torch.distributed as dist
+import torch.distributed as dist
 from plait.core.env import RankEnv
 from plait.train.comm.selfcheck import check_links
+from plait.train.machine.gpu import open_device
 rank = RankEnv.read()
 dist.init_process_group("gloo")
-check_links(rank, torch.device("cpu"))  # connections are made
+check_links(rank, open_device("cpu", 0))  # connections are made
 dist.barrier()
 began = time.perf_counter()
-found = check_links(rank, torch.device("cpu"))
+found = check_links(rank, open_device("cpu", 0))
 if rank.rank == 0:
     print(json.dumps([found, time.perf_counter() - began]))
 """

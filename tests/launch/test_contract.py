@@ -35,10 +35,8 @@ from plait.core.env import RankEnv, take_launcher, this_host
 from plait.train.machine.control import Control
 from plait.train.machine.rank_process import run_and_end
 
-folder, kind = Path(sys.argv[1]), sys.argv[2]
-rank = RankEnv.read()
-
 def main():
+    folder, kind, rank = Path(sys.argv[1]), sys.argv[2], RankEnv.read()
     line = take_launcher()
     with Control(None if line is None else Channel.inherited(line)) as control:
         control.save_from_now_on()
@@ -46,7 +44,8 @@ def main():
         said = {name: getattr(rank, name) for name in ("world_size", "local_rank", "local_world_size", "node_rank",
                                                        "master_addr", "master_port")}
         task = os.environ.get("SLURM_PROCID")
-        said |= {"host": this_host(), "task": None if task is None else int(task), "marked": "MARK" in os.environ}
+        said |= {"pid": os.getpid(), "host": this_host()}
+        said |= {"task": None if task is None else int(task), "marked": "MARK" in os.environ}
         draft = folder / f"draft{rank.rank}"
         draft.write_text(json.dumps(said))
         draft.rename(folder / f"rank{rank.rank}")
@@ -61,7 +60,8 @@ def main():
         (folder / f"saved{rank.rank}").touch()
         return control.status if control else 0
 
-run_and_end(main)
+if __name__ == "__main__":
+    run_and_end(main)
 """.replace("MARK", MARK)
 
 LAUNCH = """
@@ -70,7 +70,7 @@ from functools import partial
 from pathlib import Path
 from plait.core.errors import PlaitError
 from plait.lab import Lab, LabSpec
-from plait.launch import kubernetes, slurm_job
+from plait.launch import kubernetes, slurm_job, warm
 from plait.launch.kubernetes_api import Cluster
 from plait.launch.local import local_start, run_ranks
 from tests.kubernetes.support import pod_run
@@ -91,6 +91,10 @@ try:
         cluster = Cluster()
         kubernetes.submit(cluster, run)
         status = kubernetes.follow(cluster, run)
+    elif how == "warm":
+        warm.usable_cores = lambda: 1
+        with warm.warm_starts([argv[0], "-m", Path(argv[2]).stem, *argv[3:]], world) as starts:
+            status = run_ranks(starts(None), world, folder / "logs", timeout=timeout)
     else:
         status = run_ranks(local_start(argv, world), world, folder / "logs", timeout=timeout)
 except PlaitError as error:
@@ -130,6 +134,7 @@ def torchrun(argv: Sequence[str], folder: Path) -> list[str]:
 SALLOC = ("salloc", "--quiet", "--nodes=2", "--exclusive")
 ROWS = {
     "local": Row(ours("local"), per_node=WORLD),
+    "warm": Row(ours("warm"), per_node=WORLD),
     "lab": Row(ours("lab"), per_node=2, lab=True),
     "slurm": Row(ours("slurm", *SALLOC), per_node=2, slurm=True),
     "kubernetes": Row(ours("kubernetes"), per_node=2, kubernetes=True),
@@ -286,4 +291,4 @@ def _rank(folder: Path, rank: int) -> int:
     for pid in _processes(folder):
         if _variable(pid, "RANK") == str(rank):
             return pid
-    raise AssertionError(f"no process of rank {rank}")
+    return json.loads((folder / f"rank{rank}").read_text())["pid"]  # forked: not by its first environment

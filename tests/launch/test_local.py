@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from plait.core.errors import PlaitError, RankFailure, RunLost
+from plait.core.evidence import Verdict
 from plait.core.lock import NAME, RunLock
+from plait.core.parts import ask
+from plait.launch.hang import Suspicion
 from plait.launch.local import local_start, run_ranks
 
 # Rank 1 dies; rank 0, which needs it, of that, once the launcher has taken note of the first.
@@ -45,6 +48,23 @@ def test_a_rank_that_dies_ends_one_that_waits_for_ever(tmp_path: Path) -> None:
 def test_the_first_of_two_that_were_killed_is_named(tmp_path: Path) -> None:
     with pytest.raises(RankFailure, match="rank 1 was killed by SIGKILL"):
         run(DIES.replace("sys.argv[1]", "sys.argv[1] + '/dying'"), 2, tmp_path)
+
+
+def test_a_run_that_ends_well_was_suspected_for_nothing(tmp_path: Path) -> None:
+    """A rank that does what others wait for once somebody is suspected, who asked what it is at."""
+    code = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1], 'hang.json').exists(): time.sleep(0.01)"
+    start = local_start([*BARE, code, str(tmp_path)], 1)
+    said: list[object] = []
+
+    def localise(evidence: object) -> Verdict:
+        said.append(evidence)
+        return Verdict(cause="unknown", why="It.", ranks=())
+
+    suspicion = Suspicion(tmp_path, 1, deadline=0.2, localise=localise)
+    ask(tmp_path)
+    assert run_ranks(start, 1, tmp_path / "logs", timeout=600.0, suspicion=suspicion) == 0
+    assert said
+    assert not (tmp_path / "hang.json").exists()
 
 
 # A rank as Plait's own: it listens, says what it does, and either trains or does not.

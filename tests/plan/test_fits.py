@@ -178,5 +178,6 @@ def test_gpus_are_asked(machine: Callable[..., Path]) -> None:
     tool.chmod(0o755)
     assert room("auto", 2, root) == Room(each=81559 << 20, what="each of 2 GPUs")
     assert room("auto", 3, root) == Room(shared=24 * GIB)  # not one for each
+    assert room("shared", 3, root) == Room(each=(81559 << 20) // 2, what="each rank's part of 2 GPUs")
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert room("auto", 2, root) == Room(shared=24 * GIB)

@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from plait.train.machine.device import AsyncWork, Device, Fork, Mark
+from plait.train.comm import staged
+from plait.train.machine.device import STAGED, AsyncWork, Device, Fork, Mark, mark_by_future
 from tests.streams.mode import Host, Methods, Operators
-from tests.streams.nccl import BACKEND, Communicators, VirtualWork, register
+from tests.streams.nccl import BACKEND, Communicators, VirtualWork, register, unwatched
 from tests.streams.order import MAIN, Clock, Order
 
 
@@ -84,7 +85,7 @@ class VirtualDevice(Device):
         self.order.learn(moment.over)
         return True
 
-    def anchor(self) -> None:
+    def anchor(self, *, anew: bool = False) -> None:
         self.order.learn(self.order.event(), "anchor")
 
     def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
@@ -116,6 +117,20 @@ class VirtualDevice(Device):
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [_copied(tensor) for tensor in tensors]
 
+    def beside(self, tensor: Tensor) -> Tensor:
+        with unwatched():
+            found = super().beside(tensor)
+        self.host.add(found)
+        return found
+
+    def download(self, tensor: Tensor) -> Tensor:
+        self.order.submit("download", [tensor])
+        self.order.learn(self.order.event(), "download")
+        with unwatched():
+            copied = tensor.clone()
+        self.host.add(copied)
+        return copied
+
     def synchronize(self) -> None:
         self.order.learn(self.order.everything(), "synchronize")
 
@@ -130,6 +145,19 @@ class VirtualDevice(Device):
     def streams(self) -> list[str]:
         """All of them but the default one."""
         return self.order.names[MAIN + 1 :]
+
+
+class VirtualSharedDevice(VirtualDevice):
+    """One that ranks share."""
+
+    backend = STAGED
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        staged.register(self)
+
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
+        mark_by_future(self, work, callback)
 
 
 def _copied(tensor: Tensor) -> Tensor:

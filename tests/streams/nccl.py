@@ -163,8 +163,8 @@ class VirtualGroup(dist.ProcessGroup):
         reads, writes = ([tensor], []) if sends else ([], [tensor])
         over = self.all.begin(f"{self.label} {low}~{high}", what, self._pairs[peer], reads, writes)
         with unwatched():
-            call = self._wire._gloo.send if sends else self._wire._gloo.recv
-            return VirtualWork(self.order, call([tensor], peer, tag), over)
+            call = self._wire.send if sends else self._wire.receive
+            return VirtualWork(self.order, call(tensor, peer, tag), over)
 
 
 def _create(options: Any, _backend_options: Any) -> VirtualGroup:

@@ -16,8 +16,8 @@ from plait.train.engine.steps import RankStep, StepResult
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
 from tests.dist import equality, pipelining, recording
-from tests.streams.device import VirtualDevice
-from tests.streams.nccl import BACKEND, Call, unwatched
+from tests.streams.device import VirtualDevice, VirtualSharedDevice
+from tests.streams.nccl import Call, unwatched
 
 EXPECTED = equality.expected
 
@@ -40,9 +40,17 @@ def observed(rank: int, plant: str, function: Callable[..., Any], *args: Any) ->
 
     plant: the name of a fault of ``tests.streams.planted``, or nothing.
     """
+    return _observed(VirtualDevice(seed=rank), rank, plant, function, *args)
+
+
+def observed_sharing(rank: int, plant: str, function: Callable[..., Any], *args: Any) -> Found:
+    """The same on one that ranks share."""
+    return _observed(VirtualSharedDevice(seed=rank), rank, plant, function, *args)
+
+
+def _observed(device: VirtualDevice, rank: int, plant: str, function: Callable[..., Any], *args: Any) -> Found:
     from tests.streams import planted
 
-    device = VirtualDevice(seed=rank)
     with ExitStack() as stack:
         for module in (equality, pipelining, recording):
             stack.enter_context(mock.patch.object(module, "DEVICE", device))
@@ -71,7 +79,7 @@ def _wire(device: VirtualDevice) -> Wire:
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return NullWire()
     if not hasattr(device, "wire"):
-        device.wire = open_wire(BACKEND)  # type: ignore[attr-defined]
+        device.wire = open_wire(device.backend)  # type: ignore[attr-defined]
     return device.wire  # type: ignore[attr-defined]
 
 

@@ -49,6 +49,8 @@ class Log:
         self._inside = _Inside()
         self._starts: dict[int, Mark] = {}
         self._marked: deque[_Marked] = deque(maxlen=ring.header.capacity)
+        self._free: dict[int, int] = {}  # when a line's last collective has ended
+        self._resolving = threading.Lock()
         self.ops: dict[int, NamedOp] = {}
         """By the number of their name."""
         self._numbers: dict[NamedOp, int] = {}
@@ -65,7 +67,10 @@ class Log:
 
     def look(self) -> None:
         """Take note of collectives that have ended. By any thread: what two see at once counts once."""
-        self.ring.look()
+        if self.host:
+            self.ring.look()
+        else:
+            self.resolve()
 
     def run(self, acts: Acts[T], of: T) -> None:
         """Do some things one after the other. acts: each with the kind and the name of its record, or 0 and 0
@@ -193,8 +198,11 @@ class Log:
     def resolve(self) -> None:
         """Fill in the times that a GPU's events know by now. What the device is still busy with, as other
         threads may keep it beyond the end of a step, waits for the next time: the host does not."""
-        free: dict[int, int] = {}
-        busy = set[int]()
+        with self._resolving:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        free, busy = self._free, set[int]()
         for _ in range(len(self._marked)):  # threads may add to it meanwhile
             one = self._marked.popleft()
             if one.line in busy or not (self.device.reached(one.start) and self.device.reached(one.end)):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from plait.core.env import RankEnv, this_host
 from plait.train.comm.objects import gather, meet
+from plait.train.machine.device import STAGED, Device
 
 SIZE = 1 << 20
 """Bytes of a message."""
@@ -63,13 +64,14 @@ def slow_links(links: Sequence[Link], share: float = SLOW) -> list[tuple[Link, f
     return found
 
 
-def check_links(rank: RankEnv, device: torch.device) -> list[str]:
+def check_links(rank: RankEnv, device: Device) -> list[str]:
     """What is wrong with the links between machines, a sentence each; the same on every rank, which all call
     it. Links inside of a machine are left out. What is slow must be so each of ``TIMES`` times: a machine
     that was busy for a moment is no slow link."""
     slow: dict[tuple[int, int], str] = {}
     for attempt in range(TIMES):
-        links, hosts = _tried(rank, device)
+        # Ranks that share a GPU send through the host's memory.
+        links, hosts = _tried(rank, torch.device("cpu") if device.backend == STAGED else device.torch_device)
         now = {(link.first, link.second): _said(link, usual, hosts) for link, usual in slow_links(links)}
         slow = {ends: said for ends, said in now.items() if attempt == 0 or ends in slow}
         if not slow:

@@ -143,6 +143,14 @@ class GlooWire:
             self._gloo.alltoall_base(parts, source, [], [], c10d.AllToAllOptions()), parts, result, spare
         )
 
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> Handle:
+        """To a rank, by its place in the group."""
+        return self._gloo.send([tensor], to, tag)
+
+    def receive(self, tensor: Tensor, of: int, tag: int = 0) -> Handle:
+        """From a rank, by its place in the group."""
+        return self._gloo.recv([tensor], of, tag)
+
 
 def _require_contiguous(kind: Collective, result: Tensor, source: Tensor) -> None:
     """NCCL takes nothing else, and gloo moves the memory between, whatever it is."""
@@ -181,8 +189,8 @@ class _ScatteredSum:
 
 
 def open_wire(backend: str, ranks: Sequence[int] | None = None, *, urgent: bool = False) -> Wire:
-    """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``). urgent: what
-    computation waits for; on a GPU its kernels go before others.
+    """The wire over ``ranks`` (all, if not given) for a collective backend (``gloo``, ``nccl``, ``staged``).
+    urgent: what computation waits for; on a GPU its kernels go before others.
 
     Ranks that share several groups open them in one order; who is not among ``ranks`` gets a wire of its own
     that goes nowhere.

@@ -25,7 +25,8 @@ from plait.core.errors import JobError, LaunchError, RankFailure
 from plait.core.settings import RunSection
 from plait.train.comm.tree import Tree
 from plait.train.machine.control import Control
-from plait.train.machine.device import Device, device_of, gpu_name, own_gpu
+from plait.train.machine.device import STAGED, Device
+from plait.train.machine.gpu import device_of, gpu_name, own_gpu
 from plait.train.machine.threads import take_cores
 
 MARGIN = 3.0
@@ -50,24 +51,27 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
     vain for another.
     """
     torch.set_num_threads(run.threads)
-    gpu, cores = own_gpu(run.device, rank.local_rank), partial(take_cores, *rank.place_among_cores, threads=run.threads)
+    among = rank.place_among_cores
+    number = among[0] if run.device == "shared" else rank.local_rank  # a lab's hosts are one machine
+    gpu, cores = own_gpu(run.device, number), partial(take_cores, *among, threads=run.threads)
     if gpu is None:  # beside an accelerator, threads of the driver and of NCCL want the other cores
         cores()
     if rank.world_size > 1:
         control.doing("meeting the other ranks", patient=True)
         store = store or open_store(rank, run.timeout)
-        if run.device != "cpu" and not all_have_one(store, rank.world_size, None if gpu is None else gpu_name(gpu)):
+        own = run.device in ("auto", "cuda")
+        if own and not all_have_one(store, rank.world_size, None if gpu is None else gpu_name(gpu)):
             if run.device == "cuda":
-                fix = 'Start as many ranks on each node as it has GPUs, or use device = "cpu"'
+                fix = 'Start as many ranks on each node as it has GPUs, or use device = "cpu", or "shared" to try it'
                 raise JobError("some ranks have no GPU of their own, or share one", key="run.device", fix=fix)
             if gpu is not None:
                 gpu = None
                 cores()
-    device = device_of(gpu)
+    device = device_of(gpu, shared=run.device == "shared")
     try:
         if rank.world_size > 1:
             assert store is not None
-            join_world(rank, store, _backends(device), run.timeout)
+            join_world(rank, store, backends_for(device), run.timeout)
         yield device
     except RuntimeError as error:
         if not any(words in str(error) for words in IN_VAIN):
@@ -89,8 +93,14 @@ def all_have_one(store: Store, world: int, gpu: str | None) -> bool:
     return store.get("device/without any") == b"0"
 
 
-def _backends(device: Device) -> str:
-    """For the host's tensors, and for the device's."""
+def backends_for(device: Device) -> str:
+    """The world's, for the host's tensors and for the device's. What serves a shared device is made known,
+    and opened group by group: torch takes a world of a backend written in Python for all kinds of tensors."""
+    if device.backend == STAGED:
+        from plait.train.comm.staged import register  # which needs this module
+
+        register(device)
+        return "gloo"
     return device.backend if device.backend == "gloo" else f"cpu:gloo,{device.torch_device.type}:{device.backend}"
 
 
@@ -164,7 +174,7 @@ def new_group(
     """
     ranks = list(range(dist.get_world_size())) if ranks is None else list(ranks)
     c10d: Any = dist.distributed_c10d
-    options = _nccl_options(urgent=urgent, few=few) if backend == "nccl" else None
+    options = _nccl_options(patience(), urgent=urgent, few=few) if backend == "nccl" else None
     group, _ = c10d._new_process_group_helper(
         len(ranks), ranks.index(dist.get_rank()), ranks, dist.Backend(backend), c10d._get_default_store(),
         c10d.GroupName(group_name(ranks)), backend_options=options, timeout=patience(),
@@ -173,10 +183,11 @@ def new_group(
     return group
 
 
-def _nccl_options(*, urgent: bool, few: bool) -> Any:
+def _nccl_options(timeout: timedelta, *, urgent: bool, few: bool) -> Any:
     """What NCCL is asked for; RCCL answers to the same names."""
     nccl: Any = dist.distributed_c10d.ProcessGroupNCCL  # builds without it have no such name
     options = nccl.Options(is_high_priority_stream=urgent)
+    options._timeout = timeout  # else torch says in every rank that this and the group's differ
     if few:
         options.config.max_ctas = FEW
     return options

@@ -57,8 +57,10 @@ class Gradients:
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
         """Add ``gradient`` [M, H] into rows [M] of the parameter (an embedding's gradient)."""
         accumulator, gradient = self._of[parameter], gradient.to(self.dtype)
-        if accumulator.is_cuda:  # sorts the rows, so that a row's sum has one order; index_add_ there has not
-            accumulator.index_put_((rows,), gradient, accumulate=True)
+        if accumulator.is_cuda:
+            # It sorts the rows, so that a row's sum has one order; index_add_ has not. As index_put_, without
+            # looking whether rows are in range, for which some versions of torch make the host wait.
+            torch.ops.aten._index_put_impl_(accumulator, [rows], gradient, True, True)
         else:
             accumulator.index_add_(0, rows, gradient)
 

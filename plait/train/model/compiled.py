@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.core.env import single_threaded_compiler
 from plait.train.model import formulas
 from plait.train.model.dropout import Mask
 from plait.train.model.kernels import Scale, Statistics, Summands
@@ -132,11 +133,11 @@ class Compiler:
 @lru_cache(maxsize=1)
 def compiler() -> Compiler:
     """This process's."""
-    import torch._inductor.config as inductor
+    # No worker processes: they would be children of every rank. A setting of this thread's would not hold in
+    # autograd's own, where backwards run on a GPU.
+    single_threaded_compiler()
     from torch._inductor.compile_fx import compile_fx
 
-    # No worker processes: they would be children of every rank.
-    inductor.compile_threads = 1  # type: ignore[attr-defined]
     return Compiler(compile_fx)
 
 

@@ -24,7 +24,7 @@ from plait.train.machine.device import AsyncWork, Device
 from plait.train.profile.clock import FEWEST, Clock
 
 SMALLEST, GROWTH = 1 << 12, 4
-LARGEST = {"gloo": 1 << 26, "nccl": 1 << 30}
+LARGEST = {"gloo": 1 << 26, "staged": 1 << 26, "nccl": 1 << 30}
 """Bytes of the whole tensor."""
 ALWAYS = 3
 """Sizes of every curve, whatever they take: fewer say nothing of its shape."""

@@ -124,7 +124,7 @@ def machine_of(rank: RankEnv, device: Device, cores: int) -> Machine:
         name=f"lab {rank.lab}" if rank.lab else socket.gethostname(),
         device=device.name,
         kind="cpu" if device.torch_device.type == "cpu" else "cuda",
-        memory=device.memory if device.torch_device.type != "cpu" else device.memory // rank.local_world_size,
+        memory=device.memory // device.sharing(rank.local_world_size),
         cores=cores,
         ranks=rank.world_size,
         ranks_per_node=rank.local_world_size,

@@ -216,11 +216,7 @@ def _times(part: Part, batches: Sequence[MicroBatch]) -> Times:
 def _busy(part: Part, batches: Sequence[MicroBatch], recorder: Recorder) -> float:
     """Seconds in which a step's segments compute or wait for their own collectives, after a step to warm
     up."""
-    spans: list[OpSpan] = []
-    for _ in range(2):
-        recorder.take()
-        part.pipeline.run(batches)
-        spans = recorder.take()
+    _, spans = recorded(lambda: part.pipeline.run(batches), recorder, 2)
     return sum(span.end - span.start for span in spans if span.kind != "comm" and isinstance(span.op, SegmentOp))
 
 

@@ -30,11 +30,15 @@ def typical_costs(run: Callable[[], object], recorder: Recorder, micro_batches: 
 
 
 def recorded(run: Callable[[], object], recorder: Recorder, times: int) -> list[list[OpSpan]]:
-    """The spans of each of so many runs."""
-    found: list[list[OpSpan]] = []
+    """The spans of each of so many runs, whole: a device may run far behind the host, and what it has not
+    reached is not read."""
+    device, found = recorder.device, list[list[OpSpan]]()
     for _ in range(times):
+        device.synchronize()
         recorder.take()
+        device.anchor(anew=True)
         run()
+        device.synchronize()
         found.append(recorder.take())
     return found
 

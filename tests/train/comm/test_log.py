@@ -298,3 +298,17 @@ def test_messages_of_a_device_are_timed_by_its_marks() -> None:
     assert written(recorder)[0].open, "the device has not said when"
     recorder.resolve()
     assert (written(recorder)[0].started, written(recorder)[0].ended) == (1000, 2000)
+
+
+def test_a_look_sees_what_a_device_has_reached_in_the_midst_of_a_step() -> None:
+    """Else a step that takes long would look like a collective that hangs; two looks, one timeline of the
+    group."""
+    recorder = Recorder(Late())
+    _, logged = opened(recorder)
+    tensor = torch.zeros(4)
+    for at, over in ((0, True), (1, True)):
+        flight = logged.named(FORWARD).start("all_reduce", tensor, tensor)
+        recorder.look()
+        assert [record.open for record in written(recorder)] == [not over] * (at + 1), flight
+    first, second = written(recorder)
+    assert second.started >= first.ended > first.started

@@ -75,13 +75,15 @@ class Options:
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream
-        self.config = SimpleNamespace(max_ctas=-1)
+        self.config, self._timeout = SimpleNamespace(max_ctas=-1), timedelta(minutes=10)
 
 
 def test_what_computation_waits_for_goes_first_and_lanes_take_little(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = SimpleNamespace(Options=Options)
     monkeypatch.setattr(dist.distributed_c10d, "ProcessGroupNCCL", nccl, raising=False)
-    tp, lane = world._nccl_options(urgent=True, few=False), world._nccl_options(urgent=False, few=True)
+    limit = timedelta(seconds=5)
+    tp, lane = (world._nccl_options(limit, urgent=one, few=not one) for one in (True, False))
+    assert tp._timeout == lane._timeout == limit
     assert tp.is_high_priority_stream and tp.config.max_ctas == -1
     assert not lane.is_high_priority_stream and lane.config.max_ctas == world.FEW
 

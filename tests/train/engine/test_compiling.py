@@ -19,7 +19,7 @@ from plait.plan.make import make_plan
 from plait.train.engine.assembly import Part, assemble
 from plait.train.engine.compiling import compile_ahead
 from plait.train.engine.feed import micro_batches
-from plait.train.machine.device import open_device
+from plait.train.machine.gpu import open_device
 from plait.train.model import compiled as module
 from plait.train.model.compiled import Compiled, Compiler
 from plait.train.tune.measure import measure

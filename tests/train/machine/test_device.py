@@ -13,8 +13,9 @@ import torch
 from plait.core.env import expand_segments, ready_for_accelerator
 from plait.core.errors import JobError, LaunchError
 from plait.train.comm.background import Background
-from plait.train.machine import device as devices
-from plait.train.machine.device import CudaDevice, open_device, own_gpu
+from plait.train.machine import gpu as devices
+from plait.train.machine.device import Device
+from plait.train.machine.gpu import CudaDevice, open_device, own_gpu
 
 HOUR = 3600 * 10**9
 
@@ -124,6 +125,8 @@ def test_without_a_gpu_ranks_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
         ("auto", 2, 2, None),
         ("auto", 0, 0, None),
         ("cpu", 2, 0, None),
+        ("shared", 1, 3, 0),
+        ("shared", 2, 3, 1),
     ],
 )
 def test_which_gpu_a_rank_may_take(cuda: Cuda, kind: str, seen: int, local_rank: int, gpu: int | None) -> None:
@@ -135,6 +138,9 @@ def test_a_rank_that_was_promised_a_gpu_says_that_it_has_none(cuda: Cuda) -> Non
     cuda.gpus = 2
     with pytest.raises(JobError, match=r"local rank 2 has no GPU of its own \(2 found\)"):
         own_gpu("cuda", 2)
+    cuda.gpus = 0
+    with pytest.raises(JobError, match="no GPU was found that ranks could share"):
+        own_gpu("shared", 0)
 
 
 def test_marks_are_exact_after_hours(cuda: Cuda) -> None:
@@ -175,4 +181,4 @@ def test_what_is_uploaded_at_once_is_what_it_was() -> None:
         piece.copy_(tensor)
     for piece, tensor in zip(devices._pieces(packed.clone(), tensors), tensors, strict=True):
         assert piece.dtype == tensor.dtype and torch.equal(piece, tensor)
-    assert devices.Device(torch.device("cpu")).upload(tensors)[0] is tensors[0]
+    assert Device(torch.device("cpu")).upload(tensors)[0] is tensors[0]

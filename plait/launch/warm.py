@@ -1,0 +1,131 @@
+"""Ranks of this machine that are copies of one process, in which what they need is imported already.
+
+Importing torch and the runtime takes a rank two seconds of a processor. Where a machine has a core for every
+rank they import side by side, and nothing is gained; where it has fewer, imports stand in line, and a process
+that imports once and is forked starts all of them in the time of one (docs/adr/0039-warm-ranks.md).
+
+A rank is forked twice, so that it becomes a child of the launcher, its "subreaper" meanwhile, which waits for
+it and signals it like any other. It has a session of its own, and the variables and descriptors it was given;
+what ``/proc`` shows as its environment and command is the first process's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from plait.core.env import rank_base
+from plait.core.process import usable_cores
+from plait.launch.local import Child, Start, free_port, local_start, local_variables
+
+PR_SET_CHILD_SUBREAPER = 36
+WARM = "plait.train.warm"
+"""The process that is forked."""
+LARGEST = 1 << 16
+"""Bytes of what is said of a rank: the variables that are its own."""
+
+
+class Forked:
+    """A rank, a child of this process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """``returncode``, looked up anew."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Until it has ended."""
+        return self._reap(0)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class Warm:
+    """The process. module, arguments: what ranks run."""
+
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._base = rank_base()
+        with theirs:
+            argv = [sys.executable, "-m", WARM, str(theirs.fileno()), module, *arguments]
+            self._process = subprocess.Popen(
+                argv, env=self._base, pass_fds=(theirs.fileno(),), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def fork(self, env: Mapping[str, str], files: Sequence[int]) -> Forked | None:
+        """A rank. files: its standard output, its errors, its line to the launcher. None where the process
+        has ended, or cannot."""
+        own = {name: value for name, value in env.items() if self._base.get(name) != value}
+        said = json.dumps(own).encode()
+        if len(said) > LARGEST:
+            return None
+        try:
+            with _adopting():
+                socket.send_fds(self._line, [said], files)
+                answer = self._line.recv(64)
+        except OSError:
+            return None
+        return Forked(int(answer)) if answer else None
+
+    def close(self) -> None:
+        """End it; ranks go on."""
+        self._line.close()
+        self._process.wait()
+
+
+@contextmanager
+def warm_starts(argv: Sequence[str], world: int) -> Iterator[Callable[[int | None], Start]]:
+    """Makes what ``local_start`` makes of ``python -m module arguments`` and a port, once for each attempt.
+    Where forking pays, ranks of all attempts are forked from a process that lives as long as the block."""
+    if sys.platform != "linux" or world <= usable_cores():
+        yield lambda port: local_start(argv, world, port=port)
+        return
+    warm: list[Warm] = []
+
+    def attempt(port: int | None) -> Start:
+        chosen = port or free_port()
+        plain = local_start(argv, world, port=chosen)
+
+        def start(rank: int, *, env: Mapping[str, str], pass_fds: Sequence[int], stdout: IO[bytes] | None,
+                  stderr: IO[bytes], **more: Any) -> Child:  # fmt: skip
+            if not warm:
+                warm.append(Warm(argv[2], argv[3:]))
+            files = [stdout.fileno() if stdout else 1, stderr.fileno(), *pass_fds]
+            forked = warm[0].fork({**env, **local_variables(rank, world, chosen)}, files)
+            return forked or plain(rank, env=env, pass_fds=pass_fds, stdout=stdout, stderr=stderr, **more)
+
+        return start
+
+    try:
+        yield attempt
+    finally:
+        for one in warm:
+            one.close()
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Orphans among this process's descendants become its children meanwhile."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            prctl(PR_SET_CHILD_SUBREAPER, 0)

@@ -1,0 +1,147 @@
+"""Ranks that share a GPU, which NCCL refuses: a backend of torch.distributed's that moves the device's
+tensors over gloo, through the host's memory.
+
+What runs is what NCCL would get: `GroupWire`, both groups of a lane, messages of two ranks in one order
+whatever their tags, streams that wait. A collective begins after what its caller had submitted, on a
+stream of its group's thread; messages of two ranks have a thread of theirs. ``wait`` makes the host wait
+until the data is on its way back, and the stream for the rest. So this is for trying a job on fewer GPUs than
+it has ranks, not for its speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from plait.core.segments import Collective
+from plait.train.comm.background import Background, Handle
+from plait.train.comm.wire import GlooWire
+from plait.train.machine.device import STAGED, Device
+
+
+class StagedWork:
+    """A collective or a message under way."""
+
+    def __init__(self, background: Background, job: Callable[[], object]) -> None:
+        self._future: Future[object] = Future()
+        self._handle: Handle = background.start(partial(_done, job, self._future))
+
+    def wait(self) -> bool:
+        """Return when what the calling thread submits from now on finds the data. Raises what went wrong."""
+        self._handle.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._handle.done()
+
+    def get_future(self) -> Future[object]:
+        """Done, in the thread that submitted it and on its stream, when all of it is submitted."""
+        return self._future
+
+
+class StagedGroup(dist.ProcessGroup):
+    """One group. ranks: all of it, of the world's; rank: this one's place among them."""
+
+    def __init__(self, device: Device, ranks: Sequence[int], rank: int, name: str) -> None:
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
+        self.device, self._name, self._wire = device, name, GlooWire(ranks)
+        self._collectives: Background | None = None
+        self._messages: dict[int, Background] = {}
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """As it is registered: torch's own has none without one of torch's backends."""
+        return self._name
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's
+        """For torch."""
+        return STAGED
+
+    def shutdown(self) -> None:
+        """Called by torch when the group is destroyed, which nothing is under way in."""
+        for background in (self._collectives, *self._messages.values()):
+            if background is not None:
+                background.close()
+
+    # ---- collectives ----
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> StagedWork:
+        """A sum."""
+        return self._start("all_reduce", tensors[0], tensors[0])
+
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> StagedWork:
+        """Along dim 0."""
+        return self._start("all_gather", output, source)
+
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> StagedWork:
+        """A sum, along dim 0."""
+        return self._start("reduce_scatter", output, source)
+
+    def all_to_all_single(
+        self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
+    ) -> StagedWork:
+        """Of equal parts, or all of it to the next rank."""
+        return self._start("rotate" if 0 in out else "all_to_all", output, source)
+
+    def _start(self, kind: Collective, result: Tensor, source: Tensor) -> StagedWork:
+        if self._collectives is None:
+            self._collectives = Background(self.device, "staged collectives")
+        return StagedWork(self._collectives, lambda: self._exchange(kind, result, source))
+
+    def _exchange(self, kind: Collective, result: Tensor, source: Tensor) -> None:
+        given = self.device.download(source)
+        found = given if kind == "all_reduce" else self.device.beside(result)
+        self._wire.start(kind, found, given).wait()
+        self._return(found, result)
+
+    # ---- messages ----
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> StagedWork:
+        """To a rank, by its place in the group."""
+        return StagedWork(self._pair(to), lambda: self._send(tensors[0], to))
+
+    def recv(self, tensors: list[Tensor], of: int, tag: int = 0) -> StagedWork:
+        """From a rank, by its place in the group."""
+        return StagedWork(self._pair(of), lambda: self._receive(tensors[0], of))
+
+    def _pair(self, peer: int) -> Background:
+        if peer not in self._messages:
+            self._messages[peer] = Background(self.device, f"staged messages {peer}")
+        return self._messages[peer]
+
+    def _send(self, tensor: Tensor, to: int) -> None:
+        self._wire.send(self.device.download(tensor), to).wait()
+
+    def _receive(self, tensor: Tensor, of: int) -> None:
+        found = self.device.beside(tensor)
+        self._wire.receive(found, of).wait()
+        self._return(found, tensor)
+
+    def _return(self, found: Tensor, result: Tensor) -> None:
+        """From the host's memory to where it is wanted."""
+        (there,) = self.device.upload([found])
+        result.copy_(there)
+
+
+def _done(job: Callable[[], object], future: Future[object]) -> None:
+    try:
+        job()
+    except Exception as error:
+        future.set_exception(error)
+        raise
+    future.set_result(None)
+
+
+def register(device: Device) -> None:
+    """Make the backend known to torch.distributed, for groups of this process's device."""
+
+    def create(options: Any, _: Any) -> StagedGroup:
+        return StagedGroup(device, list(options.global_ranks_in_group), options.group_rank, options.group_id)
+
+    dist.Backend.register_backend(STAGED, create, extended_api=True, devices=[device.torch_device.type])

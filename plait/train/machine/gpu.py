@@ -1,0 +1,238 @@
+"""A GPU behind ``machine.device``'s interface, its own or shared with other ranks, and which one a rank may
+take. Nothing else calls ``torch.cuda``."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from plait.core.env import expand_segments, ready_for_accelerator
+from plait.core.errors import JobError
+from plait.train.machine.device import STAGED, Allocated, AsyncWork, Device, Fork, Graph, Mark, mark_by_future
+
+EVENTS = 4096
+"""Events of a GPU that are kept to be used again."""
+
+
+class CudaDevice(Device):
+    """NVIDIA through NCCL, AMD through RCCL (PyTorch's ROCm build answers to the same names)."""
+
+    backend = "nccl"
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        torch.cuda.set_device(torch_device)
+        self._side = torch.cuda.Stream(torch_device)
+        self._capturing = torch.cuda.Stream(torch_device)
+        self._background = threading.local()
+        self._read: deque[torch.cuda.Event] = deque(maxlen=EVENTS)  # to be used again
+        self._bases: deque[tuple[torch.cuda.Event, int]] = deque(maxlen=2)
+        self.anchor()
+
+    @property
+    def description(self) -> str:
+        return torch.cuda.get_device_name(self.torch_device)
+
+    @property
+    def name(self) -> str:
+        return self.description
+
+    @property
+    def memory(self) -> int:
+        return torch.cuda.get_device_properties(self.torch_device).total_memory
+
+    def sharing(self, ranks: int) -> int:
+        return 1
+
+    @property
+    def versions(self) -> dict[str, str]:
+        toolkit = {"rocm": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[arg-type]
+        return {name: value for name, value in toolkit.items() if value} | {"nccl": nccl}
+
+    timed_by_host = False
+
+    def mark(self) -> Mark:
+        try:
+            event = self._read.popleft()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def reached(self, mark: Mark | Fork) -> bool:
+        assert isinstance(mark, torch.cuda.Event)
+        return mark.query()
+
+    def nanoseconds(self, mark: Mark) -> int:
+        assert isinstance(mark, torch.cuda.Event)
+        mark.synchronize()
+        # Of the last two anchors the older: it lies before all marks of the step that is read. Elapsed
+        # times are float32 milliseconds, which are coarse after hours.
+        base, at = self._bases[0]
+        taken = at + round(base.elapsed_time(mark) * 1e6)
+        self._read.append(mark)
+        return taken
+
+    def anchor(self, *, anew: bool = False) -> None:
+        base = torch.cuda.Event(enable_timing=True)
+        base.record()
+        base.synchronize()
+        if anew:
+            self._bases.clear()
+        self._bases.append((base, time.monotonic_ns()))
+
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
+        # The side stream waits in the order of the starts, in which collectives of one group end. Of several
+        # groups' one that ends early would be marked late.
+        with torch.cuda.stream(self._side):
+            work.wait()  # makes the side stream wait, not the host
+            callback(self.mark(), False)
+
+    def fork(self) -> Fork:
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    @contextmanager
+    def aside(self, after: Fork) -> Iterator[None]:
+        assert after is not None
+        if not hasattr(self._background, "stream"):
+            # One for each thread: a thread waiting for its own must not wait for another's.
+            self._background.stream = torch.cuda.Stream(self.torch_device)
+        stream: torch.cuda.Stream = self._background.stream
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            yield
+
+    def join(self, after: Fork) -> None:
+        assert after is not None
+        torch.cuda.current_stream(self.torch_device).wait_event(after)
+
+    def enter_thread(self) -> None:
+        # A thread begins on the first GPU, and returns there when it leaves a stream of another, which costs
+        # that GPU half a gigabyte for a context.
+        torch.cuda.set_device(self.torch_device)
+
+    def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        # One copy of everything, from pinned memory: one from other memory waits until the stream is empty.
+        packed = torch.empty(_packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
+        for piece, tensor in zip(_pieces(packed, tensors), tensors, strict=True):
+            piece.copy_(tensor)
+        # torch's allocator of pinned memory gives it to nobody else before the copy is done.
+        return _pieces(packed.to(self.torch_device, non_blocking=True), tensors)
+
+    def download(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu()
+
+    captures = True
+
+    def pool(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], object], pool: object) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._capturing), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # only memory was taken
+            # Other threads go on meanwhile: those of lanes and shards, and NCCL's own.
+            graph.capture_begin(pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        return graph
+
+    def memory_meter(self) -> Callable[[], int]:
+        return lambda: torch.cuda.max_memory_allocated(self.torch_device)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def allocated(self, call: Callable[[], object]) -> Allocated:
+        before = torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        call()
+        self.synchronize()
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        return Allocated(torch.cuda.memory_allocated(self.torch_device) - before, peak - before)
+
+
+class SharedDevice(CudaDevice):
+    """A GPU that ranks share: their tensors travel through the host's memory (``comm.staged``)."""
+
+    backend = STAGED
+
+    def sharing(self, ranks: int) -> int:
+        return -(-ranks // torch.cuda.device_count())
+
+    def mark_when_done(self, work: AsyncWork, callback: Callable[[Mark, bool], object]) -> None:
+        # Its wait would make the host wait; the future is done on the stream that brings the result.
+        mark_by_future(self, work, callback)
+
+
+ALIGNED = 16
+"""Bytes of which a multiple lies before every packed tensor: what the widest number needs."""
+
+
+def _packed_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in tensors)
+
+
+def _pieces(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Places for tensors like these in one buffer of bytes."""
+    starts = accumulate((_packed_bytes([tensor]) for tensor in tensors), initial=0)
+    return [
+        packed[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for at, tensor in zip(starts, tensors, strict=False)
+    ]
+
+
+def own_gpu(kind: str, local_rank: int) -> int | None:
+    """The GPU that this rank may take, by its number among those that this process sees; None for the CPU.
+
+    kind: as ``run.device``; ranks of a host that share its GPUs take them in turn. One GPU that is all a
+    process sees is its own whatever its rank: schedulers show each task its own. Whether others see the same
+    one is for all ranks to find out (``comm.world``).
+    """
+    if kind == "cpu":
+        return None
+    ready_for_accelerator()
+    if torch.version.hip is None:  # ROCm builds do not have it
+        expand_segments()
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if seen and kind == "shared":
+        return local_rank % seen
+    if local_rank < seen or seen == 1:
+        return local_rank if local_rank < seen else 0
+    if kind == "shared":
+        raise JobError("no GPU was found that ranks could share", key="run.device", fix='Use device = "cpu"')
+    if kind == "cuda":
+        raise JobError(f"local rank {local_rank} has no GPU of its own ({seen} found)", key="run.device",
+                       fix="Start fewer ranks on this node, or use device = \"cpu\"")  # fmt: skip
+    return None
+
+
+def gpu_name(gpu: int) -> str:
+    """What tells a GPU from every other in the world."""
+    return str(torch.cuda.get_device_properties(gpu).uuid)
+
+
+def device_of(gpu: int | None, *, shared: bool = False) -> Device:
+    """The device of a rank that has this GPU, or none; shared: with others."""
+    if gpu is None:
+        return Device(torch.device("cpu"))
+    return (SharedDevice if shared else CudaDevice)(torch.device("cuda", gpu))
+
+
+def open_device(kind: str, local_rank: int) -> Device:
+    """The device of a rank that need not agree with others: ``cpu``, ``cuda``, or ``shared``, ``auto``
+    for a GPU where there is one."""
+    return device_of(own_gpu(kind, local_rank), shared=kind == "shared")
