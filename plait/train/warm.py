@@ -80,4 +80,4 @@ def _become(module: ModuleType, own: dict[str, str], files: Sequence[int], paren
 
 
 if __name__ == "__main__":
-    main()
+    run_and_end(main)
