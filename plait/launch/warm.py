@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +30,10 @@ from plait.launch.local import Child, Start, free_port, local_start, local_varia
 PR_SET_CHILD_SUBREAPER = 36
 WARM = "plait.train.warm"
 """The process that is forked."""
+PATIENCE = 120.0
+"""Seconds for its imports, on a slow disk; after that ranks are started without it."""
+FORKING = 10.0
+"""Seconds for a rank."""
 LARGEST = 1 << 16
 """Bytes of what is said of a rank: the variables that are its own."""
 
@@ -60,7 +66,7 @@ class Warm:
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._base = rank_base()
+        self._base, self._ready = rank_base(), False
         with theirs:
             argv = [sys.executable, "-m", WARM, str(theirs.fileno()), module, *arguments]
             self._process = subprocess.Popen(
@@ -70,22 +76,28 @@ class Warm:
 
     def fork(self, env: Mapping[str, str], files: Sequence[int]) -> Forked | None:
         """A rank. files: its standard output, its errors, its line to the launcher. None where the process
-        has ended, or cannot."""
+        has ended, or cannot, or a signal comes while it imports: then whoever starts ranks has other things
+        to do than wait."""
         own = {name: value for name, value in env.items() if self._base.get(name) != value}
         said = json.dumps(own).encode()
         if len(said) > LARGEST:
             return None
         try:
+            self._ready = self._ready or (_readable(self._line, PATIENCE) and bool(self._line.recv(64)))
+            if not self._ready:
+                return None
             with _adopting():
                 socket.send_fds(self._line, [said], files)
-                answer = self._line.recv(64)
+                answered, _, _ = select.select([self._line], [], [], FORKING)
+                answer = self._line.recv(64) if answered else b""
         except OSError:
             return None
         return Forked(int(answer)) if answer else None
 
     def close(self) -> None:
-        """End it; ranks go on."""
+        """End it, whatever it does; ranks go on."""
         self._line.close()
+        self._process.kill()
         self._process.wait()
 
 
@@ -102,13 +114,20 @@ def warm_starts(argv: Sequence[str], world: int) -> Iterator[Callable[[int | Non
         chosen = port or free_port()
         plain = local_start(argv, world, port=chosen)
 
+        alone = False
+
         def start(rank: int, *, env: Mapping[str, str], pass_fds: Sequence[int], stdout: IO[bytes] | None,
                   stderr: IO[bytes], **more: Any) -> Child:  # fmt: skip
-            if not warm:
+            nonlocal alone
+            if not warm and not alone:
                 warm.append(Warm(argv[2], argv[3:]))
             files = [stdout.fileno() if stdout else 1, stderr.fileno(), *pass_fds]
-            forked = warm[0].fork({**env, **local_variables(rank, world, chosen)}, files)
-            return forked or plain(rank, env=env, pass_fds=pass_fds, stdout=stdout, stderr=stderr, **more)
+            if warm and (forked := warm[0].fork({**env, **local_variables(rank, world, chosen)}, files)):
+                return forked
+            if warm:  # the next attempt has another
+                warm.pop().close()
+            alone = True
+            return plain(rank, env=env, pass_fds=pass_fds, stdout=stdout, stderr=stderr, **more)
 
         return start
 
@@ -117,6 +136,23 @@ def warm_starts(argv: Sequence[str], world: int) -> Iterator[Callable[[int | Non
     finally:
         for one in warm:
             one.close()
+
+
+def _readable(line: socket.socket, seconds: float) -> bool:
+    """Whether something comes within this time and before a signal that this process handles."""
+    woken, wakes = socket.socketpair()
+    with woken, wakes:
+        woken.setblocking(False)
+        wakes.setblocking(False)
+        try:
+            before = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        except ValueError:  # not the main thread, which takes the signals
+            return bool(select.select([line], [], [], seconds)[0])
+        try:
+            ready, _, _ = select.select([line, woken], [], [], seconds)
+        finally:
+            signal.set_wakeup_fd(before)
+    return line in ready
 
 
 @contextmanager

@@ -36,6 +36,7 @@ def main() -> None:
         import_module(name)
     gc.collect()
     gc.freeze()  # what is collected in a copy need not look at, and write to, what it shares
+    line.send(b"ready")
     while True:
         message, files, _, _ = socket.recv_fds(line, LARGEST, 8)
         if not message:

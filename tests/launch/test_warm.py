@@ -95,6 +95,49 @@ def test_a_run_does_not_need_it(
     assert not any(one["warm"] for one in said(tmp_path, 2))
 
 
+def test_the_next_attempt_has_another(tmp_path: Path, argv: list[str], crowded: None) -> None:
+    with warm_starts(argv, 2) as starts:
+        assert run_ranks(starts(None), 2, tmp_path / "logs", timeout=60.0) == 0
+        (pid,) = [int(one) for one in children() if Path(f"/proc/{one}/comm").read_text() == "plait-warm\n"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z", "it lives", seconds=20)
+        found = list[bool]()
+        for _ in range(2):
+            assert run_ranks(starts(None), 2, tmp_path / "logs", timeout=60.0) == 0
+            found += [bool(one["warm"]) for one in said(tmp_path, 2)]
+            assert not Path(f"/proc/{pid}").exists(), "it is left as a zombie"
+    assert found == [False, False, True, True]
+
+
+def test_a_signal_does_not_wait_for_its_imports(tmp_path: Path, argv: list[str]) -> None:
+    """Nor for one that is stopped."""
+    path = tmp_path / "warm_rank.py"
+    path.write_text("import os, time\nif 'RANK' not in os.environ: time.sleep(600)\n" + path.read_text())
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from plait.launch import warm; from plait.launch.local import run_ranks\n"
+        "warm.usable_cores = lambda: 1\n"
+        "with warm.warm_starts([sys.executable, *sys.argv[2:]], 2) as starts:\n"
+        "    print('ready', flush=True); sys.exit(run_ranks(starts(None), 2, Path(sys.argv[1]), timeout=60.0))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "logs"), *argv[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout and launcher.stderr
+        assert launcher.stdout.readline() == "ready\n"
+        wait_until(lambda: children(launcher.pid) != [], "nothing was started", seconds=20)
+        time.sleep(0.5)
+        began = time.monotonic()
+        launcher.send_signal(signal.SIGTERM)
+        assert "SIGTERM" in launcher.stderr.readline()
+        launcher.wait(30)
+    assert time.monotonic() - began < 20
+
+
+def children(parent: int | str = "self") -> list[str]:
+    pid = os.getpid() if parent == "self" else parent
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def test_it_ends_with_its_launcher(tmp_path: Path, argv: list[str]) -> None:
     code = (
         "import sys, time; from plait.launch.warm import Warm; one = Warm(sys.argv[1], sys.argv[2:]); "
