@@ -17,6 +17,7 @@ import typer
 
 from plait.core import text as plain
 from plait.core.env import no_colour, terminal_width
+from plait.core.passed_over import PassedOver
 
 WIDEST_TEXT = 100
 """Columns of running text: longer lines are hard to read."""
@@ -61,6 +62,12 @@ def say(line: str) -> None:
 def text(message: str, *, indent: str = "") -> None:
     """Running text. indent: before every line but the first."""
     _print(fitted(message, indent=indent))
+
+
+def passed_over(over: PassedOver) -> None:
+    """What a reader did not take, on standard error: standard output may be a file for another program."""
+    for line in over.lines():
+        typer.echo(plain.printable(f"note: {line}"), err=True)
 
 
 def title(line: str) -> None:

@@ -25,6 +25,13 @@ def contents(path: str | Path) -> bytes:
     return Path(path).read_bytes()
 
 
+def contents_within(path: str | Path, limit: int) -> bytes:
+    """As ``contents``, of a file of at most ``limit`` bytes. Raises ValueError for a longer one, unread."""
+    if (size := os.stat(path).st_size) > limit:
+        raise ValueError(f"it has {size} bytes; at most {limit} are read")
+    return contents(path)
+
+
 def reason_of(error: Exception) -> str:
     """What went wrong, without the number and the path that the system's own text has."""
     return str(getattr(error, "strerror", None) or error)

@@ -1,0 +1,122 @@
+"""JSON and packed files, read within limits: a file of others may be deep, huge, or tiny and packed.
+
+One reader for all of Plait's side files and for files of other programs. What cannot be read is a ValueError
+with one sentence; who calls names the file and what to do.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn, cast
+
+from plait.core.files import contents_within
+
+SIDE_FILE = 16 << 20
+"""Bytes of a file that is kept beside a run or a checkpoint."""
+DOCUMENT = 256 << 20
+"""Bytes, unpacked, of a file of another program: a trace, a table of nodes."""
+MOST_VALUES = 4_000_000
+"""Values in a JSON document: each takes some 100 bytes in memory, however few it takes in the file."""
+_CHUNK = 1 << 20
+_PACKED: dict[bytes, ModuleType] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\x00": lzma}
+"""How a stream begins, and what reads it."""
+
+
+def unpacked(data: bytes, limit: int = DOCUMENT) -> bytes:
+    """The bytes themselves, or what gzip, bzip2 or xz has packed in them, at most ``limit`` of them.
+
+    Raises ValueError for more, and for a stream that is damaged or cut off.
+
+    >>> unpacked(gzip.compress(b"rank 0"))
+    b'rank 0'
+    >>> unpacked(gzip.compress(bytes(1000)), limit=100)
+    Traceback (most recent call last):
+    ValueError: its gzip stream holds more than 100 bytes, the most that is read
+    """
+    found = next((one for mark, one in _PACKED.items() if data.startswith(mark)), None)
+    if found is None:
+        return data
+    whole = bytearray()
+    try:
+        with found.open(BytesIO(data)) as stream:
+            while len(whole) <= limit and (part := stream.read(_CHUNK)):
+                whole += part
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"its {found.__name__} stream is damaged: {error}") from None
+    if len(whole) > limit:
+        raise ValueError(f"its {found.__name__} stream holds more than {limit} bytes, the most that is read")
+    return bytes(whole)
+
+
+def read_unpacked(path: str | Path, limit: int = DOCUMENT) -> bytes:
+    """A regular file's bytes, unpacked. Raises OSError where it cannot be read, ValueError as ``unpacked``
+    does."""
+    return unpacked(contents_within(path, limit), limit)
+
+
+def parse_json(text: str | bytes, *, most: int = MOST_VALUES) -> Any:
+    """The document. Raises ValueError, and nothing else, for what is no JSON, for Infinity and NaN, for
+    more than ``most`` values, and for one that is nested too deeply.
+
+    >>> parse_json('{"step": 1}')
+    {'step': 1}
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+    ValueError: it is nested too deeply
+    >>> parse_json('{"seconds": Infinity}')
+    Traceback (most recent call last):
+    ValueError: Infinity is no number of JSON
+    """
+    commas, brackets, braces = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    values = sum(text.count(cast("Any", mark)) for mark in (commas, brackets, braces))
+    if values > most:
+        raise ValueError(f"it may hold {values} values; at most {most} are read")
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_table(text: str | bytes, *, most: int = MOST_VALUES) -> dict[str, Any]:
+    """As ``parse_json``, of a document that is a table.
+
+    >>> parse_table("null")
+    Traceback (most recent call last):
+    ValueError: it is null, no table of keys and values
+    """
+    found = parse_json(text, most=most)
+    if not isinstance(found, dict):
+        raise ValueError(f"it is {_kind(found)}, no table of keys and values")
+    return cast("dict[str, Any]", found)
+
+
+def read_json(path: str | Path, limit: int = SIDE_FILE) -> Any:
+    """The JSON document in a regular file of at most ``limit`` bytes.
+
+    Raises OSError where it cannot be read, ValueError as ``parse_json`` does.
+    """
+    return parse_json(contents_within(path, limit))
+
+
+def read_table(path: str | Path, limit: int = SIDE_FILE) -> dict[str, Any]:
+    """As ``read_json``, of a document that is a table."""
+    return parse_table(contents_within(path, limit))
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls a value."""
+    if value is None:
+        return "null"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
+    return names[type(value)]
