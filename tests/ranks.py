@@ -15,11 +15,12 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from plait.train.machine.rank_process import die_with_parent
+from plait.core.process import die_with_parent
 
 GRACE = 5.0  # seconds that the other ranks have left once one has failed: they may wait for it for ever
 CONTEXT = mp.get_context("forkserver")
@@ -87,6 +88,23 @@ class Ranks:
         for process in self._processes:
             process.join(timeout=max(0.1, deadline - time.monotonic()))
         self.kill()
+
+
+@contextmanager
+def worlds() -> Iterator[Callable[[int], Ranks]]:
+    """Makes worlds of so many ranks, and keeps them for who asks again, until the block ends."""
+    pools: dict[int, Ranks] = {}
+
+    def of(size: int) -> Ranks:
+        if size in pools and pools[size].broken:  # what one rank did not do, the others still wait for
+            pools.pop(size).kill()
+        if size not in pools:
+            pools[size] = Ranks(size)
+        return pools[size]
+
+    yield of
+    for one in pools.values():
+        one.close()
 
 
 def _serve(rank: int, size: int, pipe: Connection) -> None:

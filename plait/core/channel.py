@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to save and end."""
-_LONGEST = 1 << 16
+LONGEST = 1 << 16
+"""Bytes of a message."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Line(Generic[M]):
     def send(self, message: M) -> None:
         """Tell the other end, if it is there and listens."""
         content = json.dumps([type(message).__name__, asdict(cast("Any", message))]).encode() + b"\n"
-        if len(self._unsent) < _LONGEST:  # else the other end has not listened for long
+        if len(self._unsent) < LONGEST:  # else the other end has not listened for long
             self._unsent += content
         with suppress(OSError):
             while self._unsent:
@@ -83,7 +84,7 @@ class Line(Generic[M]):
         """The next message, None if none has come. Raises EOFError when the other end is gone."""
         while b"\n" not in self._read:
             try:
-                content = self._end.recv(_LONGEST)
+                content = self._end.recv(LONGEST)
             except BlockingIOError:
                 return None
             except OSError:

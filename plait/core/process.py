@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,6 +94,37 @@ def boot_id() -> str:
     """Equal for two processes that share a kernel, and with it the monotonic clock. Raises OSError where it
     is not Linux."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process when the one that started it is killed, so that nothing goes on
+    unseen."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """What ``ps`` and ``top`` call this process; at most 15 characters."""
+    _prctl(PR_SET_NAME, name.encode())
+
+
+@contextmanager
+def adopting() -> Generator[None]:
+    """Orphans among this process's descendants become its children meanwhile (Linux)."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def usable_cores() -> int:

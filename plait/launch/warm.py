@@ -11,7 +11,6 @@ what ``/proc`` shows as its environment and command is the first process's.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -20,22 +19,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import IO, Any
 
+from plait.core.channel import LONGEST
 from plait.core.env import rank_base
-from plait.core.process import usable_cores
+from plait.core.process import adopting, usable_cores
 from plait.launch.local import Child, Start, free_port, local_start, local_variables
 
-PR_SET_CHILD_SUBREAPER = 36
 WARM = "plait.train.warm"
 """The process that is forked."""
 PATIENCE = 120.0
 """Seconds for its imports, on a slow disk; after that ranks are started without it."""
 FORKING = 10.0
 """Seconds for a rank."""
-LARGEST = 1 << 16
-"""Bytes of what is said of a rank: the variables that are its own."""
 
 
 class Forked:
@@ -80,13 +77,13 @@ class Warm:
         to do than wait."""
         own = {name: value for name, value in env.items() if self._base.get(name) != value}
         said = json.dumps(own).encode()
-        if len(said) > LARGEST:
+        if len(said) > LONGEST:
             return None
         try:
             self._ready = self._ready or (_readable(self._line, PATIENCE) and bool(self._line.recv(64)))
             if not self._ready:
                 return None
-            with _adopting():
+            with adopting():
                 socket.send_fds(self._line, [said], files)
                 answered, _, _ = select.select([self._line], [], [], FORKING)
                 answer = self._line.recv(64) if answered else b""
@@ -153,15 +150,3 @@ def _readable(line: socket.socket, seconds: float) -> bool:
         finally:
             signal.set_wakeup_fd(before)
     return line in ready
-
-
-@contextmanager
-def _adopting() -> Iterator[None]:
-    """Orphans among this process's descendants become its children meanwhile."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            prctl(PR_SET_CHILD_SUBREAPER, 0)

@@ -21,10 +21,10 @@ from plait.core.env import RankEnv, take_launcher
 from plait.core.errors import PlaitError
 from plait.core.files import explained
 from plait.core.job import Job
-from plait.core.process import usable_cores
+from plait.core.process import die_with_parent, usable_cores
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
-from plait.train.machine.rank_process import die_with_parent, print_to_nobody, run_and_end
+from plait.train.machine.rank_process import print_to_nobody, run_and_end
 
 IMPORTS = ("plait.train.comm.world", "plait.train.profile.measure", "plait.train.report")
 """What every rank imports before it measures."""

@@ -20,10 +20,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
+from plait.core.channel import LONGEST
 from plait.core.env import take_on
-from plait.train.machine.rank_process import die_with_parent, name_process, run_and_end
-
-LARGEST = 1 << 16
+from plait.core.process import die_with_parent, name_process
+from plait.train.machine.rank_process import run_and_end
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     gc.freeze()  # what is collected in a copy need not look at, and write to, what it shares
     line.send(b"ready")
     while True:
-        message, files, _, _ = socket.recv_fds(line, LARGEST, 8)
+        message, files, _, _ = socket.recv_fds(line, LONGEST, 8)
         if not message:
             return
         line.send(str(_forked(module, json.loads(message), files, line)).encode())

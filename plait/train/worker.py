@@ -38,11 +38,12 @@ from plait.core.job import Job
 from plait.core.lock import RunLock
 from plait.core.parts import forget_hang
 from plait.core.plan import Plan
+from plait.core.process import die_with_parent, name_process
 from plait.core.rank_table import NAME, RankTable
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
 from plait.train.machine.own_history import kept
-from plait.train.machine.rank_process import die_with_parent, name_process, print_to_nobody, run_and_end
+from plait.train.machine.rank_process import print_to_nobody, run_and_end
 from plait.train.machine.stacks import stacks_on_signal
 from plait.train.machine.watchdog import Watchdog, address_towards
 

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.lab.support import children
+
 JOB = """
 [model]
 family = "{family}"
@@ -159,11 +161,11 @@ def wait_for_step(process: subprocess.Popen[str], job: Path, step: int, name: st
 def rank_pids(process: subprocess.Popen[str]) -> list[int]:
     """Processes of the ranks, in rank order; the launcher has other children too."""
     found: dict[int, int] = {}
-    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+    for pid in children(process.pid):
         with suppress(OSError):  # ended meanwhile
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             if name.startswith("plait-rank-"):
-                found[int(name.rpartition("-")[2])] = int(pid)
+                found[int(name.rpartition("-")[2])] = pid
     return [found[rank] for rank in sorted(found)]
 
 

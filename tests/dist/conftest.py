@@ -8,24 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.dist.checkpointing import One
-from tests.ranks import Ranks
+from tests.ranks import Ranks, worlds
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Callable[[int], Ranks]]:
     """``pool(n)`` is a world of n ranks."""
-    pools: dict[int, Ranks] = {}
-
-    def of(size: int) -> Ranks:
-        if size in pools and pools[size].broken:  # what one rank did not do, the others still wait for
-            pools.pop(size).kill()
-        if size not in pools:
-            pools[size] = Ranks(size)
-        return pools[size]
-
-    yield of
-    for one in pools.values():
-        one.close()
+    with worlds() as of:
+        yield of
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.dist import equality, pipelining
 from tests.dist.test_equality import MODELS
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
 from tests.dist.test_sharding import FULL, HALF
-from tests.ranks import Ranks
+from tests.ranks import Ranks, worlds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 FLAT = replace(LLAMA, num_layers=2, attention_dropout=0.0)
@@ -57,10 +57,8 @@ CASES: dict[str, tuple[int, Callable[..., Any], tuple[Any, ...]]] = {
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Callable[[int], Ranks]]:
     """``pool(n)`` is a world of n ranks."""
-    pools: dict[int, Ranks] = {}
-    yield lambda size: pools.get(size) or pools.setdefault(size, Ranks(size))
-    for one in pools.values():
-        one.close()
+    with worlds() as of:
+        yield of
 
 
 def sharing(rank: int, kind: str, function: Callable[..., Any], *args: Any) -> Any:

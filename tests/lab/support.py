@@ -53,6 +53,12 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+def children(pid: int | None = None) -> list[int]:
+    """The processes that a process has started, this one if not told, and those that it has adopted."""
+    pid = pid or os.getpid()
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 60.0) -> None:
     """Wait for a condition, and fail with a message if it does not come."""
     deadline = time.monotonic() + seconds

@@ -19,7 +19,7 @@ import pytest
 
 from plait.launch.local import free_port
 from tests.kubernetes.support import environment as kubernetes_environment
-from tests.lab.support import wait_until, why_no_lab
+from tests.lab.support import children, wait_until, why_no_lab
 from tests.slurm.support import REPOSITORY, environment
 
 WORLD = 4
@@ -159,7 +159,7 @@ class Launched:
         """The process to send signals to: below salloc, which would end the job, it is a child."""
         if not self.row.slurm:
             return self.process.pid
-        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
+        return children(self.process.pid)[0]
 
     def watcher(self) -> int:
         """The process that watches the ranks: in Kubernetes it is in a pod."""

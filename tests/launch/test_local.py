@@ -18,6 +18,7 @@ from plait.core.lock import NAME, RunLock
 from plait.core.parts import ask
 from plait.launch.hang import Suspicion
 from plait.launch.local import local_start, run_ranks
+from tests.lab.support import children
 
 # Rank 1 dies; rank 0, which needs it, of that, once the launcher has taken note of the first.
 DIES = """
@@ -121,11 +122,6 @@ def when_ready(folder: Path, world: int, act: object) -> threading.Thread:
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     return thread
-
-
-def children() -> list[int]:
-    me = os.getpid()
-    return [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
 
 
 def process_of(rank: int) -> int:

@@ -16,7 +16,7 @@ from plait.core.process import usable_cores
 from plait.launch import warm
 from plait.launch.local import run_ranks
 from plait.launch.warm import Warm, warm_starts
-from tests.lab.support import wait_until
+from tests.lab.support import children, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 RANK = """
@@ -98,7 +98,7 @@ def test_a_run_does_not_need_it(
 def test_the_next_attempt_has_another(tmp_path: Path, argv: list[str], crowded: None) -> None:
     with warm_starts(argv, 2) as starts:
         assert run_ranks(starts(None), 2, tmp_path / "logs", timeout=60.0) == 0
-        (pid,) = [int(one) for one in children() if Path(f"/proc/{one}/comm").read_text() == "plait-warm\n"]
+        (pid,) = [one for one in children() if Path(f"/proc/{one}/comm").read_text() == "plait-warm\n"]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z", "it lives", seconds=20)
         found = list[bool]()
@@ -110,7 +110,7 @@ def test_the_next_attempt_has_another(tmp_path: Path, argv: list[str], crowded: 
 
 
 def test_a_signal_does_not_wait_for_its_imports(tmp_path: Path, argv: list[str]) -> None:
-    """Nor for one that is stopped."""
+    """Which take ten minutes here."""
     path = tmp_path / "warm_rank.py"
     path.write_text("import os, time\nif 'RANK' not in os.environ: time.sleep(600)\n" + path.read_text())
     code = (
@@ -131,11 +131,6 @@ def test_a_signal_does_not_wait_for_its_imports(tmp_path: Path, argv: list[str])
         assert "SIGTERM" in launcher.stderr.readline()
         launcher.wait(30)
     assert time.monotonic() - began < 20
-
-
-def children(parent: int | str = "self") -> list[str]:
-    pid = os.getpid() if parent == "self" else parent
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def test_it_ends_with_its_launcher(tmp_path: Path, argv: list[str]) -> None:

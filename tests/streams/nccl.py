@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from plait.core.segments import Collective
+from plait.train.comm.staged import PythonGroup
 from plait.train.comm.wire import GlooWire
 from tests.streams.order import Clock, Order
 
@@ -91,12 +92,11 @@ class VirtualWork:
         raise NotImplementedError
 
 
-class VirtualGroup(dist.ProcessGroup):
+class VirtualGroup(PythonGroup):
     """One group."""
 
     def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
-        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
-        self._name = name
+        super().__init__(BACKEND, ranks, rank, name)
         assert Communicators.current is not None, "no device is watched"
         self.all, self.ranks = Communicators.current, list(ranks)
         self.order = self.all.order
@@ -108,35 +108,9 @@ class VirtualGroup(dist.ProcessGroup):
         with unwatched():
             self._wire = GlooWire(ranks)
 
-    @property
-    def group_name(self) -> str:  # type: ignore[override]
-        """As it is registered: torch's own has none without one of torch's backends."""
-        return self._name
-
-    def shutdown(self) -> None:
-        """Nothing is left to do."""
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's
-        return BACKEND
-
     # ---- collectives ----
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> VirtualWork:
-        return self._start("all_reduce", tensors[0], tensors[0])
-
-    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> VirtualWork:
-        return self._start("all_gather", output, source)
-
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> VirtualWork:
-        return self._start("reduce_scatter", output, source)
-
-    def all_to_all_single(
-        self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
-    ) -> VirtualWork:
-        kind: Collective = "rotate" if 0 in out else "all_to_all"
-        return self._start(kind, output, source)
-
-    def _start(self, kind: Collective, result: Tensor, source: Tensor) -> VirtualWork:
+    def begin(self, kind: Collective, result: Tensor, source: Tensor) -> VirtualWork:
         if self._stream is None:
             self._stream = self.order.stream(f"NCCL {self.label}")
         what = f"{kind} of {max(result.numel(), source.numel())} {source.dtype}"

@@ -22,18 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from plait.core.process import die_with_parent
 from plait.lab.slurm.programs import program
 
-PR_SET_PDEATHSIG = 1
 # Process 1 of a node: while it lives the node is on. bash collects orphans, which dash would not.
 NODE = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && "$@" & wait'
 NAMESPACES = ("--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-
-
-def _die_with_keeper() -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Keeper:
@@ -85,7 +79,7 @@ class Keeper:
             self.processes[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=_environment(),
                 start_new_session=True,
-                preexec_fn=_die_with_keeper,  # noqa: PLW1509  (there are no threads)
+                preexec_fn=die_with_parent,  # noqa: PLW1509  (there are no threads)
             )  # fmt: skip
 
 

@@ -45,14 +45,19 @@ class StagedWork:
         return self._future
 
 
-class StagedGroup(dist.ProcessGroup):
-    """One group. ranks: all of it, of the world's; rank: this one's place among them."""
+class PythonGroup(dist.ProcessGroup):
+    """A group of a backend that is written in Python: what torch asks of it for a wire's collectives.
 
-    def __init__(self, device: Device, ranks: Sequence[int], rank: int, name: str) -> None:
+    backend: its name. ranks: all of it, of the world's; rank: this one's place among them.
+    """
+
+    def __init__(self, backend: str, ranks: Sequence[int], rank: int, name: str) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
-        self.device, self._name, self._wire = device, name, GlooWire(ranks)
-        self._collectives: Background | None = None
-        self._messages: dict[int, Background] = {}
+        self._backend, self._name = backend, name
+
+    def begin(self, kind: Collective, result: Tensor, source: Tensor) -> Any:
+        """Start a collective, as ``comm.wire.Wire``; what torch calls work."""
+        raise NotImplementedError
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -61,35 +66,49 @@ class StagedGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         """For torch."""
-        return STAGED
+        return self._backend
 
     def shutdown(self) -> None:
         """Called by torch when the group is destroyed, which nothing is under way in."""
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """A sum."""
+        return self.begin("all_reduce", tensors[0], tensors[0])
+
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        """Along dim 0."""
+        return self.begin("all_gather", output, source)
+
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        """A sum, along dim 0."""
+        return self.begin("reduce_scatter", output, source)
+
+    def all_to_all_single(
+        self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
+    ) -> Any:
+        """Of equal parts, or all of it to the next rank."""
+        return self.begin("rotate" if 0 in out else "all_to_all", output, source)
+
+
+class StagedGroup(PythonGroup):
+    """One group of a device that ranks share."""
+
+    def __init__(self, device: Device, ranks: Sequence[int], rank: int, name: str) -> None:
+        super().__init__(STAGED, ranks, rank, name)
+        self.device, self._wire = device, GlooWire(ranks)
+        self._collectives: Background | None = None
+        self._messages: dict[int, Background] = {}
+
+    def shutdown(self) -> None:
+        """End its threads."""
         for background in (self._collectives, *self._messages.values()):
             if background is not None:
                 background.close()
 
     # ---- collectives ----
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> StagedWork:
-        """A sum."""
-        return self._start("all_reduce", tensors[0], tensors[0])
-
-    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> StagedWork:
-        """Along dim 0."""
-        return self._start("all_gather", output, source)
-
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> StagedWork:
-        """A sum, along dim 0."""
-        return self._start("reduce_scatter", output, source)
-
-    def all_to_all_single(
-        self, output: Tensor, source: Tensor, into: list[int], out: list[int], opts: Any = None
-    ) -> StagedWork:
-        """Of equal parts, or all of it to the next rank."""
-        return self._start("rotate" if 0 in out else "all_to_all", output, source)
-
-    def _start(self, kind: Collective, result: Tensor, source: Tensor) -> StagedWork:
+    def begin(self, kind: Collective, result: Tensor, source: Tensor) -> StagedWork:
+        """After what the calling thread has submitted."""
         if self._collectives is None:
             self._collectives = Background(self.device, "staged collectives")
         return StagedWork(self._collectives, lambda: self._exchange(kind, result, source))

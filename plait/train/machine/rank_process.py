@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
-
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-
-
-def die_with_parent() -> None:
-    """Ask Linux to end this process when the one that started it is killed, so that nothing trains on
-    unseen."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def name_process(name: str) -> None:
-    """What ``ps`` and ``top`` call this process; at most 15 characters."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 
 def run_and_end(main: Callable[[], int | None]) -> NoReturn:

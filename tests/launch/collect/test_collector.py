@@ -25,6 +25,7 @@ from plait.diagnose.reading import read_timeline
 from plait.launch.collect.collector import Collector
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
+from tests.lab.support import children
 from tests.launch.collect.test_live import JOB
 
 HASH = "feed"
@@ -245,13 +246,13 @@ def test_an_agent_that_is_killed_is_followed_by_another(tmp_path: Path, capfd: p
     with collecting(tmp_path, 0, 1):
         for step in range(4):
             write_step(ring, step)
-        (agent,) = children()
+        (agent,) = agents()
         os.kill(agent, signal.SIGKILL)
-        until(lambda: children() not in ([], [agent]))
+        until(lambda: agents() not in ([], [agent]))
         for step in range(4, 8):
             write_step(ring, step)
         ring.close()
-        os.kill(children()[0], signal.SIGKILL)  # as the run ends
+        os.kill(agents()[0], signal.SIGKILL)  # as the run ends
     assert steps_of(tmp_path) == dict.fromkeys(range(8), 3)
     assert capfd.readouterr().err.count("what collects the timeline was killed by SIGKILL; another goes on") == 2
 
@@ -279,7 +280,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def children() -> list[int]:
+def agents() -> list[int]:
     """Agents of this process that live."""
     found = list[int]()
     for path in Path("/proc").glob("[0-9]*"):
@@ -301,12 +302,12 @@ def test_the_agent_ends_with_its_starter(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == "ready\n"
-        children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
+        started = children(starter.pid)
         write_step(ring, 0)
         ring.close()
         starter.kill()
     deadline = time.monotonic() + 90
-    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+    while any(Path(f"/proc/{child}").exists() for child in started) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(children) == 1 and not Path(f"/proc/{children[0]}").exists()
+    assert len(started) == 1 and not Path(f"/proc/{started[0]}").exists()
     assert steps_of(tmp_path) == {0: 3}
