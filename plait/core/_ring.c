@@ -56,7 +56,7 @@ typedef struct Flight {
     Line *line;
     Pace *pace;
     PyObject *work;
-    long long number, enqueued, started, looked;
+    long long number, enqueued, started, looked; /* started: 0 as long as others of its line are before it */
     char in_line, in_flying;
     struct Flight *after, *next; /* in the line; in what is looked for */
 } Flight;
@@ -124,12 +124,18 @@ static void forget(Flight *flight) {
     Py_DECREF(flight);
 }
 
-/* It is over: said once; whoever says it later is not heard. Whether it was said now. */
+static int64_t later(int64_t one, int64_t other) { return one > other ? one : other; }
+
+/* It is over: said once; whoever says it later is not heard. Whether it was said now. One that ends before others of
+its line are seen to end began at most as long ago as it took when it was last watched; never before it was enqueued. */
 static int leave(Flight *flight, int64_t at, int failed) {
     if (!flight->in_line)
         return 0;
     Line *line = flight->line;
     Flight *before = NULL;
+    at = later(at, later(flight->started, flight->enqueued)); /* others may have read the clock since */
+    if (!flight->started)
+        begin_flight(flight, flight->pace->taken ? later(at - flight->pace->taken, flight->enqueued) : flight->enqueued);
     fill(line->ring, flight->number, offsetof(Record, ended), failed ? -at : at);
     if (line->first == flight)
         line->first = flight->after;
@@ -141,7 +147,7 @@ static int leave(Flight *flight, int64_t at, int failed) {
     if (line->last == flight)
         line->last = before;
     if (!before && line->first) /* a group serves one at a time */
-        begin_flight(line->first, at > line->first->enqueued ? at : line->first->enqueued);
+        begin_flight(line->first, later(at, line->first->enqueued));
     flight->after = NULL;
     flight->in_line = 0;
     forget(flight);
@@ -149,12 +155,11 @@ static int leave(Flight *flight, int64_t at, int failed) {
     return 1;
 }
 
-/* It has ended since it was looked for: after as long as it took when it was last watched, as far as that fits. */
-static void end_between(Flight *flight, int64_t at) {
-    int64_t likely = flight->started + flight->pace->taken;
-    if (likely < flight->looked)
-        likely = flight->looked;
-    leave(flight, likely < at ? likely : at, 0);
+/* When one that has ended since it was looked for did so: after as long as it took when it was last watched, as far as
+that fits. */
+static int64_t likely_end(Flight *flight, int64_t at) {
+    int64_t likely = flight->started ? later(flight->started + flight->pace->taken, flight->looked) : at;
+    return likely < at ? likely : at;
 }
 
 /* Whether its end has come; -1 with an exception. */
@@ -167,12 +172,42 @@ static int completed(Flight *flight) {
     return over;
 }
 
-static int look_at(Flight *flight, int64_t at) {
+/* A group serves one at a time. So one that is over tells that those before it may be, whose end nobody has looked for
+since; with that, it is known when it began itself. One whose state cannot be told says so when it is waited for. */
+static void end_before(Flight *flight, int64_t at) {
+    while (flight->in_line && flight->line->first != flight && flight->line->first->in_flying) {
+        Flight *one = (Flight *)Py_NewRef(flight->line->first);
+        int over = completed(one);
+        if (over > 0)
+            leave(one, likely_end(one, at), 0);
+        else if (over < 0)
+            PyErr_Clear();
+        Py_DECREF(one);
+        if (over <= 0)
+            break;
+    }
+}
+
+static void end_between(Flight *flight, int64_t at) {
+    end_before(flight, at);
+    leave(flight, likely_end(flight, at), 0);
+}
+
+/* It was seen to end. How long it took is known if it was seen to begin. */
+static void end_now(Flight *flight, int64_t at, int failed) {
+    end_before(flight, at);
+    int64_t began = flight->started;
+    if (leave(flight, at, failed) && !failed && began)
+        flight->pace->taken = later(1, at - began);
+}
+
+static int look_at(Flight *flight) {
+    int64_t before = now();
     int over = completed(flight);
     if (over > 0 && flight->in_flying)
-        end_between(flight, at);
+        end_between(flight, now());
     else if (over == 0)
-        flight->looked = at;
+        flight->looked = before;
     return over < 0 ? -1 : 0;
 }
 
@@ -180,12 +215,11 @@ static int look_at(Flight *flight, int64_t at) {
 static int look(Writer *ring) {
     Flight *found[SHOWN];
     int count = 0, result = 0;
-    int64_t at = now();
     for (Flight *one = ring->flying; one && count < SHOWN; one = one->next)
         found[count++] = (Flight *)Py_NewRef(one);
     for (int i = 0; i < count; i++) {
         if (!result && found[i]->in_flying)
-            result = look_at(found[i], at);
+            result = look_at(found[i]);
         Py_DECREF(found[i]);
     }
     return result;
@@ -215,8 +249,7 @@ static PyObject *flight_land(Flight *self, PyObject *const *args, Py_ssize_t cou
     int failed = count == 2 ? PyObject_IsTrue(args[1]) : -1;
     if (failed < 0 || (at == -1 && PyErr_Occurred()))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "land(at, failed)");
-    if (leave(self, at, failed) && !failed)
-        self->pace->taken = at > self->started ? at - self->started : 1;
+    end_now(self, at, failed);
     Py_RETURN_NONE;
 }
 
@@ -246,8 +279,8 @@ static PyObject *flight_wait(Flight *self, PyObject *Py_UNUSED(none)) {
     Py_DECREF(found);
     if (over)
         end_between(self, at);
-    else if (leave(self, at, 0))
-        self->pace->taken = at > self->started ? at - self->started : 1;
+    else
+        end_now(self, at, 0);
     Py_RETURN_NONE;
 }
 
@@ -298,7 +331,8 @@ static PyObject *line_depart(Line *self, PyObject *const *args, Py_ssize_t count
     flight->line = (Line *)Py_NewRef(self);
     flight->pace = (Pace *)Py_NewRef(args[0]);
     flight->work = NULL;
-    flight->enqueued = flight->started = flight->looked = at;
+    flight->enqueued = flight->looked = at;
+    flight->started = started;
     flight->in_flying = 0;
     flight->after = flight->next = NULL;
     flight->number = put(self->ring, (Record){

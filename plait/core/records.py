@@ -77,8 +77,7 @@ class Records:
 
     def spans(self, rank: int) -> dict[str, Any]:
         """The columns of ``plait.core.timeline.Span``, times in ns (``start_ns``, ``end_ns``), texts as
-        ``Coded``, in order of steps and starts. What has not ended, has failed, or belongs to no step is left
-        out."""
+        ``Coded``, in order of steps and starts; of what is ``timed``."""
         import numpy as np
 
         table = self._of_a_timeline
@@ -148,7 +147,7 @@ class Records:
         their group, and ``processor``: what of a processor the step had."""
         import numpy as np
 
-        table = self.table[(self.table["ended"] > 0) & (self.table["step"] >= 0) & (self.table["started"] > 0)]
+        table = self.timed
         codes = (table["name"].astype(np.int64) << 20) | (table["kind"].astype(np.int64) << 16) | table["group"]
         found, which = np.unique(codes, return_inverse=True)
         labels = [self._label(code >> 16 & 15, code >> 20, code & 0xFFFF) for code in found.tolist()]
@@ -174,16 +173,22 @@ class Records:
         return joined([found, _processor(table[(table["kind"] == Kind.STEP) & (table["bytes"] > 0)], rank)])
 
     @cached_property
+    def timed(self) -> np.ndarray:
+        """The records of a step that have a length. What has not ended, has failed, or whose start is unknown
+        (0, as earlier versions left it of collectives that ended out of their order) has none."""
+        return self.table[(self.table["ended"] > 0) & (self.table["started"] > 0) & (self.table["step"] >= 0)]
+
+    @cached_property
     def _of_a_timeline(self) -> np.ndarray:
         """The records that are spans."""
         import numpy as np
 
-        table, kinds = self.table, self.table["kind"]
+        table = self.timed
+        kinds = table["kind"]
         known = [number for number, name in list(self.names.items()) if name.place]
         placed = np.zeros(max(self.names, default=0) + 2, dtype=bool)
         placed[known] = True
         of_it = placed.take(table["name"], mode="clip") & (_kind_numbers() > 0)[kinds] | _is_around()[kinds]
-        of_it &= (table["ended"] > 0) & (table["step"] >= 0)
         return table[of_it]
 
     def _label(self, kind: int, name: int, group: int) -> tuple[str, str, str]:

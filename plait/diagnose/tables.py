@@ -218,7 +218,8 @@ def _wanted(schema: pl.Schema, noun: str) -> list[pl.Expr]:
 
 
 def _possible(table: pl.DataFrame, noun: str) -> pl.DataFrame:
-    """Rows that can be: they say who did what and when, and end after they begin."""
+    """Rows that can be: they say who did what and when, and end after they begin. A start of 0 is unknown
+    where its step is at another time: earlier versions wrote it."""
     longest = LONGEST * (BLOCK if noun == "totals" else 1)
     conditions = [pl.col("rank").is_between(0, MOST_RANKS - 1), pl.col("kind").is_not_null()]
     conditions += [pl.col(name).is_between(0, LARGEST) for name in WHOLE[2:] + WHOLE[:1] if name in table.columns]
@@ -232,7 +233,18 @@ def _possible(table: pl.DataFrame, noun: str) -> pl.DataFrame:
         conditions.append(pl.col("sum").is_between(0, longest))
     whole = pl.all_horizontal(conditions).fill_null(value=False)
     table = table if table.select(whole.all()).item() else table.filter(whole)
-    return _of_its_step(table) if noun == "timeline" else table
+    return _of_its_step(_begun(table)) if noun == "timeline" else table
+
+
+def _begun(spans: pl.DataFrame) -> pl.DataFrame:
+    """Without those that begin at 0 in a step whose others are further from 0 than from each other."""
+    zero = pl.col("start") == 0
+    if not spans.select(zero.any()).item():
+        return spans
+    others = pl.col("start").filter(~zero)
+    first = others.min().over("_file", "step", "rank")
+    length = pl.col("end").max().over("_file", "step", "rank") - first
+    return spans.filter(~(zero & (first > length)).fill_null(value=False))
 
 
 def _of_its_step(spans: pl.DataFrame) -> pl.DataFrame:

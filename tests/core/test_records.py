@@ -75,6 +75,20 @@ def test_hidden_communication_is_what_spans_say(found: list[tuple[Op, Kind, int,
     assert ring_of(found).idle() == (pytest.approx(sum(waits) / 1e9) if waits else None)
 
 
+def test_what_has_no_known_start_has_no_length() -> None:
+    """As rings of earlier versions have it of collectives that ended out of their order."""
+    op, now = Op("a", "attn", 0, 0, True), 10**15
+    known = ring_of([(op, kind, 0, now + n, 10) for n, kind in enumerate((Kind.COLLECTIVE, Kind.WAIT, Kind.IDLE))])
+    table = known.table
+    unknown = table[:1].copy()
+    unknown["started"] = 0
+    both = Records(np.concatenate([table, unknown]), known.names, known.groups)
+    assert both.hidden() == known.hidden() and both.hidden().total == pytest.approx(1e-8)
+    assert both.seconds() == known.seconds() and both.idle() == known.idle()
+    for one, other in ((both.spans(0), known.spans(0)), (both.rolled_up(0), known.rolled_up(0))):
+        assert {name: column.tolist() for name, column in one.items()} == {n: c.tolist() for n, c in other.items()}
+
+
 @given(st.lists(entries, max_size=20))
 @settings(max_examples=80, deadline=None)
 def test_sums_are_those_of_the_spans(found: list[tuple[Op, Kind, int, int, int]]) -> None:

@@ -7,6 +7,7 @@ import gc
 import mmap
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -67,24 +68,79 @@ def test_a_group_serves_one_at_a_time_and_ends_are_said_once(events: list[tuple[
         elif flights:
             one = flights[which % len(flights)]
             if what == "land":
-                one.land(10**18 + len(ended), False)
+                one.land(time.monotonic_ns(), False)
             elif what == "fail":
                 one.fail()
             elif what == "wait":
                 one.wait()
             else:
                 one.work.over = True
+        waiting = [number for number in range(len(flights)) if number not in ended]
         if what in ("land", "fail", "wait") and flights:
-            now_over = {which % len(flights)}
+            now_over = {which % len(flights)} & set(waiting)
         else:
-            found = {number for number, one in enumerate(flights) if looked_for[number] and one.work.over}
-            now_over = found if what == "look" else set[int]()
+            now_over = {n for n in waiting if looked_for[n] and flights[n].work.over} if what == "look" else set[int]()
+        if now_over and what != "fail":  # those before the last of them are asked, until one is under way
+            for number in waiting:
+                if number == max(now_over) or not (looked_for[number] and flights[number].work.over):
+                    break
+                now_over.add(number)
         rows = [record(writer, one.number) for one in flights]
-        ended = {number: int(rows[number]["ended"]) for number in now_over} | ended
-        assert {number: int(row["ended"]) for number, row in enumerate(rows) if row["ended"]} == ended
+        ended = {number: abs(int(rows[number]["ended"])) for number in now_over} | ended
+        assert {number: abs(int(row["ended"])) for number, row in enumerate(rows) if row["ended"]} == ended
         waiting = [number for number in range(len(flights)) if number not in ended]
         assert [number for number in waiting if rows[number]["started"]] == waiting[:1], "the first travels, alone"
         assert writer.flying == [flights[number] for number in waiting if looked_for[number]]
+        now = time.monotonic_ns()
+        for number, end in ended.items():
+            assert flights[number].enqueued <= rows[number]["started"] <= end <= now
+
+
+@given(st.permutations(range(4)), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 10**6))
+def test_collectives_awaited_in_any_order_have_a_start_and_an_end(
+    order: list[int], over: list[bool], taken: int
+) -> None:
+    """Also where what was before one was never seen to end."""
+    writer, pace = ring(), Pace()
+    pace.taken = taken
+    line = Line(writer, 1)
+    flights: list[Any] = [depart(line, pace, looked_for=True) for _ in range(4)]
+    for flight, is_over in zip(flights, over, strict=True):
+        flight.work.over = is_over
+    returned: dict[int, int] = {}
+    for which in order:
+        flights[which].wait()
+        returned[which] = time.monotonic_ns()
+    for which, flight in enumerate(flights):
+        row = record(writer, flight.number)
+        assert flight.enqueued == row["enqueued"] <= row["started"] <= row["ended"] <= returned[which]
+
+
+def test_one_that_is_awaited_first_tells_that_those_before_it_are_over() -> None:
+    writer, pace = ring(), Pace()
+    line = Line(writer, 1)
+    first, second = (depart(line, pace, looked_for=True) for _ in range(2))
+    first.work.over = True  # type: ignore[attr-defined]
+    second.wait()
+    rows = [record(writer, one.number) for one in (first, second)]
+    assert 0 < rows[0]["ended"] <= rows[1]["started"] <= rows[1]["ended"], "a group serves one at a time"
+
+
+def test_one_that_hangs_is_open_though_one_after_it_has_ended() -> None:
+    writer = ring()
+    line = Line(writer, 1)
+    hung, after = (depart(line, Pace(), looked_for=True) for _ in range(2))
+    after.wait()
+    assert record(writer, hung.number)["ended"] == 0 < record(writer, after.number)["started"]
+
+
+def test_a_start_that_was_not_seen_tells_no_pace() -> None:
+    writer, paces = ring(), (Pace(), Pace())
+    line = Line(writer, 1)
+    first, second = (depart(line, pace, looked_for=True) for pace in paces)
+    second.wait()
+    first.wait()
+    assert paces[0].taken > 0 == paces[1].taken
 
 
 def test_a_record_of_a_collective_says_what_it_was_given() -> None:

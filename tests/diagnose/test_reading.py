@@ -96,6 +96,20 @@ def test_rows_that_cannot_be_are_said_and_left_out(run: Path, harm: str) -> None
     assert explain(found.recording, "run", run=found).stragglers == ()
 
 
+def test_a_start_of_0_is_unknown_where_its_step_is_at_another_time(run: Path) -> None:
+    """As earlier versions wrote it of collectives that ended out of their order."""
+    whole = read_run(run).recording
+    for part in parts(run):
+        own = pl.read_parquet(part).with_columns(start=pl.col("start") + 7200, end=pl.col("end") + 7200)
+        rows = pl.int_range(pl.len()).is_in([3, 5])
+        own = own.with_columns(start=pl.when(rows).then(0.0).otherwise("start"))
+        own.write_parquet(part, metadata=dict(pl.read_parquet_metadata(part)))
+    found = read_run(run)
+    assert found.recording.spans.height == whole.spans.height - 2 * len(parts(run))
+    assert max(found.recording.seconds.values()) == pytest.approx(max(whole.seconds.values()))
+    assert [note for note in found.notes if "8 rows of 4 files" in note]
+
+
 def test_numbers_of_lines_that_cannot_be(run: Path) -> None:
     (run / "metrics.jsonl").write_text(
         '{"step": 1, "seconds": 1.0, "loss": 2}\n{"step": 2, "seconds": NaN, "loss": 2}\n'

@@ -105,7 +105,7 @@ class Recorder(Log):
 
     def spans(self, records: Records) -> list[OpSpan]:
         """The spans of ops, in order of their start."""
-        table = records.table[records.table["ended"] > 0]
+        table = records.timed
         sent = records.sent(table)
         spans = [
             OpSpan(self.ops[name], SPANS[kind], start / 1e9, end / 1e9, size)
