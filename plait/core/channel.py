@@ -11,15 +11,20 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from plait.core.codec import parse_json
+from plait.core.typed import checked
+
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to save and end."""
 LONGEST = 1 << 16
-"""Bytes of a message."""
+"""Bytes that may wait to be sent: the other end has not listened for long."""
+MOST = 1 << 20
+"""Bytes of a message that is taken."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,14 @@ M = TypeVar("M")
 
 
 class Line(Generic[M]):
-    """One end of a line of messages: dataclasses of the given ``kinds``, as JSON, one to a line of text."""
+    """One end of a line of messages: dataclasses of the given ``kinds``, as JSON, one to a line of text.
 
-    def __init__(self, end: socket.socket, kinds: Sequence[type[M]]) -> None:
-        self._end = end
+    Known: a message of a kind, with values of its fields' types. Refused, as if the other end was gone: all
+    else, and more than ``most`` bytes without an end. Nothing is passed over.
+    """
+
+    def __init__(self, end: socket.socket, kinds: Sequence[type[M]], *, most: int = MOST) -> None:
+        self._end, self._most = end, most
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._read = self._unsent = b""
         end.setblocking(False)
@@ -74,15 +83,18 @@ class Line(Generic[M]):
     def send(self, message: M) -> None:
         """Tell the other end, if it is there and listens."""
         content = json.dumps([type(message).__name__, asdict(cast("Any", message))]).encode() + b"\n"
-        if len(self._unsent) < LONGEST:  # else the other end has not listened for long
+        if len(self._unsent) < LONGEST:
             self._unsent += content
         with suppress(OSError):
             while self._unsent:
                 self._unsent = self._unsent[self._end.send(self._unsent) :]
 
     def receive(self) -> M | None:
-        """The next message, None if none has come. Raises EOFError when the other end is gone."""
+        """The next message, None if none has come. Raises EOFError when the other end is gone, or has said
+        what is no message."""
         while b"\n" not in self._read:
+            if len(self._read) > self._most:
+                raise EOFError(f"more than {self._most} bytes came without an end")
             try:
                 content = self._end.recv(LONGEST)
             except BlockingIOError:
@@ -93,12 +105,20 @@ class Line(Generic[M]):
                 raise EOFError
             self._read += content
         text, _, self._read = self._read.partition(b"\n")
-        kind, values = json.loads(text)
-        return self._kinds[kind](**values)
+        return self._message(text)
+
+    def _message(self, text: bytes) -> M:
+        try:
+            name, values = cast("tuple[str, Mapping[str, Any]]", parse_json(text))
+            kind = self._kinds[name]
+            return kind(**checked(kind, values))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise EOFError(f"what came is no message: {str(error)[:200]}") from None
 
     def taken(self) -> socket.socket:
-        """The socket, for a line of other messages; nothing of it has been read ahead."""
-        assert not self._read
+        """The socket, for a line of other messages. Raises EOFError if something of them was read ahead."""
+        if self._read:
+            raise EOFError("more came than one message")
         return self._end
 
     def close(self) -> None:

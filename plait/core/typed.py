@@ -40,6 +40,11 @@ def _is(value: Any, hint: Any) -> bool:
         values: list[Any] = list(cast("Any", value))
         wanted = inner[:1] * len(values) if inner[1:] == (...,) else inner
         return len(wanted) == len(values) and all(map(_is, values, wanted))
+    if origin is list:
+        return isinstance(value, list) and all(_is(one, inner[0]) for one in cast("list[Any]", value))
+    if origin is dict:
+        pairs = cast("dict[Any, Any]", value).items() if isinstance(value, dict) else None
+        return pairs is not None and all(_is(key, inner[0]) and _is(one, inner[1]) for key, one in pairs)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint in (int, str, bool):

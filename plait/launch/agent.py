@@ -41,6 +41,7 @@ from plait.launch.messages import (
     Refused,
     Signalled,
 )
+from plait.launch.open_files import make_room
 from plait.launch.run_folder import WORKER
 from plait.launch.watch import LOOK, catching_signals
 
@@ -59,6 +60,7 @@ def main(patience: float = PATIENCE) -> int:
         line = _connect(held, host, int(port), patience, signals)
         line.send(Hello(word, this_host(), task_number(), free_port()))
         begin = _await(line, Begin, patience)
+        make_room(2 * begin.ranks, f"{begin.ranks} ranks on {this_host()}")
         lines: dict[int, socket.socket] = {}
         for rank in range(begin.first, begin.first + begin.ranks):
             end = held.enter_context(_dial(host, int(port), patience, signals))

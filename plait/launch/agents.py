@@ -7,9 +7,7 @@ connections to one port of the launcher, opened with a word that only this run's
 
 from __future__ import annotations
 
-import errno
 import secrets
-import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +20,7 @@ from plait.core.channel import Channel, Line
 from plait.core.env import agent_variable
 from plait.core.errors import ERROR_MARK, LaunchError, PlacementError
 from plait.core.rank_table import RankTable
+from plait.launch.door import Door
 from plait.launch.messages import (
     KINDS,
     LOST,
@@ -38,7 +37,8 @@ from plait.launch.messages import (
     Refused,
     Signalled,
 )
-from plait.launch.watch import Rank
+from plait.launch.open_files import make_room
+from plait.launch.watch import LOOK, Rank
 
 
 class RemoteProcess:
@@ -91,16 +91,16 @@ class Agent:
             while (message := self.line.receive()) is not None:
                 self.heard = time.monotonic()
                 match message:
-                    case Ended(rank, status, said):
+                    case Ended(rank, status, said) if rank in self.ranks:
                         self.ranks[rank].ended(status, said)
-                    case Halted(rank, halted):
+                    case Halted(rank, halted) if rank in self.ranks:
                         self.ranks[rank].stopped = halted
                     case Signalled(number):
                         signal = number
                     case _:
                         pass
-        except EOFError:
-            self._lost("its agent ended without a word")
+        except EOFError as error:
+            self._lost(str(error) or "its agent ended without a word")
             raise
         return signal
 
@@ -122,7 +122,7 @@ class Agents:
     host: an address of this machine that other nodes reach. argv: what every rank runs. addresses: of hosts
     whose names do not resolve. numbered: whether the starter numbers agents, so that this must agree with the
     table as well. port, word: where to listen and what agents know, if they were told before. patience:
-    seconds until all must have come.
+    seconds until the next of them must have come.
     """
 
     def __init__(
@@ -142,12 +142,12 @@ class Agents:
         self._addresses, self._numbered = addresses or {}, numbered
         self._word = word or secrets.token_hex(16)
         self._patience = patience
-        self._listener, self._host = _listen(host, port), host
+        self._door, self._host = Door(host, port, self._word), host
         self._held = ExitStack()
         self.agents: dict[int, Agent] = {}
 
     def __enter__(self) -> Self:
-        self._held.enter_context(self._listener)
+        self._held.enter_context(self._door)
         return self
 
     def __exit__(
@@ -159,18 +159,20 @@ class Agents:
     @property
     def variables(self) -> dict[str, str]:
         """What agents need in their environment."""
-        return agent_variable(f"{self._host}:{self._listener.getsockname()[1]} {self._word}")
+        return agent_variable(f"{self._host}:{self._door.port} {self._word}")
 
     def ranks(self, still: Callable[[], None]) -> list[Rank]:
         """Start all ranks, once all agents are there. still: raises if agents cannot come any more.
 
         Raises PlacementError for an agent that is not where the table has it, LaunchError for one that does
-        not come.
+        not come, and where this process cannot have so many lines open.
         """
+        make_room(len(self.table.hosts) + self.table.world_size, f"The lines of {self.table.world_size} ranks")
         while len(self.agents) < len(self.table.hosts):
-            line, first = self._accept(still, self._missing)
+            end, first = self._next(still, self._missing)
+            self._held.enter_context(end)
             if isinstance(first, Hello):
-                self._welcome(Agent(line, first))
+                self._welcome(Agent(Line(end, KINDS), first))
         first = self.agents[0].hello
         where = self._addresses.get(self.table.hosts[0], self.table.hosts[0])
         for node, agent in self.agents.items():
@@ -179,9 +181,12 @@ class Agents:
             agent.line.send(Begin(node * ranks, ranks, self.table.world_size, where, first.port, self.argv, logs))
         channels: dict[int, Channel] = {}
         while len(channels) < self.table.world_size:
-            line, first_message = self._accept(still, lambda: "the lines of some ranks")
-            if isinstance(first_message, LineOf):
-                channels[first_message.rank] = Channel(self._held.enter_context(line.taken()))
+            end, said = self._next(still, lambda: "the lines of some ranks")
+            self._held.enter_context(end)
+            if isinstance(said, Hello):
+                self._welcome(Agent(Line(end, KINDS), said))  # one too many, which it refuses
+            elif 0 <= said.rank < self.table.world_size:
+                channels[said.rank] = Channel(end)
         for agent in self.agents.values():
             agent.heard = time.monotonic()
             agent.line.send(Go())
@@ -217,47 +222,12 @@ class Agents:
         names = [host for node, host in enumerate(self.table.hosts) if node not in self.agents]
         return f"the agents of {len(names)} hosts ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
-    def _accept(self, still: Callable[[], None], missing: Callable[[], str]) -> tuple[Line[AgentMessage], AgentMessage]:
-        """The next connection that knows the word, and what it said first."""
+    def _next(self, still: Callable[[], None], missing: Callable[[], str]) -> tuple[socket.socket, Hello | LineOf]:
+        """The next connection of an agent or a rank, and what it said first."""
         deadline = time.monotonic() + self._patience
         while True:
             still()
+            if found := self._door.next(LOOK):
+                return found
             if time.monotonic() > deadline:
                 raise LaunchError(f"{missing()} did not come within {self._patience:.0f} s.")
-            try:
-                end, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            line = Line[AgentMessage](end, KINDS)
-            first = _first(line)
-            if isinstance(first, (Hello, LineOf)) and secrets.compare_digest(first.word, self._word):
-                if isinstance(first, Hello):
-                    self._held.enter_context(end)
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return line, first
-            end.close()
-
-
-def _first(line: Line[AgentMessage]) -> AgentMessage | None:
-    """What a stranger says first, if it comes soon and can be read."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(line, selectors.EVENT_READ)
-        selector.select(5.0)
-        try:
-            return line.receive()
-        except (EOFError, ValueError, KeyError, TypeError):
-            return None
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """On ``host``'s address alone; on all where that is no interface of this machine."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    try:
-        listener = socket.create_server(address[:2], family=family, backlog=1024)
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        listener = socket.create_server(("", port), backlog=1024)
-    listener.settimeout(0.2)
-    return listener

@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from plait.launch import agent
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
 from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, write_run
-from plait.launch.watch import Rank, catching_signals, say, watched
+from plait.launch.watch import catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]
 AGENT = (sys.executable, "-m", "plait.launch.agent")
@@ -101,10 +101,11 @@ def _run(
     folder.mkdir(parents=True, exist_ok=True)
     table.write(folder / NAME)
     logs = folder / "logs"
-    listening = Agents(
-        table, said["argv"], logs, host=pod.address, addresses={table.hosts[0]: said["head"]}, numbered=True,
-        port=said["port"], word=take_agent().rpartition(" ")[2], patience=said["wait"],
-    )  # fmt: skip
+    with _passing():  # the port may be taken, where pods have the network of their node
+        listening = Agents(
+            table, said["argv"], logs, host=pod.address, addresses={table.hosts[0]: said["head"]}, numbered=True,
+            port=said["port"], word=take_agent().rpartition(" ")[2], patience=said["wait"],
+        )  # fmt: skip
     status = 1
     with listening as agents, ExitStack() as held:
         own = subprocess.Popen(
@@ -119,7 +120,8 @@ def _run(
 
         held.callback(lambda: _finish(own, agents, status))
         try:
-            ranks = _started(agents, still)
+            with _passing():  # a pod that does not come may come on another node
+                ranks = agents.ranks(still)
             sources = list(agents.agents.values())
             status = watched(ranks, logs, timeout=said["timeout"], lock=lock, sources=sources, suspicion=suspicion,
                              progress=progress)  # fmt: skip
@@ -136,10 +138,11 @@ def _for_pods(status: int) -> int:
     return status if status == 0 or status in AGAIN else DO_NOT_RETRY
 
 
-def _started(agents: Agents, still: Callable[[], None]) -> list[Rank]:
-    """All ranks. A pod that does not come may come on another node: no mistake of the user's."""
+@contextmanager
+def _passing() -> Generator[None]:
+    """What goes wrong here is no mistake of the user's, and may not go wrong in the next start."""
     try:
-        return agents.ranks(still)
+        yield
     except LaunchError as error:
         raise RankFailure(str(error)) from None
 

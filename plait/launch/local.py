@@ -23,6 +23,7 @@ from plait.core.lock import RunLock
 from plait.core.process import process_state
 from plait.core.progress import Progress
 from plait.launch.hang import Suspicion
+from plait.launch.open_files import make_room
 from plait.launch.watch import Rank, Watch, catching_signals
 
 
@@ -131,8 +132,10 @@ def run_ranks(
     catches. progress: takes note of how far they are.
 
     Raises the error of the first rank that failed, RankFailure for one that is silent for ``timeout`` seconds
-    or that the others wait for, RunLost when the run's lock is lost.
+    or that the others wait for, RunLost when the run's lock is lost, LaunchError for more ranks than this
+    process can have files open for.
     """
+    make_room(2 * world, f"{world} ranks")
     logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         caught = held.enter_context(catching_signals()) if signals is None else signals

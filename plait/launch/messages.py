@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 PATIENCE = 120.0
-"""Seconds in which all agents must have come."""
+"""Seconds in which the next agent must have come."""
 PULSE = 5.0
 """Seconds between two signs of life of an agent."""
 LOST = 60.0

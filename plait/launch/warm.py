@@ -85,8 +85,7 @@ class Warm:
                 return None
             with adopting():
                 socket.send_fds(self._line, [said], files)
-                answered, _, _ = select.select([self._line], [], [], FORKING)
-                answer = self._line.recv(64) if answered else b""
+                answer = self._line.recv(64) if _any_of([self._line], FORKING) else b""
         except OSError:
             return None
         return Forked(int(answer)) if answer else None
@@ -144,9 +143,18 @@ def _readable(line: socket.socket, seconds: float) -> bool:
         try:
             before = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         except ValueError:  # not the main thread, which takes the signals
-            return bool(select.select([line], [], [], seconds)[0])
+            return bool(_any_of([line], seconds))
         try:
-            ready, _, _ = select.select([line, woken], [], [], seconds)
+            ready = _any_of([line, woken], seconds)
         finally:
             signal.set_wakeup_fd(before)
-    return line in ready
+    return line.fileno() in ready
+
+
+def _any_of(lines: Sequence[socket.socket], seconds: float) -> set[int]:
+    """The descriptors of those of which something can be read within this time. Descriptors may be above
+    1024, which ``select.select`` cannot take."""
+    poll = select.poll()
+    for line in lines:
+        poll.register(line, select.POLLIN)
+    return {file for file, _ in poll.poll(1000 * seconds)}

@@ -10,17 +10,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from plait.core.channel import Line
+from plait.core.channel import Channel, Line, Stop
 from plait.core.errors import LaunchError, PlacementError, PlaitError
 from plait.core.rank_table import RankTable
-from plait.launch.agents import Agents
-from plait.launch.messages import KINDS, AgentMessage, Hello
-from plait.launch.watch import Watch, watched
+from plait.launch.agents import Agent, Agents, RemoteProcess
+from plait.launch.messages import KINDS, AgentMessage, Begin, Hello, LineOf
+from plait.launch.watch import Rank, Watch, watched
+from tests.lab.support import wait_until
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
 TABLE = RankTable(("left", "right"), 1)
@@ -58,19 +60,73 @@ def test_an_agent_on_the_wrong_host_is_named_by_both_sides(agents: Agents, host:
     assert match in errors
 
 
-def test_who_does_not_know_the_word_is_not_heard(agents: Agents) -> None:
-    host, port = agents.variables["PLAIT_AGENT"].split(" ")[0].split(":")
-    with closing(socket.create_connection((host, int(port)))) as end:
-        Line[AgentMessage](end, KINDS).send(Hello("a guess", "left", 0, 1))
-        deadline = time.monotonic() + 1
+def test_agents_come_in_beside_strangers_who_say_nothing_or_anything(tmp_path: Path) -> None:
+    """Which ranks there are is their lines' to say; one that the table does not have is none."""
+    with Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", word="sesame", patience=60) as agents, ExitStack() as held:
 
-        def soon() -> None:
-            if time.monotonic() > deadline:
-                raise LaunchError("enough")
+        def connect(first: bytes) -> Line[AgentMessage]:
+            host, port = agents.variables["PLAIT_AGENT"].split(" ")[0].split(":")
+            end = held.enter_context(socket.create_connection((host, int(port))))
+            end.sendall(first)
+            return Line(end, KINDS)
 
-        with pytest.raises(LaunchError, match="enough"):
-            agents.ranks(soon)
-    assert not agents.agents
+        def says(message: AgentMessage) -> Line[AgentMessage]:
+            line = connect(b"")
+            line.send(message)
+            return line
+
+        strangers = [connect(b"") for _ in range(30)]
+        strangers += [connect(one) for one in (b"GET / HTTP/1.1\r\n", b"[" * 60_000 + b"\n", b"x" * 100_000, b"\xff\n")]
+        strangers.append(says(Hello("a guess", "left", 0, 1)))
+        ours = [says(Hello("sesame", host, -1, 4000)) for host in TABLE.hosts]
+        begun: list[Begin] = []
+
+        def still() -> None:
+            for line in ours:
+                if isinstance(message := line.receive(), Begin):
+                    begun.append(message)
+                    for rank in (message.first, 7, -1):
+                        says(LineOf("sesame", rank))
+
+        ranks = agents.ranks(still)
+        assert [rank.name for rank in ranks] == ["rank 0 on left", "rank 1 on right"]
+        assert sorted(one.first for one in begun) == [0, 1]
+        assert {one.master_port for one in begun} == {4000}
+
+
+def test_agents_that_do_not_come_are_named(tmp_path: Path) -> None:
+    why = r"the agents of 2 hosts \(left, right\) did not come within 0 s"
+    with (
+        Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", patience=0.01) as both,
+        pytest.raises(LaunchError, match=why),
+    ):
+        both.ranks(nothing)
+
+
+def test_an_agent_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", word="sesame") as agents, ExitStack() as held:
+        for _ in range(2):
+            host, port = agents.variables["PLAIT_AGENT"].split(" ")[0].split(":")
+            end = held.enter_context(socket.create_connection((host, int(port))))
+            Line[AgentMessage](end, KINDS).send(Hello("sesame", "left", -1, 1))
+        with pytest.raises(PlacementError, match="Two agents came from left"):
+            agents.ranks(nothing)
+
+
+def test_an_agent_that_says_what_is_no_message_is_lost_and_its_ranks_with_it(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        one = Agent(Line(ours, KINDS), Hello("sesame", "left", 0, 1))
+        process = one.ranks[0] = RemoteProcess(0, one.line)
+        theirs.sendall(b'["Ended", {"rank": 5, "status": 1, "said": ""}]\n["Halted", {"rank": 0, "halted": true}]\n')
+        assert one.take() is None
+        assert (process.stopped, process.returncode) == (True, None)
+        theirs.sendall(b'["Ended", {"rank": "0", "status": 1, "said": ""}]\n')
+        with pytest.raises(EOFError):
+            one.take()
+        assert process.returncode == 1
+        assert "left was lost, and rank 0 with it: what came is no message" in process.said()
+        ours.close()
 
 
 def test_a_node_that_is_lost_is_named(agents: Agents, tmp_path: Path) -> None:
@@ -89,40 +145,74 @@ class Node:
 
     def __init__(self) -> None:
         self.end, self.ours = socket.socketpair()
+        self.taken = self.looks = 0
 
     def fileno(self) -> int:
         return self.ours.fileno()
 
     def take(self) -> int | None:
+        self.taken += 1
         return self.ours.recv(1)[0]
 
     def look(self, held_up: float) -> None:
-        pass
+        self.looks += 1
 
     def got(self, number: int) -> None:
         self.end.send(bytes([number]))
 
 
+class Forever:
+    """A rank's process that runs until it is killed."""
+
+    pid = None
+    stopped = False
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.returncode = -9
+
+    def said(self) -> str:
+        return ""
+
+
 @pytest.mark.parametrize("here", [False, True])
 def test_one_ctrl_c_that_reaches_every_node_is_one(tmp_path: Path, here: bool) -> None:
     """The second one of any of them is a second one."""
-    nodes = [Node() for _ in range(3)]
-    signals = deque([signal.SIGINT.value] if here else [])
-    watch = Watch([], tmp_path, signals, timeout=30, lock=None, sources=nodes)
+    nodes, signals = [Node() for _ in range(3)], deque[int]()
+    channel, theirs = Channel.pair()
+    asked, process = Channel(theirs), Forever()
+    ranks = [Rank(0, process, channel, heard=time.monotonic())]
+    watch = Watch(ranks, tmp_path, signals, timeout=600, lock=None, sources=nodes)
+    with ThreadPoolExecutor() as pool:
+        status = pool.submit(watch.until_ended)
 
-    def listen() -> tuple[bool, bool]:
-        watch._listen()
-        while signals:
-            watch._signalled(signals.popleft())
-        return watch.stop is not None, watch.killed
+        def is_stopped() -> bool:
+            return asked.receive() == Stop(signal.SIGINT)
 
-    if here:
-        assert listen() == (True, False)
-    for node in nodes:
-        node.got(signal.SIGINT)
-    assert listen() == (True, False)
-    nodes[1].got(signal.SIGINT)
-    assert listen() == (True, True)
+        try:
+            if here:
+                signals.append(signal.SIGINT)
+                wait_until(is_stopped, "the rank was not asked to stop")
+            for node in nodes:
+                node.got(signal.SIGINT)
+            if not here:
+                wait_until(is_stopped, "the rank was not asked to stop")
+            wait_until(lambda: all(node.taken for node in nodes), "signals of nodes were not heard")
+            looks = nodes[0].looks
+            wait_until(lambda: nodes[0].looks > looks + 1, "nobody looks any more")
+            assert process.returncode is None
+            nodes[1].got(signal.SIGINT)
+            assert status.result(60) == 130
+        finally:
+            process.kill()
+    assert asked.receive() is None  # asked once
     for node in nodes:
         node.end.close()
         node.ours.close()
+    channel.close()
+    asked.close()

@@ -35,6 +35,7 @@ from plait.launch.collect.journal import MOST, Journal
 from plait.launch.collect.live import Live
 from plait.launch.collect.loggers import Loggers, Tail
 from plait.launch.collect.sums import Sums
+from plait.launch.open_files import make_room
 
 LOOK = 10.0
 """Seconds between two looks at the rings, at most: a look has costs of its own, however little is new."""
@@ -241,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = Collected.from_json(collected)
     with ExitStack() as held:
         try:
+            make_room(2 * int(count), f"The records of {count} ranks")
             live, loggers = _told(Path(folder), run, held, loggers=first == "0")
         except PlaitError as error:
             say(str(error))

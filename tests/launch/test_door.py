@@ -1,0 +1,141 @@
+"""The port of agents and ranks: who knows the word comes in, whatever others say meanwhile."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from plait.core.errors import LaunchError
+from plait.launch import door
+from plait.launch.door import Door
+from plait.launch.messages import Hello, LineOf
+from tests.lab.support import wait_until
+
+WORD = "sesame"
+
+
+@pytest.fixture
+def open_door() -> Iterator[Door]:
+    with Door("127.0.0.1", 0, WORD) as found:
+        yield found
+
+
+def knock(there: Door, said: bytes) -> socket.socket:
+    end = socket.create_connection(("127.0.0.1", there.port), timeout=60)
+    end.sendall(said)
+    return end
+
+
+def message(kind: str, **values: object) -> bytes:
+    return json.dumps([kind, values]).encode() + b"\n"
+
+
+HELLO = {"word": WORD, "host": "n1", "task": 0, "port": 4000}
+
+
+def first(there: Door) -> Hello | LineOf:
+    """What the next one says who is let in."""
+    found: list[tuple[socket.socket, Hello | LineOf]] = []
+
+    def came() -> bool:
+        found.extend(filter(None, [there.next(0.05)]))
+        return bool(found)
+
+    wait_until(came, "nobody was let in", seconds=60)
+    found[0][0].close()
+    return found[0][1]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        message("Hello", **{**HELLO, "word": 5}),
+        message("Hello", **{**HELLO, "word": "\u00e9"}),
+        b'["Hello", {"word": "\\ud800", "host": "n1", "task": 0, "port": 1}]\n',
+        message("Hello", **{**HELLO, "word": None}),
+        message("Hello", **{**HELLO, "word": [WORD]}),
+        message("Hello", **{**HELLO, "word": WORD[:-1]}),
+        message("Hello", **{**HELLO, "port": "4000"}),
+        message("Hello", **{**HELLO, "host": {}}),
+        message("Hello", word=WORD),
+        message("Hello", **{**HELLO, "more": 1}),
+        message("Kill", rank=0),
+        message("Nonsense", rank=0),
+        message("LineOf", word=WORD, rank=True),
+        message("LineOf", word=WORD, rank=0) + b"and more",
+        b'["Hello", 7]\n',
+        b'["Hello"]\n',
+        b"{}\n",
+        b"null\n",
+        b"\n",
+        b"\xff\xfe\n",
+        b"[" * 3_000 + b"\n",
+        b"[" * 60_000 + b"\n",
+        b"1" * 5_000 + b"\n",
+        b"x" * 100_000,
+        b"GET / HTTP/1.1\r\nHost: n1\r\n\r\n",
+    ],
+    ids=range(25),
+)
+def test_whatever_a_stranger_says_is_the_end_of_its_connection(open_door: Door, said: bytes) -> None:
+    with knock(open_door, said) as stranger, knock(open_door, message("Hello", **HELLO)):
+        assert first(open_door) == Hello(WORD, "n1", 0, 4000)
+        stranger.settimeout(0.0)
+
+        def ended() -> bool:
+            assert open_door.next(0.0) is None
+            try:
+                return stranger.recv(1) == b""
+            except BlockingIOError:
+                return False
+            except ConnectionResetError:  # closed with something unread
+                return True
+
+        wait_until(ended, "the stranger is still listened to", seconds=60)
+
+
+def test_those_that_say_nothing_keep_nobody_waiting(open_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SOON", 1e9)  # they are not even given up
+    silent = [knock(open_door, b"") for _ in range(30)]
+    with knock(open_door, message("LineOf", word=WORD, rank=3)):
+        assert first(open_door) == LineOf(WORD, 3)
+    for one in silent:
+        one.close()
+
+
+def test_one_that_says_nothing_is_given_up_after_a_while(open_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SOON", -1.0)
+    with knock(open_door, b"") as silent:
+        silent.settimeout(0.0)
+
+        def ended() -> bool:
+            assert open_door.next(0.05) is None
+            try:
+                return silent.recv(1) == b""
+            except BlockingIOError:
+                return False
+
+        wait_until(ended, "it is still waited for", seconds=60)
+
+
+def test_of_too_many_strangers_the_oldest_goes_and_agents_still_come_in(
+    open_door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "STRANGERS", 5)
+    silent = [knock(open_door, b"") for _ in range(20)]
+    with knock(open_door, message("Hello", **HELLO)):
+        assert first(open_door) == Hello(WORD, "n1", 0, 4000)
+    for one in silent:
+        one.close()
+
+
+def test_a_port_or_a_name_that_nobody_can_listen_at_is_one_sentence(open_door: Door) -> None:
+    with pytest.raises(
+        LaunchError, match=f"cannot listen for its agents at 127.0.0.1:{open_door.port}: Address already"
+    ):
+        Door("127.0.0.1", open_door.port, WORD)
+    with pytest.raises(LaunchError, match=r"for its agents at no-such-host\.invalid: "):
+        Door("no-such-host.invalid", 0, WORD)

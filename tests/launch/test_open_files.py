@@ -1,0 +1,62 @@
+"""Ranks are as many as files can be opened for them: the limit is raised as far as the system allows."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plait.core.errors import LaunchError
+from plait.launch.local import local_start, run_ranks
+from plait.launch.open_files import make_room
+
+ENDS = [sys.executable, "-I", "-S", "-c", ""]
+
+
+@pytest.fixture
+def limit() -> Iterator[int]:
+    """Few more than are open now; the limit that was there comes back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    yield few
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_ranks_than_the_soft_limit_has_files_for_are_run(limit: int, tmp_path: Path) -> None:
+    assert run_ranks(local_start(ENDS, 12), 12, tmp_path / "logs", timeout=60) == 0
+    assert len(list((tmp_path / "logs").glob("rank-*.log"))) == 12
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > limit
+
+
+def test_what_is_there_already_is_left_alone() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    make_room(1, "Nothing")
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+def test_above_the_hard_limit_is_one_paragraph_and_nothing_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (128, 256))
+    with pytest.raises(
+        LaunchError, match=r"^500 ranks take this process 1\d\d\d open files, .* allows it 256 \(ulimit"
+    ):
+        run_ranks(local_start(ENDS, 500), 500, tmp_path / "logs", timeout=60)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_no_limit_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: raised.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    make_room(1_000_000, "Many ranks")
+    assert not raised
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, resource.RLIM_INFINITY))
+    make_room(1_000, "Many ranks")
+    [(soft, hard)] = raised
+    assert (soft > 1_000, hard) == (True, resource.RLIM_INFINITY)
