@@ -74,6 +74,7 @@ class InKubernetes(Managed):
     def _run(self, job: Job, folder: Path, world: int, stages: int, kind: Any, word: str = "") -> PodRun:
         import secrets
 
+        from plait.core.process import command_of
         from plait.core.rank_table import RankTable
         from plait.launch.kubernetes import new_name
         from plait.launch.kubernetes_manifests import PodRun, asked
@@ -81,8 +82,9 @@ class InKubernetes(Managed):
 
         table = RankTable.read(self.table) if self.table else None
         settings, folder = asked(job.kubernetes, world, table), folder.resolve()
+        argv = tuple(command_of(WORKER, str(folder), python=settings.python))
         run = PodRun(
-            name=new_name(job.run.name), argv=(settings.python, "-m", WORKER, str(folder)), world_size=world,
+            name=new_name(job.run.name), argv=argv, world_size=world,
             folder=folder, word=word or secrets.token_hex(16), settings=settings, kind=kind, table=table,
             timeout=job.run.timeout, stages=stages, extra=_pod_file(settings.pod),
         )  # fmt: skip

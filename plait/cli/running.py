@@ -6,9 +6,9 @@ To add a place, write a class like ``InLab`` and give it a line in ``PLACES``.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -59,7 +59,9 @@ class Ranks:
     @property
     def argv(self) -> list[str]:
         """The command of each, on this machine."""
-        return [sys.executable, "-m", self.module, *self.arguments]
+        from plait.core.process import command_of
+
+        return command_of(self.module, *self.arguments)
 
 
 class Place(Protocol):
@@ -116,15 +118,18 @@ class Here:
     def run(self, ranks: Ranks) -> int:
         """As processes; they meet at MASTER_PORT, where that is set."""
         from plait.core.env import chosen_port, this_host
+        from plait.core.ports import reserved_port
         from plait.launch.supervisor import Crew, OneHost
         from plait.launch.warm import warm_starts
 
-        with warm_starts(ranks.argv, ranks.world) as starts:
+        with ExitStack() as held:
+            port = chosen_port() or held.enter_context(reserved_port())
+            starts = held.enter_context(warm_starts(ranks.module, ranks.arguments, ranks.world, port))
             if ranks.plan is None:
-                return _watched(starts(chosen_port()), ranks)
+                return _watched(starts(), ranks)
 
             def crew() -> Crew:
-                start = starts(chosen_port())
+                start = starts()
                 return Crew(
                     start=silenced(start) if ranks.silent else start, world=ranks.world, hosts=(this_host(),),
                     suspicion=partial(suspicion_of, ranks), plan=ranks.plan.hash if ranks.plan else "",
@@ -310,8 +315,6 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, op
 
 
 def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
-    from contextlib import ExitStack
-
     from plait.core.host_memory import close_memory, open_memory
     from plait.launch.supervisor import Supervisor
 

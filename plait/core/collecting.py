@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.errors import JobError, PlaitError
-from plait.core.process import how_it_ended
+from plait.core.process import command_of, how_it_ended
 
 if TYPE_CHECKING:
     from plait.core.settings import RunSection
@@ -142,7 +142,7 @@ class Agent:
 def start_agent(folder: Path, first: int, count: int, collected: Collected) -> subprocess.Popen[bytes]:
     """The agent of these ranks, which ends when its standard input does."""
     return subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(folder), str(first), str(count), collected.to_json()],
+        command_of(MODULE, str(folder), str(first), str(count), collected.to_json()),
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 

@@ -96,6 +96,18 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def command_of(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    """The command that runs a module of ours in a process of its own. python: the interpreter.
+
+    With ``-P``: without it Python looks for every module in the working directory first, and executes a
+    ``json.py`` that somebody has put there.
+
+    >>> command_of("plait.train.worker", "runs/a", python="python3")
+    ['python3', '-P', '-m', 'plait.train.worker', 'runs/a']
+    """
+    return [python, "-P", "-m", module, *arguments]
+
+
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 

@@ -23,7 +23,8 @@ from plait.core.channel import Line
 from plait.core.collecting import collecting
 from plait.core.env import rank_variables, take_agent, task_number, this_host
 from plait.core.errors import LaunchError, PlaitError
-from plait.launch.local import LocalProcess, free_port, start_process
+from plait.core.ports import reserved_port
+from plait.launch.local import LocalProcess, start_process
 from plait.launch.messages import (
     KINDS,
     PATIENCE,
@@ -58,7 +59,8 @@ def main(patience: float = PATIENCE) -> int:
     host, port = address.rsplit(":", 1)
     with ExitStack() as held, catching_signals() as signals:
         line = _connect(held, host, int(port), patience, signals)
-        line.send(Hello(word, this_host(), task_number(), free_port()))
+        meeting = held.enter_context(reserved_port(""))  # where ranks meet, if they do on this node
+        line.send(Hello(word, this_host(), task_number(), meeting))
         begin = _await(line, Begin, patience)
         make_room(2 * begin.ranks, f"{begin.ranks} ranks on {this_host()}")
         lines: dict[int, socket.socket] = {}

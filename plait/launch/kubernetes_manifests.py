@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from plait.core.errors import JobError, LaunchError
 from plait.core.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection
+from plait.core.process import command_of
 from plait.core.rank_table import NAME as RANK_TABLE
 from plait.core.rank_table import RankTable
 from plait.core.topology import RESERVED_TAINT
@@ -175,7 +176,7 @@ def _pod(run: PodRun) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": one.image,
-        "command": [one.python, "-m", "plait.cli.in_pod"],
+        "command": command_of("plait.cli.in_pod", python=one.python),
         "env": _env(run),
         "ports": [{"name": "launcher", "containerPort": one.port}],
         "volumeMounts": [*mounts, {"name": "files", "mountPath": FILES, "readOnly": True},

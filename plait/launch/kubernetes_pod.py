@@ -25,6 +25,7 @@ from plait.core.history import History, newest_checkpoint
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
+from plait.core.process import command_of
 from plait.core.progress import Progress
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import agent
@@ -34,7 +35,7 @@ from plait.launch.run_folder import DO_NOT_RETRY, last_job, starts_in_vain, writ
 from plait.launch.watch import catching_signals, say, watched
 
 Suspects = Callable[[Plan, Path], Suspicion | None]
-AGENT = (sys.executable, "-m", "plait.launch.agent")
+AGENT = command_of("plait.launch.agent")
 VAIN = 3
 """Starts in a row without a new checkpoint after which the run is given up."""
 AGAIN = (1, 128 + signal.SIGTERM)

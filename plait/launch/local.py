@@ -97,19 +97,11 @@ class LocalProcess:
         return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def local_start(argv: Sequence[str], world: int, *, port: int | None = None) -> Start:
-    """How to start rank N of ``world`` on this machine, with torchrun's variables."""
-    chosen = port or free_port()
+def local_start(argv: Sequence[str], world: int, port: int) -> Start:
+    """How to start rank N of ``world`` on this machine, with torchrun's variables. port: where they meet."""
 
     def start(rank: int, *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
-        who = local_variables(rank, world, chosen)
+        who = local_variables(rank, world, port)
         return subprocess.Popen(list(argv), env={**env, **who}, start_new_session=True, **options)
 
     return start

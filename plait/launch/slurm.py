@@ -21,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 from plait.core.errors import JobError, LaunchError
 from plait.core.hostlist import expand, fold
+from plait.core.process import command_of
 from plait.core.rank_table import RankTable
 from plait.core.slurm_lines import lines
 from plait.core.slurm_settings import SlurmSection
@@ -84,7 +85,7 @@ class Batch:
         }
         flags = ["--requeue" if one.requeue else "--no-requeue"] + ["--exclusive"] * one.exclusive
         lines = [f"--{key}={shlex.quote(str(value))}" for key, value in asked.items() if value != ""]
-        run = [sys.executable, "-m", "plait.cli.in_slurm", str(self.folder.resolve())]
+        run = command_of("plait.cli.in_slurm", str(self.folder.resolve()))
         text = "\n".join(f"#SBATCH {line}" for line in [*lines, *flags, *one.options])
         setup = "".join(f"{line}\n" for line in one.setup)
         return f"#!/bin/bash\n{text}\n{setup}exec {shlex.join(run)}\n"

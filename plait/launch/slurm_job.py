@@ -22,6 +22,7 @@ from plait.core.history import History, newest_checkpoint
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
 from plait.core.plan import Plan
+from plait.core.process import command_of
 from plait.core.progress import Progress
 from plait.core.rank_table import NAME, RankTable
 from plait.launch import slurm
@@ -86,7 +87,7 @@ def _srun(nodes: int) -> list[str]:
     return [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
         "--kill-on-bad-exit=0", "--wait=0", "--export=ALL",
-        sys.executable, "-m", "plait.launch.agent",
+        *command_of("plait.launch.agent"),
     ]  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
         plan = Plan.read(folder / "plan.json")
         assert plan.job is not None
         settings = plan.job.slurm
-        argv = [sys.executable, "-m", WORKER, str(folder)]
+        argv = command_of(WORKER, str(folder))
         before = newest_checkpoint(folder)
         try:
             with RunLock(folder) as lock:

@@ -24,8 +24,8 @@ from typing import IO, Any
 
 from plait.core.channel import LONGEST
 from plait.core.env import rank_base
-from plait.core.process import adopting, usable_cores
-from plait.launch.local import Child, Start, free_port, local_start, local_variables
+from plait.core.process import adopting, command_of, usable_cores
+from plait.launch.local import Child, Start, local_start, local_variables
 
 WARM = "plait.train.warm"
 """The process that is forked."""
@@ -65,7 +65,7 @@ class Warm:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._base, self._ready = rank_base(), False
         with theirs:
-            argv = [sys.executable, "-m", WARM, str(theirs.fileno()), module, *arguments]
+            argv = command_of(WARM, str(theirs.fileno()), module, *arguments)
             self._process = subprocess.Popen(
                 argv, env=self._base, pass_fds=(theirs.fileno(),), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -98,27 +98,25 @@ class Warm:
 
 
 @contextmanager
-def warm_starts(argv: Sequence[str], world: int) -> Iterator[Callable[[int | None], Start]]:
-    """Makes what ``local_start`` makes of ``python -m module arguments`` and a port, once for each attempt.
-    Where forking pays, ranks of all attempts are forked from a process that lives as long as the block."""
+def warm_starts(module: str, arguments: Sequence[str], world: int, port: int) -> Iterator[Callable[[], Start]]:
+    """Makes what ``local_start`` makes of the module's command and a port, once for each attempt. Where
+    forking pays, ranks of all attempts are forked from a process that lives as long as the block."""
+    argv = command_of(module, *arguments)
     if sys.platform != "linux" or world <= usable_cores():
-        yield lambda port: local_start(argv, world, port=port)
+        yield lambda: local_start(argv, world, port)
         return
     warm: list[Warm] = []
 
-    def attempt(port: int | None) -> Start:
-        chosen = port or free_port()
-        plain = local_start(argv, world, port=chosen)
-
-        alone = False
+    def attempt() -> Start:
+        plain, alone = local_start(argv, world, port), False
 
         def start(rank: int, *, env: Mapping[str, str], pass_fds: Sequence[int], stdout: IO[bytes] | None,
                   stderr: IO[bytes], **more: Any) -> Child:  # fmt: skip
             nonlocal alone
             if not warm and not alone:
-                warm.append(Warm(argv[2], argv[3:]))
+                warm.append(Warm(module, arguments))
             files = [stdout.fileno() if stdout else 1, stderr.fileno(), *pass_fds]
-            if warm and (forked := warm[0].fork({**env, **local_variables(rank, world, chosen)}, files)):
+            if warm and (forked := warm[0].fork({**env, **local_variables(rank, world, port)}, files)):
                 return forked
             if warm:  # the next attempt has another
                 warm.pop().close()

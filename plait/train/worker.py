@@ -38,7 +38,7 @@ from plait.core.job import Job
 from plait.core.lock import RunLock
 from plait.core.parts import forget_hang
 from plait.core.plan import Plan
-from plait.core.process import die_with_parent, name_process
+from plait.core.process import command_of, die_with_parent, name_process
 from plait.core.rank_table import NAME, RankTable
 from plait.core.settings import RunSection
 from plait.train.machine.control import Control
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 USAGE = "Start a rank with a run's folder, a plan, or a job file and settings: JOB.toml [section.key=value ...]."
-PLAN = ("-m", "plait.cli.main", "train", "--plan-only")
+PLAN = ("plait.cli.main", "train", "--plan-only")
 """The process that plans."""
 RUN = "run"
 """Where in the store rank 0 says which folder it is; empty if it has refused."""
@@ -138,7 +138,7 @@ def _plan(rank: RankEnv, control: Control, held: ExitStack, arguments: Sequence[
     control.always(lock.check)
     if not path.is_dir():
         control.doing("planning", patient=True)
-        done = subprocess.run([sys.executable, *PLAN, *arguments], stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command_of(*PLAN, *arguments), stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             error = LaunchError(done.stderr.strip().removeprefix("plait: "))
             error.exit_status = done.returncode

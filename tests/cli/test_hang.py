@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from plait.cli.main import app
 from plait.core.errors import DataError
 from plait.core.evidence import Verdict, Wait, write_hang
-from plait.launch.local import free_port
 from tests.cli.runs import write_job
 from tests.diagnose.planted import draw_case
+from tests.ports import own_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +48,7 @@ def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, exists: bool) ->
 
 def start(folder: Path) -> list[subprocess.Popen[bytes]]:
     """Two ranks as a cluster manager starts them: nobody watches."""
-    job, port = write_job(folder, steps=100_000, every=0), free_port()
+    job, port = write_job(folder, steps=100_000, every=0), own_port()
     settings = [f"run.folder={folder / 'runs'}", "run.hang_deadline=2", "run.timeout=60", "train.eval_every=0"]
     argv = [sys.executable, "-m", "plait.train.worker", str(job), *settings]
     where = {"PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

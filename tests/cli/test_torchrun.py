@@ -15,15 +15,15 @@ from plait.core.attempts import read_attempts
 from plait.core.lock import NAME
 from plait.core.ring import read_rings
 from plait.core.ring_calls import RINGS
-from plait.launch.local import free_port
 from tests.cli.runs import curve, metrics, train, trained, wait_for_step, write_job
+from tests.ports import own_port
 
 pytestmark = pytest.mark.slow
 
 
 def torchrun(job: Path, *settings: str, options: tuple[str, ...] = ("--nproc-per-node=2",)) -> subprocess.Popen[str]:
     """Begin training by torchrun, in a session of its own."""
-    where = () if any(option.startswith("--master") for option in options) else (f"--master-port={free_port()}",)
+    where = () if any(option.startswith("--master") for option in options) else (f"--master-port={own_port()}",)
     argv = [sys.executable, "-m", "torch.distributed.run", *options, *where, "-m", "plait.train.worker", str(job)]
     return subprocess.Popen(
         [*argv, f"run.folder={job.parent / 'runs'}", *settings],
@@ -37,7 +37,7 @@ def torchrun(job: Path, *settings: str, options: tuple[str, ...] = ("--nproc-per
 
 def two_agents(job: Path, *settings: str) -> list[subprocess.Popen[str]]:
     """Two machines of one rank each, both this one. settings: of each machine in turn, if there are any."""
-    where = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    where = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={own_port()}")
     own = [settings[number : number + 1] for number in range(2)]
     return [torchrun(job, *own[number], options=(*where, f"--node-rank={number}")) for number in range(2)]
 
@@ -183,7 +183,7 @@ def test_without_torchrun_one_rank_trains_alone(tmp_path: Path) -> None:
 def test_a_rank_that_waits_in_vain_says_so_where_no_launcher_does(tmp_path: Path) -> None:
     """Ranks as a scheduler starts them: the store is rank 0's, nobody watches."""
     job = write_job(tmp_path, steps=100000)
-    port = free_port()
+    port = own_port()
     argv = [sys.executable, "-m", "plait.train.worker", str(job), f"run.folder={tmp_path / 'runs'}", "run.timeout=4"]
     ranks = [
         subprocess.Popen(

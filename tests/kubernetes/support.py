@@ -14,8 +14,8 @@ import pytest
 from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.rank_table import RankTable
 from plait.launch.kubernetes_manifests import PodRun, asked
-from plait.launch.local import free_port
 from tests.kubernetes.cluster import SmallCluster
+from tests.ports import own_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -39,7 +39,7 @@ def environment(cluster: SmallCluster) -> dict[str, str]:
 
 def settings(folder: Path, **more: Any) -> KubernetesSection:
     """For pods that are processes of this machine and see ``folder``."""
-    values = {"image": "plait:test", "python": sys.executable, "port": free_port(), "volumes": (f"{folder}:{folder}",),
+    values = {"image": "plait:test", "python": sys.executable, "port": own_port(), "volumes": (f"{folder}:{folder}",),
               "grace": 20, "wait": 60}  # fmt: skip
     return KubernetesSection(**(values | more))
 

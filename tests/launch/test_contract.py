@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.launch.local import free_port
 from tests.kubernetes.support import environment as kubernetes_environment
 from tests.lab.support import children, wait_until, why_no_lab
+from tests.ports import own_port
 from tests.slurm.support import REPOSITORY, environment
 
 WORLD = 4
@@ -73,6 +73,7 @@ from plait.lab import Lab, LabSpec
 from plait.launch import kubernetes, slurm_job, warm
 from plait.launch.kubernetes_api import Cluster
 from plait.launch.local import local_start, run_ranks
+from tests.ports import own_port
 from tests.kubernetes.support import pod_run
 
 how, folder, world, timeout, *argv = sys.argv[1:]
@@ -93,10 +94,10 @@ try:
         status = kubernetes.follow(cluster, run)
     elif how == "warm":
         warm.usable_cores = lambda: 1
-        with warm.warm_starts([argv[0], "-m", Path(argv[2]).stem, *argv[3:]], world) as starts:
-            status = run_ranks(starts(None), world, folder / "logs", timeout=timeout)
+        with warm.warm_starts(Path(argv[2]).stem, argv[3:], world, own_port()) as starts:
+            status = run_ranks(starts(), world, folder / "logs", timeout=timeout)
     else:
-        status = run_ranks(local_start(argv, world), world, folder / "logs", timeout=timeout)
+        status = run_ranks(local_start(argv, world, own_port()), world, folder / "logs", timeout=timeout)
 except PlaitError as error:
     print(f"plait: {error}", file=sys.stderr)
     status = error.exit_status
@@ -127,7 +128,7 @@ def ours(how: str, *before: str) -> Callable[[Sequence[str], Path], list[str]]:
 
 def torchrun(argv: Sequence[str], folder: Path) -> list[str]:
     """Static ranks: its dynamic rendezvous would number hosts by name."""
-    where = ["--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    where = ["--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={own_port()}"]
     return [sys.executable, "-m", "torch.distributed.run", *where, f"--nproc-per-node={WORLD}", *argv[2:]]
 
 

@@ -19,6 +19,7 @@ from plait.core.parts import ask
 from plait.launch.hang import Suspicion
 from plait.launch.local import local_start, run_ranks
 from tests.lab.support import children
+from tests.ports import own_port
 
 # Rank 1 dies; rank 0, which needs it, of that, once the launcher has taken note of the first.
 DIES = """
@@ -37,7 +38,8 @@ BARE = [sys.executable, "-I", "-S", "-c"]
 
 
 def run(code: str, world: int, folder: Path, *, timeout: float = 600.0, lock: RunLock | None = None) -> int:
-    return run_ranks(local_start([*BARE, code, str(folder)], world), world, folder / "logs", timeout=timeout, lock=lock)
+    start = local_start([*BARE, code, str(folder)], world, own_port())
+    return run_ranks(start, world, folder / "logs", timeout=timeout, lock=lock)
 
 
 def test_a_rank_that_dies_ends_one_that_waits_for_ever(tmp_path: Path) -> None:
@@ -54,7 +56,7 @@ def test_the_first_of_two_that_were_killed_is_named(tmp_path: Path) -> None:
 def test_a_run_that_ends_well_was_suspected_for_nothing(tmp_path: Path) -> None:
     """A rank that does what others wait for once somebody is suspected, who asked what it is at."""
     code = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1], 'hang.json').exists(): time.sleep(0.01)"
-    start = local_start([*BARE, code, str(tmp_path)], 1)
+    start = local_start([*BARE, code, str(tmp_path)], 1, own_port())
     said: list[object] = []
 
     def localise(evidence: object) -> Verdict:
@@ -191,7 +193,7 @@ def test_signals_that_are_ignored_already_stay_so(tmp_path: Path) -> None:
     launcher = (
         "import sys; from pathlib import Path; from plait.launch.local import local_start, run_ranks; "
         "folder = Path(sys.argv[1]); "
-        f"sys.exit(run_ranks(local_start([*{BARE!r}, (folder / 'rank.py').read_text(), str(folder)], 2), 2, "
+        f"sys.exit(run_ranks(local_start([*{BARE!r}, (folder / 'rank.py').read_text(), str(folder)], 2, 1), 2, "
         "folder / 'logs', timeout=600))"
     )
     (tmp_path / "rank.py").write_text(rank(UNTIL_TOLD, TRAINS))

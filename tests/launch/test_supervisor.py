@@ -19,6 +19,7 @@ from plait.core.lock import RunLock
 from plait.launch import supervisor as module
 from plait.launch.local import local_start
 from plait.launch.supervisor import Crew, OneHost, Supervisor
+from tests.ports import own_port
 
 BARE = [sys.executable, "-I", "-S", "-c"]
 
@@ -64,7 +65,7 @@ def supervisor(
 
     def crew() -> Crew:
         argv = [*BARE, RANK, str(folder), orders]
-        return Crew(start=local_start(argv, world), world=world, hosts=("here",), suspicion=lambda: None)
+        return Crew(start=local_start(argv, world, own_port()), world=world, hosts=("here",), suspicion=lambda: None)
 
     folder.mkdir(exist_ok=True)
     return Supervisor(Fleet(crew), folder, folder / "logs", timeout=60, restarts=restarts, lock=lock)
@@ -208,7 +209,7 @@ with Control(Channel.inherited(take_launcher())) as control:
     control.fails(CheckpointError("there is no room for the checkpoint of step 40"))
 sys.exit(2)
 """
-    start = local_start([sys.executable, "-c", rank], 2)
+    start = local_start([sys.executable, "-c", rank], 2, own_port())
     crew = Crew(start=start, world=2, hosts=("here",), suspicion=lambda: None)
     with pytest.raises(PlaitError, match=r"^there is no room for the checkpoint of step 40$") as raised:
         Supervisor(OneHost(lambda: crew), tmp_path, tmp_path / "logs", timeout=60, restarts=3).run()

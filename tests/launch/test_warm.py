@@ -17,6 +17,7 @@ from plait.launch import warm
 from plait.launch.local import run_ranks
 from plait.launch.warm import Warm, warm_starts
 from tests.lab.support import children, wait_until
+from tests.ports import own_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 RANK = """
@@ -43,10 +44,10 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command of a rank that says who it is."""
+    """The arguments of a rank that says who it is."""
     (tmp_path / "warm_rank.py").write_text(RANK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]))
-    return [sys.executable, "-m", "warm_rank", str(tmp_path), "more"]
+    return [str(tmp_path), "more"]
 
 
 @pytest.fixture
@@ -60,9 +61,9 @@ def said(folder: Path, world: int) -> list[dict[str, object]]:
 
 
 def test_ranks_are_forked_where_they_are_more_than_cores(tmp_path: Path, argv: list[str], crowded: None) -> None:
-    with warm_starts(argv, 3) as starts:
+    with warm_starts("warm_rank", argv, 3, own_port()) as starts:
         for _ in range(2):  # two attempts
-            assert run_ranks(starts(None), 3, tmp_path / "logs", timeout=60.0) == 0
+            assert run_ranks(starts(), 3, tmp_path / "logs", timeout=60.0) == 0
     ranks = said(tmp_path, 3)
     for number, one in enumerate(ranks):
         assert one["warm"] and one["imported"] and one["argv"] == [str(tmp_path), "more"]
@@ -74,8 +75,8 @@ def test_ranks_are_forked_where_they_are_more_than_cores(tmp_path: Path, argv: l
 
 
 def test_elsewhere_each_is_a_process_of_its_own(tmp_path: Path, argv: list[str]) -> None:
-    with warm_starts(argv, min(2, usable_cores())) as starts:
-        assert run_ranks(starts(None), min(2, usable_cores()), tmp_path / "logs", timeout=60.0) == 0
+    with warm_starts("warm_rank", argv, min(2, usable_cores()), own_port()) as starts:
+        assert run_ranks(starts(), min(2, usable_cores()), tmp_path / "logs", timeout=60.0) == 0
     assert not said(tmp_path, 1)[0]["warm"]
 
 
@@ -90,20 +91,20 @@ def test_a_run_does_not_need_it(
             os.kill(self._process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(warm, "Warm", Killed)
-    with warm_starts(argv, 2) as starts:
-        assert run_ranks(starts(None), 2, tmp_path / "logs", timeout=60.0) == 0
+    with warm_starts("warm_rank", argv, 2, own_port()) as starts:
+        assert run_ranks(starts(), 2, tmp_path / "logs", timeout=60.0) == 0
     assert not any(one["warm"] for one in said(tmp_path, 2))
 
 
 def test_the_next_attempt_has_another(tmp_path: Path, argv: list[str], crowded: None) -> None:
-    with warm_starts(argv, 2) as starts:
-        assert run_ranks(starts(None), 2, tmp_path / "logs", timeout=60.0) == 0
+    with warm_starts("warm_rank", argv, 2, own_port()) as starts:
+        assert run_ranks(starts(), 2, tmp_path / "logs", timeout=60.0) == 0
         (pid,) = [one for one in children() if Path(f"/proc/{one}/comm").read_text() == "plait-warm\n"]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z", "it lives", seconds=20)
         found = list[bool]()
         for _ in range(2):
-            assert run_ranks(starts(None), 2, tmp_path / "logs", timeout=60.0) == 0
+            assert run_ranks(starts(), 2, tmp_path / "logs", timeout=60.0) == 0
             found += [bool(one["warm"]) for one in said(tmp_path, 2)]
             assert not Path(f"/proc/{pid}").exists(), "it is left as a zombie"
     assert found == [False, False, True, True]
@@ -117,10 +118,10 @@ def test_a_signal_does_not_wait_for_its_imports(tmp_path: Path, argv: list[str])
         "import sys; from pathlib import Path\n"
         "from plait.launch import warm; from plait.launch.local import run_ranks\n"
         "warm.usable_cores = lambda: 1\n"
-        "with warm.warm_starts([sys.executable, *sys.argv[2:]], 2) as starts:\n"
-        "    print('ready', flush=True); sys.exit(run_ranks(starts(None), 2, Path(sys.argv[1]), timeout=60.0))"
+        "with warm.warm_starts('warm_rank', sys.argv[2:], 2, 1) as starts:\n"
+        "    print('ready', flush=True); sys.exit(run_ranks(starts(), 2, Path(sys.argv[1]), timeout=60.0))"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "logs"), *argv[1:]]
+    command = [sys.executable, "-c", code, str(tmp_path / "logs"), *argv]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout and launcher.stderr
         assert launcher.stdout.readline() == "ready\n"
@@ -135,10 +136,10 @@ def test_a_signal_does_not_wait_for_its_imports(tmp_path: Path, argv: list[str])
 
 def test_it_ends_with_its_launcher(tmp_path: Path, argv: list[str]) -> None:
     code = (
-        "import sys, time; from plait.launch.warm import Warm; one = Warm(sys.argv[1], sys.argv[2:]); "
+        "import sys, time; from plait.launch.warm import Warm; one = Warm('warm_rank', sys.argv[1:]); "
         "print(one._process.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, *argv[2:]], stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen([sys.executable, "-c", code, *argv], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout
         pid = int(launcher.stdout.readline())
         named = Path(f"/proc/{pid}/comm")

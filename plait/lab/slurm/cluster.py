@@ -12,16 +12,18 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from plait.core.env import inherited
 from plait.core.errors import JobError, LaunchError
+from plait.core.ports import reserved_port
+from plait.core.process import command_of
 from plait.lab.environment import runtime_dir
 from plait.lab.registry import start_time
 from plait.lab.slurm.files import SlurmSpec, hosts_file, slurm_conf
@@ -90,9 +92,15 @@ def up(spec: SlurmSpec, name: str = "slurm") -> SlurmCluster:
     folder = _folder() / name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "state").mkdir(parents=True)
-    _write(folder, name, spec)
+    with ExitStack() as held:
+        _write(folder, name, spec, [held.enter_context(reserved_port()) for _ in range(1 + len(spec.nodes))])
+        return _started(folder, name, spec)
+
+
+def _started(folder: Path, name: str, spec: SlurmSpec) -> SlurmCluster:
+    """The cluster, once all its nodes are idle."""
     started = subprocess.run(
-        [sys.executable, "-m", "plait.lab.slurm.keeper", str(folder)],
+        command_of("plait.lab.slurm.keeper", str(folder)),
         check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd="/",
         env=inherited() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
@@ -151,12 +159,12 @@ def find(name: str | None = None) -> SlurmCluster:
     raise JobError(what, fix="Start one with: plait cluster up slurm")
 
 
-def _write(folder: Path, name: str, spec: SlurmSpec) -> None:
+def _write(folder: Path, name: str, spec: SlurmSpec, ports: Sequence[int]) -> None:
+    """Its configuration. ports: of the controller, then of every node."""
     key = folder / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
-    controller, *ports = _free_ports(1 + len(spec.nodes))
-    (folder / "slurm.conf").write_text(slurm_conf(folder, name, spec.nodes, controller, ports))
+    (folder / "slurm.conf").write_text(slurm_conf(folder, name, spec.nodes, ports[0], ports[1:]))
     (folder / "topology.conf").write_text(spec.topology)
     (folder / "hosts").write_text(hosts_file(spec.nodes))
     (folder / "cluster.json").write_text(json.dumps({"name": name, "keeper": 0, "started": 0, "nodes": spec.nodes}))
@@ -178,14 +186,6 @@ def _last_words(folder: Path) -> str:
         if wrong := [line for line in lines if "error" in line.lower() and "mpi" not in line.lower()]:
             return f"{name.removesuffix('.out')} says: {wrong[-1]}"
     return "its daemons say nothing"
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _folder() -> Path:

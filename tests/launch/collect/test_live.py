@@ -20,8 +20,8 @@ from plait.core.records import Records
 from plait.core.ring import Kind, Place, Ring
 from plait.core.ring_writer import RingWriter, this_process
 from plait.launch.collect.live import MEASURED, Live
-from plait.launch.local import free_port
 from plait.plan.make import make_plan
+from tests.ports import own_port
 
 JOB = {
     "model": {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2, "vocab": 16, "max_sequence": 8},
@@ -55,7 +55,7 @@ def add_step(live: Live, rank: int, number: int, seconds: float) -> None:
 
 
 def scraped(live: Live) -> Iterator[tuple[str, dict[str, str], float]]:
-    port = free_port()
+    port = own_port()
     close = live.serve(port, "127.0.0.1", pytest.fail)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -106,7 +106,7 @@ def test_the_dashboard_asks_for_what_there_is(live: Live) -> None:
 
 
 def test_a_port_that_is_taken_costs_the_metrics_only(live: Live) -> None:
-    port, said = free_port(), list[str]()
+    port, said = own_port(), list[str]()
     close = live.serve(port, "127.0.0.1", said.append)
     live.serve(port, "127.0.0.1", said.append)()
     close()
