@@ -43,7 +43,7 @@ def timeline(
     measured = read_timeline(run)
     if perfetto:
         with explained(f"{perfetto} cannot be written", fix=fix):
-            _draw(measured, perfetto)
+            _draw(run, measured, perfetto)
         if not json:
             terminal.say(f"{perfetto} holds the last steps; open it at ui.perfetto.dev")
     if against:
@@ -52,11 +52,12 @@ def timeline(
         _summarise(run, measured, json)
 
 
-def _draw(measured: Tables, file: Path) -> None:
+def _draw(run: Path, measured: Tables, file: Path) -> None:
     from plait.diagnose.perfetto import write_json
-    from plait.diagnose.reading import last_steps
+    from plait.diagnose.reading import placed
 
-    write_json(last_steps(measured.spans, DRAWN), file)
+    recording = placed(measured, run, DRAWN)
+    write_json(recording.spans, file, recording.grid)
 
 
 # ---- one run ----

@@ -54,7 +54,8 @@ def export(
     recording = read.recording
     chosen = _chosen(recording, ranks, steps)
     with explained(f"{out} cannot be written", fix=fix):
-        count = (write_json if out.suffix == ".json" else write_perfetto)(recording.chosen(*chosen), out)
+        write = write_json if out.suffix == ".json" else write_perfetto
+        count = write(recording.chosen(*chosen), out, recording.grid)
     for note in read.notes:
         terminal.text(note)
     terminal.say(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.core.attention_ops import EXCHANGED
@@ -32,7 +33,10 @@ AROUND: Mapping[Kind, SpanKind] = {
 """And without: what a rank does beside its plan's ops."""
 
 
-UNITS = ("gather", "reduce", "publish", "need", "settle")
+AWAITED: Mapping[str, tuple[str, ...]] = {"need": ("gather", "publish"), "settle": ("reduce",)}
+"""How the names of sharding's waits begin, and of the collectives that each waits for: of the same unit where
+it is needed, of any unit where reductions are settled. Other waits have the name of their collective."""
+UNITS = frozenset((*AWAITED, *chain(*AWAITED.values())))
 """How the names of sharding's collectives and waits begin."""
 
 

@@ -7,7 +7,6 @@ within the step (micro-batches repeat names). Predicted and measured timelines j
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from plait.core.columns import read_columns, write_columns
 from plait.core.errors import DataError
-from plait.core.files import replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +26,6 @@ SpanKind = Literal[
 Direction = Literal["forward", "backward", ""]
 PLANNED: frozenset[SpanKind] = frozenset(("compute", "wait", "comm", "idle", "transfer"))
 """Kinds of which a plan predicts spans."""
-LANES = ("processor", "network")
 
 
 class SpanKey(NamedTuple):
@@ -185,12 +182,6 @@ class Timeline:
             raise DataError(f"these timelines belong to {len(hashes)} different plans")
         return Timeline(tuple(span for part in parts for span in part.spans), hashes.pop() if hashes else "")
 
-    def write_perfetto(self, path: Path) -> None:
-        """A trace for ui.perfetto.dev: a process per rank, a track for computation and waiting, one for the
-        network, and an arrow from each collective to the wait that needed it."""
-        with replacing(path) as partial:
-            partial.write_text(json.dumps({"traceEvents": list(_trace_events(self.spans)), "displayTimeUnit": "ms"}))
-
 
 def write_spans(path: Path, columns: Mapping[str, Any], plan_hash: str, began: int = 0) -> None:
     """A timeline from columns as they stand in its file. began: when the rank started, ns of the wall clock:
@@ -198,36 +189,6 @@ def write_spans(path: Path, columns: Mapping[str, Any], plan_hash: str, began: i
     stored = {_TIMES.get(name, name): "int64" if name in _TIMES else kind for name, kind in _COLUMNS.items()}
     metadata = {"plait.timeline.version": SCHEMA_VERSION, "plait.plan": plan_hash, "plait.began": str(began)}
     write_columns(path, {name: (kind, columns[name]) for name, kind in stored.items()}, metadata)
-
-
-def _trace_events(spans: Sequence[Span]) -> Iterable[dict[str, Any]]:
-    origin = min((span.start for span in spans), default=0.0)
-    for rank in sorted({span.rank for span in spans}):
-        yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
-        for track, name in enumerate(LANES):
-            yield {"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
-    flows = {
-        key._replace(kind="wait"): number
-        for number, key in enumerate(span.key for span in spans if span.kind == "comm")
-    }
-    for span in spans:
-        track, at = LANES.index(span.lane), (span.start - origin) * 1e6
-        name = f"{span.kind} {span.name}" if span.kind in ("wait", "idle") else span.name
-        args: dict[str, Any] = {"step": span.step, "slice": span.slice, "layer": span.layer, "bytes": span.bytes}
-        where = {"pid": span.rank, "tid": track}
-        yield {
-            "ph": "X",
-            **where,
-            "name": name,
-            "cat": f"{span.kind},{span.direction}",
-            "ts": at,
-            "dur": span.seconds * 1e6,
-            "args": args,
-        }
-        flow = flows.get(span.key._replace(kind="wait"))
-        if flow is not None and span.kind != "compute":
-            ends = {"ph": "f", "bp": "e"} if span.kind == "wait" else {"ph": "s"}
-            yield {**ends, "id": flow, **where, "name": "collective", "cat": "flow", "ts": at}
 
 
 class Hidden(NamedTuple):

@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
+from plait.diagnose.awaited import awaited
+
 Why = Literal["order", "collective", "member", "transfer", "wait"]
 MANY = 64
 """Members of a group that are listed."""
 ROUNDED = 1e-6
 """Seconds by which neighbours may seem to overlap."""
-SHOWN = ("rank", "kind", "name", "seq", "lane", "axis", "start", "end")
 
 
 class Key(NamedTuple):
@@ -54,6 +55,14 @@ class Around(NamedTuple):
     needs: tuple[Link, ...]
     needed_by: tuple[Link, ...]
 
+    @property
+    def held_up_by(self) -> Link | None:
+        """What it needed last: the member that came last; for that one itself, and for all else, what ended
+        last of what it needed. Who goes on from there never comes back."""
+        last = [link for link in self.needs if link.last]
+        others = [link for link in self.needs if link.why != "member"]
+        return max(last or others, key=lambda link: link.end, default=None)
+
 
 def around(spans: pl.DataFrame, key: Key, *, clocks_agree: bool = True) -> Around | None:
     """spans: of a recording, any number of steps. None if there is no such span.
@@ -69,7 +78,7 @@ def around(spans: pl.DataFrame, key: Key, *, clocks_agree: bool = True) -> Aroun
     one = found.row(0, named=True)
     mine = step.filter(pl.col("rank") == key.rank)
     needs, needed = _in_order(mine, one)
-    matched, waits = _awaited(step, mine, one)
+    matched, waits = _awaited(step, one)
     members = _members(step, one, clocks_agree)
     for link in [one for one in matched if one.why == "collective"]:
         row = step.filter(_is(link.key)).row(0, named=True)
@@ -93,8 +102,11 @@ def _is(key: Key) -> pl.Expr:
 
 
 def _link(row: dict[str, Any], axis: str, why: Why, **more: Any) -> Link:
-    key = Key(row["step"], row["rank"], row["kind"], row["name"], row["seq"])
-    return Link(key, axis, why, row["start"], row["end"], **more)
+    return Link(_key(row), axis, why, row["start"], row["end"], **more)
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return Key(row["step"], row["rank"], row["kind"], row["name"], row["seq"])
 
 
 def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[Link]]:
@@ -115,20 +127,18 @@ def _in_order(mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list
     return needs, needed + [_link(row, "", "order") for row in begun.iter_rows(named=True)]
 
 
-def _awaited(step: pl.DataFrame, mine: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[Link]]:
-    """Waits and what they wait for."""
-    kind, axis = one["kind"], one["axis"]
-    if kind in ("wait", "comm"):
-        other = "comm" if kind == "wait" else "wait"
-        same = mine.filter(pl.col("kind") == other, pl.col("seq") == one["seq"], pl.col("axis") == axis)
-        same = same.filter(_unit(pl.col("name")) == pl.select(_unit(pl.lit(one["name"]))).item())
-        links = [_link(row, axis, "collective" if kind == "wait" else "wait") for row in same.iter_rows(named=True)]
-        return (links, []) if kind == "wait" else ([], links)
-    if kind in ("idle", "transfer") and one["meeting"] is not None:
-        other = step.filter(pl.col("meeting") == one["meeting"], pl.col("kind") != kind)
-        links = [_link(row, "pp", "transfer" if kind == "idle" else "wait") for row in other.iter_rows(named=True)]
-        return (links, []) if kind == "idle" else ([], links)
-    return [], []
+def _awaited(step: pl.DataFrame, one: dict[str, Any]) -> tuple[list[Link], list[Link]]:
+    """What it waited for, and the waits that waited for it."""
+    if one["kind"] in ("idle", "transfer"):
+        near = step.filter(pl.col("meeting") == pl.lit(one["meeting"], pl.UInt64))
+    else:
+        near = step.filter(pl.col("rank") == one["rank"], pl.col("kind").is_in(["wait", "comm"]))
+    pairs, rows = awaited(near), near.rows(named=True)
+    at = [number for number, row in enumerate(rows) if _key(row) == _key(one)]
+    needs = [rows[on] for on in pairs.filter(pl.col("wait").is_in(at))["on"]]
+    needed = [rows[wait] for wait in pairs.filter(pl.col("on").is_in(at))["wait"]]
+    why: Why = "transfer" if one["kind"] == "idle" else "collective"
+    return [_link(row, one["axis"], why) for row in needs], [_link(row, one["axis"], "wait") for row in needed]
 
 
 def _members(step: pl.DataFrame, one: dict[str, Any], clocks_agree: bool) -> list[Link]:
@@ -143,8 +153,3 @@ def _members(step: pl.DataFrame, one: dict[str, Any], clocks_agree: bool) -> lis
         for n, row in enumerate(met.head(MANY).iter_rows(named=True))
     ]
     return [link for link in links if link.key.rank != one["rank"]]
-
-
-def _unit(name: pl.Expr) -> pl.Expr:
-    """Of a collective and of the wait for it: a unit is gathered and needed."""
-    return name.str.replace(r"^need ", "gather ").str.replace(r"^gather vectors", "publish vectors")

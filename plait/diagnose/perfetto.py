@@ -1,55 +1,102 @@
-"""Spans as a trace for ui.perfetto.dev, in its protobuf format (TrackEvent) with arrows along dependencies.
+"""Spans as a trace for ui.perfetto.dev: in its protobuf format (TrackEvent), or in the older one of JSON.
 
-A process for each rank, a track for what it computes and waits for, one for each axis' communication. An
-arrow goes from each collective or transfer to the wait that needed it, on the receiver for a transfer.
+A process for each rank, a track for what it computes and waits for, one for each axis' communication, and
+further tracks for what would overlap there. An arrow goes from each collective or transfer to the wait that
+it ended, on the receiver for a transfer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
 from plait.core.files import replacing
-from plait.core.timeline import Span, Timeline
+from plait.diagnose.awaited import WAITS, awaited
+from plait.diagnose.places import place_of
 
 if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
 SEQUENCE = 1
 """Of packets: one writer."""
-LANES = ("processor", "tp", "cp", "dp", "pp", "other")
 CHUNK = 1000
 """Packets that are written at once."""
 
 
-def write_json(spans: pl.DataFrame, path: Path) -> int:
-    """Spans with the columns of ``Span``, in the older form; how many were written. Steps are counted from 1
-    in a trace, as wherever people read them."""
-    columns = [field.name for field in fields(Span)]
-    rows = spans.select(columns).with_columns(pl.col("step") + 1).iter_rows()
-    Timeline(tuple(Span(*row) for row in rows)).write_perfetto(path)
-    return spans.height
+class Track(NamedTuple):
+    """A row of the trace. number: above 1 for what overlaps on the rows of its lane before it."""
+
+    rank: int
+    lane: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """As it is shown."""
+        return self.lane if self.number == 1 else f"{self.lane} ({self.number})"
 
 
-def write_perfetto(spans: pl.DataFrame, path: Path) -> int:
-    """Spans with axis, lane and meeting, as a recording has them; how many events were written. Appears whole
-    or not at all."""
+class Event(NamedTuple):
+    """The begin or the end of a span. at: ns since the first begin. row: of the table of spans."""
+
+    at: int
+    begins: bool
+    row: int
+    track: Track
+
+
+def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None) -> int:
+    """As ``write_perfetto``, in the older form."""
+    laid = _laid(spans)
+    tracks = _tracks(laid)
+    number = {track: at for at, track in enumerate(sorted(tracks))}
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": place_of(grid, rank)}}
+        for rank in sorted({track.rank for track in tracks})
+    ]
+    found += [
+        {"ph": "M", "pid": track.rank, "tid": tid, "name": "thread_name", "args": {"name": track.name}}
+        for track, tid in number.items()
+    ]
+    placed = {event.row: event.track for events in tracks.values() for event in events}
+    rows = laid.rows(named=True)
+    for at, row in enumerate(rows):
+        where = {"pid": row["rank"], "tid": number[placed[at]]}
+        args = {"step": row["step"] + 1, **{key: row[key] for key in ("slice", "layer", "bytes")}}
+        found.append({
+            "ph": "X", **where, "name": row["label"], "cat": f"{row['kind']},{row['direction']}",
+            "ts": row["began"] / 1e3, "dur": (row["ended"] - row["began"]) / 1e3, "args": args,
+        })  # fmt: skip
+    for flow, (wait, on) in enumerate(_arrows(laid)):
+        arrow = {"id": flow, "name": "dependency", "cat": "flow"}
+        since = rows[on]["began"]
+        for at, ends, when in ((on, {"ph": "s"}, since), (wait, {"ph": "f", "bp": "e"}, rows[wait]["began"])):
+            where = {"pid": rows[at]["rank"], "tid": number[placed[at]]}
+            found.append({**ends, **arrow, **where, "ts": max(since, when) / 1e3})
+    with replacing(path) as partial:
+        partial.write_text(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}))
+    return laid.height
+
+
+def write_perfetto(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None) -> int:
+    """Spans with axis, lane and meeting, as a recording has them; how many were written. Steps are counted
+    from 1, as wherever people read them. grid: where ranks stand, for the processes' names. The file appears
+    whole or not at all."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    written = 0
+    laid = _laid(spans)
     with replacing(path) as partial, open(partial, "wb") as file:
         batch = Trace()
-        for packet in _packets(spans):
+        for packet in _packets(laid, grid):
             batch.packet.append(packet)
-            written += packet.HasField("track_event")
             if len(batch.packet) == CHUNK:
                 batch = _flushed(batch, file)
         _flushed(batch, file)
-    return written // 2
+    return laid.height
 
 
 def _flushed(batch: Any, file: IO[bytes]) -> Any:
@@ -58,32 +105,39 @@ def _flushed(batch: Any, file: IO[bytes]) -> Any:
     return type(batch)()
 
 
-def _packets(spans: pl.DataFrame) -> Iterator[TracePacket]:
+def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePacket]:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
-    tracks = _tracks(spans)
-    for rank in sorted({rank for rank, _ in tracks}):
-        yield _process(rank)
-    for (rank, lane), uuid in tracks.items():
+    tracks = _tracks(laid)
+    ranks = sorted({track.rank for track in tracks})
+    for rank in ranks:
+        yield _process(rank, place_of(grid, rank))
+    uuids = {track: 1 + _process_uuid(ranks[-1]) + number for number, track in enumerate(sorted(tracks))}
+    for track, uuid in uuids.items():
         packet = TracePacket()
         packet.track_descriptor.uuid = uuid
-        packet.track_descriptor.parent_uuid = _process_uuid(rank)
-        packet.track_descriptor.name = lane
+        packet.track_descriptor.parent_uuid = _process_uuid(track.rank)
+        packet.track_descriptor.name = track.name
         yield packet
-    for number, row in enumerate(_events(spans).iter_rows(named=True)):
-        packet = TracePacket(timestamp=row["at"], trusted_packet_sequence_id=SEQUENCE)
+    rows = laid.rows(named=True)
+    starts, ends = _flows(_arrows(laid))
+    for number, event in enumerate(_in_order(tracks)):
+        packet = TracePacket(timestamp=event.at, trusted_packet_sequence_id=SEQUENCE)
         if number == 0:
             packet.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        event = packet.track_event
-        event.track_uuid = tracks[row["rank"], row["track"]]
-        event.type = TrackEvent.TYPE_SLICE_BEGIN if row["begins"] else TrackEvent.TYPE_SLICE_END
-        if row["begins"]:
-            event.name = row["label"]
-            event.categories.append(row["kind"])
-            (event.terminating_flow_ids if row["waits"] else event.flow_ids).extend(row["flow"] or ())
-            event.debug_annotations.add(name="step", int_value=row["step"] + 1)  # counted from 1
+        told = packet.track_event
+        told.track_uuid = uuids[event.track]
+        told.type = TrackEvent.TYPE_SLICE_BEGIN if event.begins else TrackEvent.TYPE_SLICE_END
+        if event.begins:
+            row = rows[event.row]
+            told.name = row["label"]
+            told.categories.append(row["kind"])
+            told.flow_ids.extend(starts.get(event.row, ()))
+            told.debug_annotations.add(name="step", int_value=row["step"] + 1)
             for key in ("slice", "layer", "bytes"):
-                event.debug_annotations.add(name=key, int_value=row[key])
+                told.debug_annotations.add(name=key, int_value=row[key])
+        elif event.row in ends:  # an arrow goes on in time: a wait may begin before what it waits for, and ends after
+            told.terminating_flow_ids.append(ends[event.row])
         yield packet
 
 
@@ -91,60 +145,73 @@ def _process_uuid(rank: int) -> int:
     return rank + 1
 
 
-def _process(rank: int) -> TracePacket:
+def _process(rank: int, name: str) -> TracePacket:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
     packet = TracePacket()
     packet.track_descriptor.uuid = _process_uuid(rank)
     packet.track_descriptor.process.pid = rank + 1  # 0 is the kernel's
-    packet.track_descriptor.process.process_name = f"rank {rank}"
+    packet.track_descriptor.process.process_name = name
     return packet
 
 
-def _tracks(spans: pl.DataFrame) -> dict[tuple[int, str], int]:
-    """A number for the tracks that are needed. Slices of a track may not overlap unless one is within the
-    other, so what overlaps goes to a track of its own."""
-    found = _laid(spans).select("rank", "track").unique().sort("rank", "track")
-    first = 1 + _process_uuid(int(found["rank"].max() or 0))  # type: ignore[arg-type]
-    return {(rank, track): first + number for number, (rank, track) in enumerate(found.iter_rows())}
-
-
 def _laid(spans: pl.DataFrame) -> pl.DataFrame:
-    """With ``track``: the lane, and a second one for what begins before an earlier span of the lane ends."""
-    spans = spans.sort("rank", "lane", "start", "end")
-    before = pl.col("end").cum_max().shift(1).over("rank", "lane")
-    overlaps = (pl.col("start") < before).fill_null(value=False)
-    parity = overlaps.cum_sum().over("rank", "lane") % 2
-    return spans.with_columns(
-        track=pl.when(overlaps & (parity == 1)).then(pl.col("lane") + " (overlapping)").otherwise("lane")
-    )
-
-
-def _events(spans: pl.DataFrame) -> pl.DataFrame:
-    """Two rows for each span, in order of time. flow: numbers of arrows that start or end here."""
+    """In order of time, with ``began`` and ``ended`` in ns since the first begin, and ``label``."""
     origin = spans["start"].min() or 0.0
-    waits = pl.col("kind").is_in(["wait", "idle"])
-    needed = pl.when(pl.col("kind").is_in(["idle", "transfer"])).then("meeting").otherwise(
-        pl.when(pl.col("kind").is_in(["comm", "wait"])).then(_key())
-    )  # fmt: skip
-    laid = _laid(spans).with_columns(
-        waits=waits, needed=needed,
-        label=pl.when(waits).then(pl.format("{} {}", "kind", "name")).otherwise("name"),
-        began=((pl.col("start") - origin) * 1e9).round().cast(pl.Int64),
-        ended=((pl.col("end") - origin) * 1e9).round().cast(pl.Int64),
-    )  # fmt: skip
-    pairs = laid.filter(pl.col("needed").is_not_null()).group_by("needed").agg(pl.col("waits").any().alias("awaited"))
-    laid = laid.join(pairs.filter("awaited"), on="needed", how="left", maintain_order="left").with_columns(
-        flow=pl.when(pl.col("awaited")).then(pl.concat_list("needed"))
-    )
-    keep = ["rank", "track", "kind", "label", "waits", "flow", "step", "slice", "layer", "bytes", "began", "ended"]
-    begins = laid.select(*keep, at="began", begins=pl.lit(value=True), order=-pl.col("ended"))
-    ends = laid.select(*keep, at="ended", begins=pl.lit(value=False), order=-pl.col("began"))
-    # At one moment: first what ends, of these what began last; then what begins, of these what ends last.
-    return pl.concat([begins, ends]).sort("at", "begins", "order", maintain_order=True)
+    ns = [
+        ((pl.col(name) - origin) * 1e9).round().cast(pl.Int64).alias(told)
+        for name, told in (("start", "began"), ("end", "ended"))
+    ]
+    named = pl.when(pl.col("kind").is_in(WAITS)).then(pl.format("{} {}", "kind", "name")).otherwise("name")
+    return spans.with_columns(*ns, label=named).sort("began", -pl.col("ended"), maintain_order=True)
 
 
-def _key() -> pl.Expr:
-    """Of a collective and of the wait for it: a unit is gathered and needed."""
-    name = pl.col("name").str.replace(r"^need ", "gather ").str.replace(r"^gather vectors", "publish vectors")
-    return pl.struct("step", "rank", "axis", name.alias("name"), "seq").hash()
+def _tracks(laid: pl.DataFrame) -> dict[Track, list[Event]]:
+    """The events of every track, in order. On a track two spans are apart, or one lies within the other:
+    ends are told by nothing but their order."""
+    found: dict[Track, list[Event]] = {}
+    lanes: dict[tuple[int, str], list[tuple[Track, list[Event], list[tuple[int, int]]]]] = {}
+    for row, (rank, lane, began, ended) in enumerate(laid.select("rank", "lane", "began", "ended").iter_rows()):
+        own = lanes.setdefault((rank, lane), [])
+        for track, events, opened in own:
+            _close(track, events, opened, began)
+            if not opened or opened[-1][0] >= ended:
+                break
+        else:
+            track, events, opened = Track(rank, lane, len(own) + 1), [], []
+            own.append((track, events, opened))
+            found[track] = events
+        events.append(Event(began, True, row, track))
+        opened.append((ended, row))
+    for own in lanes.values():
+        for track, events, opened in own:
+            _close(track, events, opened, None)
+    return found
+
+
+def _close(track: Track, events: list[Event], opened: list[tuple[int, int]], until: int | None) -> None:
+    """End what has ended; all of it if no moment is given."""
+    while opened and (until is None or opened[-1][0] <= until):
+        ended, row = opened.pop()
+        events.append(Event(ended, False, row, track))
+
+
+def _in_order(tracks: Mapping[Track, Sequence[Event]]) -> list[Event]:
+    """By time. At one moment communication first, so that arrows start before they end; on a track nothing
+    changes places."""
+    order = sorted(tracks, key=lambda track: (track.lane == "processor", track))
+    return sorted((event for track in order for event in tracks[track]), key=lambda event: event.at)
+
+
+def _arrows(laid: pl.DataFrame) -> list[tuple[int, int]]:
+    """Rows of waits and of what they waited for; not where clocks let that begin after the wait has ended."""
+    began, ended = laid["began"].to_list(), laid["ended"].to_list()
+    return [(wait, on) for wait, on in awaited(laid).iter_rows() if began[on] <= ended[wait]]
+
+
+def _flows(arrows: Sequence[tuple[int, int]]) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Numbers of the arrows that start at a row, and of the one that ends at it."""
+    starts: dict[int, list[int]] = {}
+    for flow, (_, on) in enumerate(arrows, 1):
+        starts.setdefault(on, []).append(flow)
+    return starts, {wait: flow for flow, (wait, _) in enumerate(arrows, 1)}

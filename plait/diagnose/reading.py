@@ -138,6 +138,20 @@ def read_timeline(folder: Path) -> Tables:
     return Tables(spans.filter(~pl.col("sampled")), sampled, rollups, plan, tuple(notes))
 
 
+def placed(tables: Tables, folder: Path, steps: int) -> Recording:
+    """The spans of the last ``steps`` of a folder's timeline as a recording, on one clock and by the run's
+    plan, if that is the one that they obeyed. Raises DataError where no spans were kept."""
+    spans = last_steps(tables.spans, steps)
+    if spans.is_empty():
+        raise DataError(f"{folder} holds the sums of its steps and no spans that could be drawn")
+    notes: list[str] = []
+    plan = _plan(folder / "plan.json", notes)
+    hosts, agree = _hosts(folder, notes)
+    obeyed = plan if plan and plan.hash == tables.plan_hash else None
+    spans = _on_one_clock(spans, folder, notes)
+    return recorded(spans, tables.rollups.clear(), obeyed, hosts=hosts, clocks_agree=agree)
+
+
 def last_steps(spans: pl.DataFrame, count: int) -> pl.DataFrame:
     """Those of the last steps."""
     steps = spans["step"].unique().sort()

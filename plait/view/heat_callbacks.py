@@ -8,7 +8,8 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from plait.diagnose.heat import STATISTICS, Heat, Statistic, Unlike, pooled, unlike
-from plait.view.heat_figure import Value, cell_text, heat_figure, place_of
+from plait.diagnose.places import place_of
+from plait.view.heat_figure import Value, cell_text, heat_figure
 from plait.view.moves import Place, around_row, is_number, moved, point_of
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
 from plait.view.words import nothing, seconds_text

@@ -10,6 +10,7 @@ import polars as pl
 
 from plait.diagnose.heat import Heat, Pooled, Segment
 from plait.diagnose.outliers import MINIMUM
+from plait.diagnose.places import WORDS, place_of
 from plait.view.words import layout, packed, plain, seconds_text
 
 Value = Literal["excess", "seconds"]
@@ -21,18 +22,6 @@ TICKS = 40
 OWN_COLOURS = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f7f7f7"], [0.75, "#f4a582"], [1, "#b2182b"]]
 WAIT_COLOURS = [[0, "#542788"], [0.25, "#b2abd2"], [0.5, "#f7f7f7"], [0.75, "#fdb863"], [1, "#b35806"]]
 RISING = [[0, "#f7fbff"], [0.35, "#9ecae1"], [0.7, "#2171b5"], [1, "#08306b"]]
-WORDS = {"pp": "stage", "dp": "dp", "cp": "cp", "tp": "tp", "host": "host"}
-
-
-def place_of(grid: pl.DataFrame, rank: int) -> str:
-    """``rank 5 (stage 0, dp 1) on host7``: the coordinates on which ranks differ."""
-    rows = grid.filter(pl.col("rank") == rank)
-    if rows.is_empty():
-        return f"rank {rank}"
-    at = rows.row(0, named=True)
-    words = ", ".join(f"{WORDS[a]} {at[a]}" for a in ("pp", "dp", "cp", "tp") if grid[a].n_unique() > 1)
-    host = f" on {at['host']}" if at["host"] else ""
-    return f"rank {rank}" + (f" ({words})" if words else "") + host
 
 
 def heat_figure(

@@ -13,11 +13,12 @@ import polars as pl
 from plait.core.files import replacing
 from plait.diagnose.dependencies import Key
 from plait.diagnose.heat import orders, pooled, unlike
+from plait.diagnose.places import place_of
 from plait.diagnose.series import attempts_of, series_of
 from plait.diagnose.states import STATES
 from plait.view.callbacks import memory_of_run, prediction_text, status_of
 from plait.view.grid_figure import STANDS_OUT, grid_figure
-from plait.view.heat_figure import heat_figure, place_of
+from plait.view.heat_figure import heat_figure
 from plait.view.series_figure import prediction_figure, series_figure
 from plait.view.store import Snapshot, Watched, heat_of
 from plait.view.timeline_callbacks import Shown, clock_text, link_text, shown_of, side_by_side, span_text

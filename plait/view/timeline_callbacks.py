@@ -9,9 +9,9 @@ import polars as pl
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from plait.diagnose.dependencies import Around, Key, Link, around
+from plait.diagnose.places import place_of
 from plait.diagnose.recording import Recording
 from plait.diagnose.window import Window, shifted, together, window
-from plait.view.heat_figure import place_of
 from plait.view.layout import WITH
 from plait.view.moves import is_number, next_span, point_of
 from plait.view.store import Snapshot, Watched, chosen_run
@@ -198,11 +198,8 @@ def by_key(key: str, shown: Shown, chosen: Any, zoom: Any) -> tuple[Any, Any]:
         middle = {"start": view.begin, "end": view.end}
         return chosen, _around(shown.around.span if shown.around else middle, shown, length)
     if key in ("n", "b") and shown.around:
-        links = shown.around.needs if key == "n" else shown.around.needed_by
-        latest = (
-            max(links, key=lambda link: (link.last, link.end), default=None) if key == "n" else next(iter(links), None)
-        )
-        return (_with(latest.key), zoom) if latest else (chosen, zoom)
+        link = shown.around.held_up_by if key == "n" else next(iter(shown.around.needed_by), None)
+        return (_with(link.key), zoom) if link else (chosen, zoom)
     if key.startswith("Arrow"):
         one = shown.around.span if shown.around else None
         at = Key(*(one[name] for name in Key._fields)) if one else Key(-1, shown.rank, "", "", -1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -134,24 +133,3 @@ def test_the_fraction_lies_between_zero_and_one(several: list[Span]) -> None:
     ordered = [span(s.kind, min(s.start, s.end), max(s.start, s.end), step=s.step, rank=s.rank) for s in several]
     fraction = hidden(ordered).fraction
     assert fraction is None or 0 <= fraction <= 1
-
-
-# ---- Perfetto ----
-
-
-def test_a_trace_has_a_process_per_rank_two_lanes_and_arrows(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    Timeline.concat([TIMELINE, Timeline((span("compute", 7, 8, rank=3),), "feed")]).write_perfetto(file)
-    events = json.loads(file.read_text())["traceEvents"]
-    lanes = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
-    assert lanes == {(rank, lane) for rank in (0, 3) for lane in ("processor", "network")}
-    slices = [e for e in events if e["ph"] == "X"]
-    assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in slices if e["pid"] == 0] == [
-        ("attn0.R0", 0, 0.0, 1e6),
-        ("attn0.R0", 1, 1e6, 2e6),
-        ("mlp0.F0", 0, 1e6, 1.5e6),
-        ("wait attn0.R0", 0, 2.5e6, 0.5e6),
-    ]
-    start, end = (next(e for e in events if e["ph"] == phase) for phase in "sf")
-    assert start["id"] == end["id"]
-    assert (start["ts"], start["tid"], end["ts"], end["tid"]) == (1e6, 1, 2.5e6, 0)

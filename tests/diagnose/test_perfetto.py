@@ -10,8 +10,11 @@ import polars as pl
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
+from plait.diagnose.awaited import awaited
 from plait.diagnose.perfetto import write_json, write_perfetto
-from tests.diagnose.made import Job
+from plait.diagnose.recording import grid_of
+from tests.diagnose.made import Job, plan_of
+from tests.diagnose.simulated import NAMES, simulated
 from tests.diagnose.test_stragglers import recording
 
 
@@ -22,6 +25,41 @@ def exported(spans: pl.DataFrame, path: Path) -> tuple[int, Trace]:
 
 def events(trace: Trace) -> list[TracePacket]:
     return [packet for packet in trace.packet if packet.HasField("track_event")]
+
+
+def arrows(trace: Trace) -> dict[int, tuple[int, int]]:
+    """When each starts and ends; every one does both, once, in this order."""
+    found = [
+        (flow, packet.timestamp)
+        for packet in events(trace)
+        for flow in (*packet.track_event.flow_ids, *packet.track_event.terminating_flow_ids)
+    ]
+    assert set(Counter(flow for flow, _ in found).values()) <= {2}
+    ends = {flow for packet in events(trace) for flow in packet.track_event.terminating_flow_ids}
+    assert ends == {flow for packet in events(trace) for flow in packet.track_event.flow_ids}
+    both: dict[int, tuple[int, int]] = {}
+    for flow, at in found:
+        both[flow] = (both[flow][0], at) if flow in both else (at, at)
+    return both
+
+
+def read_back(trace: Trace) -> list[tuple[str, str, str, int, int]]:
+    """Process, track, name, begin and end of every span as Perfetto takes them: what ends is what began last
+    on its track."""
+    described = {one.track_descriptor.uuid: one.track_descriptor for one in trace.packet if one.track_descriptor.uuid}
+    opened: dict[int, list[tuple[str, int]]] = {}
+    found: list[tuple[str, str, str, int, int]] = []
+    for packet in events(trace):
+        event = packet.track_event
+        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            opened.setdefault(event.track_uuid, []).append((event.name, packet.timestamp))
+        else:
+            name, began = opened[event.track_uuid].pop()
+            track = described[event.track_uuid]
+            process = described[track.parent_uuid].process.process_name
+            found.append((process, track.name, name, began, packet.timestamp))
+    assert not any(opened.values())
+    return found
 
 
 def test_every_span_once_and_in_its_place(tmp_path: Path) -> None:
@@ -58,20 +96,71 @@ def test_steps_are_counted_from_one(tmp_path: Path) -> None:
 def test_arrows_go_from_transfers_to_the_waits_for_them(tmp_path: Path) -> None:
     spans = recording(Job(dp=2, pp=3, steps=1)).spans
     _, trace = exported(spans, tmp_path / "t.pftrace")
-    begins: Counter[int] = Counter()
-    ends: Counter[int] = Counter()
-    for packet in events(trace):
-        begins.update(packet.track_event.flow_ids)
-        ends.update(packet.track_event.terminating_flow_ids)
-    assert set(begins) == set(ends)
-    assert len(ends) == spans.filter(pl.col("kind") == "idle").height
+    assert len(arrows(trace)) == spans.filter(pl.col("kind") == "idle").height
 
 
-def test_what_overlaps_is_on_a_track_of_its_own(tmp_path: Path) -> None:
-    spans = recording(Job(dp=1, pp=1, steps=1, micro_batches=2)).spans.filter(pl.col("kind") == "compute").head(2)
-    both = spans.with_columns(start=pl.Series([0.0, 0.5]), end=pl.Series([1.0, 1.5]))
-    _, trace = exported(both, tmp_path / "t.pftrace")
-    assert len({packet.track_event.track_uuid for packet in events(trace)}) == 2
+@pytest.mark.parametrize(
+    "times",
+    [
+        [(0.0, 1.0), (0.5, 1.5)],
+        [(0.0, 3.0), (1.0, 4.0), (2.0, 5.0)],
+        [(0.0, 9.0), (1.0, 2.0), (1.5, 8.0), (2.0, 3.0)],
+        [(0.0, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 2.0)],
+        [(0.0, 2.0), (0.0, 2.0), (0.0, 1.0), (1.0, 2.0)],
+    ],
+)
+def test_spans_keep_their_ends_however_they_overlap(tmp_path: Path, times: list[tuple[float, float]]) -> None:
+    one = recording(Job(dp=1, pp=1, steps=1)).spans.filter(pl.col("kind") == "compute").head(1)
+    starts, ends = zip(*times, strict=True)
+    named = {"name": [f"op {n}" for n in range(len(times))], "start": list(starts), "end": list(ends)}
+    spans = pl.concat([one] * len(times)).with_columns(*(pl.Series(name, of) for name, of in named.items()))
+    _, trace = exported(spans, tmp_path / "t.pftrace")
+    wanted = [(f"op {n}", round(start * 1e9), round(end * 1e9)) for n, (start, end) in enumerate(times)]
+    assert sorted(row[2:] for row in read_back(trace)) == wanted
+    write_json(spans, tmp_path / "t.json")
+    told = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    own = [
+        (e["name"], e["tid"], round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3)) for e in told if e["ph"] == "X"
+    ]
+    assert sorted((name, start, end) for name, _, start, end in own) == wanted
+    for _, tid, start, end in own:
+        beside = [(s, e) for _, other, s, e in own if other == tid]
+        assert not [(s, e) for s, e in beside if start < s < end < e], "what overlaps is on another row"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_under_every_strategy_spans_keep_their_ends_and_arrows_have_both(tmp_path: Path, name: str) -> None:
+    plan, spans = simulated(name)
+    write_perfetto(spans, tmp_path / "t.pftrace", grid_of(plan.layout))
+    trace = Trace.FromString((tmp_path / "t.pftrace").read_bytes())
+    first = spans["start"].min()
+    assert isinstance(first, float)
+    waits = pl.col("kind").is_in(["wait", "idle"])
+    wanted = spans.select(
+        label=pl.when(waits).then(pl.format("{} {}", "kind", "name")).otherwise("name"),
+        began=((pl.col("start") - first) * 1e9).round().cast(pl.Int64),
+        ended=((pl.col("end") - first) * 1e9).round().cast(pl.Int64),
+    )  # fmt: skip
+    assert Counter(row[2:] for row in read_back(trace)) == Counter(wanted.iter_rows())
+    assert len(arrows(trace)) == awaited(spans).height
+    write_json(spans, tmp_path / "t.json")
+    told = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    ends = {phase: {e["id"]: e["ts"] for e in told if e["ph"] == phase} for phase in "sf"}
+    assert ends["s"].keys() == ends["f"].keys()
+    assert len(ends["s"]) == awaited(spans).height
+    assert all(ends["s"][flow] <= at for flow, at in ends["f"].items())
+
+
+def test_a_process_is_named_by_where_its_rank_stands(tmp_path: Path) -> None:
+    grid = grid_of(plan_of(Job(dp=2, pp=2)).layout, ["h0", "h0", "h1", None])
+    spans = recording(Job(dp=2, pp=2, steps=1)).spans
+    write_perfetto(spans, tmp_path / "t.pftrace", grid)
+    trace = Trace.FromString((tmp_path / "t.pftrace").read_bytes())
+    names = {p.track_descriptor.process.process_name for p in trace.packet if p.HasField("track_descriptor")}
+    assert {
+        "rank 0 (stage 0, dp 0) on h0", "rank 1 (stage 0, dp 1) on h0", "rank 2 (stage 1, dp 0) on h1",
+        "rank 3 (stage 1, dp 1)",
+    } <= names  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [0, 1])

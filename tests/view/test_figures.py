@@ -16,13 +16,14 @@ from plait.core.evidence import Evidence, Verdict
 from plait.core.layout import Layout
 from plait.diagnose.dependencies import Key, around
 from plait.diagnose.heat import Heat, Segment, by_segment, excess_of, heat_of_segments, pooled
+from plait.diagnose.places import place_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import grid_of
 from plait.diagnose.series import Series
 from plait.diagnose.states import standings
 from plait.diagnose.window import window
 from plait.view.grid_figure import grid_figure
-from plait.view.heat_figure import cell_text, heat_figure, place_of
+from plait.view.heat_figure import cell_text, heat_figure
 from plait.view.moves import Place, moved, next_span
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
 from plait.view.timeline_figure import rows_of, timeline_figure
