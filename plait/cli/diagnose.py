@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from plait.cli import diagnose_page
+from plait.cli import diagnose_page, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from plait.core.evidence import Verdict
     from plait.core.plan import Plan
     from plait.diagnose.explain import Report
     from plait.diagnose.predicted import Prediction
     from plait.diagnose.reading import Run
     from plait.diagnose.recording import Recording
 
-STRAGGLER = 3
-"""Exit status where a straggler was named; 0 where none was, 2 where nothing could be read."""
+NAMED, UNKNOWN = 3, 1
+"""Exit status where a straggler or the cause of a hang was named, and of a hang whose cause is not known; 0
+where nothing is wrong, 2 where nothing could be read."""
 COMPARED = 64
 """Ranks that are compared with the plan."""
 
@@ -43,13 +47,15 @@ def diagnose(
         from plait.cli.hang import hang as explain_hang
 
         raise typer.Exit(explain_hang(run, as_json=json))
-    report = _of_trace(run, meta) if meta or run.suffix == ".parquet" else _of_run(run)
+    report = _of_trace(run, meta) if meta or run.suffix == ".parquet" else _of_run(run, json)
     if json:
         typer.echo(json_format.dumps(report.to_dict()))
     else:
         diagnose_page.show(report)
-    if report.stragglers:
-        raise typer.Exit(STRAGGLER)
+    if report.stragglers or (report.hang and report.hang.certain):
+        raise typer.Exit(NAMED)
+    if report.hang:
+        raise typer.Exit(UNKNOWN)
 
 
 def _of_trace(trace: Path, meta: Path | None) -> Report:
@@ -64,14 +70,42 @@ def _of_trace(trace: Path, meta: Path | None) -> Report:
     return explain(read_operations(trace, read_meta(meta)), str(trace))
 
 
-def _of_run(folder: Path) -> Report:
+def _of_run(folder: Path, as_json: bool) -> Report:
+    """Of a run that hung before a step was recorded there is no more than that."""
+    from plait.cli.hang import hang
+    from plait.core.errors import DataError
+    from plait.core.evidence import FILE
     from plait.diagnose.reading import read_run
 
-    return report_of(read_run(folder))
+    try:
+        run = read_run(folder)
+    except DataError as error:
+        if not (folder / FILE).exists():
+            raise
+        typer.echo(terminal.fitted(f"plait: {error}", sys.stderr), err=True)
+        raise typer.Exit(hang(folder, as_json=as_json)) from None
+    verdict, notes = hang_of(folder)
+    report = report_of(run)
+    return replace(report, hang=verdict, notes=(*notes, *report.notes))
+
+
+def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
+    """Why the run hung, by what its launcher wrote down; None where it wrote nothing. And what has to be said
+    of a file that cannot be read."""
+    from plait.core.errors import DataError
+    from plait.core.evidence import FILE, read_hang
+
+    if not (folder / FILE).exists():
+        return None, []
+    try:
+        verdict = read_hang(folder / FILE)[0]
+    except DataError as error:
+        return None, [str(error)]
+    return (None if verdict.cause == "none" else verdict), []
 
 
 def report_of(run: Run) -> Report:
-    """All that is said of a run, with what its plan predicts."""
+    """What is said of a run that gets on, with what its plan predicts."""
     from plait.core.memory_peaks import peaks_of
     from plait.diagnose.explain import explain
 

@@ -21,6 +21,7 @@ def show(report: Report) -> None:
     """All of it."""
     axes = ", ".join(f"{axis} {n}" for axis, n in report.axes.items())
     terminal.title(f"{report.name}: {report.ranks} ranks{f' ({axes})' if axes else ''}")
+    _hang(report)
     _steps(report)
     _verdict(report)
     _shares(report)
@@ -30,6 +31,15 @@ def show(report: Report) -> None:
     _progress(report)
     for note in report.notes:
         terminal.text(f"note: {note}", indent="  ")
+
+
+def _hang(report: Report) -> None:
+    if report.hang:
+        terminal.text(f"{report.hang.heading}. {report.hang.why}", indent="  ")
+        for other in report.hang.also:
+            terminal.text(f"Besides: {other.why}", indent="  ")
+        terminal.text(f"plait diagnose {report.name} --hang says who waited for whom.", indent="  ")
+        terminal.say("")
 
 
 def _steps(report: Report) -> None:

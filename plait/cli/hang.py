@@ -72,8 +72,7 @@ def _tell(verdict: Verdict, evidence: Sequence[Evidence]) -> None:
     """The verdict, the chain of those who wait, and a line for each rank that matters."""
     from plait.core.evidence import spoken_ranks
 
-    headings = {"none": "No hang", "unknown": "A hang; its cause is not known"}
-    terminal.title(headings.get(verdict.cause, f"A hang: {verdict.cause}"))
+    terminal.title(verdict.heading)
     terminal.text(verdict.why)
     for other in verdict.also:
         terminal.text(f"Besides: {other.why}")

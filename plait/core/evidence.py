@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from plait.core.codec import DOCUMENT, read_table
 from plait.core.errors import DataError
 from plait.core.files import replacing
 from plait.core.ring import NOBODY, Kind, Record, RingGroup
@@ -167,6 +168,11 @@ class Verdict:
         """Whether it names a cause."""
         return self.cause not in ("none", "unknown")
 
+    @property
+    def heading(self) -> str:
+        """What to call it, in a few words."""
+        return {"none": "No hang", "unknown": "A hang; its cause is not known"}.get(self.cause, f"A hang: {self.cause}")
+
 
 def spoken_ranks(ranks: Iterable[int]) -> str:
     """
@@ -231,13 +237,13 @@ def write_hang(folder: Path, verdict: Verdict, evidence: Sequence[Evidence]) -> 
 def read_hang(path: Path) -> tuple[Verdict, list[Evidence]]:
     """Both. Raises DataError for a file that is missing, damaged or of another version."""
     try:
-        content = json.loads(path.read_text())
+        content = read_table(path, DOCUMENT)
         if content.get("version") != VERSION:
             raise DataError(f"{path} is of version {content.get('version')!r}; this Plait reads version {VERSION}")
         return _verdict(content["verdict"]), [evidence_of(one) for one in content["evidence"]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 

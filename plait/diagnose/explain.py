@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from plait.core.evidence import Verdict
 from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
 from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.predicted import Prediction
@@ -22,7 +23,8 @@ VERSION = 1
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """name: of the run or trace. axes: degrees, as far as ranks differ on them. costs: seconds by which a
-    step would be shorter without each straggler, None where no spans were kept to replay."""
+    step would be shorter without each straggler, None where no spans were kept to replay. hang: why it hung,
+    by what its launcher wrote down; None where nothing was."""
 
     name: str
     ranks: int
@@ -40,6 +42,7 @@ class Report:
     checkpoints: Checkpoints | None = None
     goodput: Goodput | None = None
     memory: tuple[MemoryUse, ...] = ()
+    hang: Verdict | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -54,6 +57,7 @@ class Report:
             "version": VERSION,
             "run": self.name,
             "ranks": self.ranks,
+            "hang": self.hang and asdict(self.hang),
             "axes": dict(self.axes),
             "steps": self.steps and self.steps._asdict() | _counted(
                 first=self.steps.first, last=self.steps.last, longest_at=self.steps.longest_at

@@ -2,7 +2,8 @@
 
 The rules, in this order; each says what it has found, and none falls back on a name:
 
-1. nobody has waited for longer than the deadline, and no rank is stopped or has failed: nothing hangs;
+1. nobody has waited for longer than the deadline, no rank has stood stopped for longer, and none has failed:
+   nothing hangs;
 2. members of a group began different things as their n-th call: the majority is right;
 3. a rank has ended, is stopped, or has been at something else for too long, and others wait for it: it is
    the cause. For too long is the deadline, or twice the longest that it was ever at one thing; several times
@@ -44,8 +45,12 @@ def localise(evidence: Sequence[Evidence], *, world: int, deadline: float, first
     failed = [rank for rank, one in waits.evidence.items() if one.state == "ended" and one.status]
     halted = [rank for rank, one in waits.evidence.items() if one.state == "stopped"]
     longest = waits.longest()
-    if longest <= deadline and not failed and not halted:
-        return Verdict(cause="none", why=f"Nobody has waited for another rank for longer than {deadline:g} s.")
+    if longest <= deadline and not failed:
+        halted, moments = _for_long(waits, halted, deadline)
+        if not halted:
+            now = _sentence(f"{_subject(waits, moments)} {_is(moments)} stopped at this moment.") if moments else ""
+            why = f"Nobody has waited for another rank for longer than {deadline:g} s. {now}"
+            return Verdict(cause="none", why=why.rstrip())
     if wrong := find_mismatch(waits):
         return wrong
     sinks = waits.sinks()
@@ -99,6 +104,13 @@ def _how(one: Evidence) -> str:
     if one.status is None:
         return "has ended; nobody saw how"
     return how_it_ended(one.status) if one.status else "has ended in good order, before the others"
+
+
+def _for_long(waits: Waits, halted: Sequence[int], deadline: float) -> tuple[list[int], list[int]]:
+    """Stopped ranks that have done nothing for longer than the deadline, and the others: what looks at a rank
+    from outside may stop it for a moment."""
+    lasting = [rank for rank in halted if (waits.evidence[rank].still or 0.0) > deadline]
+    return lasting, [rank for rank in halted if rank not in lasting]
 
 
 def _stopped(waits: Waits, sinks: Sequence[int], halted: Sequence[int]) -> Verdict | None:

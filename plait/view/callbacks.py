@@ -134,10 +134,10 @@ def hang_of(snapshot: Snapshot) -> list[Any]:
     if not snapshot.hang or snapshot.hang[0].cause == "none":
         return []
     verdict = snapshot.hang[0]
-    words = "HANG, cause not known" if not verdict.certain else f"HANG: {verdict.cause}"
     return [
         html.P(
-            [html.Strong(words), " ", verdict.why, *(f" Besides: {one.why}" for one in verdict.also)], className="alarm"
+            [html.Strong(f"{verdict.heading}."), " ", verdict.why, *(f" Besides: {one.why}" for one in verdict.also)],
+            className="alarm",
         )
     ]
 

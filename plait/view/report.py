@@ -100,7 +100,7 @@ def _verdict(snapshot: Snapshot) -> str:
     if snapshot.hang and snapshot.hang[0].cause != "none":
         verdict = snapshot.hang[0]
         parts.append(
-            f'<p class="alarm"><strong>HANG: {html.escape(verdict.cause)}</strong> {html.escape(verdict.why)}</p>'
+            f'<p class="alarm"><strong>{html.escape(verdict.heading)}.</strong> {html.escape(verdict.why)}</p>'
         )
     text = snapshot.told.text if snapshot.told else snapshot.problem
     notes = "".join(f"<li>note: {html.escape(note)}</li>" for note in snapshot.notes)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from plait.cli.main import app
 from plait.core.errors import DataError, JobError, LaunchError
+from plait.core.evidence import Evidence, Verdict, write_hang
 from tests.cli.runs import on_terminal
 from tests.diagnose.made import At, Job, write_run, write_trace
 from tests.diagnose.test_foreign import kineto
@@ -51,6 +52,42 @@ def test_a_slow_rank_is_exit_status_3(tmp_path: Path) -> None:
     assert (one["what"], one["ranks"], one["hosts"], one["since"]) == ("slow processor", [1], ["h1"], 1)
     assert 0 < one["cost_seconds_per_step"] < report["steps"]["median"]
     assert sum(share["seconds"] for share in report["shares"]) == pytest.approx(report["steps"]["median"], rel=0.1)
+
+
+CUT = Verdict(cause="stopped", why="Rank 3 (h1) is stopped.", ranks=(3,), hosts=("h1",))
+UNKNOWN = Verdict(cause="unknown", why="Nothing tells which.")
+
+
+@pytest.mark.parametrize(("verdict", "status"), [(CUT, 3), (UNKNOWN, 1)])
+def test_a_run_that_hung_is_said_to_have_hung(tmp_path: Path, verdict: Verdict, status: int) -> None:
+    run = write_run(tmp_path / "run", CLEAN)
+    write_hang(run, verdict, [Evidence(rank=rank) for rank in range(8)])
+    found = run_cli("diagnose", run)
+    assert found.exit_code == status
+    assert f"{verdict.heading}. {verdict.why}" in found.stdout
+    assert f"plait diagnose {run} --hang" in found.stdout
+    assert "No straggler" in found.stdout, "what its steps tell is said as well"
+    code, report = read(run)
+    assert (code, report["hang"]["cause"], report["hang"]["ranks"]) == (status, verdict.cause, list(verdict.ranks))
+
+
+def test_of_a_run_that_hung_in_its_first_step_that_is_all(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", CLEAN)
+    for file in (run / "timeline").iterdir():
+        file.unlink()
+    write_hang(run, CUT, [Evidence(rank=rank) for rank in range(8)])
+    found = run_cli("diagnose", run)
+    assert found.exit_code == 3
+    assert CUT.why in found.stdout
+    assert "holds no timeline" in found.stderr
+
+
+def test_a_damaged_verdict_on_a_hang_is_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", CLEAN)
+    (run / "hang.json").write_text("[" * 100_000)
+    code, report = read(run)
+    assert (code, report["hang"]) == (0, None)
+    assert any("hang.json is damaged" in note for note in report["notes"])
 
 
 def test_a_clean_run_is_exit_status_0(tmp_path: Path) -> None:

@@ -106,6 +106,21 @@ def test_a_stopped_rank_and_who_waits_for_it() -> None:
     assert (link.ranks, link.on) == ((0, 1, 2), (3,))
 
 
+@pytest.mark.parametrize("still", [0.06, 9.0, 11.0])
+def test_a_rank_that_is_stopped_for_a_moment_is_no_hang(still: float) -> None:
+    others = [seen(rank, at(DP, 17, since=still)) for rank in range(3)]
+    moved = int((100 - still) * SECOND)
+    stopped = seen(3, at(DP, 16, over=True), host=1, state="stopped", thread="unknown", moved=moved)
+    verdict = localise([*others, stopped], world=4, deadline=10)
+    alone = localise([replace(stopped, rank=0)], world=1, deadline=10)
+    if still > 10:
+        assert (verdict.cause, verdict.ranks) == ("stopped", (3,))
+        assert (alone.cause, alone.ranks) == ("stopped", (0,))
+    else:
+        assert verdict.cause == alone.cause == "none"
+        assert verdict.why.endswith("Rank 3 (host 1) is stopped at this moment.")
+
+
 def test_the_cause_is_found_through_those_that_wait_for_each_other() -> None:
     """4 waits for 2, 2 for 0, and 0 computes for ever."""
     first, second = RingGroup((0, 2), 0, "pp"), RingGroup((2, 4), 0, "dp")
