@@ -18,6 +18,7 @@ from flask import abort, request
 from pydantic import BaseModel, Field, ValidationError
 
 from plait.core.errors import JobError
+from plait.core.files import reason_of
 from plait.view.callbacks import connect, first_paint
 from plait.view.layout import page
 from plait.view.store import Watched
@@ -30,6 +31,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANSWERED = ("/_dash-", "/assets/", "/_favicon.ico")
 """How paths begin that are answered, beside ``/``."""
 UPDATE = "/_dash-update-component"
+LARGEST = 1 << 20
+"""Bytes of a request's body: what the page sends itself are some thousands."""
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; worker-src 'self' blob:; font-src 'self' data:; connect-src 'self'; "
@@ -76,15 +79,15 @@ def make_app(runs: Sequence[Watched], *, local: bool = True) -> Dash:
 
 def guard(app: Dash, local: bool) -> None:
     """Answer what the page asks for, and nothing else."""
+    app.server.config["MAX_CONTENT_LENGTH"] = LARGEST
 
     @app.server.before_request
     def _refuse() -> None:
         path = request.path
-        host = urlsplit(f"//{request.host}").hostname or ""
-        if local and host not in LOOPBACK:
+        if local and _host(f"//{request.host}")[1] not in LOOPBACK:
             abort(403)
         origin = request.headers.get("Origin")
-        if origin and urlsplit(origin).netloc != request.host:
+        if origin and _host(origin)[0] != request.host:
             abort(403)
         if path != "/" and not path.startswith(ANSWERED):
             abort(404)
@@ -98,12 +101,26 @@ def guard(app: Dash, local: bool) -> None:
         """A part of a library that there is not."""
         return "not found", 404
 
+    @app.server.errorhandler(RecursionError)
+    def _too_deep(_: RecursionError) -> tuple[str, int]:
+        """JSON that is nested too deeply."""
+        return "bad request", 400
+
     @app.server.after_request
     def _restrict(response: Response) -> Response:
         response.headers["Content-Security-Policy"] = POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         return response
+
+
+def _host(url: str) -> tuple[str, str]:
+    """Host and port as they stand in a URL, and the host alone; empty where it is none."""
+    try:
+        parts = urlsplit(url)
+        return parts.netloc, parts.hostname or ""
+    except ValueError:
+        return "", ""
 
 
 def _asks_for_a_part(body: Any, app: Dash) -> bool:
@@ -115,7 +132,8 @@ def _asks_for_a_part(body: Any, app: Dash) -> bool:
 
 
 def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
-    """Bound, not yet serving. port: 0 for any that is free. Raises JobError where it is not to be had."""
+    """Bound, not yet serving. port: 0 for any that is free. Raises JobError where it is not to be had, and
+    for a host of no letters, at which the system would listen everywhere."""
     import socket
 
     from werkzeug.serving import WSGIRequestHandler
@@ -126,13 +144,27 @@ def make_server(app: Dash, host: str, port: int) -> BaseWSGIServer:
 
         protocol_version = "HTTP/1.1"
 
+        def run_wsgi(self) -> None:
+            """As ever, unless the request's line names a URL that is none."""
+            try:
+                urlsplit(self.path)
+            except ValueError:
+                self.send_error(400)
+                return
+            super().run_wsgi()
+
         def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
             """Nothing."""
 
+    if not host.strip():
+        fix = "Name the address to listen at, such as 127.0.0.1; 0.0.0.0 means every one of this machine"
+        raise JobError(f"'{host}' is no address", key="--host", fix=fix)
     try:
-        probe = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        problem = f"cannot listen at {host}, port {port}: {error.strerror or error}"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
+        probe = socket.create_server(address, family=family)
+    except (OSError, ValueError) as error:
+        problem = f"cannot listen at {host}, port {port}: {reason_of(error)}"
         raise JobError(problem, fix="Choose another --port, or 0 for any that is free") from None
     with probe:
         return bind(host, probe.getsockname()[1], app.server, threaded=True, request_handler=Quiet, fd=probe.fileno())

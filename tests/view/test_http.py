@@ -18,7 +18,7 @@ import pytest
 from plait.cli.view import tools
 from plait.core.errors import DataError, JobError
 from plait.core.evidence import Evidence, Verdict, write_hang
-from plait.view.app import make_app, make_server
+from plait.view.app import LARGEST, UPDATE, make_app, make_server
 from plait.view.callbacks import status_of
 from plait.view.heat_callbacks import WANTED
 from plait.view.report import report_of
@@ -88,6 +88,52 @@ def test_who_was_led_here_under_another_name_is_refused(page: str) -> None:
     assert ask(page, "/_dash-layout", Host="evil.example")[0] == 403
     assert ask(page, "/_dash-layout", Origin="http://evil.example")[0] == 403
     assert ask(page, "/_dash-layout", Host=urlsplit(page).netloc.replace("127.0.0.1", "localhost"))[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://a@[::1", "null", "http://127.0.0.1:99999", "//", "x" * 5000])
+def test_an_origin_that_is_none_is_refused(page: str, origin: str) -> None:
+    assert ask(page, "/", Origin=origin)[0] == 403
+
+
+@pytest.mark.parametrize("host", ["[", "127.0.0.1:x", "[::1"])
+def test_a_host_that_is_none_is_refused(page: str, host: str) -> None:
+    assert ask(page, "/", Host=host)[0] in (400, 403)
+
+
+def told(page: str, request: bytes) -> bytes:
+    """The first line of what is answered to these bytes."""
+    where = urlsplit(page)
+    with socket.create_connection((where.hostname, where.port), timeout=60) as connection:  # type: ignore[arg-type]
+        connection.sendall(request)
+        return connection.makefile("rb").readline()
+
+
+def test_bodies_have_a_limit_and_are_not_read_beyond_it(page: str) -> None:
+    head = f"POST {UPDATE} HTTP/1.1\r\nHost: {urlsplit(page).netloc}\r\nContent-Type: application/json\r\n"
+    assert b" 413 " in told(page, (head + f"Content-Length: {100 << 20}\r\n\r\n").encode()), "before it has come"
+    chunk = b"%x\r\n%b\r\n" % (LARGEST + 1, b" " * (LARGEST + 1))
+    assert b" 4" in told(page, (head + "Transfer-Encoding: chunked\r\n\r\n").encode() + chunk + b"0\r\n\r\n")
+    assert ask(page, UPDATE, "POST", "x" * (LARGEST - 2))[0] == 400, "read, and no question"
+
+
+@pytest.mark.parametrize("depth", [900, 5_000, 400_000])
+def test_deep_json_is_refused(page: str, depth: int, capfd: pytest.CaptureFixture[str]) -> None:
+    body = b'{"output":' + b"[" * depth + b"]" * depth + b"}"
+    head = f"POST {UPDATE} HTTP/1.1\r\nHost: {urlsplit(page).netloc}\r\nContent-Type: application/json\r\n"
+    assert b" 400 " in told(page, (head + f"Content-Length: {len(body)}\r\n\r\n").encode() + body)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_line_that_names_no_url_is_refused(page: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert b" 400 " in told(page, b"GET http://[::1/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["", " ", "..", "\0", "x" * 100])
+def test_a_host_at_which_nobody_can_listen_is_refused(tmp_path: Path, host: str) -> None:
+    app = make_app(watch([write_run(tmp_path / "run", SLOW)], tools()))
+    with pytest.raises(JobError):
+        make_server(app, host, 0)
 
 
 def update(page: str, output: str, changed: list[str], inputs: list[Any], state: Any = ()) -> tuple[int, Any]:
