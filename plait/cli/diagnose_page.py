@@ -218,10 +218,11 @@ def _memory(report: Report) -> None:
             "-" if one.measured is None else in_words(one.measured),
             _ratio(one.measured / one.predicted) if one.predicted and one.measured else "-",
             "-" if one.rank is None else str(one.rank),
+            "-" if one.process is None else in_words(one.process),
         )
         for one in report.memory[:ROWS]
     ]
-    terminal.table(("memory of a rank, at most", "predicted", "measured", "ratio", "rank"), rows)
+    terminal.table(("tensors of a rank, at most", "predicted", "measured", "ratio", "rank", "its process"), rows)
 
 
 # ---- how it got on ----

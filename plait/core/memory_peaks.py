@@ -1,4 +1,8 @@
-"""How much memory every rank of a run has taken so far, at most, as it stands in ``metrics.jsonl``."""
+"""How much memory every rank of a run takes, at most, as it stands in ``metrics.jsonl``: its tensors in a
+step, which a plan predicts, and its process as a whole, which has an interpreter and libraries beside them.
+
+Earlier versions wrote ``memory_peak``: by how much a process had grown. It compares with nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,33 @@ from typing import Any, cast
 
 from plait.core.layout import Layout
 
-MEMORY = "memory_peak"
-"""Its name in a line."""
+TENSORS, PROCESS = "memory_tensors", "memory_process"
+"""The names in a line."""
 MOST = 64
 """Ranks that are all told; of more, the one of each stage that has taken the most."""
 _RANK = re.compile(r"(.+), rank (\d{1,9})")
 
 
-def told(peaks: Sequence[int], layout: Layout) -> dict[str, int]:
-    """Bytes by stage and rank. peaks: by rank.
+def told(peaks: Sequence[int | None], layout: Layout) -> dict[str, int]:
+    """Bytes by stage and rank, of those of which it is known. peaks: by rank.
 
-    >>> told([10, 20], Layout.of(pp=2, dp=1))
-    {'stage 0, rank 0': 10, 'stage 1, rank 1': 20}
+    >>> told([10, None], Layout.of(pp=2, dp=1))
+    {'stage 0, rank 0': 10}
     """
     found: dict[str, int] = {}
     for stage, mesh in enumerate(layout.meshes):
-        ranks = sorted(mesh.ranks) if layout.world_size <= MOST else [max(mesh.ranks, key=lambda rank: peaks[rank])]
-        found |= {f"stage {stage}, rank {rank}": peaks[rank] for rank in ranks}
+        known = {rank: peak for rank in sorted(mesh.ranks) if (peak := peaks[rank]) is not None}
+        ranks = known if layout.world_size <= MOST else sorted(known, key=lambda rank: -known[rank])[:1]
+        found |= {f"stage {stage}, rank {rank}": known[rank] for rank in ranks}
     return found
 
 
-def peaks_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, int]]:
-    """The most of every rank that lines tell, by stage. What is no such thing is left out."""
+def peaks_of(metrics: Sequence[Mapping[str, Any]], what: str = TENSORS) -> dict[str, dict[int, int]]:
+    """The most of every rank that lines tell, by stage. what: ``TENSORS`` or ``PROCESS``. What is no such
+    thing is left out."""
     found: dict[str, dict[int, int]] = {}
     for line in metrics:
-        sizes: Any = line.get(MEMORY)
+        sizes: Any = line.get(what)
         for name, size in cast("dict[Any, Any]", sizes).items() if isinstance(sizes, dict) else ():
             known = _RANK.fullmatch(str(name))
             if known and isinstance(size, int) and not isinstance(size, bool) and size > 0:

@@ -74,6 +74,16 @@ def process_memory(pid: int | None = None) -> ProcessMemory | None:
     return ProcessMemory(now, peak)
 
 
+def forget_peak() -> bool:
+    """From now on this process's ``ProcessMemory.peak`` is the most since now; whether the system can do
+    that."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
 def main_thread_seconds(pid: int) -> float:
     """Of a processor, that the main thread of a process has taken so far; 0 where the system does not say."""
     try:

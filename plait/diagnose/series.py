@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from plait.core.memory_peaks import PROCESS
+
 SERIES = {
     "seconds": "seconds of a step",
     "loss": "loss",
@@ -17,6 +19,10 @@ SERIES = {
     "norm": "norm of the gradients",
 }
 """Of the lines of metrics.jsonl."""
+
+
+APART = (PROCESS, "memory_peak")
+"""Memory that is no tensors': of a whole process, and what earlier versions wrote."""
 
 
 class Series(NamedTuple):
@@ -51,12 +57,13 @@ def series_of(metrics: Iterable[Mapping[str, Any]], names: Sequence[str] = tuple
 
 
 def memory_of(metrics: Sequence[Mapping[str, Any]]) -> list[Series]:
-    """Whatever lines say of memory, in bytes: a number, or one for each rank (a list, or an object)."""
+    """Whatever lines say of tensors' memory, in bytes: a number, or one for each rank (a list, or an
+    object)."""
     split: list[dict[str, Any]] = []
     for line in metrics:
         row: dict[str, Any] = {"step": line.get("step")}
         for name, value in line.items():
-            if "memory" not in name:
+            if "memory" not in name or name in APART:
                 continue
             if isinstance(value, list):
                 row |= {f"{name}, rank {rank}": one for rank, one in enumerate(value)}

@@ -15,7 +15,7 @@ from plait.core.env import RankEnv, this_host
 from plait.core.errors import CheckpointError, JobError, NotFinite
 from plait.core.host_memory import memory_of
 from plait.core.job import Job
-from plait.core.memory_peaks import MEMORY, told
+from plait.core.memory_peaks import PROCESS, TENSORS, told
 from plait.core.plan import Plan
 from plait.core.refine import refine
 from plait.core.ring import Kind
@@ -53,7 +53,7 @@ class Session:
         self.feed = Feed(job, self._prepared())
         control.doing("building the model")
         self._meter = device.memory_meter()
-        self._told: list[int] = []
+        self._told: list[Any] = []
         self.recorder = open_recorder(folder, rank, plan.hash, device, report.missing("the ring"))
         part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
         agree(part)
@@ -69,7 +69,7 @@ class Session:
             self.optimizer.held,
             keep=job.train.keep_checkpoints,
             group=new_group() if dist.is_initialized() else None,
-            beside=self._meter,
+            beside=self._meter.taken,
         )
         control.writing = lambda: self.checkpoints.writing
         self.memory = self._memory(rank)
@@ -192,6 +192,9 @@ class Session:
         done, asked = start, False
         while done < job.steps and not asked:
             self.control.doing(f"step {done + 1}", step=done)
+            is_measured = done == start + 1  # the first also makes what stays
+            if is_measured:
+                self._meter.begin()
             self.recorder.begins(done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
             with self.recorder.during(Kind.DATA, "data"):
@@ -206,6 +209,8 @@ class Session:
                 on_nan=job.on_nan,
             )
             asked = result.stop
+            if is_measured:
+                self._meter.end()
             metrics = {"step": done + 1, **result.metrics, "learning_rate": rate(done)}
             if self.report.speaks:
                 metrics |= meter.metrics(result.seconds, self.recorder.records())
@@ -219,7 +224,8 @@ class Session:
         """What is due after a step: an evaluation, a line, a checkpoint."""
         job, last = self.job.train, done == self.job.train.steps
         if peaks := self._peaks(end=last or asked):
-            metrics[MEMORY] = told(peaks, self.part.plan.layout)
+            for name, sizes in zip((TENSORS, PROCESS), zip(*peaks, strict=True), strict=True):
+                metrics[name] = told(sizes, self.part.plan.layout)
         if self.part.evaluator and (done % job.eval_every == 0 or last):
             metrics["eval_loss"] = self._evaluate(self.part.evaluator, done)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
@@ -234,11 +240,11 @@ class Session:
                     f"warning: the state after step {done} is not in memory ({problem}). Training goes on."
                 )
 
-    def _peaks(self, *, end: bool) -> Sequence[int]:
-        """What memory ranks have taken at most, if that is news: what they said beside a checkpoint, and at
-        the end, when nobody waits for another step, what they say now."""
+    def _peaks(self, *, end: bool) -> Sequence[Sequence[int | None]]:
+        """What memory ranks have taken at most (``Taken``), if that is news: what they said beside a
+        checkpoint, and at the end, when nobody waits for another step, what they say now."""
         if end:
-            return gather(self._meter())
+            return gather(self._meter.taken())
         known, self._told = self._told, self.checkpoints.told
         return [] if self._told is known else self._told
 

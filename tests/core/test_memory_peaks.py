@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.layout import Layout
-from plait.core.memory_peaks import MEMORY, MOST, peaks_of, told
+from plait.core.memory_peaks import MOST, TENSORS, peaks_of, told
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.data())
@@ -14,7 +14,7 @@ def test_what_is_told_is_read_again_and_later_lines_only_add(pp: int, dp: int, d
     layout = Layout.of(pp=pp, dp=dp)
     sizes = st.lists(st.integers(1, 2**40), min_size=pp * dp, max_size=pp * dp)
     first, second = data.draw(sizes), data.draw(sizes)
-    found = peaks_of([{"step": 1, MEMORY: told(first, layout)}, {"loss": 1.0}, {MEMORY: told(second, layout)}])
+    found = peaks_of([{"step": 1, TENSORS: told(first, layout)}, {"loss": 1.0}, {TENSORS: told(second, layout)}])
     assert found == {
         f"stage {stage}": {rank: max(first[rank], second[rank]) for rank in mesh.ranks}
         for stage, mesh in enumerate(layout.meshes)
@@ -24,7 +24,7 @@ def test_what_is_told_is_read_again_and_later_lines_only_add(pp: int, dp: int, d
 def test_of_many_ranks_the_fullest_of_every_stage() -> None:
     layout = Layout.of(pp=2, dp=MOST)
     peaks = [1000 + (rank * 37) % 101 for rank in range(2 * MOST)]
-    found = peaks_of([{MEMORY: told(peaks, layout)}])
+    found = peaks_of([{TENSORS: told(peaks, layout)}])
     assert {stage: len(ranks) for stage, ranks in found.items()} == {"stage 0": 1, "stage 1": 1}
     assert max(found["stage 1"].values()) == max(peaks[MOST:])
 
@@ -36,6 +36,6 @@ JSON = st.recursive(
 )
 
 
-@given(st.lists(st.dictionaries(st.sampled_from([MEMORY, "step", "loss"]), JSON, max_size=3), max_size=4))
+@given(st.lists(st.dictionaries(st.sampled_from([TENSORS, "step", "loss"]), JSON, max_size=3), max_size=4))
 def test_other_peoples_lines_are_left_out(lines: list[dict[str, object]]) -> None:
     peaks_of(lines)

@@ -21,7 +21,7 @@ from plait.cli.hang import hang
 from plait.core.attempts import Attempt, read_attempts, write_attempts
 from plait.core.errors import PlaitError
 from plait.core.evidence import FILE, Evidence, Verdict, Wait, write_hang
-from plait.core.memory_peaks import MEMORY
+from plait.core.memory_peaks import TENSORS
 from plait.core.parts import Part, ask, write_part
 from plait.core.ring import HEADER, LIVE, RECORD, Kind, call_of, signature_of
 from plait.core.ring_calls import ring_path
@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                        call=call_of("all_reduce", "float32"), signature=SIGNATURE)  # fmt: skip
         write_part(folder, Part(rank=rank, token=header.token, wall=time.time_ns(), thread="works" if rank == 2 else
                                 "waits", stack=("a.py:1 f",), address=("127.0.0.1", 9), complete=True))  # fmt: skip
-    lines = [{"step": step, "loss": 2.0, "seconds": 0.1, MEMORY: {"stage 0, rank 0": 1000}} for step in range(1, 7)]
+    lines = [{"step": step, "loss": 2.0, "seconds": 0.1, TENSORS: {"stage 0, rank 0": 1000}} for step in range(1, 7)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_attempts(folder, [Attempt(attempt=1, started=1.0, ended=2.0, outcome="failed", hosts=("a",), steps=6)])
     (folder / "checkpoints" / "step-00000004").mkdir(parents=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plait.cli.diagnose_page import show
-from plait.core.memory_peaks import MEMORY, peaks_of
+from plait.core.memory_peaks import PROCESS, TENSORS, peaks_of
 from plait.diagnose.explain import explain
 from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.reading import read_run
@@ -19,14 +19,14 @@ from tests.diagnose.made import Job, write_run
 from tests.managed import write_job
 
 LINES = [
-    {"step": 5, MEMORY: {"stage 0, rank 0": 100, "stage 0, rank 1": 120, "stage 1, rank 2": 50}},
-    {"step": 10, MEMORY: {"stage 0, rank 0": 130, "stage 0, rank 1": 120}},
+    {"step": 5, TENSORS: {"stage 0, rank 0": 100, "stage 0, rank 1": 120, "stage 1, rank 2": 50}},
+    {"step": 10, TENSORS: {"stage 0, rank 0": 130, "stage 0, rank 1": 120}, PROCESS: {"stage 0, rank 0": 900}},
 ]
 
 
 def test_the_fullest_rank_of_a_stage_beside_the_prediction() -> None:
     assert memory_use(LINES, {"stage 0": 110, "stage 2": 7}) == (
-        MemoryUse("stage 0", 110, 130, 0), MemoryUse("stage 2", 7, None, None), MemoryUse("stage 1", None, 50, 2)
+        MemoryUse("stage 0", 110, 130, 0, 900), MemoryUse("stage 2", 7, None, None), MemoryUse("stage 1", None, 50, 2)
     )  # fmt: skip
     assert memory_use([{"step": 5}], {"stage 0": 110}) == ()
 
@@ -36,8 +36,14 @@ def test_on_the_page_of_text_and_for_programs(tmp_path: Path, capsys: object) ->
     report = explain(run.recording, "run", run=replace(run, metrics=tuple(LINES)), memory={"stage 0": 64 << 20})
     show(report)
     text = capsys.readouterr().out  # type: ignore[attr-defined]
-    assert "memory of a rank, at most" in text
-    assert report.to_dict()["memory"][0] == {"place": "stage 0", "predicted": 64 << 20, "measured": 130, "rank": 0}
+    assert "tensors of a rank, at most" in text
+    assert report.to_dict()["memory"][0] == {
+        "place": "stage 0",
+        "predicted": 64 << 20,
+        "measured": 130,
+        "rank": 0,
+        "process": 900,
+    }
 
 
 def test_a_run_says_what_its_ranks_took(tmp_path: Path) -> None:
@@ -46,13 +52,20 @@ def test_a_run_says_what_its_ranks_took(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "runs" / "job" / "metrics.jsonl").read_text().splitlines()]
-    told = [line["step"] for line in lines if MEMORY in line]
+    told = [line["step"] for line in lines if TENSORS in line]
     assert told[-1] == 14  # at the end, and once after the checkpoint of step 10
     assert len(told) == 2
     assert set(told[:1]) <= {11, 12, 13}
     peaks = peaks_of(lines)
     assert {stage: list(ranks) for stage, ranks in peaks.items()} == {"stage 0": [0], "stage 1": [1]}
-    assert all(2**20 < size < 2**32 for ranks in peaks.values() for size in ranks.values())
+    processes = peaks_of(lines, PROCESS)
+    for stage, ranks in peaks.items():
+        assert all(2**17 < size < processes[stage][rank] < 2**32 for rank, size in ranks.items())
+
+
+def test_what_earlier_versions_said_of_processes_is_compared_with_nothing() -> None:
+    lines = [{"step": 5, "memory_peak": {"stage 0, rank 0": 10**9}}]
+    assert memory_use(lines, {"stage 0": 110}) == () and memory_of(lines) == []
 
 
 def test_on_the_page_beside_the_bars() -> None:

@@ -63,7 +63,7 @@ class Checkpoints:
         keep: int = 2,
         group: dist.ProcessGroup | None = None,
         read_only: bool = False,
-        beside: Callable[[], int] | None = None,
+        beside: Callable[[], Any] | None = None,
     ) -> None:
         assert keep >= 1, f"keep = {keep} leaves nothing to resume from"
         self._read_only = read_only
@@ -74,7 +74,7 @@ class Checkpoints:
         self._failure: BaseException | None = None
         self._step = 0
         self._beside = beside
-        self.told: list[int] = []
+        self.told: list[Any] = []
         """What every rank said beside the last checkpoint, by rank; nothing before the first."""
         if not read_only:
             with _explained(f"{folder}: cannot hold checkpoints"):

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.profiler import ProfilerActivity, profile
 
-from plait.core.process import process_memory
 from plait.core.settings import Precision
+from plait.train.machine.memory import MemoryMeter
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:
@@ -157,16 +157,9 @@ class Device:
         it allocates is taken from ``pool`` for good, and stays where it is."""
         raise NotImplementedError
 
-    def memory_meter(self) -> Callable[[], int]:
-        """Tells, from now on, the most bytes that were taken: of a GPU, by tensors; of a CPU, by the process
-        beyond what it has now. Whoever asks waits for nothing."""
-        before = process_memory()
-
-        def peak() -> int:
-            now = process_memory()
-            return max(0, now.peak - before.now) if now and before else 0
-
-        return peak
+    def memory_meter(self) -> MemoryMeter:
+        """Measures what tensors take in a step."""
+        return MemoryMeter()
 
     def upload(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the host's memory where the device computes with them, without waiting for it."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from plait.core.env import expand_segments, ready_for_accelerator
 from plait.core.errors import JobError
 from plait.train.machine.device import STAGED, Allocated, AsyncWork, Device, Fork, Graph, Mark, mark_by_future
+from plait.train.machine.memory import CudaMeter, MemoryMeter
 
 EVENTS = 4096
 """Events of a GPU that are kept to be used again."""
@@ -150,8 +151,8 @@ class CudaDevice(Device):
                 graph.capture_end()
         return graph
 
-    def memory_meter(self) -> Callable[[], int]:
-        return lambda: torch.cuda.max_memory_allocated(self.torch_device)
+    def memory_meter(self) -> MemoryMeter:
+        return CudaMeter(self.torch_device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

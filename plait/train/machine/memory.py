@@ -1,0 +1,88 @@
+"""What a rank's tensors take at most in a step, and what its process takes beside them.
+
+A GPU's allocator counts. On a CPU tensors are in the process's own memory, among libraries, pages of files
+and what the C library keeps for later. So the tensors that are there between two steps are counted, and what
+a step takes beyond is what the process grows by in it, once free memory was given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plait.core.process import forget_peak, process_memory
+
+
+class Taken(NamedTuple):
+    """Bytes at most: of tensors in a step, and of the whole process so far. None where it is not known."""
+
+    tensors: int | None
+    process: int | None
+
+
+class MemoryMeter:
+    """Measures the step between ``begin`` and ``end``. One that is not the first: that also makes what
+    stays."""
+
+    def __init__(self) -> None:
+        self._tensors: int | None = None
+        self._started: int | None = None
+        self._held = self._peak = 0
+
+    def begin(self) -> None:
+        """A step begins; nothing of another is under way."""
+        self._peak = process.peak if (process := process_memory()) else 0
+        self._held = held_by_tensors()
+        known = give_back() and forget_peak()
+        self._started = process.now if known and (process := process_memory()) else None
+
+    def end(self) -> None:
+        """It is over."""
+        if self._started is not None and (process := process_memory()):
+            self._tensors = self._held + max(0, process.peak - self._started)
+
+    def taken(self) -> Taken:
+        """By the step that was measured last, and so far. Whoever asks waits for nothing."""
+        process = process_memory()
+        return Taken(self._tensors, max(self._peak, process.peak) if process else None)
+
+
+class CudaMeter(MemoryMeter):
+    """By the allocator; the process is what it has reserved of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def begin(self) -> None:
+        self._peak = torch.cuda.max_memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def end(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._tensors = torch.cuda.max_memory_allocated(self._device)
+
+    def taken(self) -> Taken:
+        return Taken(self._tensors, max(self._peak, torch.cuda.max_memory_reserved(self._device)))
+
+
+def held_by_tensors() -> int:
+    """Bytes of the host's memory in tensors that Python knows, each storage once."""
+    found: dict[int, int] = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), Tensor) and one.device.type == "cpu" and one.layout == torch.strided:
+            storage = one.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def give_back() -> bool:
+    """Have the C library return free memory to the system; whether it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+    return trim is not None

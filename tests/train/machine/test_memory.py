@@ -1,0 +1,53 @@
+"""What tensors take in a step, measured in a process that has much else in its memory."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from plait.train.machine.memory import MemoryMeter, held_by_tensors
+
+MIB = 1 << 20
+
+
+def test_tensors_are_counted_once_however_many_views_they_have() -> None:
+    before = held_by_tensors()
+    whole = torch.ones(3 * MIB)
+    parts = [*whole.split(MIB), whole.view(3, MIB).T, torch.nn.Parameter(whole)]
+    assert held_by_tensors() - before == 4 * 3 * MIB
+    del parts
+
+
+def test_a_step_takes_what_there_was_and_what_it_needs_at_most() -> None:
+    kept, meter = torch.ones(10 * MIB), MemoryMeter()
+    for size in (20, 5):  # what was freed before counts neither way
+        meter.begin()
+        held = held_by_tensors()
+        for _ in range(2):  # one after the other
+            torch.ones(size * MIB).add_(1)
+        meter.end()
+        taken = meter.taken()
+        assert taken.tensors is not None and taken.process is not None
+        assert held >= 40 * MIB
+        assert taken.tensors - held == pytest.approx(size * 4 * MIB, abs=4 * MIB)
+        assert taken.process >= (40 + 80) * MIB
+    assert kept[0] == 1
+
+
+def test_a_step_that_was_not_measured_is_unknown_and_not_nothing() -> None:
+    assert MemoryMeter().taken().tensors is None
+    with mock.patch("plait.train.machine.memory.forget_peak", return_value=False):
+        meter = MemoryMeter()
+        meter.begin()
+        meter.end()
+    assert meter.taken().tensors is None
+
+
+def test_where_the_system_tells_nothing_nothing_is_known() -> None:
+    with mock.patch("plait.train.machine.memory.process_memory", return_value=None):
+        meter = MemoryMeter()
+        meter.begin()
+        meter.end()
+        assert meter.taken() == (None, None)
