@@ -131,13 +131,15 @@ def predicted_memory(plan: Plan) -> Sequence[tuple[str, Mapping[str, int]]]:
 
 
 def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, list[str]]:
-    """What the plan that the run obeyed predicts; and what has to be said of it."""
+    """What the plan that the run obeyed predicts, if it is made of measured costs; and what has to be said of
+    it."""
     from plait.core.errors import PlaitError
-    from plait.core.segment_costs import BANDWIDTH, FLOPS
-    from plait.diagnose.predicted import against, table_of
+    from plait.diagnose.predicted import UNMEASURED, against, table_of
     from plait.diagnose.recording import grid_of, with_axes
     from plait.plan.simulate import simulate_plan
 
+    if plan.costs is None:
+        return None, [UNMEASURED]
     world = plan.layout.world_size
     ranks = None if world <= COMPARED else [rank for mesh in plan.layout.meshes for rank in mesh.ranks[:1]]
     try:
@@ -146,9 +148,4 @@ def _prediction(plan: Plan, recording: Recording) -> tuple[Prediction | None, li
         return None, [f"The plan cannot be simulated: {error}"]
     places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
     axes = with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, places)
-    note = (
-        f"The plan holds no measured costs: what it predicts is for {FLOPS / 1e9:.0f} GFLOP/s a rank and "
-        f"{BANDWIDTH * 8 / 1e9:.0f} Gbit/s a link, with transfers between stages on one host for nothing; only "
-        "its proportions mean something."
-    )
-    return against(recording, timeline, axes), [] if plan.costs else [note]
+    return against(recording, timeline, axes), []

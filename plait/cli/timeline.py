@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,42 +115,40 @@ def _summary(found: Summary, notes: Sequence[str]) -> dict[str, Any]:
 
 def _compare(run: Path, measured: Tables, against: Path, json: bool) -> None:
     from plait.diagnose.compare import compare
+    from plait.diagnose.predicted import UNMEASURED
     from plait.diagnose.reading import last_steps, planned_kinds, read_timeline
 
     recent = last_steps(measured.spans, COMPARED)
-    names, note = ("", ""), ""
+    names, timed = ("", ""), None
     if against.is_dir():
         other, names = read_timeline(against).spans, (str(against), str(run))
     else:
         steps = recent["step"].unique().sort().to_list()
-        (other, note), recent = _predicted(run, measured.plan_hash, against, steps), planned_kinds(recent)
-    result = compare(other, recent)
+        (other, timed), recent = _predicted(run, measured.plan_hash, against, steps), planned_kinds(recent)
+    result = compare(other, recent, timed=timed)
+    notes = () if timed is None or timed else (UNMEASURED,)
     if json:
-        typer.echo(json_format.dumps({"run": str(run), "against": str(against), **_plain(result)}))
+        typer.echo(json_format.dumps({"run": str(run), "against": str(against), **_plain(result), "notes": notes}))
         return
     _show(result, f"{run} against {against}", names)
-    if note:
-        terminal.say(note)
+    for note in notes:
+        terminal.text(note)
 
 
-def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, str]:
-    """What a plan predicts for ``steps``, in columns, and what has to be said of it. Raises JobError for a
-    plan that the run has not obeyed."""
+def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tuple[Any, Collection[str]]:
+    """What a plan predicts for ``steps``, in columns, and the kinds whose times are made of measured costs.
+    Raises JobError for a plan that the run has not obeyed."""
     from plait.core.errors import JobError
     from plait.core.plan import Plan
-    from plait.core.segment_costs import BANDWIDTH, FLOPS
-    from plait.diagnose.predicted import table_of
+    from plait.diagnose.predicted import kinds_of_measured_costs, table_of
     from plait.plan.simulate import simulate_plan
 
     plan = Plan.read(file)
     if plan.hash != obeyed:
         problem = f"is plan {plan.hash[:12]}, and the last steps in {run} were of plan {obeyed[:12]}"
         raise JobError(problem, file=str(file), fix=f"The plan that it obeyed is {run / 'plan.json'}")
-    note = (
-        f"The plan holds no measured costs: predicted times are those of {FLOPS / 1e9:.0f} GFLOP/s a rank and "
-        f"{BANDWIDTH * 8 / 1e9:.0f} Gbit/s a link, and only their proportions mean something"
-    )
-    return table_of(simulate_plan(plan).timeline(steps)), "" if plan.costs else note
+    table = table_of(simulate_plan(plan).timeline(steps))
+    return table, kinds_of_measured_costs(table) if plan.costs else ()
 
 
 def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:
@@ -158,11 +156,12 @@ def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:
     first, second = ("ms there", "ms here") if names[0] else ("predicted ms", "measured ms")
     steps, ranks = result.steps, len(result.ranks)
     terminal.title(f"{what}: a rank's mean step over {ranks} ranks, steps {steps[0] + 1} to {steps[-1] + 1}")
-    rows = [
-        (row.kind, row.site, row.direction, _ms(row.predicted), _ms(row.measured), _ratio(row.ratio))
-        for row in result.rows
-    ]
-    terminal.table(("what", "where", "direction", first, second, "ratio"), rows)
+    if any(row.predicted is not None for row in result.rows):
+        rows = [
+            (row.kind, row.site, row.direction, _ms(row.predicted), _ms(row.measured), _ratio(row.ratio))
+            for row in result.rows
+        ]
+        terminal.table(("what", "where", "direction", first, second, "ratio"), rows)
     words = (f"only in {names[0]}", f"only in {names[1]}") if names[0] else ("planned, never seen", "seen, not planned")
     for word, unmatched in zip(words, (result.never_seen, result.not_planned), strict=True):
         terminal.title(f"{word}: {'nothing' if not unmatched else 'in a mean step'}")
@@ -171,6 +170,8 @@ def _show(result: Comparison, what: str, names: tuple[str, str]) -> None:
             terminal.table(("what", "where", "direction", "number", "ms", "such as"), found)
     for word, comm in zip((first, second), (result.predicted, result.measured), strict=True):
         word = word.replace("ms ", "").replace(" ms", "")
+        if comm is None:
+            continue
         if comm.fraction is not None:
             exposed, total = _ms(comm.exposed), _ms(comm.total)
             terminal.say(f"exposed communication, {word}: {exposed} of {total} ms ({comm.fraction:.0%} hidden)")
@@ -182,8 +183,8 @@ def _plain(result: Comparison) -> dict[str, Any]:
     def unmatched(several: Sequence[Unmatched]) -> list[dict[str, Any]]:
         return [one._asdict() for one in several]
 
-    def communication(comm: Hidden) -> dict[str, float | None]:
-        return {**comm._asdict(), "hidden": comm.fraction}
+    def communication(comm: Hidden | None) -> dict[str, float | None] | None:
+        return comm and {**comm._asdict(), "hidden": comm.fraction}
 
     return {
         "steps": result.steps,

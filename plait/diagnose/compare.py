@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -19,62 +20,68 @@ LENGTH = pl.col("end") - pl.col("start")
 
 
 class Row(NamedTuple):
-    """Spans that both timelines have: seconds of a rank in a step."""
+    """Spans that both timelines have: seconds of a rank in a step. predicted: None where no costs were
+    measured to predict from."""
 
     kind: str
     site: str
     direction: str
-    predicted: float
+    predicted: float | None
     measured: float
 
     @property
     def ratio(self) -> float | None:
         """Measured over predicted; None where nothing was predicted to take any time."""
-        return self.measured / self.predicted if self.predicted > 0 else None
+        return self.measured / self.predicted if self.predicted else None
 
 
 class Unmatched(NamedTuple):
-    """Spans that only one timeline has: how many and how many seconds of a rank in a step; the name of
-    one."""
+    """Spans that only one timeline has: how many and how many seconds of a rank in a step, None as in
+    ``Row``; the name of one."""
 
     kind: str
     site: str
     direction: str
     count: float
-    seconds: float
+    seconds: float | None
     example: str
 
 
 @dataclass(frozen=True)
 class Comparison:
     """steps, ranks: in both timelines; nothing else is compared. predicted, measured: all communication of a
-    rank in a step."""
+    rank in a step; None as in ``Row``."""
 
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
     rows: tuple[Row, ...]
     never_seen: tuple[Unmatched, ...]
     not_planned: tuple[Unmatched, ...]
-    predicted: Hidden
+    predicted: Hidden | None
     measured: Hidden
 
 
-def compare(predicted: pl.DataFrame, measured: pl.DataFrame) -> Comparison:
+def compare(predicted: pl.DataFrame, measured: pl.DataFrame, *, timed: Collection[str] | None = None) -> Comparison:
     """Spans in the columns of a timeline's files, times in seconds. Rows in order of their measured time.
-    Raises DataError if no step of any rank is in both."""
+    timed: kinds of which the times of the first mean anything, all if None; of others only which spans there
+    are is compared. Raises DataError if no step of any rank is in both."""
     lanes = predicted.select(LANE).unique().join(measured.select(LANE).unique(), on=LANE)
     if lanes.is_empty():
         raise DataError("the two timelines have no step of any rank in common")
     left, right = (one.join(lanes, on=LANE, how="semi", maintain_order="left") for one in (predicted, measured))
+
+    def told(row: Any, name: str) -> Any:
+        return row if timed is None or row.kind in timed else row._replace(**{name: None})
+
     pairs = right.join(left.select(*KEY, planned=LENGTH), on=KEY)
     rows = pairs.group_by(WHAT).agg(pl.col("planned").sum() / lanes.height, LENGTH.sum() / lanes.height)
     return Comparison(
         steps=tuple(lanes["step"].unique().sort().to_list()),
         ranks=tuple(lanes["rank"].unique().sort().to_list()),
-        rows=tuple(sorted((Row(*row) for row in rows.iter_rows()), key=lambda row: -row.measured)),
-        never_seen=_unmatched(left, right, lanes.height),
+        rows=tuple(sorted((told(Row(*row), "predicted") for row in rows.iter_rows()), key=lambda row: -row.measured)),
+        never_seen=tuple(told(one, "seconds") for one in _unmatched(left, right, lanes.height)),
         not_planned=_unmatched(right, left, lanes.height),
-        predicted=hidden_in(hidden_by_lane(left), lanes.height),
+        predicted=hidden_in(hidden_by_lane(left), lanes.height) if timed is None or "comm" in timed else None,
         measured=hidden_in(hidden_by_lane(right), lanes.height),
     )
 
@@ -107,4 +114,4 @@ def _unmatched(spans: pl.DataFrame, other: pl.DataFrame, lanes: int) -> tuple[Un
         pl.len() / lanes, LENGTH.sum() / lanes, pl.col("name").first()
     )  # fmt: skip
     found = (Unmatched(*row) for row in groups.iter_rows())
-    return tuple(sorted(found, key=lambda one: (-one.seconds, one.example)))
+    return tuple(sorted(found, key=lambda one: (-(one.seconds or 0.0), one.example)))

@@ -142,6 +142,6 @@ def _prediction(found: Prediction) -> dict[str, Any]:
     return {
         "rows": [{**row._asdict(), "ratio": row.ratio} for row in found.rows],
         "overlap": [{**one._asdict(), "missed": one.missed} for one in found.overlap],
-        "step_seconds": {"predicted": found.seconds[0], "measured": found.seconds[1]},
+        "step_seconds": found.seconds and dict(zip(("predicted", "measured"), found.seconds, strict=True)),
         "matched": found.matched,
     }

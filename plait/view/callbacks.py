@@ -222,9 +222,11 @@ def prediction_text(snapshot: Snapshot) -> str:
     prediction = snapshot.told.report.prediction if snapshot.told else None
     if prediction is None:
         return ""
-    predicted, measured = prediction.seconds
     overlap = " ".join(
         f"{one.axis}: {one.planned:.0%} of its communication was to be hidden, {one.measured:.0%} was."
         for one in prediction.overlap
     )
+    if prediction.seconds is None:
+        return overlap
+    predicted, measured = prediction.seconds
     return f"A step: {seconds_text(predicted)} predicted, {seconds_text(measured)} measured (median). {overlap}"

@@ -125,7 +125,7 @@ def _reached(places: Sequence[str], measured: Sequence[Series]) -> dict[str, tup
 def prediction_figure(found: Prediction | None, most: int = 12) -> dict[str, Any]:
     """Seconds of a mean rank's step by kind of op: predicted and measured side by side."""
     if found is None or not found.rows:
-        return nothing("The run has no plan that could be simulated, or nothing that it predicts was recorded.")
+        return nothing("The run has no plan with measured costs, or nothing that it predicts was recorded.")
     rows = list(found.rows[:most])[::-1]
     names = [plain(" ".join(part for part in (row.kind, row.axis, row.direction) if part)) for row in rows]
     data = [
