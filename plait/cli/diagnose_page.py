@@ -9,6 +9,8 @@ from plait.core.text import duration
 
 if TYPE_CHECKING:
     from plait.diagnose.explain import Report
+    from plait.diagnose.progress import Goodput
+    from plait.diagnose.shares import Drift
     from plait.diagnose.stragglers import Straggler
 
 ROWS = 8
@@ -139,18 +141,18 @@ def _sentence(one: Straggler) -> str:
 
 
 def _shares(report: Report) -> None:
+    from plait.diagnose.recording import AFTER
     from plait.diagnose.shares import NAMES
 
-    total = sum(one.seconds for one in report.shares)
     rows = [
         (
             NAMES.get(one.what, one.what),
             _time(one.seconds),
-            f"{one.seconds / total:.1%}",
-            _time(min(one.late, one.seconds)) if one.late and one.what in ("tp", "dp", "cp") else "",
+            f"{'+' if one.what in AFTER else ''}{one.share:.1%}",
+            "" if one.late is None else _time(one.late),
         )
         for one in report.shares
-        if total > 0 and one.seconds >= WORTH * total
+        if one.share >= WORTH
     ]
     if rows:
         terminal.say("")
@@ -162,9 +164,20 @@ def _shares(report: Report) -> None:
         word = "longer" if drift.share > 0 else "shorter"
         terminal.text(
             f"Steps became {abs(drift.share):.0%} {word}: {_time(drift.first)} in the first quarter, "
-            f"{_time(drift.last)} in the last; most of it is {NAMES.get(drift.grew, drift.grew)} "
-            f"({drift.by * 1e3:+.1f} ms)."
+            f"{_time(drift.last)} in the last{_grew(drift)}."
         )
+
+
+def _grew(drift: Drift) -> str:
+    """What changed most, and how much of the change it is."""
+    from plait.diagnose.shares import NAMES
+
+    if not drift.of > 0:
+        return ""
+    what = f"{NAMES.get(drift.grew, drift.grew)} ({drift.by * 1e3:+.1f} ms)"
+    if drift.of > 1:
+        return f"; {what} changed by more than that, other parts the other way"
+    return f"; {drift.of:.0%} of that is {what}{', the largest part' if drift.of < 0.5 else ''}"
 
 
 def _not_equal(report: Report) -> None:
@@ -242,13 +255,18 @@ def _progress(report: Report) -> None:
         said.append(f"{saved.count} checkpoint{'s' if saved.count > 1 else ''} kept{each}{share}")
     good = report.goodput
     if good:
-        attempts = f" in {good.attempts} attempts" if good.attempts > 1 else ""
-        redone = f", {good.redone} steps done again" if good.redone else ""
-        spent = f"{duration(good.productive)} of {duration(good.total)} in steps"
-        said.append(f"goodput {good.share:.0%}: {spent}{attempts}{redone}")
+        said.append(_goodput(good))
     if said:
         terminal.say("")
         terminal.text("; ".join(said) + ".")
+
+
+def _goodput(good: Goodput) -> str:
+    attempts = f" in {good.attempts} attempts" if good.attempts > 1 else ""
+    redone = f", {good.redone} step{'s' if good.redone > 1 else ''} done again" if good.redone else ""
+    apart = f"; beside that nobody ran it for {duration(good.apart)}" if good.apart >= 1 else ""
+    spent = f"{duration(good.productive)} of {duration(good.total)} in steps"
+    return f"goodput {good.share:.0%}: {spent}{attempts}{redone}{apart}"
 
 
 def _time(seconds: float) -> str:

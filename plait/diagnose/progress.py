@@ -36,13 +36,16 @@ class Checkpoints(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """productive: seconds in steps that were kept. total: from the first to the last. attempts: how often
-    the run was started, as far as it is known; redone: steps that were done more than once."""
+    """productive: seconds in steps that were kept. total: seconds in which the run was run, launchers that
+    start it again included. attempts: how often it was started, as far as it is known; redone: steps that
+    were done more than once. apart: seconds between a launcher's end and the next one's start, which are no
+    part of ``total``: nobody ran it."""
 
     productive: float
     total: float
     attempts: int
     redone: int
+    apart: float = 0.0
 
     @property
     def share(self) -> float:
@@ -114,9 +117,11 @@ def goodput_of(
     if known and (metrics or recording.spans.is_empty()):
         tries = [_tried(one, first=one is known[0]) for one in known[:-1]]
         tries.append(_tried(known[-1], first=len(known) == 1, metrics=metrics, alive=alive))
-        total = max(end for end, _ in tries) - min(float(one["started"]) for one in known)
+        apart = _apart(known, [end for end, _ in tries])
+        total = max(end for end, _ in tries) - min(float(one["started"]) for one in known) - apart
         productive = sum(float(one["seconds"]) for one in metrics if is_number(one.get("seconds")))
-        return Goodput(productive, total, len(known), max(0, sum(steps for _, steps in tries) - len(metrics)))
+        again = max(0, sum(steps for _, steps in tries) - len(metrics))
+        return Goodput(productive, total, len(known), again, apart)
     spans = recording.spans
     if spans.is_empty():
         return None
@@ -128,6 +133,17 @@ def goodput_of(
     lengths = parts.group_by("part").agg(total=pl.col("end").max() - pl.col("start").min())
     productive = sum(recording.seconds.get(step, own) for step, own in times.select("step", "step_seconds").iter_rows())
     return Goodput(productive, float(lengths["total"].sum()), restarts + 1, 0)
+
+
+def _apart(attempts: Sequence[Mapping[str, Any]], ends: Sequence[float]) -> float:
+    """Seconds in which no launcher ran: before every attempt that has waited for none (null), as the first of
+    a launcher. A line without the key, of another program, says nothing of that."""
+    found, until = 0.0, ends[0]
+    for one, end in zip(attempts[1:], ends[1:], strict=True):
+        if one.get("wait_seconds", 0) is None:
+            found += max(0.0, float(one["started"]) - until)
+        until = max(until, end)
+    return found
 
 
 def _tried(

@@ -25,6 +25,10 @@ APART = (PROCESS, "memory_peak")
 """Memory that is no tensors': of a whole process, and what earlier versions wrote."""
 
 
+NEVER = "never trained"
+"""In place of a step."""
+
+
 class Series(NamedTuple):
     """A quantity over steps, counted from 1."""
 
@@ -85,6 +89,7 @@ def attempts_of(lines: Sequence[Mapping[str, Any]], *, live: bool) -> list[Attem
         step = next(
             (line[key] for key in ("step", "step_reached", "reached", "steps") if line.get(key) is not None), ""
         )
+        step = NEVER if _number(step) == -1 else step
         found.append(
             Attempt(
                 str(line.get("number", line.get("attempt", place))), _moment(line.get("started")),

@@ -27,21 +27,25 @@ CLEAR = 6.0
 
 class Share(NamedTuple):
     """what: a key of ``NAMES``. seconds: of a step. late: of ``seconds``, what was waiting for the last of a
-    group to arrive, where that is known."""
+    group to arrive, where that is known. share: of the step; of what is ``AFTER`` it, how much longer it is
+    with that."""
 
     what: str
     seconds: float
     late: float | None = None
+    share: float = 0.0
 
 
 class Drift(NamedTuple):
-    """Median seconds of a step in the first and in the last quarter. grew: what became longer most, and by
-    how many seconds."""
+    """Median seconds of a step in the first and in the last quarter. grew: what changed most, and by how many
+    seconds; of: that is this share of the change of the mean step, which is more than 1 where something else
+    changed the other way."""
 
     first: float
     last: float
     grew: str
     by: float
+    of: float
 
     @property
     def share(self) -> float:
@@ -74,16 +78,14 @@ def steady(recording: Recording) -> list[int]:
 def shares(recording: Recording) -> list[Share]:
     """The largest first. They add up to the mean step, with the evaluations and checkpoints after it."""
     steps = steady(recording)
-    found = dict(_seconds(recording, steps).group_by("what").agg(pl.col("seconds").sum()).iter_rows())
-    lanes = max(1, recording.rollup.filter(pl.col("step").is_in(steps)).select("step", "rank").n_unique())
-    found = {what: seconds / lanes for what, seconds in found.items()}
-    length = float(np.mean([recording.seconds[step] for step in steps if step in recording.seconds] or [0.0]))
+    found = {what: seconds for what, seconds in _means(recording, steps).items() if seconds > 0}
     inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
-    if length > inside:
-        found["rest"] = length - inside
-    late = _late(recording, steps, lanes)
+    late = _late(recording, steps)
     return sorted(
-        (Share(what, seconds, late.get(what)) for what, seconds in found.items() if seconds > 0),
+        (
+            Share(what, seconds, late.get(what), seconds / inside if inside > 0 else 0.0)
+            for what, seconds in found.items()
+        ),
         key=lambda one: -one.seconds,
     )
 
@@ -139,13 +141,24 @@ def _crossing(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
     ]
 
 
-def _late(recording: Recording, steps: Sequence[int], lanes: int) -> dict[str, float]:
-    """Of every axis' collectives, seconds of a rank and step in which it waited for the last to come."""
+def _late(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
+    """Of every axis' exposed communication, seconds of a rank and step in which it waited for the last to
+    come. Known of waits that have the name of their collective, as tensor and context parallelism's have."""
     if recording.blocking:
         return {}
-    met = recording.met.filter(pl.col("step").is_in(list(steps)), pl.col("axis") != "pp")
-    per = met.group_by("axis").agg(pl.col("waited").sum())
-    return {axis: seconds / lanes for axis, seconds in per.iter_rows()}
+    key = ["step", "rank", "name", "seq"]
+    met = recording.meetings.filter(pl.col("step").is_in(list(steps)), pl.col("axis") != "pp")
+    if recording.clocks_agree:
+        last = pl.col("start").max().over("meeting")
+    else:  # all leave at one moment, and the last is there for the shortest time
+        last = pl.col("end") - (pl.col("end") - pl.col("start")).min().over("meeting")
+    members = met.with_columns(last=last).select("meeting", "rank", "last")
+    spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
+    came = spans.filter(pl.col("kind") == "comm").join(members, on=["meeting", "rank"]).select(*key, "last")
+    waits = spans.filter(pl.col("kind") == "wait").join(came, on=key)
+    late = (pl.min_horizontal("end", "last") - pl.col("start")).clip(0)
+    lanes = max(1, spans.select("step", "rank").n_unique())
+    return dict(waits.group_by("axis").agg(late.sum() / lanes).iter_rows())
 
 
 def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Steps | None:
@@ -176,19 +189,23 @@ def drift_of(recording: Recording) -> Drift | None:
     if abs(last - first) < max(CHANGED * first, CLEAR * error):
         return None
     coarse = len(steady(recording)) < len(steps)
-    ends = [_means(recording, some, coarse) for some in (steps[:quarter], steps[-quarter:])]
-    grown = {what: ends[1].get(what, 0.0) - ends[0].get(what, 0.0) for what in {*ends[0], *ends[1]}}
+    before, after = (_means(recording, some, coarse=coarse) for some in (steps[:quarter], steps[-quarter:]))
+    grown = {what: after.get(what, 0.0) - before.get(what, 0.0) for what in {*before, *after} - set(AFTER)}
     direction = 1 if last > first else -1
-    grew = max(grown, key=lambda what: direction * grown[what], default="rest")
-    return Drift(first, last, grew, grown.get(grew, 0.0))
+    grew = max(sorted(grown), key=lambda what: direction * grown[what], default="rest")
+    change, by = sum(grown.values()), grown.get(grew, 0.0)
+    return Drift(first, last, grew, by, by / change if change * direction > 0 else 0.0)
 
 
-def _means(recording: Recording, steps: Sequence[int], coarse: bool) -> dict[str, float]:
-    """Seconds of the mean rank's step. coarse: where some steps have roll-ups only, which tell no axes."""
+def _means(recording: Recording, steps: Sequence[int], *, coarse: bool = False) -> dict[str, float]:
+    """Seconds of the mean rank's step, which they add up to with ``rest``, and of what comes after it.
+    coarse: where some steps have roll-ups only, which tell no axes and not what passes between ops."""
     lanes = max(1, recording.rollup.filter(pl.col("step").is_in(list(steps))).select("step", "rank").n_unique())
     rows = _seconds(recording, steps)
     if coarse:
         what = pl.col("what").replace({"tp": "exposed", "dp": "exposed", "cp": "exposed", "pp": "bubble"})
         rows = rows.filter(pl.col("what") != "host").with_columns(what=what)
-    sums = rows.group_by("what").agg(pl.col("seconds").sum() / lanes)
-    return dict(sums.iter_rows())
+    found = dict(rows.group_by("what").agg(pl.col("seconds").sum() / lanes).iter_rows())
+    length = float(np.mean([recording.seconds[step] for step in steps if step in recording.seconds] or [0.0]))
+    inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
+    return found | ({"rest": length - inside} if length > inside else {})

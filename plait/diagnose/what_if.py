@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.diagnose.recording import Recording
+from plait.diagnose.recording import AFTER, Recording
 from plait.diagnose.replay import TOLERANCE, graph_of
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ class Worker(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
     """Seconds of a step, mean of ``steps`` steps: recorded, replayed as recorded, and ideal. worst: workers
-    by S_w, the worst first. m_w, m_s: None where nothing is lost. costs: of each group of ranks that was
-    asked for, seconds by which a step would be shorter if they were as the others."""
+    by S_w, the worst first. m_w, m_s: None where nothing is lost, or where there is one worker, one stage.
+    costs: of each group of ranks that was asked for, seconds by which a step would be shorter if they were as
+    the others."""
 
     steps: int
     recorded: float
@@ -83,7 +84,9 @@ def what_if(recording: Recording, suspects: Sequence[Sequence[int]] = (), since:
 
 
 def _last(spans: pl.DataFrame, since: int | None) -> pl.DataFrame:
-    """Of as many of the last steps as can be replayed, without the first of a run, which is like no other."""
+    """Of as many of the last steps as can be replayed, without the first of a run, which is like no other,
+    and without what comes after a step."""
+    spans = spans.filter(~pl.col("kind").is_in(AFTER))
     counts = spans.group_by("step").len().sort("step", descending=True)
     counts = counts.filter((pl.col("step") > 0) & (pl.col("step") >= (since or 0)))
     steps = counts.filter(pl.col("len").cum_sum() <= max(SPANS, int(counts["len"].max() or 0)))["step"]  # type: ignore[arg-type]
@@ -122,7 +125,7 @@ class _Replays:
         recorded = float(np.mean([lengths[step] for step in self.graph.steps.tolist()]))
         return WhatIf(
             steps=len(self.graph.steps), recorded=recorded, replayed=replayed, ideal=ideal, worst=worst,
-            m_w=m_w, m_s=m_s if self.pp.max() > 0 else None, costs=costs,
+            m_w=m_w if len(worst) > 1 else None, m_s=m_s if self.pp.max() > 0 else None, costs=costs,
         )  # fmt: skip
 
     def _mean(self, seconds: Floats) -> float:

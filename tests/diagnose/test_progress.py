@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plait.cli.diagnose_page import show
+from plait.core.attempts import FILE, Attempt, read_attempts, write_attempts
 from plait.diagnose.explain import explain
 from plait.diagnose.predicted import Row
 from plait.diagnose.progress import Goodput
 from plait.diagnose.reading import read_run
+from plait.diagnose.series import attempts_of
 from tests.diagnose.made import Job, write_run
 
 FAILED = {"attempt": 1, "started": 1000.0, "ended": 1040.0, "outcome": "failed", "resumed": 0, "step": 8, "steps": 8}
@@ -43,6 +47,70 @@ def test_a_run_that_goes_on_after_a_restart(tmp_path: Path) -> None:
     found = goodput(tmp_path, [FAILED, GOES_ON], steps=15)
     assert (found.productive, found.total) == (30.0, 85.0)
     assert (found.attempts, found.redone) == (2, 3)
+
+
+def test_time_in_which_nobody_ran_the_job_is_told_apart(tmp_path: Path) -> None:
+    """Backing off before a restart is the job's loss, a night until somebody starts it again is not."""
+    failed = FAILED | {"wait_seconds": None}
+    later = GOES_ON | {"started": 1045.0 + 900, "wait_seconds": None, "ended": 1985.0, "step": 15, "steps": 10}
+    found = goodput(tmp_path, [failed, GOES_ON | {"wait_seconds": 5.0, "ended": 1045.5}, later], steps=15)
+    assert (found.total, found.apart) == (40.0 + 5.5 + 40.0, 899.5)
+    assert found.share == pytest.approx(30 / 85.5) and found.attempts == 3
+
+
+def test_goodput_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", Job(dp=2, pp=1, steps=2))
+    report = explain(read_run(run).recording, "run")
+    show(replace(report, goodput=Goodput(30.0, 60.0, 2, 1, 900.0)))
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "goodput 50%: 0:30 of 1:00 in steps in 2 attempts, 1 step done again; beside that nobody ran it for 15:00"
+        in said
+    )
+    show(replace(report, goodput=Goodput(30.0, 60.0, 1, 0)))
+    assert "nobody" not in capsys.readouterr().out
+
+
+def test_a_first_attempt_whose_line_stayed_as_it_began(tmp_path: Path) -> None:
+    """Its launcher was killed before it wrote that ranks trained; their metrics tell."""
+    began = {
+        "attempt": 1,
+        "started": 1050.0,
+        "ended": None,
+        "outcome": "running",
+        "resumed": -1,
+        "step": -1,
+        "steps": 0,
+    }
+    again = GOES_ON | {"attempt": 2, "started": 1086.0, "resumed": 0, "step": 5, "steps": 5, "ended": 1099.0}
+    assert goodput(tmp_path / "a", [began], steps=5) == Goodput(10.0, 35.0, 1, 0)
+    assert goodput(tmp_path / "b", [began | {"steps": 5, "ended": 1085.0}, again], steps=5).redone == 5
+
+
+def test_an_attempt_that_never_trained_says_so(tmp_path: Path) -> None:
+    never = Attempt(attempt=1, started=1000.0, ended=1020.0, outcome="failed")
+    assert (never.resumed, never.step, never.steps) == (-1, -1, 0)
+    (tmp_path / "a").mkdir()
+    write_attempts(tmp_path / "a", [never])
+    assert read_attempts(tmp_path / "a") == [never]
+    (tmp_path / "a" / FILE).write_text('{"attempt": 1, "started": 1000.0}\n')
+    assert read_attempts(tmp_path / "a") == [Attempt(attempt=1, started=1000.0)]
+    assert read_attempts(tmp_path / "a")[0].resumed == -1
+    trained = asdict(Attempt(attempt=2, started=1020.0, ended=1085.0, outcome="finished", resumed=0, step=5, steps=5))
+    assert goodput(tmp_path / "b", [asdict(never), trained], steps=5).redone == 0
+    [first, second] = attempts_of([asdict(never), trained], live=False)
+    assert (first.step, second.step) == ("never trained", "5")
+
+
+@pytest.mark.parametrize("length", [0.35, 0.7])
+def test_without_attempts_the_lengths_of_steps_count(tmp_path: Path, length: float) -> None:
+    """By their numbers: seconds of one step are not those of another."""
+    run = write_run(tmp_path / "run", Job(dp=2, pp=1, steps=4))
+    lines = [{"step": step + 1, "seconds": length * (step + 1)} for step in range(4)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_run(run)
+    goodput = explain(found.recording, "run", run=found).goodput
+    assert goodput is not None and goodput.productive == pytest.approx(10 * length)
 
 
 def test_a_launcher_that_was_killed_in_the_first_attempt(tmp_path: Path) -> None:

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.cli.diagnose_page import show
+from plait.core.cluster import Hosts
+from plait.core.layout import Layout
+from plait.core.model import ModelSpec
+from plait.core.plan import Workload
+from plait.core.schedules import Shape, generate
+from plait.core.strategy import Strategy
+from plait.diagnose.explain import explain
+from plait.diagnose.reading import recorded
 from plait.diagnose.recording import ROLLUP, seconds_of
-from plait.diagnose.shares import drift_of, shares
+from plait.diagnose.shares import Drift, drift_of, shares
+from plait.plan.make import Design, assemble_plan
 from tests.diagnose.made import TRANSFER, At, Job
 from tests.diagnose.test_stragglers import recording
 
@@ -55,6 +65,76 @@ def test_spans_after_a_step_do_not_count_in_its_length() -> None:
     end = float(spans["end"].max())  # type: ignore[arg-type]
     later = spans[:1].with_columns(kind=pl.lit("evaluation"), start=end, end=end + 9)
     assert seconds_of(pl.concat([spans, later])) == seconds_of(spans)
+
+
+def test_shares_are_of_the_step_and_what_comes_after_it_is_beside() -> None:
+    seen = recording(Job(dp=2, pp=2, steps=4))
+    rows = seen.rollup.filter(kind="compute").unique(["step", "rank"])
+    after = rows.with_columns(kind=pl.lit("evaluation"), seconds=9.0).cast(ROLLUP)  # type: ignore[arg-type]
+    found = {one.what: one for one in shares(replace(seen, rollup=pl.concat([seen.rollup, after])))}
+    evaluation = found.pop("evaluation")
+    assert sum(one.share for one in found.values()) == pytest.approx(1)
+    step = sum(one.seconds for one in found.values())
+    assert evaluation.share == pytest.approx(9.0 / step) and evaluation.seconds == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_waiting_for_the_last_to_come_is_a_part_of_what_is_exposed(agree: bool) -> None:
+    """Rank 1 comes 0.3 s after rank 0, and the transfer takes 0.1 s, of which rank 1 hides nothing and rank 0
+    hid 0.2 s of the waiting."""
+    spans: list[dict[str, object]] = []
+    for step in range(3):
+        begin = 10.0 * step
+        for rank, (came, waits) in enumerate([(begin + 1.0, begin + 1.2), (begin + 1.3, begin + 1.3)]):
+            own = {"step": step, "rank": rank, "name": "attn0.R0", "seq": 0, "site": "attn", "layer": 0, "slice": 0,
+                   "direction": "forward", "bytes": 8}  # fmt: skip
+            clock = 0.0 if agree else 1000.0 * rank
+            for kind, start, end in (
+                ("compute", begin, came), ("comm", came, begin + 1.4), ("wait", waits, begin + 1.4),
+            ):  # fmt: skip
+                name = "attn0.F0" if kind == "compute" else "attn0.R0"
+                spans.append(own | {"kind": kind, "name": name, "start": start + clock, "end": end + clock})
+    model = ModelSpec(family="gpt", num_layers=1, hidden=8, num_heads=2, vocab=9, max_sequence=16)
+    design = Design(
+        model, Workload(micro_batch=1, num_micro_batches=1, sequence=16), Strategy(tp=2), Layout.of(pp=1, dp=1, tp=2)
+    )
+    plan = assemble_plan(design, generate("1f1b", Shape(ranks=1, micro_batches=1)), Hosts())
+    rollups = pl.DataFrame(schema={"step": pl.Int64, "rank": pl.Int64})
+    seen = recorded(pl.DataFrame(spans), rollups, plan, clocks_agree=agree)
+    found = {one.what: one for one in shares(seen)}
+    assert found["tp"].seconds == pytest.approx((0.2 + 0.1) / 2)
+    assert found["tp"].late == pytest.approx(0.1 / 2), "0.1 s of rank 0, the rest of whose waiting was hidden"
+
+
+def test_drift_says_how_much_of_the_change_its_largest_part_is() -> None:
+    """Of 40 % more, computing is a quarter and what is beside recorded ops three."""
+    seen = recording(Job(dp=2, pp=1, steps=40, jitter=0.0))
+    step = float(pl.Series(list(seen.seconds.values())).median() or 0.0)  # type: ignore[arg-type]
+    grows = 1 + 0.1 * (pl.col("step") >= 20) * (pl.col("kind") == "compute")
+    computing = float(seen.rollup.filter(kind="compute", step=1, rank=0)["seconds"].sum())
+    rollup = seen.rollup.with_columns(seconds=pl.col("seconds") * grows)
+    seconds = {n: s + (0.4 * computing if n >= 20 else 0.0) for n, s in seen.seconds.items()}
+    found = drift_of(replace(seen, rollup=rollup, seconds=seconds))
+    assert found is not None and found.first == pytest.approx(step)
+    assert (found.grew, found.of) == ("rest", pytest.approx(0.75, abs=0.01))
+    assert found.by == pytest.approx(0.3 * computing, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("drift", "said"),
+    [
+        (Drift(1.0, 1.75, "compute", 0.26, 0.35),
+         "Steps became 75% longer: 1.00 s in the first quarter, 1.75 s in the last; 35% of that is computing "
+         "(+260.0 ms), the largest part."),
+        (Drift(1.0, 1.75, "compute", 0.6, 0.8), "80% of that is computing (+600.0 ms)."),
+        (Drift(1.0, 0.9, "data", -0.2, 2.0), "10% shorter: 1.00 s in the first quarter, 900.0 ms in the last; waiting "
+         "for data (-200.0 ms) changed by more than that, other parts the other way."),
+    ],
+)  # fmt: skip
+def test_drift_in_words(drift: Drift, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = explain(recording(Job(dp=2, pp=1, steps=3)), "run")
+    show(replace(report, drift=drift))
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_drift() -> None:
