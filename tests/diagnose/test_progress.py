@@ -84,6 +84,7 @@ def test_a_first_attempt_whose_line_stayed_as_it_began(tmp_path: Path) -> None:
     }
     again = GOES_ON | {"attempt": 2, "started": 1086.0, "resumed": 0, "step": 5, "steps": 5, "ended": 1099.0}
     assert goodput(tmp_path / "a", [began], steps=5) == Goodput(10.0, 35.0, 1, 0)
+    assert goodput(tmp_path / "c", [began], steps=5, copied=True) == Goodput(10.0, 10.0, 1, 0)
     assert goodput(tmp_path / "b", [began | {"steps": 5, "ended": 1085.0}, again], steps=5).redone == 5
 
 

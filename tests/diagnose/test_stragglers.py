@@ -144,6 +144,18 @@ def test_a_slow_link_is_told_from_a_slow_rank(clocks: bool) -> None:
     assert found.stragglers[0].where == "pp 1>5"
 
 
+def test_what_a_slow_link_costs_is_of_all_its_steps() -> None:
+    """Of twenty, the last eleven are the slowest."""
+
+    def transfer(at: At) -> float:
+        slow = (at.dp, at.stage, at.way) == (1, 0, "forward")
+        return TRANSFER * ((60 if at.step >= 9 else 40) if slow else 1)
+
+    [found] = verdicts(recording(Job(dp=4, pp=2, transfer=transfer))).stragglers
+    assert (found.what, found.ranks, found.since, found.until) == ("slow link", (1, 5), 0, 19)
+    assert found.seconds == pytest.approx(59 * TRANSFER * 8, rel=0.02), "of 8 micro-batches, beyond what others take"
+
+
 def test_a_hosts_links() -> None:
     """Whatever goes from or to one host is slow: half of all transfers between hosts."""
     hosts = {rank: f"h{rank // 2}" for rank in range(12)}
