@@ -76,7 +76,7 @@ def _measured(place: Place, nodes: int, folder: Path, nbytes: int) -> dict[str, 
         result = Path(name)
         status = place.run(
             Ranks(
-                module="plait.launch.self_check", arguments=[name, str(folder.resolve()), str(nbytes)],
+                module="plait.launch.self_check", arguments=[name, str(folder.absolute()), str(nbytes)],
                 world=place.world or nodes, logs=result / "logs", timeout=600.0,
             )
         )  # fmt: skip

@@ -45,24 +45,42 @@ class InSlurm(Managed):
             (folder / slurm_job.PLACED).unlink(missing_ok=True)
         return slurm_job.run(
             folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock,
-            plan=ranks.plan.hash if ranks.plan else None, suspicion=partial(suspicion_of, ranks),
+            plan=ranks.plan.hash if ranks.plan else None, device=_device(ranks), suspicion=partial(suspicion_of, ranks),
         )  # fmt: skip
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
         """What would be submitted."""
+        from plait.core.errors import JobError
         from plait.core.rank_table import RankTable
+        from plait.core.settings import one_line
         from plait.launch.slurm import Batch, asked
 
+        one_line(self.partition, "--on slurm")
+        one_line(str(folder), "run.folder")
+        if "\\" in str(folder):
+            fix = "Choose another folder, or another run.name"
+            raise JobError(f"{folder} holds a backslash, which Slurm does not take in paths", key="run.folder", fix=fix)
         table = RankTable.read(self.table) if self.table else None
         settings = job.slurm.model_copy(update={"partition": self.partition or job.slurm.partition})
         return Batch(
             folder=folder, name=job.run.name, world_size=world_size, table=table,
-            settings=asked(settings, world_size, table),
+            settings=asked(settings, world_size, table, job.run),
         )  # fmt: skip
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
-        """The batch script."""
-        return "The batch script", self.batch(job, folder, job.world_size).script()
+        """The batch script. Where no Slurm answers it lacks what only Slurm knows, and says so."""
+        from plait.core.errors import LaunchError
+
+        note = ""
+        try:
+            batch = self.batch(job, folder, job.world_size)
+        except LaunchError as error:
+            known = job.slurm.model_copy(update={"gpus": 0})
+            if not (self.table or known.nodes) or job.slurm.gpus != "auto":
+                raise
+            note = f"# Without a Slurm to ask how many GPUs its nodes have, none are asked for: {error}\n"
+            batch = self.batch(job.model_copy(update={"slurm": known}), folder, job.world_size)
+        return "The batch script", note + batch.script()
 
     def submit(self, plan: Plan, folder: Path, *, follow: bool) -> int:
         """Have the plan run as a job; the job's exit status, or 0 if it is not followed."""
@@ -78,3 +96,8 @@ class InSlurm(Managed):
             submitted = slurm.submit(batch)
         terminal.text(f"submitted as Slurm job {submitted.job}; its output goes to {submitted.log}")
         return slurm.follow(submitted) if follow else 0
+
+
+def _device(ranks: Ranks) -> str:
+    """``run.device`` of what is to run; of other work than a training nothing is known."""
+    return ranks.plan.job.run.device if ranks.plan and ranks.plan.job else "auto"

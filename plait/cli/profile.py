@@ -117,8 +117,8 @@ def _measure(
     job = Job.read(file) if file else None
     place = place_of(on)
     world = _ranks(ranks, job, place)
-    arguments = ["--out", str(out.resolve()), "--seconds", str(seconds)]
-    arguments += ["--job", str(file.resolve())] if file else []
+    arguments = ["--out", str(out.absolute()), "--seconds", str(seconds)]
+    arguments += ["--job", str(file.absolute())] if file else []
     arguments += ["--nodes-per-minipod", str(minipod)] if minipod else []
     arguments += ["--quiet"] if quiet else []
     logs = out.with_name(f"{out.name}.logs")

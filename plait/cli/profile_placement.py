@@ -138,7 +138,7 @@ def _collectives(
     if place.lab and (place.lab.hosts == pod or pod < 1 or place.lab.hosts % pod):
         fix = "Use several minipods, such as lab:4x1@1gbit,2pods@300mbit"
         raise JobError(f"has no several minipods of {pod} hosts", key="--on", fix=fix)
-    arguments = ["--placement", "--out", str(out.resolve()), "--seconds", str(seconds)]
+    arguments = ["--placement", "--out", str(out.absolute()), "--seconds", str(seconds)]
     arguments += ["--nodes-per-minipod", str(pod), *(["--quiet"] if quiet else [])]
     logs = out.with_name(f"{out.name}.logs")
     with explained(f"{logs} cannot be made", fix="Choose another with --out"):

@@ -184,6 +184,16 @@ def agent_variable(where: str) -> dict[str, str]:
     return {"PLAIT_AGENT": where}
 
 
+def granted(gpus: int) -> dict[str, str]:
+    """The variable that tells a node's ranks of how many GPUs a cluster manager was asked for them."""
+    return {"PLAIT_GPUS": str(gpus)} if gpus else {}
+
+
+def granted_gpus(environ: Mapping[str, str] = os.environ) -> int:
+    """For how many GPUs of this node a cluster manager was asked; 0 if for none, or if there is none."""
+    return _number(environ, "PLAIT_GPUS", 0)
+
+
 def take_agent(environ: MutableMapping[str, str] = os.environ) -> str:
     """Where the launcher is, for this process only."""
     if "PLAIT_AGENT" not in environ:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, field_validator
 
 from plait.core.errors import JobError
-from plait.core.settings import Count, Natural, Section
+from plait.core.settings import Count, Natural, Section, one_line
 
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
@@ -87,10 +87,10 @@ class KubernetesSection(Section):
 
     @field_validator("*")
     @classmethod
-    def _lines(cls, value: Any) -> Any:
-        texts: list[Any] = [*cast("tuple[Any, ...]", value)] if type(value) is tuple else [value]
-        if any("\n" in str(one) or "\0" in str(one) for one in texts):
-            raise JobError("holds a line break", key="kubernetes", fix="Write one line to each")
+    def _lines(cls, value: Any, info: Any) -> Any:
+        for one in cast("tuple[Any, ...]", value) if type(value) is tuple else (value,):
+            if isinstance(one, str):
+                one_line(one.replace("\t", " "), f"kubernetes.{info.field_name}")
         return value  # pyright: ignore[reportUnknownVariableType]
 
     @field_validator(*FORMS)

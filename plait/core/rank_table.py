@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from plait.core.codec import read_table
 from plait.core.errors import PlacementError
-from plait.core.files import contents, replacing
+from plait.core.files import replacing
+from plait.core.hostlist import fold
+from plait.core.typed import checked
 
 VERSION = 1
 NAME = "rank_table.json"
@@ -99,12 +102,20 @@ class RankTable:
 
     @staticmethod
     def read(path: Path) -> RankTable:
-        """Raises PlacementError naming the file and what is wrong in it."""
+        """The table in a file.
+
+        Known: ``version``, ``plan``, ``ranks_per_node`` and of each of ``nodes`` its ``host``, ``node_rank``
+        and ``ranks``. Passed over: other keys, which other tools may have added. Refused, as PlacementError
+        that names the file: what is missing or of another type, a host that no host list can hold, ranks that
+        do not follow from a node's place.
+        """
         try:
-            return _checked(json.loads(contents(path)))
+            return _checked(read_table(path))
         except OSError as error:
             raise PlacementError(f"{path}: {error.strerror or error}.") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
+            raise PlacementError(f"{path}: not a rank table ({error.args[0]} is missing).") from None
+        except (ValueError, TypeError) as error:
             raise PlacementError(f"{path}: not a rank table ({error}).") from None
         except PlacementError as error:
             raise PlacementError(f"{path}: {error}") from None
@@ -115,12 +126,43 @@ def _same_host(one: str, other: str) -> bool:
     return one == other or (("." in one) != ("." in other) and one.split(".")[0] == other.split(".")[0])
 
 
-def _checked(value: Any) -> RankTable:
-    if value["version"] != VERSION:
-        raise ValueError(f"version {value['version']}, and this Plait reads {VERSION}")
-    nodes = cast("Sequence[dict[str, Any]]", value["nodes"])
-    table = RankTable(tuple(str(node["host"]) for node in nodes), int(value["ranks_per_node"]), str(value["plan"]))
+@dataclass(frozen=True)
+class _Node:
+    """A node as the file has it."""
+
+    host: str
+    node_rank: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The rest of the file."""
+
+    version: int
+    plan: str
+    ranks_per_node: int
+    nodes: list[dict[str, Any]]
+
+
+def _checked(value: Mapping[str, Any]) -> RankTable:
+    whole = _of(_Table, value)
+    if whole["version"] != VERSION:
+        raise ValueError(f"version {whole['version']}, and this Plait reads {VERSION}")
+    nodes = [_of(_Node, node) for node in whole["nodes"]]
+    for node in nodes:
+        fold([node["host"]])
+    table = RankTable(tuple(node["host"] for node in nodes), whole["ranks_per_node"], whole["plan"])
     for number, node in enumerate(nodes):
-        if node["node_rank"] != number or list(node["ranks"]) != list(table.ranks_of(table.hosts[number])):
+        first = number * table.ranks_per_node
+        follows = len(node["ranks"]) == table.ranks_per_node and all(
+            rank == first + place for place, rank in enumerate(node["ranks"])
+        )
+        if node["node_rank"] != number or not follows:
             raise ValueError(f"node {number}: its node_rank or ranks do not follow from its place")
     return table
+
+
+def _of(kind: type, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a kind's fields. Raises KeyError for one that is missing, TypeError for another type."""
+    return checked(kind, {one.name: value[one.name] for one in fields(kind)})

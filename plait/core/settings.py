@@ -352,9 +352,7 @@ class RunSection(Section):
         if name in (".", "..") or "/" in name or (name and not name.strip()):
             fix = "Leave out slashes; run.folder says where it goes"
             raise JobError(f"'{name}' is no name for a folder", key="run.name", fix=fix)
-        if any(category(letter) == "Cc" for letter in name):
-            problem = f"{name!r} holds a line break, or another character that controls a terminal"
-            raise JobError(problem, key="run.name", fix="Leave it out")
+        one_line(name, "run.name")
         if name:
             check_path(name, "run.name")
         return name
@@ -369,6 +367,18 @@ class RunSection(Section):
         """The same, called ``name`` unless it says so itself. Raises JobError for a name that no folder can
         have."""
         return self if self.name else self.model_copy(update={"name": self._one_folder(name)})
+
+
+def one_line(text: str, key: str) -> None:
+    """Raise JobError, naming the key, for a text that a terminal, or a shell, would not take as one line.
+
+    >>> one_line("a\\nb", "run.name")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    plait.core.errors.JobError: run.name: 'a\\nb' holds a line break, or another character that controls...
+    """
+    if any(category(letter) in ("Cc", "Zl", "Zp") for letter in text):
+        problem = f"{text[:80]!r} holds a line break, or another character that controls a terminal"
+        raise JobError(problem, key=key, fix="Leave it out")
 
 
 def refuse_old_names(values: Mapping[str, Any]) -> None:

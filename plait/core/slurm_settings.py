@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from plait.core.errors import JobError
-from plait.core.settings import Count, Natural, Section
+from plait.core.settings import Count, Natural, Section, one_line
 
 
 class SlurmSection(Section):
@@ -17,6 +16,11 @@ class SlurmSection(Section):
     """Where to run; ``--on slurm:PARTITION`` does too. The cluster's default if empty."""
     nodes: Natural = 0
     """How many nodes. 0: as many as the job's ranks need, with as many on each as it has GPUs, or one."""
+    gpus: Natural | Literal["auto"] = "auto"
+    """GPUs of each node to ask for. ``auto``: one for every rank, unless ``run.device`` is ``"cpu"``, nodes
+    have none, or ``options`` ask for GPUs. What was asked for is used: ranks that do not find it end."""
+    cpus: Natural = 0
+    """Processors of each node to ask for where nodes are shared. 0: ``run.threads`` for every rank."""
     time: str = ""
     """Time limit as Slurm writes it: minutes, ``HH:MM:SS`` or ``D-HH:MM:SS``. The partition's if empty."""
     account: str = ""
@@ -30,15 +34,15 @@ class SlurmSection(Section):
     restarts: Natural = 3
     """Starts in a row that may end without a new checkpoint before the job is given up."""
     exclusive: bool = True
-    """Share nodes with no other job."""
+    """Share nodes with no other job: all their processors and memory are the run's."""
     options: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Further options of sbatch, such as ``"--gres=gpu:8"``."""
+    """Further options of sbatch, such as ``"--constraint=h100"``."""
     setup: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Shell lines to run first, such as ``"module load cuda"``."""
 
     @field_validator("partition", "time", "account", "reservation", "options", "setup")
     @classmethod
-    def _lines(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if any("\n" in one or "\0" in one for one in ([value] if isinstance(value, str) else value)):
-            raise JobError("holds a line break", key="slurm", fix="Write one line to each")
+    def _lines(cls, value: str | tuple[str, ...], info: Any) -> str | tuple[str, ...]:
+        for one in (value,) if isinstance(value, str) else value:
+            one_line(one.replace("\t", " "), f"slurm.{info.field_name}")
         return value

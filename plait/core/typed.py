@@ -29,6 +29,8 @@ def checked(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_is(value, one) for one in inner)

@@ -177,7 +177,7 @@ class Agents:
         where = self._addresses.get(self.table.hosts[0], self.table.hosts[0])
         for node, agent in self.agents.items():
             ranks = self.table.ranks_per_node
-            logs = str(self.logs.resolve())
+            logs = str(self.logs.absolute())
             agent.line.send(Begin(node * ranks, ranks, self.table.world_size, where, first.port, self.argv, logs))
         channels: dict[int, Channel] = {}
         while len(channels) < self.table.world_size:

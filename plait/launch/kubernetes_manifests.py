@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from plait.core.env import granted
 from plait.core.errors import JobError, LaunchError
 from plait.core.kubernetes_settings import PAIR, TAINT, VOLUME, KubernetesSection
 from plait.core.process import command_of
@@ -219,7 +220,7 @@ def _env(run: PodRun) -> list[Object]:
     def of_the_pod(path: str) -> Object:
         return {"fieldRef": {"fieldPath": path}}
 
-    ours: dict[str, Any] = {
+    ours: dict[str, Any] = granted(run.settings.gpus) | {
         "PLAIT_RUN": run.name,
         "PLAIT_FILES": FILES,
         "PLAIT_ENDED": ENDED,

@@ -23,6 +23,7 @@ from plait.core.errors import JobError, LaunchError
 from plait.core.hostlist import expand, fold
 from plait.core.process import command_of
 from plait.core.rank_table import RankTable
+from plait.core.settings import RunSection
 from plait.core.slurm_lines import lines
 from plait.core.slurm_settings import SlurmSection
 from plait.launch.watch import catching_signals, say
@@ -70,11 +71,15 @@ class Batch:
     def script(self) -> str:
         """The batch script. It starts ``plait.cli.in_slurm`` on the first node."""
         one = self.settings
+        shared = not one.exclusive and not _names(one.options, CPUS)
         asked = {
             "job-name": self.name,
             "nodes": self.nodes,
             "ntasks-per-node": 1,
-            "output": self.log("%j"),
+            "cpus-per-task": one.cpus if shared else "",
+            "mem": 0 if one.exclusive and not _names(one.options, MEMORY) else "",
+            "gres": f"gpu:{one.gpus}" if one.gpus else "",
+            "output": self.log("%j", written="%%"),
             "open-mode": "append",
             "signal": f"TERM@{one.grace}",
             "partition": one.partition,
@@ -85,56 +90,128 @@ class Batch:
         }
         flags = ["--requeue" if one.requeue else "--no-requeue"] + ["--exclusive"] * one.exclusive
         lines = [f"--{key}={shlex.quote(str(value))}" for key, value in asked.items() if value != ""]
-        run = command_of("plait.cli.in_slurm", str(self.folder.resolve()))
+        run = command_of("plait.cli.in_slurm", str(self.folder.absolute()))
         text = "\n".join(f"#SBATCH {line}" for line in [*lines, *flags, *one.options])
         setup = "".join(f"{line}\n" for line in one.setup)
         return f"#!/bin/bash\n{text}\n{setup}exec {shlex.join(run)}\n"
 
-    def log(self, job: str) -> Path:
-        """Where a job's output goes."""
-        return self.folder.resolve() / "logs" / f"slurm-{job}.log"
+    def log(self, job: str, written: str = "%") -> Path:
+        """Where a job's output goes. written: how a percent sign of the folder is written: to Slurm it begins
+        something."""
+        return Path(str(self.folder.absolute()).replace("%", written)) / "logs" / f"slurm-{job}.log"
 
 
-def asked(settings: SlurmSection, world_size: int, table: RankTable | None) -> SlurmSection:
-    """The settings with a number of nodes. Raises JobError if ranks cannot be spread over them evenly."""
+CPUS = ("-c", "--cpus-per-task", "--cpus-per-gpu")
+MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
+GPUS = ("-G", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
+
+
+def _names(options: Sequence[str], known: Sequence[str]) -> bool:
+    """Whether the user's own options say one of these already."""
+    for option in options:
+        word = option.split("=")[0].split()[0] if option.strip() else ""
+        if word in known or (not word.startswith("--") and word[:2] in known):
+            return True
+    return False
+
+
+def asks_for_gpus(options: Sequence[str]) -> bool:
+    """Whether options of sbatch ask for GPUs.
+
+    >>> asks_for_gpus(["--gres=gpu:h100:8"]), asks_for_gpus(["-G 8"]), asks_for_gpus(["--gres=nic:1"])
+    (True, True, False)
+    """
+    return _names(options, GPUS) or any(re.match(r"--gres[=\s].*\bgpu\b", option) for option in options)
+
+
+def asked(settings: SlurmSection, world_size: int, table: RankTable | None, run: RunSection) -> SlurmSection:
+    """The settings with a number of nodes, and of GPUs and processors of each. Raises JobError for what does
+    not fit together, LaunchError where Slurm is to be asked and does not answer."""
     if table and table.world_size != world_size:
         problem = f"the rank table has {table.world_size} ranks, and the job needs {world_size}"
         raise JobError(problem, key="--rank-table", fix="Make it for this plan")
     if table and settings.nodes not in (0, len(table.hosts)):
         problem = f"is {settings.nodes}, and the rank table has {len(table.hosts)} hosts"
         raise JobError(problem, key="slurm.nodes", fix="Leave it out")
-    each = 1 if settings.nodes or table else min(gpus_of_a_node(settings.partition) or 1, world_size)
-    nodes = len(table.hosts) if table else settings.nodes or -(-world_size // each)
+    nodes = len(table.hosts) if table else settings.nodes
+    if not nodes:
+        each = settings.gpus if isinstance(settings.gpus, int) else gpus_of_a_node(settings.partition)
+        nodes = -(-world_size // min(each or 1, world_size))
     if world_size % nodes:
         fix = f"Choose a number that divides {world_size}"
         raise JobError(f"{world_size} ranks do not spread evenly over {nodes} nodes", key="slurm.nodes", fix=fix)
-    return settings.model_copy(update={"nodes": nodes})
+    ranks = world_size // nodes
+    gpus = _gpus(settings, ranks, run)
+    return settings.model_copy(update={"nodes": nodes, "gpus": gpus, "cpus": settings.cpus or ranks * run.threads})
+
+
+def _gpus(settings: SlurmSection, ranks: int, run: RunSection) -> int:
+    """GPUs of each node to ask for, of which each runs ``ranks``."""
+    if isinstance(settings.gpus, int):
+        if settings.gpus:
+            check_gpus(settings.gpus, ranks, run.device, f"slurm.gpus asks for {settings.gpus} on each node")
+        return settings.gpus
+    if run.device == "cpu" or asks_for_gpus(settings.options):
+        return 0
+    if run.device == "cuda":
+        return ranks
+    there = gpus_of_a_node(settings.partition)
+    if there:
+        check_gpus(there, ranks, run.device, f"nodes have {there} GPUs")
+    return min(there, ranks)
+
+
+def check_gpus(gpus: int, ranks: int, device: str, problem: str) -> None:
+    """Raise JobError where a node's ranks would leave its GPUs aside without having been told to."""
+    if device in ("auto", "cuda") and gpus < ranks:
+        fix = 'Use more nodes, or run.device = "shared", or "cpu"'
+        raise JobError(f"{problem}, and each runs {ranks} ranks", key="run.device", fix=fix)
 
 
 def gpus_of_a_node(partition: str) -> int:
-    """The fewest GPUs that a node of the partition has."""
+    """The fewest GPUs that a node of the partition has; of the default one if it is empty."""
     where = ["-p", partition] if partition else []
-    found = command("sinfo", "-h", "-o", "%G", *where).split()
-    counts = [sum(int(n) for n in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", line)) for line in found]
-    return min(counts, default=0)
+    found = [line.rpartition("|") for line in command("sinfo", "-h", "-o", "%P|%G", *where).splitlines()]
+    return min((_counted(gres) for name, _, gres in found if partition or name.endswith("*")), default=0)
+
+
+def gpus_of_job(job: str) -> int:
+    """The GPUs that a job has on each of its nodes: on the one with the fewest.
+
+    Known: the ``GRES`` of each group of nodes as ``scontrol -d show job`` prints them. Passed over: other
+    resources than GPUs, of which no step of ours has need.
+    """
+    told = command("scontrol", "--oneliner", "--details", "show", "job", job)
+    return min(map(_counted, re.findall(r" Nodes=\S+ CPU_IDs=\S* Mem=\S* GRES=(\S*)", told)), default=0)
+
+
+def _counted(gres: str) -> int:
+    """GPUs in a list of resources.
+
+    >>> _counted("gpu:h100:4(S:0-1),gpu:2,nic:2"), _counted("(null)")
+    (6, 0)
+    """
+    return sum(int(n) for n in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
 
 
 class Submitted(NamedTuple):
     """A job. log: where its output goes. written: bytes that stood there before; another Slurm, or this one
-    some years ago, has had a job of this number."""
+    some years ago, has had a job of this number. hosts: the only ones that it can run on, if it has a rank
+    table."""
 
     job: str
     log: Path
     written: int = 0
+    hosts: tuple[str, ...] = ()
 
 
 def submit(batch: Batch) -> Submitted:
     """Write the script into the run's folder and submit it. Raises JobError if a job of this run waits
     already: it has no lock on the folder yet."""
     (batch.folder / "logs").mkdir(parents=True, exist_ok=True)
-    script = batch.folder.resolve() / "slurm.sh"
+    script = batch.folder.absolute() / "slurm.sh"
     queue = (line.partition("|") for line in command("squeue", "-h", "-o", "%A|%o").splitlines())
-    if job := {told: number for number, _, told in queue}.get(str(script)):
+    if job := next((number for number, _, told in queue if told and _same(Path(told), script)), ""):
         fix = f"End it first (scancel {job}), or give this run another name with run.name=NAME"
         raise JobError(f"Slurm job {job} is this run, and has not ended", file=str(batch.folder), fix=fix)
     before = {file: file.stat().st_size for file in batch.log("*").parent.glob(batch.log("*").name)}
@@ -144,7 +221,13 @@ def submit(batch: Batch) -> Submitted:
     else:
         (batch.folder / "placed_ranks.json").unlink(missing_ok=True)
     job = command("sbatch", "--parsable", str(script)).strip().partition(";")[0]
-    return Submitted(job, batch.log(job), before.get(batch.log(job), 0))
+    hosts = batch.table.hosts if batch.table else ()
+    return Submitted(job, batch.log(job), before.get(batch.log(job), 0), hosts)
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, which may be reached by a link as well."""
+    return one.name == other.name and one.resolve() == other.resolve()
 
 
 @dataclass(frozen=True)
@@ -191,21 +274,21 @@ def patient_state(job: str, interrupted: Collection[int] = ()) -> State:
 def follow(submitted: Submitted) -> int:
     """Copy a job's log to standard output until the job ends; returns its exit status.
 
-    The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that still waits is cancelled.
-    The second one cancels it at once. Raises LaunchError where Slurm does not answer for long, or when it is
-    to be told to end the job.
+    The first Ctrl-C (or SIGTERM, SIGHUP) lets its ranks save and end; a job that waits, or goes back into the
+    queue meanwhile, is cancelled. The second one cancels it at once. Raises LaunchError where Slurm does not
+    answer for long, or when it is to be told to end the job.
     """
-    job, log, written = submitted
-    shown, said = _Tail(log, sys.stdout.buffer, written), ""
+    job = submitted.job
+    shown, said = _Tail(submitted.log, sys.stdout.buffer, submitted.written), ("", "")
     with catching_signals() as signals:
         asked_to_stop = False
         while (now := _followed(submitted, signals)).going:
             shown.copy()
-            if now.name != said and now.name in (*WAITING, "RUNNING"):
-                why = f" ({now.reason})" if now.reason not in ("", "None") else ""
-                on = f" on {fold(now.nodes)}" if now.nodes else ""
-                say(f"Slurm job {job} is {now.name.lower()}{why}{on}")
-                said = now.name
+            if (now.name, now.reason) != said and now.name in (*WAITING, "RUNNING"):
+                say(_told(now, submitted))
+                said = (now.name, now.reason)
+            if asked_to_stop and now.name in WAITING:  # it was on its way back when its ranks were to be asked
+                command("scancel", job)
             while signals:
                 signals.popleft()
                 if asked_to_stop or now.name in WAITING:
@@ -221,8 +304,21 @@ def follow(submitted: Submitted) -> int:
     return now.status or (0 if now.name == "COMPLETED" else 1)
 
 
+def _told(now: State, submitted: Submitted) -> str:
+    """What a job waits for, or where it runs."""
+    why = f" ({now.reason.replace('_', ' ')})" if now.reason not in ("", "None") else ""
+    on = f" on {fold(now.nodes)}" if now.nodes else ""
+    told = f"Slurm job {submitted.job} is {now.name.lower()}{why}{on}"
+    if submitted.hosts and now.name in WAITING and "ReqNodeNotAvail" in now.reason:
+        told += (
+            ". Its rank table asks for these nodes by name, so it gets no others: cancel it (Ctrl-C), and have the run "
+            "go on with another table (--rank-table)"
+        )
+    return told
+
+
 def _followed(submitted: Submitted, signals: Collection[int]) -> State:
-    job, log, _ = submitted
+    job, log = submitted.job, submitted.log
     try:
         return patient_state(job, signals)
     except LaunchError as error:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from plait.core.env import cluster_job, inherited, slurm_job, this_host
+from plait.core.env import cluster_job, granted, inherited, slurm_job, this_host
 from plait.core.errors import JobError, LaunchError, PlacementError, PlaitError
 from plait.core.history import History, newest_checkpoint
 from plait.core.hostlist import expand
@@ -38,16 +38,21 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 def run(
     folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None,
-    plan: str | None = None, suspicion: Callable[[], Suspicion | None] = lambda: None,
+    plan: str | None = None, device: str = "auto", suspicion: Callable[[], Suspicion | None] = lambda: None,
 ) -> int:  # fmt: skip
     """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the hash of
-    that which they obey, if they train: this start goes into the run's history then. suspicion: what finds
-    out why they hang; made when the evidence of the start before is put aside."""
-    _, listed = slurm_job()
+    that which they obey, if they train: this start goes into the run's history then. device: as
+    ``run.device``. suspicion: what finds out why they hang; made when the evidence of the start before is put
+    aside."""
+    job, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)
+    gpus = 0 if device == "cpu" else slurm.gpus_of_job(job)
+    if gpus:
+        problem = f"each node of Slurm job {job} has {gpus} GPUs"
+        slurm.check_gpus(gpus, table.ranks_per_node, device, problem)
 
     def start(progress: Progress) -> int:
-        return _start(folder, argv, table, expand(listed), timeout, lock, suspicion(), progress)
+        return _start(folder, argv, table, gpus, timeout, lock, suspicion(), progress)
 
     if plan is None:
         return start(Progress(world_size))
@@ -57,20 +62,20 @@ def run(
 
 
 def _start(
-    folder: Path, argv: Sequence[str], table: RankTable, nodes: Sequence[str], timeout: float, lock: RunLock | None,
+    folder: Path, argv: Sequence[str], table: RankTable, gpus: int, timeout: float, lock: RunLock | None,
     suspicion: Suspicion | None, progress: Progress,
 ) -> int:  # fmt: skip
-    job, _ = slurm_job()
+    job, listed = slurm_job()
     hosts = folder / f"slurm-hosts-{job}.txt"
     hosts.write_text("".join(f"{host}\n" for host in table.hosts))
-    addresses = slurm.node_addresses(nodes)  # under salloc we are on none of them
+    addresses = slurm.node_addresses(expand(listed))  # under salloc we are on none of them
     here = addresses.get(this_host(), this_host())
     logs = folder / "logs"
     try:
         with Agents(table, argv, logs, host=here, addresses=addresses, numbered=True) as agents, ExitStack() as held:
             step = subprocess.Popen(
-                _srun(len(table.hosts)),
-                env=inherited() | agents.variables | {"SLURM_HOSTFILE": str(hosts.resolve())},
+                _srun(len(table.hosts), gpus),
+                env=inherited() | agents.variables | granted(gpus) | {"SLURM_HOSTFILE": str(hosts.absolute())},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -83,10 +88,11 @@ def _start(
         hosts.unlink(missing_ok=True)
 
 
-def _srun(nodes: int) -> list[str]:
+def _srun(nodes: int, gpus: int) -> list[str]:
+    # Of GPUs that came with --exclusive alone a step gets those only that it asks for.
     return [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--distribution=arbitrary", "--overlap",
-        "--kill-on-bad-exit=0", "--wait=0", "--export=ALL",
+        "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", *([f"--gres=gpu:{gpus}"] if gpus else []),
         *command_of("plait.launch.agent"),
     ]  # fmt: skip
 
@@ -142,7 +148,7 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
             with RunLock(folder) as lock:
                 status = run(
                     folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock, plan=plan.hash,
-                    suspicion=partial(suspicion, plan, folder),
+                    device=plan.job.run.device, suspicion=partial(suspicion, plan, folder),
                 )  # fmt: skip
         except PlaitError as error:
             print(f"plait: {error}", file=sys.stderr, flush=True)

@@ -41,6 +41,17 @@ def test_a_host_twice_is_refused() -> None:
         ({"nodes": [{"node_rank": 0}]}, "host"),
         ({"ranks_per_node": 0}, "at least one"),
         ({"nodes": 3}, "not a rank table"),
+        ({"nodes": []}, "at least one host"),
+        ({"nodes": [3]}, "not a rank table"),
+        ({"nodes": [{"host": "a b", "node_rank": 0, "ranks": [0, 1]}]}, "'a b' cannot stand in a host list"),
+        ({"nodes": [{"host": "a\n#SBATCH", "node_rank": 0, "ranks": [0, 1]}]}, "cannot stand in a host list"),
+        ({"nodes": [{"host": "a,b", "node_rank": 0, "ranks": [0, 1]}]}, "cannot stand in a host list"),
+        ({"nodes": [{"host": 7, "node_rank": 0, "ranks": [0, 1]}]}, "host = 7"),
+        ({"nodes": [{"host": "a", "node_rank": 0, "ranks": [0, 1, 2]}]}, "node 0"),
+        ({"nodes": [{"host": "a", "node_rank": 0, "ranks": None}]}, "ranks = None"),
+        ({"ranks_per_node": "2"}, "ranks_per_node = '2'"),
+        ({"ranks_per_node": 10**12}, "node 0"),
+        ({"plan": None}, "plan = None"),
     ],
 )
 def test_a_wrong_table_is_named(tmp_path: Path, change: dict[str, Any], told: str) -> None:
@@ -54,9 +65,10 @@ def test_a_wrong_table_is_named(tmp_path: Path, change: dict[str, Any], told: st
 
 def test_a_file_that_is_not_json(tmp_path: Path) -> None:
     path = tmp_path / "rank_table.json"
-    path.write_text("{")
-    with pytest.raises(PlacementError, match="not a rank table"):
-        RankTable.read(path)
+    for text in ("{", "[" * 100_000, "null", "[1]", '{"version": ' + "1" * 5_000 + "}", "{}"):
+        path.write_text(text)
+        with pytest.raises(PlacementError, match="not a rank table"):
+            RankTable.read(path)
     with pytest.raises(PlacementError, match="No such file"):
         RankTable.read(tmp_path / "missing.json")
 

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from plait.core.errors import JobError
+from plait.cli.on_slurm import InSlurm
+from plait.core.errors import JobError, LaunchError
+from plait.core.job import Job
 from plait.core.rank_table import RankTable
+from plait.core.settings import RunSection
 from plait.core.slurm_settings import SlurmSection
 from plait.launch import slurm
 from plait.launch.slurm import Batch, asked, in_topological_order
 
 
-def batch(table: RankTable | None = None, **settings: object) -> str:
-    section = asked(SlurmSection.model_validate({"nodes": 2} | settings), 4, table)
-    return Batch(folder=Path("/shared/runs/job"), name="job", world_size=4, settings=section, table=table).script()
+@pytest.fixture(autouse=True)
+def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default partition has nodes of eight GPUs, another one none."""
+    answer = "gpu*|gpu:h100:8(S:0-1)\ngpu*|gpu:8,nic:2\ncpu|(null)\n"
+    monkeypatch.setattr(
+        slurm,
+        "command",
+        lambda *argv: {("-p", "cpu"): "cpu|(null)\n", ("-p", "gpu"): "gpu|gpu:4\n"}.get(argv[4:], answer),
+    )
+
+
+def batch(table: RankTable | None = None, world: int = 4, run: str = "{}", folder: str = "/shared/runs/job",
+          **settings: object) -> str:  # fmt: skip
+    section = asked(
+        SlurmSection.model_validate({"nodes": 2} | settings), world, table, RunSection.model_validate_json(run)
+    )
+    return Batch(folder=Path(folder), name="job", world_size=world, settings=section, table=table).script()
+
+
+def lines_of(text: str) -> list[str]:
+    """What Slurm is asked for."""
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
 
 
 def test_the_script_asks_for_what_the_job_says() -> None:
@@ -49,19 +72,175 @@ def test_what_is_not_said_is_not_asked_for() -> None:
 )
 def test_what_does_not_fit_is_refused(world: int, nodes: int, table: RankTable | None, match: str) -> None:
     with pytest.raises(JobError, match=match):
-        asked(SlurmSection(nodes=nodes), world, table)
+        asked(SlurmSection(nodes=nodes), world, table, RunSection())
 
 
-def test_nodes_follow_from_the_gpus_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "command", lambda *argv: "gpu:h100:8(S:0-1)\ngpu:8,nic:2\n")
-    assert asked(SlurmSection(), 32, None).nodes == 4
-    monkeypatch.setattr(slurm, "command", lambda *argv: "(null)\n")
-    assert asked(SlurmSection(), 32, None).nodes == 32
+@pytest.mark.parametrize(
+    ("told", "nodes", "gpus"),
+    [
+        ("p*|gpu:h100:8(S:0-1)\np*|gpu:8,nic:2\n", 4, 8),
+        ("p*|gpu:h100:8(S:0-1)\np*|gpu:4\n", 8, 4),  # by the node that has the fewest
+        ("p*|gpu:a:2,gpu:b:2(S:1)\n", 8, 4),
+        ("p*|gpu:8\nlogin|(null)\n", 4, 8),  # other partitions are not asked for
+        ("p*|(null)\n", 32, 0),
+        ("", 32, 0),
+    ],
+)
+def test_nodes_follow_from_the_gpus_of_a_node(
+    monkeypatch: pytest.MonkeyPatch, told: str, nodes: int, gpus: int
+) -> None:
+    monkeypatch.setattr(slurm, "command", lambda *argv: told)
+    found = asked(SlurmSection(), 32, None, RunSection())
+    assert (found.nodes, found.gpus) == (nodes, gpus)
 
 
-def test_a_line_break_in_an_option_is_refused() -> None:
-    with pytest.raises(JobError, match="line break"):
-        SlurmSection(partition="a\nrm -r .")
+@pytest.mark.parametrize(
+    ("settings", "run", "gres"),
+    [
+        ({}, "{}", ["--gres=gpu:2"]),
+        ({"partition": "cpu"}, "{}", []),
+        ({}, '{"device": "cpu"}', []),
+        ({"partition": "cpu"}, '{"device": "cuda"}', ["--gres=gpu:2"]),  # Slurm refuses it in its own words
+        ({"gpus": 3}, "{}", ["--gres=gpu:3"]),
+        ({"gpus": 0}, "{}", []),
+        ({"gpus": 1}, '{"device": "shared"}', ["--gres=gpu:1"]),
+        ({"gpus": 1}, '{"device": "cpu"}', ["--gres=gpu:1"]),
+        ({"options": ["--gres=gpu:h100:8"]}, "{}", ["--gres=gpu:h100:8"]),
+        ({"options": ["--gpus-per-node=8"]}, "{}", ["--gpus-per-node=8"]),
+        ({"options": ["--gpus-per-task 8"]}, "{}", ["--gpus-per-task 8"]),
+        ({"options": ["-G16"]}, "{}", ["-G16"]),
+        ({"options": ["--gres=nic:1"]}, "{}", ["--gres=gpu:2", "--gres=nic:1"]),
+    ],
+)
+def test_gpus_are_asked_for(settings: dict[str, object], run: str, gres: list[str]) -> None:
+    """One for every rank, unless the job says otherwise."""
+    found = [line for line in lines_of(batch(run=run, **settings)) if line.startswith(("--gres", "--gpus", "-G"))]
+    assert found == gres
+
+
+@pytest.mark.parametrize(
+    ("settings", "run"),
+    [({"partition": "gpu"}, "{}"), ({"gpus": 4}, "{}"), ({"gpus": 4}, '{"device": "cuda"}')],
+)
+def test_ranks_that_would_leave_a_nodes_gpus_aside_are_refused(settings: dict[str, object], run: str) -> None:
+    with pytest.raises(JobError, match=r"^run.device: .* 4 .*, and each runs 16 ranks. Use more nodes"):
+        batch(world=32, run=run, **settings)
+    advised = json.loads(run)
+    assert "--gres=gpu:4" in batch(world=32, run=json.dumps(advised | {"device": "shared"}), **settings)
+    assert batch(world=32, run=json.dumps(advised | {"device": "cpu"}), **settings)
+    assert "--gres=gpu:4" in batch(world=32, run=run, **{**settings, "nodes": 8})
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked_for"),
+    [
+        ({}, ["--mem=0", "--exclusive"]),
+        ({"exclusive": False}, ["--cpus-per-task=6"]),
+        ({"exclusive": False, "cpus": 40}, ["--cpus-per-task=40"]),
+        ({"exclusive": False, "options": ["-c 9"]}, ["-c 9"]),
+        ({"exclusive": False, "options": ["--cpus-per-gpu=4"]}, ["--cpus-per-gpu=4"]),
+        ({"options": ["--mem=100G"]}, ["--exclusive", "--mem=100G"]),
+        ({"options": ["--mem-per-cpu", "-A me"]}, ["--exclusive", "--mem-per-cpu"]),
+    ],
+)
+def test_a_node_is_the_runs_with_all_that_it_has_or_a_part_for_its_ranks(
+    settings: dict[str, object], asked_for: list[str]
+) -> None:
+    told = lines_of(batch(run='{"threads": 3}', **settings))
+    assert [line for line in told if line.startswith(("--mem", "--cpus", "-c", "--exclusive"))] == asked_for
+
+
+@pytest.mark.parametrize("key", ["partition", "time", "account", "reservation", "options", "setup"])
+@pytest.mark.parametrize("text", ["a\nrm -r .", "a\r", "a\0", "a\u2028b", "a\x1b[31m"])
+def test_a_line_break_in_an_option_is_refused(key: str, text: str) -> None:
+    value = [text] if key in ("options", "setup") else text
+    with pytest.raises(JobError, match=f"^slurm.{key}: .* holds a line break"):
+        SlurmSection.model_validate({key: value})
+
+
+def test_setup_lines_may_be_indented_and_hold_any_word() -> None:
+    line = "\texport A='$B' # caf\u00e9"
+    assert SlurmSection.model_validate({"setup": [line]}).setup == (line,)
+
+
+@pytest.mark.parametrize(("on", "folder", "key"), [("all\n#SBATCH --uid=0", "runs", "--on slurm"),
+                                                   ("all", "runs\ntouch x", "run.folder")])  # fmt: skip
+def test_a_line_break_never_gets_into_the_script(on: str, folder: str, key: str, tmp_path: Path) -> None:
+    job = a_job(tmp_path, folder)
+    with pytest.raises(JobError, match=rf"^{key}: .* holds a line break"):
+        InSlurm(on).preview(job, job.run.path)
+
+
+def test_a_backslash_in_the_folder_is_refused_since_slurm_drops_it(tmp_path: Path) -> None:
+    job = a_job(tmp_path, "back\\slash")
+    with pytest.raises(JobError, match=r"^run.folder: .* holds a backslash"):
+        InSlurm("").preview(job, job.run.path)
+
+
+def test_a_percent_sign_in_the_folder_is_no_pattern_of_slurms() -> None:
+    assert "--output='/shared/50%%n runs/logs/slurm-%j.log'" in lines_of(batch(folder="/shared/50%n runs"))
+
+
+def test_the_folder_is_called_as_the_user_calls_it(tmp_path: Path) -> None:
+    """A link may lead elsewhere on other machines."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    text = batch(folder=str(tmp_path / "link" / "job"))
+    assert f"--output={tmp_path}/link/job/logs/slurm-%j.log" in lines_of(text)
+    assert text.endswith(f" -m plait.cli.in_slurm {tmp_path}/link/job\n")
+
+
+def test_without_a_slurm_the_script_is_shown_and_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*argv: str) -> str:
+        raise LaunchError("Slurm's command sinfo is not installed here.")
+
+    monkeypatch.setattr(slurm, "command", none)
+    job = a_job(tmp_path, "runs", "slurm.nodes=1")
+    _, text = InSlurm("").preview(job, job.run.path)
+    assert text.startswith("# Without a Slurm to ask how many GPUs its nodes have, none are asked for: Slurm's command")
+    assert "#SBATCH --nodes=1" in text
+    known = a_job(tmp_path, "runs", "slurm.nodes=1", "slurm.gpus=1")
+    assert InSlurm("").preview(known, known.run.path)[1].startswith("#!/bin/bash\n")
+    with pytest.raises(LaunchError, match="not installed"):  # how many nodes, nobody knows
+        InSlurm("").preview(a_job(tmp_path, "runs"), job.run.path)
+
+
+def test_a_command_that_is_not_there_or_refuses_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="Slurm's command sinfo is not installed here"):
+        slurm.command("sinfo")
+    for words, match in (("echo no such job >&2; exit 1", "refused: no such job"), ("exit 3", "ended with status 3")):
+        (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / "sinfo").chmod(0o755)
+        with pytest.raises(LaunchError, match=match):
+            slurm.command("sinfo")
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus"),
+    [
+        ("JOB_GRES=gpu:8   Nodes=n[1-2] CPU_IDs=0-63 Mem=0 GRES=gpu:4(IDX:0-3) MinCPUsNode=1", 4),
+        ("JOB_GRES=(null)   Nodes=n[1-2] CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1 Features=(null)", 0),
+        (
+            " Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:8(IDX:0-7)  Nodes=n2 CPU_IDs=0 Mem=0 GRES=gpu:h100:4(IDX:0-3) M=1",
+            4,
+        ),
+        ("JobId=3", 0),
+    ],
+)
+def test_the_gpus_that_a_job_has_are_those_of_its_poorest_node(
+    monkeypatch: pytest.MonkeyPatch, told: str, gpus: int
+) -> None:
+    monkeypatch.setattr(slurm, "command", lambda *argv: told)
+    assert slurm.gpus_of_job("3") == gpus
+
+
+def a_job(folder: Path, runs: str, *settings: str) -> Job:
+    model = {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 2, "max_sequence": 128}
+    return Job.from_dict({"model": model, "run": {"folder": str(folder / runs), "name": "job"}}).changed(settings)
 
 
 def test_nodes_that_the_topology_does_not_name_come_last_in_their_own_order() -> None:

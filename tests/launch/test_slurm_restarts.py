@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from plait.core.errors import LaunchError
+from plait.core.cluster import HERE
+from plait.core.errors import LaunchError, PlaitError, RankFailure
+from plait.core.job import Job
 from plait.launch import slurm, slurm_job
-from plait.launch.run_folder import DO_NOT_RETRY
+from plait.launch.run_folder import DO_NOT_RETRY, write_run
+from plait.plan.make import make_plan
+
+JOB = {
+    "model": {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 2, "max_sequence": 32, "vocab": 16},
+    "data": {"sequence_length": 32},
+    "strategy": {"slices": {"p1": 1, "p2": 1}},
+    "run": {"name": "job", "device": "cpu"},
+}
+TERMINATED = 128 + signal.SIGTERM
 
 
 @pytest.fixture
@@ -22,38 +34,92 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     monkeypatch.setattr(slurm, "state", lambda job: state)
     monkeypatch.setattr(slurm, "command", lambda *argv: told.append(argv) or "")
     monkeypatch.setattr(signal, "pause", lambda: None)
+    monkeypatch.setattr(slurm, "LOOK", 0.001)
     return told
 
 
-def test_starts_in_vain_are_counted_and_end_with_status_93(tmp_path: Path, said: list[tuple[str, ...]]) -> None:
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """A start of the job whose ranks end like that; its exit status. saves: the step of a checkpoint."""
+
+    def start(ended: int | PlaitError, saves: int = 0, **settings: object) -> int:
+        def run(folder: Path, *arguments: object, **options: object) -> int:
+            if saves:
+                (folder / "checkpoints" / f"step-{saves}").mkdir(parents=True)
+            if isinstance(ended, PlaitError):
+                raise ended
+            return ended
+
+        write_run(make_plan(Job.from_dict({**JOB, "slurm": settings}), HERE, vocab=16), tmp_path)
+        monkeypatch.setattr(slurm_job, "run", run)
+        monkeypatch.setattr("sys.argv", ["in_slurm", str(tmp_path)])
+        return slurm_job.main()
+
+    return start
+
+
+REQUEUE = ("scontrol", "requeue", "7")
+
+
+@pytest.mark.parametrize(
+    ("ended", "requeue", "status", "again"),
+    [
+        (0, True, 0, False),
+        (RankFailure("rank 1 died"), True, 1, True),
+        (RankFailure("rank 1 died"), False, DO_NOT_RETRY, False),
+        (LaunchError("rank 1 wants no more"), True, DO_NOT_RETRY, False),
+        (LaunchError("rank 1 wants no more"), False, DO_NOT_RETRY, False),
+        (TERMINATED, True, TERMINATED, True),  # the time limit is near
+        (TERMINATED, False, TERMINATED, False),
+        (130, True, 130, False),  # Ctrl-C
+    ],
+)
+def test_what_becomes_of_a_job_follows_from_how_its_ranks_ended(
+    said: list[tuple[str, ...]],
+    start: Callable[..., int],
+    ended: int | PlaitError,
+    requeue: bool,
+    status: int,
+    again: bool,
+) -> None:
+    assert start(ended, requeue=requeue) == status
+    assert said == [REQUEUE] * again
+
+
+def test_starts_in_vain_are_counted_and_end_with_status_93(
+    said: list[tuple[str, ...]], start: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
-        assert slurm_job._again(tmp_path, 1, 0, restarts=2) == 1
-    assert said == [("scontrol", "requeue", "7")] * 2
-    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == DO_NOT_RETRY == 93
+        assert start(RankFailure("rank 1 died"), restarts=2) == 1
+    assert said == [REQUEUE] * 2
+    assert start(RankFailure("rank 1 died"), restarts=2) == DO_NOT_RETRY == 93
     assert len(said) == 2
+    assert "3 starts in a row ended without a new checkpoint" in capsys.readouterr().err
 
 
-def test_a_checkpoint_begins_the_count_anew(tmp_path: Path, said: list[tuple[str, ...]]) -> None:
-    assert slurm_job._again(tmp_path, 1, 0, restarts=1) == 1
-    (tmp_path / "checkpoints" / "step-5").mkdir(parents=True)
-    assert slurm_job._again(tmp_path, slurm_job.TERMINATED, 0, restarts=1) == slurm_job.TERMINATED
-    assert slurm_job._again(tmp_path, 1, 5, restarts=1) == 1
-    assert slurm_job._again(tmp_path, 1, 5, restarts=1) == DO_NOT_RETRY
+def test_a_checkpoint_begins_the_count_anew(said: list[tuple[str, ...]], start: Callable[..., int]) -> None:
+    failure = RankFailure("rank 1 died")
+    assert start(failure, restarts=1) == 1
+    assert start(TERMINATED, saves=5, restarts=1) == TERMINATED
+    assert start(failure, restarts=1) == 1
+    assert start(failure, restarts=1) == DO_NOT_RETRY
     assert len(said) == 3
 
 
-def test_a_job_that_was_cancelled_is_not_started_again(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING"])
+def test_a_job_that_was_cancelled_or_that_slurm_takes_back_is_not_requeued(
+    said: list[tuple[str, ...]], start: Callable[..., int], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    monkeypatch.setattr(slurm, "state", lambda job: slurm.State("CANCELLED", 0, (), ""))
-    assert slurm_job._again(tmp_path, slurm_job.TERMINATED, 0, restarts=3) == slurm_job.TERMINATED
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.State(state, 0, (), ""))
+    assert start(TERMINATED) == TERMINATED
     assert not said
 
 
 def test_a_controller_that_is_away_gives_no_job_up(
-    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+    said: list[tuple[str, ...]], start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([LaunchError("Unable to contact."), slurm.State("RUNNING", 0, ("n1",), "")])
+    away = LaunchError("Unable to contact.")
+    answers, slept = iter([away, away, slurm.State("RUNNING", 0, ("n1",), "")]), list[float]()
 
     def look(job: str) -> slurm.State:
         if isinstance(found := next(answers), Exception):
@@ -61,9 +127,57 @@ def test_a_controller_that_is_away_gives_no_job_up(
         return found
 
     monkeypatch.setattr(slurm, "state", look)
-    monkeypatch.setattr(slurm, "LOOK", 0.001)
-    assert slurm_job._again(tmp_path, 1, 0, restarts=2) == 1
-    assert said == [("scontrol", "requeue", "7")]
+    monkeypatch.setattr(slurm.time, "sleep", slept.append)
+    assert start(RankFailure("rank 1 died"), restarts=2) == 1
+    assert said == [REQUEUE]
+    assert slept == [slurm.LOOK] * 2  # and not asked without a pause
+
+
+def test_a_plan_that_cannot_be_read_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text("{")
+    monkeypatch.setattr("sys.argv", ["in_slurm", str(tmp_path)])
+    assert slurm_job.main() == DO_NOT_RETRY
+    assert "plan.json" in capsys.readouterr().err
+
+
+def test_a_stop_that_comes_while_the_job_goes_back_into_the_queue_cancels_it_there(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node has failed: there are no ranks to be asked while Slurm takes the job back."""
+    states = iter(["RUNNING", "COMPLETING", "COMPLETING", "PENDING", "CANCELLED"])
+    asked = False
+
+    def look(job: str) -> slurm.State:
+        nonlocal asked
+        name = next(states)
+        if name == "COMPLETING" and not asked:
+            asked = True
+            signal.raise_signal(signal.SIGTERM)
+        return slurm.State(name, 0, ("n1",), "")
+
+    def answer(*argv: str) -> str:
+        said.append(argv)
+        if "--batch" in argv:
+            raise LaunchError("Slurm refused: Job/step already completing or completed.")
+        return ""
+
+    monkeypatch.setattr(slurm, "state", look)
+    monkeypatch.setattr(slurm, "command", answer)
+    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 1
+    assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
+
+
+def test_a_job_that_waits_for_a_lost_node_of_its_table_says_what_can_be_done(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = iter([("PENDING", "None"), ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n2"), ("CANCELLED", "None")])
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.State(*(lambda one: (one[0], 0, (), one[1]))(next(states))))
+    slurm.follow(slurm.Submitted("7", tmp_path / "log", hosts=("n1", "n2")))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "Slurm job 7 is pending plait:" in told
+    assert "is pending (ReqNodeNotAvail, UnavailableNodes:n2). Its rank table asks for these nodes by name" in told
 
 
 def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
@@ -79,7 +193,6 @@ def test_ctrl_c_while_following_asks_the_ranks_and_the_second_cancels(
         return slurm.State("RUNNING" if looks < 3 else "CANCELLED", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    monkeypatch.setattr(slurm, "LOOK", 0.0)
     assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 1
     assert said == [("scancel", "--batch", "--signal=2", "7"), ("scancel", "7")]
 
@@ -105,7 +218,6 @@ def test_a_controller_that_is_away_for_a_while_ends_nothing(
         return slurm.State("RUNNING" if looks < 6 else "COMPLETED", 0, ("n1",), "")
 
     monkeypatch.setattr(slurm, "state", look)
-    monkeypatch.setattr(slurm, "LOOK", 0.001)
     assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 0
     assert "Slurm does not answer" in capsys.readouterr().err
     assert not said
@@ -121,7 +233,6 @@ def test_a_job_that_can_be_followed_no_more_is_named(
         raise LaunchError("Invalid job id specified." if why == "forgotten" else "Unable to contact.")
 
     monkeypatch.setattr(slurm, "state", look)
-    monkeypatch.setattr(slurm, "LOOK", 0.001)
     monkeypatch.setattr(slurm, "PATIENCE", 0.01 if why == "patience" else 1e9)
     with pytest.raises(LaunchError, match=r"Job 7 is no longer followed.* its output is in .*scancel 7 ends it"):
         slurm.follow(slurm.Submitted("7", tmp_path / "log"))

@@ -19,15 +19,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def slurm_cluster(nodes: int) -> Iterator[SlurmCluster]:
-    """Up inside the block; skips the test where this machine cannot run one, and says why."""
+def slurm_cluster(nodes: int, gpus: int = 0) -> Iterator[SlurmCluster]:
+    """Up inside the block, with ``gpus`` in each node that nobody has; skips the test where this machine
+    cannot run one, and says why."""
     if reason := why_not():
         pytest.skip(reason)
     folder = tempfile.mkdtemp(prefix="slurm-")  # short: the path of a socket may have 107 bytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         try:
-            cluster = up(SlurmSpec.tree(nodes))
+            cluster = up(SlurmSpec.tree(nodes, gpus))
             try:
                 yield cluster
             finally:

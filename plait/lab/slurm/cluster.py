@@ -26,7 +26,7 @@ from plait.core.ports import reserved_port
 from plait.core.process import command_of
 from plait.lab.environment import runtime_dir
 from plait.lab.registry import start_time
-from plait.lab.slurm.files import SlurmSpec, hosts_file, slurm_conf
+from plait.lab.slurm.files import SlurmSpec, gres_conf, hosts_file, slurm_conf
 from plait.lab.slurm.programs import ask, program, why_not
 
 READY = 30.0
@@ -164,7 +164,8 @@ def _write(folder: Path, name: str, spec: SlurmSpec, ports: Sequence[int]) -> No
     key = folder / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
-    (folder / "slurm.conf").write_text(slurm_conf(folder, name, spec.nodes, ports[0], ports[1:]))
+    (folder / "slurm.conf").write_text(slurm_conf(folder, name, spec, ports[0], ports[1:]))
+    (folder / "gres.conf").write_text(gres_conf(spec))
     (folder / "topology.conf").write_text(spec.topology)
     (folder / "hosts").write_text(hosts_file(spec.nodes))
     (folder / "cluster.json").write_text(json.dumps({"name": name, "keeper": 0, "started": 0, "nodes": spec.nodes}))

@@ -16,6 +16,8 @@ CPUS = 64
 """Processors that a node claims to have, so that never these but the machine's own are the limit."""
 CREDENTIALS = 5
 """Seconds that a credential lasts. Slurm waits as long before it starts a requeued job again (else 120)."""
+DEVICE = "/dev/tty"
+"""What the numbered devices are called that stand for GPUs."""
 DAEMONS = ("keeper", "munged", "slurmctld")
 """Processes of the cluster itself, told from nodes by their names."""
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -23,13 +25,15 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class SlurmSpec:
-    """nodes: their names. topology: a ``topology.conf`` of Slurm's tree plugin that has just these nodes."""
+    """nodes: their names. topology: a ``topology.conf`` of Slurm's tree plugin that has just these nodes.
+    gpus: that each claims to have, to be asked for; there is nothing behind them."""
 
     nodes: tuple[str, ...]
     topology: str
+    gpus: int = 0
 
     @staticmethod
-    def tree(nodes: int) -> SlurmSpec:
+    def tree(nodes: int, gpus: int = 0) -> SlurmSpec:
         """Nodes n1, n2, ... under leaves of two (more where there are more than eight), two leaves to a
         minipod, the minipods to a core switch.
 
@@ -45,7 +49,7 @@ class SlurmSpec:
         lines = [f"SwitchName=leaf{number} Nodes={','.join(leaf)}" for number, leaf in enumerate(leaves, 1)]
         lines += [f"SwitchName=pod{number} Switches={','.join(pod)}" for number, pod in enumerate(pods, 1)]
         lines.append(f"SwitchName=core Switches={','.join(f'pod{n}' for n in range(1, len(pods) + 1))}")
-        return SlurmSpec(tuple(names), "\n".join(lines) + "\n")
+        return SlurmSpec(tuple(names), "\n".join(lines) + "\n", gpus)
 
     @staticmethod
     def of(nodes: Sequence[str], topology: str, file: str) -> SlurmSpec:
@@ -67,15 +71,21 @@ def hosts_file(nodes: Sequence[str]) -> str:
     return "".join(f"{LOOPBACK}\t{name}\n" for name in dict.fromkeys(("localhost", socket.gethostname(), *nodes)))
 
 
-def slurm_conf(folder: Path, name: str, nodes: Sequence[str], controller: int, ports: Sequence[int]) -> str:
+def gres_conf(spec: SlurmSpec) -> str:
+    """The cluster's ``gres.conf``: a GPU has to have a device, which no program of Slurm's opens here."""
+    return f"Name=gpu File={DEVICE}[0-{spec.gpus - 1}]\n" if spec.gpus else ""
+
+
+def slurm_conf(folder: Path, name: str, spec: SlurmSpec, controller: int, ports: Sequence[int]) -> str:
     """The cluster's ``slurm.conf``. controller, ports: where slurmctld and the nodes' slurmd
     listen.
 
     Processes are followed through /proc, not through cgroups, which a container may not change.
     """
+    gres = f" Gres=gpu:{spec.gpus}" if spec.gpus else ""
     where = "\n".join(
-        f"NodeName={node} NodeAddr={LOOPBACK} Port={port} CPUs={CPUS} State=UNKNOWN"
-        for node, port in zip(nodes, ports, strict=True)
+        f"NodeName={node} NodeAddr={LOOPBACK} Port={port} CPUs={CPUS}{gres} State=UNKNOWN"
+        for node, port in zip(spec.nodes, ports, strict=True)
     )
     return f"""ClusterName={name}
 SlurmctldHost=localhost({LOOPBACK})
@@ -102,6 +112,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=2,sched_interval=5,batch_sched_delay=0,sched_min_interval=100000
 TopologyPlugin=topology/tree
 SwitchType=switch/none
+GresTypes=gpu
 MpiDefault=none
 ReturnToService=1
 SlurmdTimeout=4

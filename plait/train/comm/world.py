@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from plait.core.env import RankEnv, connect_when_needed, stay_on_loopback
+from plait.core.env import RankEnv, connect_when_needed, granted_gpus, stay_on_loopback
 from plait.core.errors import JobError, LaunchError, RankFailure
 from plait.core.settings import RunSection
 from plait.train.comm.tree import Tree
@@ -61,7 +61,7 @@ def joined(rank: RankEnv, run: RunSection, control: Control, store: Store | None
         store = store or open_store(rank, run.timeout)
         own = run.device in ("auto", "cuda")
         if own and not all_have_one(store, rank.world_size, None if gpu is None else gpu_name(gpu)):
-            if run.device == "cuda":
+            if run.device == "cuda" or granted_gpus():
                 fix = 'Start as many ranks on each node as it has GPUs, or use device = "cpu", or "shared" to try it'
                 raise JobError("some ranks have no GPU of their own, or share one", key="run.device", fix=fix)
             if gpu is not None:

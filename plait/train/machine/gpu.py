@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from plait.core.env import expand_segments, ready_for_accelerator
+from plait.core.env import expand_segments, granted_gpus, ready_for_accelerator
 from plait.core.errors import JobError
 from plait.train.machine.device import STAGED, Allocated, AsyncWork, Device, Fork, Graph, Mark, mark_by_future
 from plait.train.machine.memory import CudaMeter, MemoryMeter
@@ -199,9 +199,10 @@ def _pieces(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 def own_gpu(kind: str, local_rank: int) -> int | None:
     """The GPU that this rank may take, by its number among those that this process sees; None for the CPU.
 
-    kind: as ``run.device``; ranks of a host that share its GPUs take them in turn. One GPU that is all a
-    process sees is its own whatever its rank: schedulers show each task its own. Whether others see the same
-    one is for all ranks to find out (``comm.world``).
+    kind: as ``run.device``; ``auto`` is the CPU where there is no GPU for the rank, unless GPUs were asked
+    for. Ranks of a host that share its GPUs take them in turn. One GPU that is all a process sees is its own
+    whatever its rank: schedulers show each task its own. Whether others see the same one is for all ranks to
+    find out (``comm.world``). Raises JobError where there is none though one is meant.
     """
     if kind == "cpu":
         return None
@@ -215,6 +216,10 @@ def own_gpu(kind: str, local_rank: int) -> int | None:
         return local_rank if local_rank < seen else 0
     if kind == "shared":
         raise JobError("no GPU was found that ranks could share", key="run.device", fix='Use device = "cpu"')
+    if gpus := granted_gpus():
+        problem = f"{gpus} GPUs of this node were asked for, and local rank {local_rank} finds {seen}"
+        fix = 'Install a PyTorch that knows them, or use device = "cpu"'
+        raise JobError(problem, key="run.device", fix=fix)
     if kind == "cuda":
         raise JobError(f"local rank {local_rank} has no GPU of its own ({seen} found)", key="run.device",
                        fix="Start fewer ranks on this node, or use device = \"cpu\"")  # fmt: skip

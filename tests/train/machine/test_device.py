@@ -143,6 +143,18 @@ def test_a_rank_that_was_promised_a_gpu_says_that_it_has_none(cuda: Cuda) -> Non
         own_gpu("shared", 0)
 
 
+@pytest.mark.parametrize(("seen", "local_rank"), [(0, 0), (2, 2)])
+def test_a_gpu_that_a_cluster_was_asked_for_is_not_replaced_by_the_cpu(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, seen: int, local_rank: int
+) -> None:
+    cuda.gpus = seen
+    assert own_gpu("auto", local_rank) is None
+    monkeypatch.setenv("PLAIT_GPUS", "4")
+    with pytest.raises(JobError, match=f"4 GPUs of this node were asked for, and local rank {local_rank} finds {seen}"):
+        own_gpu("auto", local_rank)
+    assert own_gpu("cpu", local_rank) is None
+
+
 def test_marks_are_exact_after_hours(cuda: Cuda) -> None:
     device = CudaDevice(torch.device("cuda", 0))
     cuda.now = 5 * HOUR

@@ -1,0 +1,86 @@
+"""GPUs under Slurm: nodes of this one claim to have some; which ones ranks are given can be seen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plait.lab.slurm import SlurmCluster
+from tests.managed import write_job
+from tests.slurm.support import environment, slurm_cluster
+from tests.slurm.test_train import train
+
+pytestmark = pytest.mark.slow
+RANK = """
+import os, sys
+print(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("PLAIT_GPUS"), file=open(sys.argv[1], "a"))
+"""
+LAUNCH = """
+import sys
+from pathlib import Path
+from plait.core.errors import PlaitError
+from plait.launch import slurm_job
+folder, device, *argv = sys.argv[1:]
+try:
+    sys.exit(slurm_job.run(Path(folder), argv, 4, timeout=60, lock=None, device=device))
+except PlaitError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_status)
+"""
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[SlurmCluster]:
+    """Two nodes of four."""
+    with slurm_cluster(2, gpus=4) as cluster:
+        yield cluster
+
+
+def run(cluster: SlurmCluster, folder: Path, device: str, *options: str) -> tuple[int, str, list[str]]:
+    """Two ranks on each of two nodes, in an allocation: its exit status, errors, what ranks saw."""
+    rank = [sys.executable, "-I", "-S", "-c", RANK, str(folder / "seen")]
+    argv = ["salloc", "--quiet", "--nodes=2", *options, sys.executable, "-c", LAUNCH, str(folder), device, *rank]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment(cluster), timeout=90)
+    seen = (folder / "seen").read_text().splitlines() if (folder / "seen").exists() else []
+    return done.returncode, done.stderr, seen
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "seen"),
+    [
+        ("auto", ["--exclusive"], "0,1,2,3 4"),  # which gives a step none unless it asks
+        ("auto", ["--gres=gpu:2"], "0,1 2"),
+        ("cuda", ["--gpus-per-node=3"], "0,1,2 3"),
+        ("shared", ["--gpus-per-task=1", "--ntasks-per-node=1"], "0 1"),
+        ("auto", [], "None None"),
+    ],
+)
+def test_ranks_are_given_the_gpus_of_their_job(
+    gpus: SlurmCluster, tmp_path: Path, device: str, options: list[str], seen: str
+) -> None:
+    status, errors, found = run(gpus, tmp_path, device, *options)
+    assert status == 0, errors
+    assert found == [seen] * 4
+
+
+def test_more_ranks_than_gpus_have_to_be_meant(gpus: SlurmCluster, tmp_path: Path) -> None:
+    status, errors, found = run(gpus, tmp_path, "auto", "--gres=gpu:1")
+    assert status == 2
+    assert "has 1 GPUs, and each runs 2 ranks. Use more nodes, or run.device = " in errors
+    assert not found
+    assert run(gpus, tmp_path, "cpu", "--gres=gpu:1")[0] == 0
+
+
+def test_a_run_that_was_to_have_gpus_does_not_train_without(gpus: SlurmCluster, tmp_path: Path) -> None:
+    """Nobody has these GPUs, so torch finds none."""
+    done = subprocess.run(train(write_job(tmp_path, 5)), check=False, capture_output=True, text=True, cwd=tmp_path,
+                          env=environment(gpus), timeout=120)  # fmt: skip
+    script = (tmp_path / "runs" / "job" / "slurm.sh").read_text().splitlines()
+    assert {"#SBATCH --gres=gpu:2", "#SBATCH --nodes=1", "#SBATCH --mem=0"} <= set(script)
+    assert done.returncode == 93, done.stdout + done.stderr
+    assert "GPUs of this node were asked for, and local rank" in done.stdout
+    assert not list((tmp_path / "runs" / "job" / "checkpoints").glob("step-*"))
