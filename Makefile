@@ -7,14 +7,18 @@ JOB ?= specs/jobs/quickstart.toml
 ARGS ?=
 WORKERS ?= 2
 SEED ?= 1
+N ?= 20
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED)
 
-.PHONY: help venv train test contract check format bench clean
+.PHONY: help venv train test test-rest test-all contract mutants check format bench clean
 
 help:
 	@echo "make venv     the environment, once"
 	@echo "make train    train JOB=$(JOB); more options in ARGS"
-	@echo "make test     the test suite, in the order that SEED=$(SEED) gives; pytest options in ARGS"
-	@echo "make contract what of the large products of cases the suite leaves out"
+	@echo "make test     unit tests, gloo ranks, a few whole runs: enough to trust an installation; pytest options in ARGS"
+	@echo "make test-all everything: launchers, labs, Slurm, Kubernetes, faults and a browser too"
+	@echo "make contract the cases of large products that the suite leaves out"
+	@echo "make mutants  N=$(N) faults drawn with SEED=$(SEED), planted, and looked for by the suite"
 	@echo "make check    lint, formatting, types, import rules"
 	@echo "make format   rewrite files into the house format"
 	@echo "make bench    the overlap benchmark"
@@ -34,10 +38,19 @@ train: $(STAMP)
 	@$(BIN)/plait train $(JOB) $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED) $(ARGS)
+	@$(PYTEST) -m "(unit or ranks or smoke) and not contract" $(ARGS)
+
+test-rest: $(STAMP)
+	@$(PYTEST) -m "system and not smoke and not contract" $(ARGS)
+
+test-all: $(STAMP)
+	@$(PYTEST) $(ARGS)
 
 contract: $(STAMP)
 	@$(BIN)/python -m pytest -m contract $(ARGS)
+
+mutants: $(STAMP)
+	@$(BIN)/python -m tests.mutants $(N) $(SEED) $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .

@@ -1,10 +1,13 @@
-"""What all tests share: one Hypothesis profile, and no torch threads to fight over the cores."""
+"""What all tests share: tiers, one Hypothesis profile, and no torch threads to fight over the cores."""
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,15 +38,65 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported by any
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-TIMED = ("cli", "faults", "kubernetes", "lab", "launch", "slurm", "view")
-"""Folders whose tests start processes, services or a browser: time is dealt out by the machine."""
+TIERS = {
+    "unit": "no process is started, which is enforced",
+    "ranks": "gloo ranks of a pool that is started once",
+    "system": "commands, launchers, labs, Slurm, Kubernetes, faults, a browser",
+}
+OF_FOLDER = {"dist": "ranks", "streams": "ranks"} | dict.fromkeys(
+    ("cli", "faults", "gpu", "kubernetes", "lab", "launch", "slurm", "view"), "system"
+)
+"""Tiers of folders; of all others ``unit``. A module's ``TIER`` says otherwise, a test's own mark first."""
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system")
+"""Events of the interpreter that start a process."""
+
+
+class Guard:
+    """Whether a unit test runs now, which starts no process."""
+
+    on = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What depends on the machine's other work may be tried once more. It is then named as RERUN in the
-    summary, and is to be mended. All others, and so all that numbers depend on, have one try.
+    """Give every test its tier.
+
+    What depends on the machine's other work may be tried once more. It is then named as RERUN in the summary,
+    and is to be mended. All others, and so all that numbers depend on, have one try.
     """
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in TIMED:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        marked = next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
+        module = item.getparent(pytest.Module)
+        tier = marked or getattr(module and module.obj, "TIER", OF_FOLDER.get(folder, "unit"))
+        if marked is None:
+            item.add_marker(tier)
+        if tier == "system":
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Hold a unit test to its tier."""
+    Guard.on = item.get_closest_marker("unit") is not None
+    try:
+        return (yield)
+    finally:
+        Guard.on = False
+
+
+def _refuse_to_start(event: str, _: object) -> None:
+    if Guard.on and event in STARTS:
+        raise RuntimeError(f"a unit test starts a process ({event}): mark it pytest.mark.system")
+
+
+sys.addaudithook(_refuse_to_start)
+_spawn = multiprocessing.util.spawnv_passfds
+
+
+def _spawn_unless_guarded(*args: object) -> int:
+    _refuse_to_start("os.spawn", ())
+    return _spawn(*args)  # type: ignore[arg-type]
+
+
+multiprocessing.util.spawnv_passfds = _spawn_unless_guarded  # which tells no event
