@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ import pytest
 from plait.cli.main import main
 from tests.cli.runs import on_terminal, write_job
 
-LIMIT = 30.0
-"""Seconds; three are enough on a machine that does nothing else."""
 BIG = ["model.preset='llama3-405b'", "data.text='python-stdlib'",
        "model.max_sequence=8192", "data.sequence_length=8192",
        "train.global_batch_size=2048", "train.micro_batch_size=1", "train.warmup_steps=0",
@@ -35,12 +32,8 @@ def write_big(folder: Path) -> Path:
 def run(job: Path, *settings: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """plait train, 80 columns wide."""
     argv = [sys.executable, "-m", "plait.cli.main", "train", str(job), f"run.folder={job.parent / 'runs'}", *settings]
-    start = time.perf_counter()
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "80"} | variables
-    )
-    assert time.perf_counter() - start < LIMIT
-    return done
+    env = os.environ | {"COLUMNS": "80"} | variables
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
 
 
 def test_a_table_and_no_run(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from tests.ranks import Ranks
 @pytest.mark.parametrize(("world", "per_node"), [(2, 2), (4, 2)])
 def test_a_profile(pool: Callable[[int], Ranks], world: int, per_node: int) -> None:
     results = pool(world).run(profiling.whole_profile, world, per_node, 4.0)
-    profiles = [Profile.from_dict(values) for values, _, _ in results]
+    profiles = [Profile.from_dict(values) for values, _ in results]
     for one in profiles[1:]:  # every rank has the same collectives, which all have measured together
         assert one.collectives == profiles[0].collectives
         assert one.products == profiles[0].products
-    found, taken, said = profiles[0], results[0][1], results[0][2]
-    assert taken < 100, "a budget of 4 seconds holds roughly, whatever runs beside"
+    found, said = profiles[0], results[0][1]
     assert any("all_reduce" in line for line in said)
     strides = {2: {1}, 4: {1, 2}}[world]
     assert {one.group.stride for one in found.collectives} == strides
