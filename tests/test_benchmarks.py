@@ -10,6 +10,7 @@ import pytest
 from keeping import timed
 
 
+@pytest.mark.system
 def test_the_largest_process_does_not_stand_for_those_after_it() -> None:
     here = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # a child's size begins with it
     large, small = (
@@ -21,10 +22,12 @@ def test_the_largest_process_does_not_stand_for_those_after_it() -> None:
     assert 0 < small.processor_seconds < 10 * small.seconds
 
 
+@pytest.mark.system
 def test_more_than_a_pipe_holds_is_kept() -> None:
     assert len(timed([sys.executable, "-c", "print('x' * 10**6)"]).output) == 10**6 + 1
 
 
+@pytest.mark.system
 def test_a_command_that_fails_is_an_error_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         timed([sys.executable, "-c", "import sys; sys.exit('no such thing')"])

@@ -79,6 +79,7 @@ def test_the_way_to_the_first_step_names_every_file_once() -> None:
     )
 
 
+@pytest.mark.system
 def test_a_run_takes_the_way_that_is_written_down(tmp_path: Path) -> None:
     job, path = write_job(tmp_path, steps=1), tmp_path / "path"
     path.mkdir()

@@ -24,6 +24,7 @@ def counted() -> list[dict[str, Any]]:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.system
 def test_a_rank_opens_and_asks_as_much_in_any_world(counted: list[dict[str, Any]]) -> None:
     first = counted[0]
     for one in counted:

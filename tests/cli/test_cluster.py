@@ -9,6 +9,8 @@ import pytest
 from plait.cli.cluster import _spec
 from plait.core.errors import JobError
 
+TIER = "unit"
+
 TREE = "SwitchName=core Switches=l[1-2]\nSwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\n"
 
 

@@ -16,6 +16,8 @@ from tests.cli.runs import on_terminal
 from tests.diagnose.made import At, Job, write_run, write_trace
 from tests.diagnose.test_foreign import kineto
 
+TIER = "unit"
+
 
 def slow(at: At) -> float:
     return (0.1 if at.way == "forward" else 0.2) * (1.5 if (at.dp, at.stage) == (1, 0) else 1.0)
@@ -100,6 +102,7 @@ def test_a_clean_run_is_exit_status_0(tmp_path: Path) -> None:
     assert report["predicted"] is None and "plait profile" in report["notes"][0]
 
 
+@pytest.mark.system
 def test_the_page_fits_80_columns(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SLOW)
     import sys

@@ -21,6 +21,8 @@ from tests.cli.runs import write_job
 from tests.diagnose.planted import draw_case
 from tests.ports import own_port
 
+TIER = "unit"
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -58,6 +60,7 @@ def start(folder: Path) -> list[subprocess.Popen[bytes]]:
     ]
 
 
+@pytest.mark.system
 def test_without_a_launcher_the_parts_are_put_together(tmp_path: Path) -> None:
     """Of a live run, of which a rank is stopped; and of what is left when all are dead."""
     ranks, run, end = start(tmp_path), tmp_path / "runs" / "job", time.monotonic() + 120

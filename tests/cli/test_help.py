@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from tests.support.command import plait
+
+TIER = "unit"
+
 
 def _of_children() -> float:
     """Processor seconds: others may use the machine."""
@@ -15,6 +19,7 @@ def _of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.system
 def test_help_needs_no_torch_and_starts_at_once() -> None:
     code = (
         "import sys; sys.argv = ['plait', '--help']\n"
@@ -36,8 +41,6 @@ def test_help_needs_no_torch_and_starts_at_once() -> None:
     "verb", ["train", "place", "profile", "sample", "export", "timeline", "reshard", "topology", "lab", "queue"]
 )
 def test_every_verb_explains_itself(verb: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "plait.cli.main", verb, "--help"], capture_output=True, text=True, check=False
-    )
+    done = plait(verb, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout

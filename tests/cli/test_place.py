@@ -18,6 +18,8 @@ from plait.core.errors import PlacementError, PlaitError
 from plait.core.placement import Placement
 from plait.core.rank_table import RankTable
 
+TIER = "unit"
+
 JOB = """
 [model]
 preset = "gpt3-1.3b"
@@ -67,6 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
     out = run(folder, "plan.json", "--topology", "topology.conf", "--alpha", "0.3", "--spares", "2")
     assert "A PP group lies in at most 1 minipod, a DP group in 2 minipods" in out

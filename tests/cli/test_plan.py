@@ -22,6 +22,8 @@ from plait.core.segment_costs import segment_costs
 from plait.plan.simulate import simulate_plan
 from tests.cli.runs import metrics, on_terminal, train, write_job
 
+TIER = "unit"
+
 JOB = """
 [model]
 family = "gpt"
@@ -94,6 +96,7 @@ def test_explaining_shows_parts_and_memory(job: Path) -> None:
     assert not job.with_name("plan.json").exists()
 
 
+@pytest.mark.system
 def test_the_table_fits_80_columns(job: Path) -> None:
     status, screen = on_terminal([sys.executable, "-m", "plait.cli.main", "plan", str(job)])
     assert status == 0
@@ -121,6 +124,7 @@ def test_a_strategy_that_does_not_fit_says_by_how_much_and_what_would(job: Path)
     assert not job.with_name("plan.json").exists()
 
 
+@pytest.mark.system
 def test_nothing_that_fits_is_one_paragraph(job: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "plait.cli.main", "plan", str(job), "plan.constraints=['memory <= 1 MiB']"],
@@ -290,6 +294,7 @@ def write_open(folder: Path) -> Path:
     return job
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_training_plans_what_is_open_and_goes_on_as_planned(tmp_path: Path) -> None:
     job = write_open(tmp_path)
@@ -311,6 +316,7 @@ def test_training_plans_what_is_open_and_goes_on_as_planned(tmp_path: Path) -> N
     assert [one["step"] for one in metrics(job)] == [1, 2, 3, 4]
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_measuring_chooses_by_what_is_measured(tmp_path: Path) -> None:
     job = write_open(tmp_path)
@@ -330,6 +336,7 @@ def test_measuring_chooses_by_what_is_measured(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.system
 def test_a_full_disk_below_what_is_printed_is_one_paragraph() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

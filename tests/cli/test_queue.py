@@ -13,8 +13,10 @@ import pytest
 
 from plait.cli.main import main
 from tests.place.made_up import heavy_tailed
+from tests.support.command import plait
 
-PLAIT = [sys.executable, "-m", "plait.cli.main", "queue"]
+TIER = "unit"
+
 SMALL = ["--nodes", "100", "--load", "0.85", "--reserve", "60@+6h", "--planned-for", "2h", "--minipod", "10"]
 
 
@@ -26,7 +28,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def queue(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PLAIT, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+    return plait("queue", *arguments)
 
 
 def status(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
@@ -183,6 +185,7 @@ def test_one_job(tmp_path: Path) -> None:
     assert {row["planned_delay"] for row in json.loads(done.stdout)["policies"]} == {0.0}
 
 
+@pytest.mark.system
 def test_the_benchmarks_file_hands_over_the_standard_librarys_module() -> None:
     """Every script of that folder would else import a benchmark in place of the queues of threads."""
     code = "import sys; sys.path.insert(0, 'benchmarks'); import queue; from concurrent.futures import thread; "
@@ -192,6 +195,7 @@ def test_the_benchmarks_file_hands_over_the_standard_librarys_module() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.system
 def test_the_benchmark_says_that_it_has_no_trace(tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "queue.py"
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)

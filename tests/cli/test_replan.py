@@ -15,6 +15,8 @@ from plait.core.rank_table import RankTable
 from plait.lab import LabSpec
 from plait.plan.make import make_plan
 
+TIER = "unit"
+
 
 def plan(lab: LabSpec, *settings: str) -> Plan:
     values = {"model": {"family": "gpt", "num_layers": 4, "hidden": 32, "num_heads": 4}}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from plait.core.reshard_plan import ReshardPlan
+from tests.support.command import plait
 
-PLAIT = [sys.executable, "-m", "plait.cli.main", "reshard", "explain"]
+TIER = "unit"
+
 CASE_3 = [
     "--from",
     "(2,4) R S0 R",
@@ -26,8 +27,8 @@ CASE_3 = [
 ]
 
 
-def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PLAIT, *arguments], capture_output=True, text=True, check=False, timeout=60)
+def explain(*arguments: str) -> CompletedProcess[str]:
+    return plait("reshard", "explain", *arguments)
 
 
 def test_a_plan_for_people() -> None:

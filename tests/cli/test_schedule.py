@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
-PLAIT = [sys.executable, "-m", "plait.cli.main", "schedule", "show"]
+from tests.support.command import plait
+
+TIER = "unit"
 
 
-def show(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PLAIT, *arguments], capture_output=True, text=True, check=False, timeout=60)
+def show(*arguments: str) -> CompletedProcess[str]:
+    return plait("schedule", "show", *arguments)
 
 
 def test_a_picture_and_what_it_costs() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-PLAIT = [sys.executable, "-m", "plait.cli.main", "topology"]
+from tests.support.command import plait
+
+TIER = "unit"
 CONF = """SwitchName=core Switches=mp[1-2]
 SwitchName=mp1 Switches=leaf[1-2]
 SwitchName=leaf1 Nodes=n[1-2]
@@ -21,10 +21,7 @@ SwitchName=leaf3 Nodes=n[5-6]
 
 
 def topology(*arguments: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "NO_COLOR": "1"}
-    return subprocess.run(
-        [*PLAIT, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60, input=text, env=environ
-    )
+    return plait("topology", *arguments, text=text or "")
 
 
 @pytest.fixture

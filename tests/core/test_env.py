@@ -83,6 +83,7 @@ def test_the_specs_folder_may_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert specs_folder() == tmp_path
 
 
+@pytest.mark.system
 def test_an_installed_wheel_finds_its_specs(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     root = Path(__file__).parents[2]

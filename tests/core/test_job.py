@@ -227,6 +227,7 @@ def test_the_hash_follows_the_content_and_the_fingerprint_only_what_is_computed(
     assert longer.fingerprint == job.fingerprint != other.fingerprint
 
 
+@pytest.mark.system
 def test_reading_a_job_loads_nothing_heavy() -> None:
     code = (
         "import sys, plait.core.job; print(sorted({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"

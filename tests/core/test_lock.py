@@ -55,6 +55,7 @@ def test_it_makes_the_folder_and_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "runs" / "one").iterdir()) == []
 
 
+@pytest.mark.system
 def test_a_second_start_names_the_first(tmp_path: Path) -> None:
     process = hold(tmp_path)
     try:
@@ -67,6 +68,7 @@ def test_a_second_start_names_the_first(tmp_path: Path) -> None:
         process.communicate()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("reaped", [True, False])
 def test_a_killed_holder_is_followed_at_once(tmp_path: Path, reaped: bool) -> None:
     process = hold(tmp_path)
@@ -87,6 +89,7 @@ def test_another_process_with_the_dead_ones_number_is_not_the_holder(tmp_path: P
         pass
 
 
+@pytest.mark.system
 def test_a_stopped_holder_on_this_machine_is_alive_however_long_it_is_silent(tmp_path: Path) -> None:
     process = hold(tmp_path)
     try:
@@ -224,6 +227,7 @@ def _race(folder: Path, start: Any, results: Any, leave: Any) -> None:
         results.put(str(error))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("before", ["nothing", "a dead holder", "a dead holder and a dead successor"])
 def test_of_many_starters_exactly_one_wins(tmp_path: Path, before: str) -> None:
     context = mp.get_context("fork")

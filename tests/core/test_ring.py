@@ -237,6 +237,7 @@ def consistent(ring: Ring) -> None:
     assert [record.step for record in found if record.open] in ([], [found[-1].step])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(6))
 def test_a_writer_that_is_killed_leaves_a_ring_that_can_be_read(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "rank-00000.ring"
@@ -249,6 +250,7 @@ def test_a_writer_that_is_killed_leaves_a_ring_that_can_be_read(tmp_path: Path, 
     consistent(ring)
 
 
+@pytest.mark.system
 def test_readers_beside_a_writer_see_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.ring"
     with writing(path):

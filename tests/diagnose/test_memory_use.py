@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from plait.cli.diagnose_page import show
 from plait.core.memory_peaks import PROCESS, TENSORS, peaks_of
 from plait.diagnose.explain import explain
@@ -46,6 +48,7 @@ def test_on_the_page_of_text_and_for_programs(tmp_path: Path, capsys: object) ->
     }
 
 
+@pytest.mark.system
 def test_a_run_says_what_its_ranks_took(tmp_path: Path) -> None:
     job = write_job(tmp_path, 14)
     argv = [sys.executable, "-m", "plait.cli.main", "train", str(job)]

@@ -24,6 +24,8 @@ from plait.launch.messages import KINDS, AgentMessage, Begin, Hello, LineOf
 from plait.launch.watch import Rank, Watch, watched
 from tests.lab.support import wait_until
 
+TIER = "unit"
+
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
 TABLE = RankTable(("left", "right"), 1)
 
@@ -46,6 +48,7 @@ def nothing() -> None:
     """Agents may still come."""
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("host", "number", "match"),
     [("elsewhere", 0, "elsewhere is not in the rank table of 2 hosts"),
@@ -129,6 +132,7 @@ def test_an_agent_that_says_what_is_no_message_is_lost_and_its_ranks_with_it(tmp
         ours.close()
 
 
+@pytest.mark.system
 def test_a_node_that_is_lost_is_named(agents: Agents, tmp_path: Path) -> None:
     processes = [start(agents, host, number) for number, host in enumerate(TABLE.hosts)]
     ranks = agents.ranks(nothing)

@@ -22,6 +22,8 @@ from plait.core.ring_writer import RingWriter, this_process
 from plait.launch.gather import Seen, gather, kernel_says, print_stacks, printed_stack
 from plait.launch.hang import Nearby, Suspicion
 
+TIER = "unit"
+
 # A rank that records one collective which is over and one that is not, and then holds the interpreter's lock.
 RANK = """
 import ctypes, sys, time
@@ -73,6 +75,7 @@ def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.system
 def test_processes_are_as_they_are(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
     ranks[1].send_signal(signal.SIGSTOP)
     ranks[2].kill()
@@ -87,6 +90,7 @@ def test_processes_are_as_they_are(tmp_path: Path, ranks: list[subprocess.Popen[
     assert found[0].calls[1].channel.group.label == "tp"
 
 
+@pytest.mark.system
 def test_a_rank_that_cannot_answer_is_asked_by_a_signal(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
     assert STACKS is not None
     assert print_stacks(ranks[0].pid)
@@ -104,6 +108,7 @@ def test_a_rank_that_cannot_answer_is_asked_by_a_signal(tmp_path: Path, ranks: l
         sleeper.wait()
 
 
+@pytest.mark.system
 def test_the_launcher_asks_collects_and_keeps(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
     """Ranks 0 and 2 wait for 1; none can answer, all hold the lock."""
     given: list[list[Evidence]] = []
@@ -152,6 +157,7 @@ def test_of_a_run_that_goes_on_nothing_is_kept(tmp_path: Path) -> None:
     assert not asked(tmp_path)
 
 
+@pytest.mark.system
 def test_what_is_of_an_earlier_start_does_not_count(tmp_path: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
     assert read_parts(tmp_path) == {}
     ask(tmp_path)

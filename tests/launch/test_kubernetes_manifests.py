@@ -22,6 +22,8 @@ from plait.launch.kubernetes_manifests import GATE, PodRun, asked, merged
 from plait.launch.run_folder import DO_NOT_RETRY
 from tests.kubernetes.objects import schema
 
+TIER = "unit"
+
 TABLE = RankTable(("n3", "n1"), ranks_per_node=2)
 FULL: dict[str, Any] = {
     "gpus": 2,

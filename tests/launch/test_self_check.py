@@ -17,6 +17,8 @@ from plait.launch.self_check import EVERY_PAIR, rounds
 from plait.launch.self_check_verdict import Limits, findings
 from tests.faults.runs import ROOT
 
+TIER = "unit"
+
 DEFAULT = Limits()
 
 
@@ -111,6 +113,7 @@ def check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.system
 def test_this_machine(tmp_path: Path) -> None:
     done = check(tmp_path, "--json", "--disk", "0.001", "--size", "1")
     told = json.loads(done.stdout)
@@ -122,6 +125,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.system
 def test_a_disk_that_is_too_slow_ends_with_status_one(tmp_path: Path) -> None:
     done = check(tmp_path, "--disk", "999999999", "--size", "1")
     assert done.returncode == 1, done.stderr

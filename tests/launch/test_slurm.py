@@ -16,6 +16,8 @@ from plait.core.slurm_settings import SlurmSection
 from plait.launch import slurm
 from plait.launch.slurm import Batch, asked, in_topological_order
 
+TIER = "unit"
+
 
 @pytest.fixture(autouse=True)
 def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ JOB = {
 }
 TERMINATED = 128 + signal.SIGTERM
 
+TIER = "unit"
+
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:

@@ -80,6 +80,7 @@ def test_spread_counts_minipods() -> None:
         spreads(tree, {"n99": "a"})
 
 
+@pytest.mark.system
 def test_a_picture_has_the_groups_colours_and_tells_their_spread(tmp_path: Path) -> None:
     tree = generate(minipods=3, nodes=12, leaf_nodes=2, busy=0.2)
     groups = {name: f"pp{place % 3}" for place, name in enumerate(tree.places)}

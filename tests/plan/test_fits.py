@@ -170,6 +170,7 @@ def test_a_control_groups_limit_counts_also_of_those_around_it(machine: Callable
     assert room("cpu", 2, machine("0::/a/b\n", **files)) == Room(shared=3 * GIB)
 
 
+@pytest.mark.system
 def test_gpus_are_asked(machine: Callable[..., Path]) -> None:
     root = machine()
     tool = root / "bin/nvidia-smi"

@@ -42,18 +42,21 @@ def in_the_copy(do: Callable[[], object]) -> Callable[[int], list[int]]:
     return work
 
 
+@pytest.mark.system
 def test_both_do_a_part_and_nothing_is_lost() -> None:
     found = in_two(in_the_copy(lambda: None), range(6))
     assert [piece for piece, _ in found] == list(range(6))
     assert len({process for _, process in found}) == 2
 
 
+@pytest.mark.system
 def test_more_pieces_than_a_pipe_takes_and_fewer_than_are_worth_a_copy() -> None:
     many = range(2 * module.ONCE + 3)
     assert in_two(lambda piece: 2 * piece, many) == [2 * piece for piece in many]
     assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(5), least=6)) == {os.getpid()}
 
 
+@pytest.mark.system
 def test_a_copy_makes_no_copy() -> None:
     here, work = os.getpid(), in_the_copy(lambda: None)
 
@@ -65,6 +68,7 @@ def test_a_copy_makes_no_copy() -> None:
         assert not may or process == here
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("what", ["is killed", "raises", "cannot say what it found"])
 def test_what_the_copy_does_not_hand_back_is_done_here(what: str) -> None:
     def fail() -> None:
@@ -79,6 +83,7 @@ def test_what_the_copy_does_not_hand_back_is_done_here(what: str) -> None:
     assert found == [said([piece, os.getpid()]) for piece in range(6)]
 
 
+@pytest.mark.system
 def test_what_is_raised_here_is_raised_and_the_copy_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, copies, fork = os.getpid(), list[int](), os.fork
 
@@ -119,6 +124,7 @@ assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(4))) == {os.getpi
 """
 
 
+@pytest.mark.system
 def test_a_process_with_threads_and_one_that_has_one_processor_share_nothing() -> None:
     subprocess.run([sys.executable, "-c", SHARES], check=True)
 
@@ -146,6 +152,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_both_and_prints_nothing(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM.replace("LONG", str(LONG)))

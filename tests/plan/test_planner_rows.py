@@ -191,6 +191,7 @@ def accuracy(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.system
 def test_the_accuracy_benchmark_ends_with_one_line_for_programs(tmp_path: Path) -> None:
     ran = accuracy(
         "--json", "--rows", str(write(tmp_path, ROW, ROW | {"row_id": "b", "outcome": "OOM", "iter_time_s": ""}))
@@ -205,6 +206,7 @@ def test_the_accuracy_benchmark_ends_with_one_line_for_programs(tmp_path: Path) 
     )
 
 
+@pytest.mark.system
 def test_the_accuracy_benchmark_refuses_a_wrong_file_in_one_paragraph(tmp_path: Path) -> None:
     ran = accuracy("--rows", str(write(tmp_path, ROW | {"iter_time_s": "-1"})))
     assert ran.returncode == 2

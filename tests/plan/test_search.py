@@ -112,6 +112,7 @@ def test_the_answer_is_the_best_of_all_simulated_points() -> None:
     assert all(one.memory.fits for one in found.candidates)
 
 
+@pytest.mark.system
 def test_two_processes_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job.from_dict(
         {

@@ -131,6 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.system
 def test_a_disk_that_fills_in_the_midst_of_a_line_leaves_whole_lines_only(small_disk: Path) -> None:
     said: list[str] = []
     missing = Missing("metrics.jsonl", said.append)

@@ -31,6 +31,8 @@ from plait.view.words import packed, plain
 from tests.diagnose.made import write_run
 from tests.view.served import CULPRIT, SLOW
 
+TIER = "unit"
+
 HOSTILE = "<img src=x onerror=alert(1)><b>%{x}</b></script>"
 
 

@@ -19,6 +19,8 @@ from plait.view.store import Snapshot, Watched, heat_of
 from tests.diagnose.made import plan_of, spans_of_job, write_run
 from tests.view.served import CULPRIT, SLOW
 
+TIER = "unit"
+
 ORDER = ("pp", "dp")
 
 

@@ -28,6 +28,8 @@ from plait.plan.make import make_plan
 from tests.lab.support import children
 from tests.launch.collect.test_live import JOB
 
+TIER = "unit"
+
 HASH = "feed"
 WANTED = Collected.of(RunSection())
 RANK = """
@@ -43,6 +45,7 @@ for number in range(10**9):
 """
 
 
+@pytest.mark.system
 def test_an_agent_that_keeps_no_timeline_loads_no_parquet(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from plait.core.collecting import Collected; "
@@ -221,6 +224,7 @@ def test_damaged_rings_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.count("rank-00000.ring cannot be read as a ring") == 1
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_a_rank_that_is_killed_loses_nothing_that_it_had_recorded(tmp_path: Path, end: str) -> None:
@@ -240,6 +244,7 @@ def test_a_rank_that_is_killed_loses_nothing_that_it_had_recorded(tmp_path: Path
     assert all(found.get(number) == 3 for number in range(last + 1))
 
 
+@pytest.mark.system
 def test_an_agent_that_is_killed_is_followed_by_another(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)
     ring = open_ring(tmp_path)
@@ -257,6 +262,7 @@ def test_an_agent_that_is_killed_is_followed_by_another(tmp_path: Path, capfd: p
     assert capfd.readouterr().err.count("what collects the timeline was killed by SIGKILL; another goes on") == 2
 
 
+@pytest.mark.system
 def test_an_agent_that_cannot_work_is_told_and_not_started_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
     started = list[str]()
 
@@ -291,6 +297,7 @@ def agents() -> list[int]:
     return found
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_the_agent_ends_with_its_starter(tmp_path: Path) -> None:
     write_run(make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}}), HERE, vocab=16), tmp_path)

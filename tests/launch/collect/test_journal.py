@@ -18,6 +18,8 @@ from plait.launch.collect.sums import Sums
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
 
+TIER = "unit"
+
 FORWARD, BACKWARD = SegmentOp("mlp", 0, "F", 0), SegmentOp("mlp", 0, "D", 0)
 
 

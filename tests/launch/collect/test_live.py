@@ -23,6 +23,8 @@ from plait.launch.collect.live import MEASURED, Live
 from plait.plan.make import make_plan
 from tests.ports import own_port
 
+TIER = "unit"
+
 JOB = {
     "model": {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 2, "vocab": 16, "max_sequence": 8},
     "data": {"sequence_length": 8},

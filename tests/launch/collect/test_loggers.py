@@ -20,6 +20,8 @@ from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 from tests.launch.collect.test_live import JOB
 
+TIER = "unit"
+
 LINES = [{"step": 1, "loss": 3.5, "skipped": None}, {"step": 2, "loss": 3.25, "hidden": 0.5}]
 
 

@@ -21,6 +21,8 @@ from plait.diagnose.reading import glance, read_run, read_timeline
 from plait.diagnose.tables import read_tables, read_totals, timeline_files
 from plait.launch.collect.sums import STEPS, WAITING, Sums
 
+TIER = "unit"
+
 NAMES = {1: Name("mlp0.F0", Place("mlp", 0, 0, True)), 2: Name("attn0.D0", Place("attn", 0, 0, False))}
 
 

@@ -36,6 +36,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.system
 def test_slurm_is_asked(path: Path) -> None:
     command(path, "scontrol", SCONTROL)
     command(path, "squeue", SQUEUE)
@@ -47,12 +48,14 @@ def test_slurm_is_asked(path: Path) -> None:
     assert "scontrol -o show nodes: no state of 4 nodes" in notes[0]
 
 
+@pytest.mark.system
 def test_kubernetes_is_asked(path: Path) -> None:
     (path / "nodes.json").write_text(texts.KUEUE)
     command(path, "kubectl", f"#!/bin/sh\ncat {path}/nodes.json\n")
     assert len(read_topology("kubernetes:")[0].minipods()) == 2
 
 
+@pytest.mark.system
 def test_commands_that_fail_are_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(path, "scontrol", "#!/bin/sh\necho 'slurm_load_topo: Unable to contact slurm controller' >&2; exit 1\n")
     with pytest.raises(JobError, match="'scontrol show topology' failed: slurm_load_topo: Unable to contact"):

@@ -175,6 +175,7 @@ def test_logits_loss_and_gradients(theirs: tuple[Any, Path]) -> None:
         torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4, msg=lambda m, p=piece: f"{p.name}: {m}")
 
 
+@pytest.mark.system
 def test_two_ranks_agree(pair: Ranks, theirs: tuple[Any, Path]) -> None:
     reference, folder = theirs
     with torch.no_grad():

@@ -139,6 +139,7 @@ def test_of_much_text_only_the_beginning_is_read(tmp_path: Path, monkeypatch: py
     assert len(read) < 20
 
 
+@pytest.mark.system
 def test_torch_is_not_imported() -> None:
     code = "import sys, plait.train.data.check; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

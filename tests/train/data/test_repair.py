@@ -132,6 +132,7 @@ def test_a_full_disk_leaves_nothing_and_the_older_corpus(
     assert Corpus.open(tmp_path / "corpus").index == older
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("group", [40_000, 4 << 20])
 def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int) -> None:
     monkeypatch.setattr(cutting, "GROUP", group)  # full in the first group of documents, or in a later one
@@ -167,6 +168,7 @@ def _start(code: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.system
 def test_processes_at_once_and_one_killed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     write(tmp_path / "texts", {str(number): rng.bytes(20_000) for number in range(100)})

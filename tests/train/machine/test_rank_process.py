@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # The thread waits in C++ without the interpreter's lock and wants it back while the process ends, which takes
 # until the object is gone.
 STUCK = """
@@ -34,11 +36,13 @@ def ran(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.system
 def test_a_thread_that_wants_the_lock_does_not_change_how_it_ends() -> None:
     done = ran(STUCK)
     assert (done.returncode, done.stdout) == (3, "at the end\n")
 
 
+@pytest.mark.system
 def test_no_status_is_0_and_an_exception_is_1_with_its_traceback() -> None:
     assert ran("from plait.train.machine.rank_process import run_and_end; run_and_end(lambda: None)").returncode == 0
     done = ran("from plait.train.machine.rank_process import run_and_end; run_and_end(lambda: 1 // 0)")

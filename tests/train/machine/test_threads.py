@@ -41,6 +41,7 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+@pytest.mark.system
 def test_ranks_that_fill_the_machine_get_disjoint_cores() -> None:
     count = len(cores())
     taken = [
@@ -50,6 +51,7 @@ def test_ranks_that_fill_the_machine_get_disjoint_cores() -> None:
     assert taken == [f"[{core}] [{core}]" for core in cores()]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("ranks, threads", [(10_000, 1), (1, 10_000)])
 def test_more_threads_than_cores_are_left_to_the_kernel(ranks: int, threads: int) -> None:
     assert (
@@ -58,6 +60,7 @@ def test_more_threads_than_cores_are_left_to_the_kernel(ranks: int, threads: int
     )
 
 
+@pytest.mark.system
 @pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
 def test_a_second_set_of_ranks_would_find_room() -> None:
     # A rank that leaves half of the machine or more free may not be alone there: another job would choose the
@@ -65,6 +68,7 @@ def test_a_second_set_of_ranks_would_find_room() -> None:
     assert run("print(threads.take_cores(0, 1, 1))") == "set()"
 
 
+@pytest.mark.system
 def test_threads_that_wake_up_go_first() -> None:
     body = """
 threads.serve_first(threads.running() - before)
@@ -75,6 +79,7 @@ print(os.sched_getscheduler(other.native_id), os.sched_getscheduler(0))
     assert policy in (os.SCHED_RR, os.SCHED_OTHER)
 
 
+@pytest.mark.system
 def test_without_the_right_to_real_time_slices_are_set() -> None:
     body = """
 def refuse(*_):
@@ -88,6 +93,7 @@ print(calls == [(True, threads.SHORT), (False, threads.LONG)])
     assert run(body) == "True"
 
 
+@pytest.mark.system
 def test_a_policy_that_somebody_chose_is_kept() -> None:
     body = """
 threads.serve_first(threads.running() - before)
