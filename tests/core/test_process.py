@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from plait.core.process import command_of
 
 PACKAGE = Path(__file__).parents[2] / "plait"
 
 
+@pytest.mark.system
 def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
     for name in ("json", "secrets", "torch"):
         (tmp_path / f"{name}.py").write_text("open('was imported', 'w'); raise SystemExit(7)\n")
