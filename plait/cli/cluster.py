@@ -47,13 +47,14 @@ def up(
 
 def _spec(file: Path, nodes: int | None) -> SlurmSpec:
     """The cluster of a topology in any form that is read, checked as everywhere; a tree."""
+    from plait.cli.topologies import read_topology, remarked
     from plait.core.errors import JobError
     from plait.core.text import counted
     from plait.lab.slurm import SlurmSpec
-    from plait.place.readers import read_topology
     from plait.place.writers import written
 
-    topology, _ = read_topology(str(file))
+    topology, remarks = read_topology(str(file))
+    remarked(remarks)
     names = tuple(node.name for node in topology.nodes)
     if nodes not in (None, len(names)):
         raise JobError(f"has {counted(len(names), 'node')}, not {nodes}", file=str(file), fix="Leave out --nodes")

@@ -21,6 +21,9 @@ def place(
     topology: Annotated[str, typer.Option(help="The cluster's switches and nodes, in any form that is read.")] = "",
     form: Annotated[str, typer.Option("--format", help="Of the topology; found by its content.")] = "",
     states: Annotated[list[str] | None, typer.Option(help="Further files that say what nodes are doing.")] = None,
+    tolerate: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="A taint of nodes that keeps the job not away. Repeatable.")
+    ] = None,
     level: Annotated[str, typer.Option(help="Switches to count spread by: a level's name or depth.")] = "",
     alpha: Annotated[float | None, typer.Option(help="Weight of the spread of DP groups, 0 to 1.")] = None,
     beta: Annotated[float | None, typer.Option(help="Weight of the spread of PP groups: 1 - alpha.")] = None,
@@ -78,13 +81,14 @@ def place(
     """
     from plait.cli import place_tables
     from plait.cli.placed import Asked, alpha_of, names_of, spares_of
+    from plait.cli.topologies import remarked
     from plait.core.errors import JobError
 
     asked = Asked(
         job=job, overrides=overrides or [], topology=topology, form=form, states=states or [], level=level,
         avoid=names_of(avoid, "--avoid"), gpus=gpu or [], forbid=forbid or [], preempt=preempt, unit=unit,
         literal=literal, spares=spares_of(spares), gpus_per_node=gpus_per_node, limit=limit, method=method,
-        flows=flows, by=by, network=network,
+        flows=flows, by=by, network=network, tolerated=tolerate or [],
     )  # fmt: skip
     _check_numbers(preempt=preempt, flows=flows, limit=limit, gpus_per_node=gpus_per_node, move_price=move_price)
     if out is not None and not out.name:
@@ -95,6 +99,7 @@ def place(
         check_format(draw)
     asked = replace(asked, alpha=alpha_of(alpha, beta))
     asked.read(affinity)
+    remarked(asked.remarks)
     target = out or (repair if repair else job.with_name("rank_table.json"))
     if repair:
         repaired = asked.repaired(repair, names_of(down, "--down"), move_price)
@@ -104,7 +109,7 @@ def place(
         _refuse_down()
     if compare:
         placements = asked.all_placements()
-        place_tables.show_comparison(placements, as_json)
+        place_tables.show_comparison(placements, asked.remarks.over if as_json else None)
         return
     _finish(asked, asked.placed(), target, draw, as_json, None)
 
@@ -146,7 +151,10 @@ def _finish(
     _write(lambda: table.write(target), target)
     if as_json:
         moves = [{"node_rank": m.node_rank, "old": m.old, "new": m.new} for m in repaired.moves] if repaired else None
-        values = placement.to_dict() | {"rank_table": str(target), "affinity": asked.why, "moves": moves}
+        values = placement.to_dict() | {
+            "rank_table": str(target), "affinity": asked.why, "moves": moves,
+            "notes": asked.remarks.notes, "passed_over": asked.remarks.over.rows(),
+        }  # fmt: skip
         terminal.say(json.dumps(values))
         return
     if repaired:

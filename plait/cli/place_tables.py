@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from plait.cli import terminal
+from plait.core.passed_over import PassedOver
 from plait.core.placement import Placement
 from plait.core.text import counted
 from plait.place.pools import ranges
@@ -95,13 +96,13 @@ def show_moves(repaired: Repair, spots: Mapping[str, Spot]) -> None:
     terminal.say("")
 
 
-def show_comparison(placements: Sequence[Placement | tuple[str, str]], as_json: bool) -> None:
-    """Every method, a line each."""
-    if as_json:
+def show_comparison(placements: Sequence[Placement | tuple[str, str]], over: PassedOver | None) -> None:
+    """Every method, a line each; as JSON, with what was passed over, where that is given."""
+    if over is not None:
         values = [
             {"method": one[0], "refused": one[1]} if isinstance(one, tuple) else _figures(one) for one in placements
         ]
-        terminal.say(json.dumps({"methods": values}))
+        terminal.say(json.dumps({"methods": values, "passed_over": over.rows()}))
         return
     rows = [
         (one.method, str(one.row_spread), str(one.column_spread), f"{one.score:.2f}", f"{one.gap:.1%}",

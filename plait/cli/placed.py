@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from plait.core.codec import read_table
 from plait.core.communication import CommunicationMatrix, Volume
 from plait.core.errors import JobError, PlacementError, nearest
 from plait.core.hostlist import expand
@@ -18,8 +18,9 @@ from plait.place.affinity import affinity_of, known_profiled, read_profiled
 from plait.place.bounds import lower_bound
 from plait.place.network import Network
 from plait.place.placing import BASELINES, METHODS, place
-from plait.place.pools import Wanted, check_still_there, gpus_per_node, pools_of, spots_of, types_of
+from plait.place.pools import Wanted, check_still_there, gpus_per_node, pools_of, remarks_on, spots_of, types_of
 from plait.place.problem import Pool, Problem, Spares
+from plait.place.readers import Remarks
 from plait.place.repair import Repair, Spot, from_table, repair
 
 
@@ -46,23 +47,32 @@ class Asked:
     flows: int = 0
     by: str = "spread"
     network: Path | None = None
+    tolerated: Sequence[str] = ()
     alpha: float | None = None
     why: str = ""
     problem: Problem = field(init=False)
     tree: Topology = field(init=False)
     spots: dict[str, Spot] = field(init=False)
+    remarks: Remarks = field(init=False)
+    """What is to be said of the topology, and which of its nodes are not used."""
+    each: int = 0
+    """Ranks of a node."""
 
     def read(self, affinity: str) -> None:
         """Job, topology, weights. Raises JobError or PlacementError naming what is wrong."""
         plan, rate, device, each = plan_of(self.job, self.overrides)
-        self.tree = self._read_topology()
+        self.tree, self.remarks = self._read_topology()
         self.spots = spots_of(self.tree, self.level or None)
         _check_types(self.tree, [one.rpartition("=")[2] for one in self.gpus])
         kind = next((one for one in self.gpus if "=" not in one), "")
-        each = self.gpus_per_node or gpus_per_node(self.tree, kind) or each
+        self.each = each = self.gpus_per_node or gpus_per_node(self.tree, kind) or each
         if each < 1:
+            counts = sorted({node.hardware.gpus for node in self.tree.nodes if node.hardware.gpus})
             problem = "neither the plan's cluster nor the topology says how many GPUs a node has"
+            if counts:
+                problem = f"nodes have {', '.join(map(str, counts))} GPUs, and the plan does not say which it is for"
             raise JobError(problem, key="--gpus-per-node", fix="Give it")
+        self.remarks.over.add(remarks_on(self.tree, each))
         matrix = CommunicationMatrix.of(plan, ranks_per_node=each, volumes=volumes_of(plan))
         if self.alpha is None:
             jobs = known_profiled() if affinity == "auto" else read_profiled(Path(affinity))
@@ -75,12 +85,12 @@ class Asked:
             limit=self.limit, network=self._network(rate), plan=plan.hash, topology=self.tree.key,
         )  # fmt: skip
 
-    def _read_topology(self) -> Topology:
+    def _read_topology(self) -> tuple[Topology, Remarks]:
         from plait.cli.topologies import read_topology
 
         if not self.topology:
             raise JobError("no topology is given", key="--topology", fix="Give the file of the cluster's switches")
-        return read_topology(self.topology, form=self.form, states=self.states)[0]
+        return read_topology(self.topology, form=self.form, states=self.states, tolerated=self.tolerated)
 
     def _wanted(self, gpu: str) -> Wanted:
         mixed = any("=" in one for one in self.gpus)
@@ -90,6 +100,7 @@ class Asked:
             mixed=mixed,
             preempt=self.preempt is not None,
             level=self.level or None,
+            gpus=self.each,
         )
 
     def _pools(self, gpu: str) -> tuple[Pool, ...]:
@@ -179,7 +190,7 @@ class Asked:
 
     def _earlier(self, old: Path) -> Placement:
         try:
-            whole = "heights" in json.loads(old.read_text())
+            whole = "heights" in read_table(old)
         except (OSError, ValueError) as error:
             raise PlacementError(f"{old}: cannot be read as a rank table ({error}).") from None
         if whole:
@@ -196,7 +207,7 @@ class Asked:
         if any(map(_read_once, (self.topology, *self.states))):
             return
         try:
-            now = self._read_topology()
+            now, _ = self._read_topology()
         except JobError as error:
             changed = "It could be read when the job was placed: it has changed since. Nothing was written."
             raise PlacementError(f"{error} {changed}") from None

@@ -44,6 +44,12 @@ As = Annotated[
 ]
 
 
+Tolerate = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="Kubernetes: a taint that keeps no job of yours away. Repeatable."),
+]
+
+
 @app.command()
 def show(
     file: Annotated[
@@ -64,6 +70,7 @@ def show(
         list[str] | None,
         typer.Option(metavar="FILE", help="What nodes are doing: sinfo, squeue, scontrol show nodes, ... Repeatable."),
     ] = None,
+    tolerate: Tolerate = None,
     groups: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON of node to group: colours of --draw, and their spread.")
     ] = None,
@@ -77,17 +84,18 @@ def show(
 
     Example: plait topology topology.conf --states nodes.txt --draw cluster.svg
     """
-    from plait.cli import terminal
-    from plait.cli.topologies import read_topology
+    from plait.cli.topologies import read_topology, remarked
 
     labels = tuple(word.strip() for word in levels.split(",") if word.strip())
-    topology, notes = read_topology(file, form=form, name=name, levels=labels, states=states or ())
+    topology, remarks = read_topology(
+        file, form=form, name=name, levels=labels, states=states or (), tolerated=tolerate or ()
+    )
     placed = _groups(groups) if groups else {}
     topology.depth_of(level or None)
     _draw(topology, draw or [], level, placed)
-    _give(topology, out, convert, as_json, level, placed)
-    for note in notes:
-        typer.echo(terminal.fitted(f"note: {note}"), err=True)
+    said = {"notes": remarks.notes, "passed_over": remarks.over.rows()}
+    _give(topology, out, convert, said if as_json else None, level, placed)
+    remarked(remarks)
 
 
 @app.command()
@@ -119,11 +127,11 @@ def generate(
 
     topology = make(
         minipods=minipods, nodes=nodes, leaf_nodes=leaf_nodes, uneven=uneven, busy=busy, down=down, seed=seed,
-        hardware=Hardware(gpus=gpus, nics=nics, rails=nics), uplinks=uplinks,
+        hardware=Hardware(gpus=gpus, nics=nics, rails=nics), uplinks=uplinks or None,
     )  # fmt: skip
     topology.depth_of(level or None)
     _draw(topology, draw or [], level, {})
-    _give(topology, out, convert, as_json, level, {})
+    _give(topology, out, convert, {} if as_json else None, level, {})
 
 
 ENDINGS = {".toml": "toml", ".json": "json", ".conf": "topology.conf", ".yaml": "topology.yaml"}
@@ -143,9 +151,14 @@ def _draw(topology: Topology, files: list[Path], level: str, groups: dict[str, s
 
 
 def _give(
-    topology: Topology, out: Path | None, convert: str, as_json: bool, level: str, groups: dict[str, str]
+    topology: Topology,
+    out: Path | None,
+    convert: str,
+    said: dict[str, object] | None,
+    level: str,
+    groups: dict[str, str],
 ) -> None:
-    """Write, print or show it."""
+    """Write, print or show it; as JSON with what is said of its reading, unless that is None."""
     from plait.core.errors import JobError
     from plait.core.files import replacing
     from plait.place.writers import written
@@ -162,8 +175,8 @@ def _give(
                 partial.write_text(text)
         except OSError as error:
             raise JobError(f"cannot be written: {error.strerror or error}", file=str(out)) from None
-    if as_json:
-        typer.echo(json.dumps(_report(topology, level, groups)))
+    if said is not None:
+        typer.echo(json.dumps(_report(topology, level, groups) | said))
     elif convert and not out:
         typer.echo(written(topology, convert), nl=False)
     else:
@@ -194,7 +207,10 @@ def _print(topology: Topology, level: str, groups: dict[str, str]) -> None:
     from plait.cli import terminal
     from plait.place.outline import HEADER, down_nodes, outline, spreads
 
-    depths = Counter(switch.depth for switch in topology.switches)
+    depths, last = Counter[int](), len(topology.levels) - 1
+    inner = {switch.parent for switch in topology.switches}
+    for place, switch in enumerate(topology.switches):  # a leaf is one wherever it hangs
+        depths[switch.depth if place in inner else last] += 1
     levels = ", ".join(f"{name} {depths[depth]}" for depth, name in enumerate(topology.levels))
     terminal.title(f"{topology.name}: {levels}" if topology.name else levels)
     rows = outline(topology, level or None)

@@ -29,12 +29,12 @@ MOST_LOOKED_THROUGH = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What a node is made of; 0 and "" where the source does not say. rails: planes that its NICs are spread
-    over, NIC i on rail i modulo rails. device: type of its GPUs."""
+    """What a node is made of; None and "" where the source does not say, so that 0 GPUs are none. rails:
+    planes that its NICs are spread over, NIC i on rail i modulo rails. device: type of its GPUs."""
 
-    gpus: int = 0
-    nics: int = 0
-    rails: int = 0
+    gpus: int | None = None
+    nics: int | None = None
+    rails: int | None = None
     device: str = ""
 
 
@@ -56,12 +56,12 @@ DOWN = State(status="down")
 @dataclass(frozen=True, slots=True)
 class Switch:
     """parent: its place in ``Topology.switches``, -1 for the top. depth: links from the top down to it.
-    uplinks: links from it to its parent, 0 where the source does not say."""
+    uplinks: links from it to its parent, None where the source does not say."""
 
     name: str
     parent: int
     depth: int
-    uplinks: int = 0
+    uplinks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +203,17 @@ class Topology:
              n.state.status, n.state.until, n.state.holder)
             for n in self.nodes
         ]  # fmt: skip
-        return _hash([self._wires(), sorted(nodes)])
+        return _hash([self._wires(), sorted(nodes, key=lambda node: node[0])])
 
     @cached_property
     def fabric_key(self) -> str:
         """A hash of wires and nodes alone: the same while jobs come and go."""
         return _hash([self._wires(), sorted((node.name, self.switches[node.leaf].name) for node in self.nodes)])
 
-    def _wires(self) -> list[tuple[str, str, int]]:
+    def _wires(self) -> list[tuple[str, str, int | None]]:
         names = [switch.name for switch in self.switches]
-        return sorted((s.name, names[s.parent] if s.parent >= 0 else "", s.uplinks) for s in self.switches)
+        wires = ((s.name, names[s.parent] if s.parent >= 0 else "", s.uplinks) for s in self.switches)
+        return sorted(wires, key=lambda wire: wire[:2])
 
 
 def _hash(value: object) -> str:

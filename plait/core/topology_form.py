@@ -42,7 +42,7 @@ def to_dict(topology: Topology) -> dict[str, Any]:
         switches[switch.name] = {
             **({"switches": fold(below)} if below else {}),
             **({"nodes": fold(plugged)} if plugged else {}),
-            **({"uplinks": switch.uplinks} if switch.uplinks else {}),
+            **({} if switch.uplinks is None else {"uplinks": switch.uplinks}),
         }
     hardware = _grouped((node.name, node.hardware) for node in topology.nodes)
     states = _grouped((node.name, node.state) for node in topology.nodes)
@@ -71,7 +71,7 @@ def from_dict(values: Mapping[str, Any]) -> Topology:
         where = f"switches.{name[:60]}"
         table = _table(told, ("switches", "nodes", "uplinks"), where)
         below, plugged = (lists(table[key], f"{where}.{key}") if key in table else [] for key in ("switches", "nodes"))
-        wirings.append(Wiring(name, below, plugged, where, _count(table.get("uplinks", 0), f"{where}.uplinks")))
+        wirings.append(Wiring(name, below, plugged, where, _count(table, "uplinks", where, least=1)))
     return build(
         wirings,
         hardware=_of_nodes(values, "hardware", lists, (*_COUNTS, "device"), _hardware),
@@ -97,7 +97,7 @@ def _of_nodes(
 
 
 def _hardware(table: Mapping[str, Any], where: str) -> Hardware:
-    counts = {key: _count(table.get(key, 0), f"{where}.{key}") for key in _COUNTS}
+    counts = {key: _count(table, key, where) for key in _COUNTS}
     return Hardware(**counts, device=_text(table.get("device", ""), f"{where}.device"))
 
 
@@ -116,8 +116,8 @@ def _state(table: Mapping[str, Any], where: str) -> State:
 
 
 def _hardware_values(hardware: Hardware) -> dict[str, Any]:
-    values: dict[str, Any] = {key: getattr(hardware, key) for key in _COUNTS}
-    return {key: value for key, value in (values | {"device": hardware.device}).items() if value}
+    values: dict[str, Any] = {key: value for key in _COUNTS if (value := getattr(hardware, key)) is not None}
+    return values | ({"device": hardware.device} if hardware.device else {})
 
 
 def _state_values(state: State) -> dict[str, Any]:
@@ -155,10 +155,15 @@ def _list(value: Any, where: str) -> list[Any]:
     return cast("list[Any]", value)
 
 
-def _count(value: Any, where: str) -> int:
-    check_number(value, where, whole=True)
-    if value < 0:
-        raise JobError(f"{value} is below 0", key=where)
+def _count(table: Mapping[str, Any], key: str, where: str, least: int = 0) -> int | None:
+    """None where the table does not say."""
+    if key not in table:
+        return None
+    value = table[key]
+    check_number(value, f"{where}.{key}", whole=True)
+    if value < least:
+        fix = "Leave it out where nobody knows"
+        raise JobError(f"{value} is below {least}", key=f"{where}.{key}", fix=fix)
     return value
 
 

@@ -24,7 +24,7 @@ class Wiring:
     switches: Sequence[str] = ()
     nodes: Sequence[str] = ()
     where: str = ""
-    uplinks: int = 0
+    uplinks: int | None = None
 
 
 class HostLists:

@@ -122,8 +122,8 @@ class Fabric:
         """Of the leaf that a node is plugged into. Where the source tells no uplinks: as many as carry what
         its nodes can send. active: left out, all of them send."""
         place = topology.node(node)
-        rails = max(place.hardware.rails, 1)
-        each = max(-(-place.hardware.nics // rails), 1)
+        rails = max(place.hardware.rails or 1, 1)
+        each = max(-(-(place.hardware.nics or 1) // rails), 1)
         downlinks = topology.plugged[place.leaf] * each
         uplinks = topology.switches[place.leaf].uplinks or max(round(downlinks / speedup), 1)
         return Fabric(uplinks=uplinks, speedup=speedup, rails=rails, active=active or downlinks)
@@ -172,7 +172,7 @@ def slowest(
     factors = [1.0]
     for name, count in leaving.values():
         hardware = topology.node(name).hardware
-        each = max(-(-hardware.nics // max(hardware.rails, 1)), 1)
+        each = max(-(-(hardware.nics or 1) // max(hardware.rails or 1, 1)), 1)
         fabric = Fabric.of(topology, name, speedup=speedup, active=count * each)
         factors.append(conflict_factor(fabric, flows_per_nic))
     return max(factors)

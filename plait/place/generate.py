@@ -32,7 +32,7 @@ def generate(
     down: float = 0.0,
     seed: int = 0,
     hardware: Hardware = UNKNOWN,
-    uplinks: int = 0,
+    uplinks: int | None = None,
 ) -> Topology:
     """nodes: of all minipods. leaf_nodes: of a full leaf. uneven: how far sizes of minipods may be from the
     mean, as a part of it. busy, down: parts of all nodes. uplinks: of every leaf.

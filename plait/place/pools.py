@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.core.errors import PlacementError
+from plait.core.passed_over import PassedOver
 from plait.core.placement import Placement
+from plait.core.text import counted
 from plait.core.topology import Level, Node, Topology
 from plait.place.problem import Pool
 from plait.place.repair import Spot
@@ -15,13 +17,15 @@ from plait.place.repair import Spot
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """Which nodes may be used. avoid: nodes and switches that may not. gpu: only nodes with this type. mixed:
-    a minipod's types of GPU are pools of their own. preempt: also what other jobs hold."""
+    a minipod's types of GPU are pools of their own. preempt: also what other jobs hold. gpus: the fewest that
+    a node has to have; nodes of which nobody says how many they have count as having them."""
 
     avoid: frozenset[str] = frozenset()
     gpu: str = ""
     mixed: bool = False
     preempt: bool = False
     level: Level | None = None
+    gpus: int = 0
 
 
 def pools_of(topology: Topology, wanted: Wanted) -> tuple[Pool, ...]:
@@ -33,6 +37,7 @@ def pools_of(topology: Topology, wanted: Wanted) -> tuple[Pool, ...]:
     pools: list[Pool] = []
     for minipod, nodes in topology.minipods(wanted.level).items():
         usable = [node for node in nodes if node.leaf not in shunned and node.name not in wanted.avoid]
+        usable = [node for node in usable if enough(node, wanted.gpus)]
         if wanted.gpu:
             usable = [node for node in usable if node.hardware.device.lower() == wanted.gpu.lower()]
         types = sorted({node.hardware.device for node in usable}) if wanted.mixed else [wanted.gpu]
@@ -40,6 +45,11 @@ def pools_of(topology: Topology, wanted: Wanted) -> tuple[Pool, ...]:
             own = [node for node in usable if not wanted.mixed or node.hardware.device == gpu]
             pools.append(_pool(minipod, gpu, own, preempt=wanted.preempt))
     return tuple(pools)
+
+
+def enough(node: Node, gpus: int) -> bool:
+    """Whether a node has so many GPUs, as far as is known."""
+    return node.hardware.gpus is None or node.hardware.gpus >= gpus
 
 
 def _pool(minipod: str, gpu: str, nodes: Iterable[Node], *, preempt: bool) -> Pool:
@@ -74,21 +84,37 @@ def types_of(topology: Topology) -> tuple[str, ...]:
     return tuple(sorted({node.hardware.device for node in topology.nodes if node.state.status == "free"}))
 
 
-def gpus_per_node(topology: Topology, gpu: str = "") -> int:
-    """Of the nodes that are not down; 0 where they differ or nobody says."""
+def gpus_per_node(topology: Topology, gpu: str = "") -> int | None:
+    """Of the nodes that are not down and have any; None where they differ or nobody says."""
     counts = {
         node.hardware.gpus
         for node in topology.nodes
         if node.state.status != "down" and gpu.lower() in ("", node.hardware.device.lower())
-    }
-    return counts.pop() if len(counts) == 1 else 0
+    } - {None, 0}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def remarks_on(topology: Topology, gpus: int) -> PassedOver:
+    """Which free nodes are not used for having too few GPUs, and of which nobody says how many they have."""
+    over = PassedOver()
+    free = [node for node in topology.nodes if node.state.status == "free"]
+    for node in free:
+        if not enough(node, gpus):
+            over.note(f"free nodes with fewer than {counted(gpus, 'GPU')}, a rank each", node.name)
+    if any(node.hardware.gpus is not None for node in free):
+        for node in free:
+            if node.hardware.gpus is None:
+                over.note(f"missing numbers of GPUs: such nodes count as having {gpus}", node.name)
+    return over
 
 
 def check_still_there(placement: Placement, topology: Topology, own: Collection[str] = ()) -> None:
-    """Raise PlacementError, naming them, for hosts that were taken or went down since ``placement`` was made.
-    own: hosts that the job itself holds."""
+    """Raise PlacementError naming the hosts that were taken, went down or lost GPUs since the placement was
+    made. own: hosts that the job itself holds."""
     allowed = {*placement.preempted, *own}
-    states: Mapping[str, str] = {node.name: node.state.status for node in topology.nodes}
+    states: Mapping[str, str] = {
+        node.name: node.state.status for node in topology.nodes if enough(node, placement.ranks_per_node)
+    }
     gone = [
         host
         for host in (*placement.hosts, *placement.spares)

@@ -112,6 +112,32 @@ def test_a_solver_for_what_is_special(folder: Path) -> None:
     assert set(told["minipods"][:6]) == {"b"}
 
 
+MIXED = """version = 1
+hardware = [{{nodes = "a[00-07]", gpus = 8}}, {{nodes = "b[00-07]", gpus = 8}}, {{nodes = "c[00-03]", gpus = {}}}]
+[switches]
+core = {{switches = "a,b,c"}}
+a = {{nodes = "a[00-07]"}}
+b = {{nodes = "b[00-07]"}}
+c = {{nodes = "c[00-03]"}}
+"""
+
+
+def test_nodes_with_too_few_gpus_are_not_used_and_said(folder: Path) -> None:
+    (folder / "mixed.toml").write_text(MIXED.replace('"a[00-07]", gpus = 8', '"a[00-07]", gpus = 4').format(8))
+    args = ("--topology", "mixed.toml", "--alpha", "0.3", "--out", "m/t.json", "--json")
+    told = json.loads(run(folder, "plan.json", *args))
+    assert {host[0] for host in told["hosts"]} == {"b", "c"}
+    few = "free nodes with fewer than 8 GPUs, a rank each"
+    assert told["passed_over"] == [{"what": few, "count": 8, "first": "a00"}]
+    (folder / "mixed.toml").write_text(MIXED.format(0))
+    assert len(json.loads(run(folder, "plan.json", *args))["hosts"]) == 12  # nodes without GPUs are no other kind
+    (folder / "mixed.toml").write_text(MIXED.replace("gpus = 8", "gpus = 4").format(8))
+    said = CliRunner().invoke(app, ["place", str(folder / "plan.json"), "--topology", str(folder / "mixed.toml")])
+    assert isinstance(said.exception, PlacementError)
+    assert "4 are free: 8 are missing" in str(said.exception)
+    assert f"note: passed over 16 {few} (the first: a00)" in said.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

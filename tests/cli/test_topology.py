@@ -53,6 +53,24 @@ def test_the_same_for_programs(conf: Path) -> None:
     assert leaves["key"] == found["key"]
 
 
+def test_leaves_are_counted_wherever_they_hang(tmp_path: Path) -> None:
+    lines = ["core Switches=mp1,lone", "mp1 Switches=leaf[1-2]", "leaf1 Nodes=n1", "leaf2 Nodes=n2", "lone Nodes=n3"]
+    (tmp_path / "uneven.conf").write_text("\n".join(f"SwitchName={line}" for line in lines))
+    assert topology(tmp_path / "uneven.conf").stdout.splitlines()[0] == "core 1, minipod 1, leaf 3"
+
+
+def test_taints_that_jobs_tolerate(tmp_path: Path) -> None:
+    labels = {"cloud.provider.com/topology-block": "b"}
+    taints = [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    node = {"kind": "Node", "metadata": {"name": "n1", "labels": labels}, "spec": {"taints": taints}, "status": ready}
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": [node]}))
+    told = topology(tmp_path / "nodes.json")
+    assert "down: n1 (tainted dedicated=ml:NoSchedule)" in told.stdout
+    assert "1 node taken as down for a taint" in told.stderr
+    assert topology(tmp_path / "nodes.json", "--tolerate", "dedicated").stderr == ""
+
+
 def test_a_file_is_converted(conf: Path, tmp_path: Path) -> None:
     printed = topology(conf, "--as", "topology.yaml")
     assert printed.stdout.startswith("- topology:")
@@ -86,8 +104,9 @@ def test_the_label_of_levels_and_notes_on_standard_error(tmp_path: Path) -> None
              for i in range(5)]  # fmt: skip
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": nodes}))
     done = topology(tmp_path / "nodes.json", "--levels", "site/row")
-    assert "note: " in done.stderr
-    assert "1 nodes without these labels are left out" in done.stderr
+    assert "note: passed over 1 nodes without the labels that name switches (the first: n0)" in done.stderr
+    found = json.loads(topology(tmp_path / "nodes.json", "--levels", "site/row", "--json").stdout)
+    assert [(one["count"], one["first"]) for one in found["passed_over"]] == [(1, "n0")]
     assert "fabric 1, site/row 2" in done.stdout
 
 

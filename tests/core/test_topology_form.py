@@ -31,7 +31,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     pods = draw(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=4))
     leaves = [(f"leaf{p}-{k}", size) for p, sizes in enumerate(pods) for k, size in enumerate(sizes)]
     wirings = [Wiring("core", [f"mp{p}" for p in range(len(pods))])]
-    wirings += [Wiring(f"mp{p}", [f"leaf{p}-{k}" for k in range(len(s))], uplinks=p) for p, s in enumerate(pods)]
+    wirings += [
+        Wiring(f"mp{p}", [f"leaf{p}-{k}" for k in range(len(s))], uplinks=p or None) for p, s in enumerate(pods)
+    ]
     wirings += [Wiring(name, nodes=[f"{name}.n{i:03}" for i in range(size)]) for name, size in leaves]
     names = [node for wiring in wirings for node in wiring.nodes]
     return build(
@@ -78,7 +80,7 @@ def test_names_may_be_lists() -> None:
         ({"switches": {"a": {"nodes": ["n1", True]}}}, "^switches.a.nodes: a truth value is no host list"),
         ({"switches": {"a": {"nodes": "n[1-999999999]"}}}, "^switches.a.nodes: .*more than 200000 names"),
         ({"switches": {"a": {"nodes": "n[1-2", "uplinks": 3}}}, "^switches.a.nodes: .*never closed"),
-        ({"switches": {"a": {"nodes": "n[1-4]", "uplinks": -3}}, "levels": []}, "^switches.a.uplinks: -3 is below 0"),
+        ({"switches": {"a": {"nodes": "n1", "uplinks": 0}}, "levels": []}, "^switches.a.uplinks: 0 is below 1. Lea"),
         ({"switches": {"a": {"nodes": "n[1-4]", "uplinks": 1.5}}, "levels": []}, "^switches.a.uplinks: 1.5 is not a"),
         ({"switches": {"a": {"nodes": "n1,n1"}}, "levels": []}, "^switches.a: the node 'n1' is twice"),
         ({"levels": "core"}, "^levels: not a list"),

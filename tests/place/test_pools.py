@@ -16,6 +16,7 @@ from plait.place.pools import (
     gpus_per_node,
     pools_of,
     ranges,
+    remarks_on,
     spots_of,
     types_of,
 )
@@ -51,7 +52,7 @@ def test_nodes_and_switches_to_avoid() -> None:
 
 def test_types_of_gpu() -> None:
     assert types_of(cluster()) == ("A100", "H100")
-    assert (gpus_per_node(cluster()), gpus_per_node(cluster(), "a100")) == (0, 4)
+    assert (gpus_per_node(cluster()), gpus_per_node(cluster(), "a100")) == (None, 4)
     assert [pool.free for pool in pools_of(cluster(), Wanted(gpu="h100"))] == [4, 2]
     mixed = pools_of(cluster(), Wanted(mixed=True))
     assert [(pool.minipod, pool.gpu, pool.free) for pool in mixed] == [
@@ -78,3 +79,34 @@ def test_hosts_that_were_taken_meanwhile_are_named() -> None:
 
 def test_ranges() -> None:
     assert ranges([3, 1, 2, 7]) == "1-3,7"
+
+
+def test_nodes_with_fewer_gpus_than_ranks_are_not_used() -> None:
+    """Of a cluster of eight and four GPUs a node; of one that does not say, nobody knows."""
+    tree = cluster(n01=DOWN)
+    assert [pool.free for pool in pools_of(tree, Wanted(gpus=8))] == [3, 2]
+    assert [pool.free for pool in pools_of(tree, Wanted(gpus=4))] == [3, 4]
+    assert remarks_on(tree, 8).lines() == [
+        "passed over 2 free nodes with fewer than 8 GPUs, a rank each (the first: n30)"
+    ]
+    assert not remarks_on(tree, 4)
+    silent = tree.with_hardware({"n30": Hardware(), "n31": Hardware()})
+    assert [pool.free for pool in pools_of(silent, Wanted(gpus=8))] == [3, 4]
+    assert list(remarks_on(silent, 8).counts.values()) == [2]
+    assert not remarks_on(tree.with_hardware({node.name: Hardware() for node in tree.nodes}), 8)
+    none = tree.with_hardware({"n30": Hardware(gpus=0), "n31": Hardware(gpus=0)})
+    assert gpus_per_node(none) == 8
+    assert [pool.free for pool in pools_of(none, Wanted(gpus=1))] == [3, 2]
+
+
+def test_held_nodes_with_fewer_gpus_are_not_preempted() -> None:
+    pools = pools_of(cluster(n30=BUSY, n20=BUSY), Wanted(gpus=8, preempt=True))
+    assert [pool.held for pool in pools] == [(), ("n20",)]
+
+
+def test_a_host_that_lost_gpus_is_named() -> None:
+    tree = cluster()
+    placed = place(Problem(heights=(2, 2), pools=pools_of(tree, Wanted(gpus=8))))
+    check_still_there(placed, tree)
+    with pytest.raises(PlacementError, match="n10 is no longer free"):
+        check_still_there(placed, tree.with_hardware({"n10": Hardware(gpus=7)}))

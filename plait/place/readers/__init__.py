@@ -7,11 +7,21 @@ that know states alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plait.core.errors import JobError, nearest
+from plait.core.passed_over import PassedOver
 from plait.core.topology import Topology
-from plait.place.readers import kubernetes, live, plait_form, slurm_nodes, slurm_topology, slurm_yaml, topograph
+from plait.place.readers import (
+    config_map,
+    kubernetes,
+    live,
+    plait_form,
+    slurm_nodes,
+    slurm_topology,
+    slurm_yaml,
+    topograph,
+)
 from plait.place.readers.source import Asked, Found, Source
 from plait.place.readers.states import applied
 
@@ -27,6 +37,7 @@ class Format:
 
 
 FORMATS = (
+    Format("configmap", "a ConfigMap with a topology.conf or topology.yaml", config_map.looks, config_map.read),
     Format("plait", "Plait's own TOML or JSON", plait_form.looks, plait_form.read),
     Format("kubernetes", "kubectl get nodes,pods -A -o json", kubernetes.looks, kubernetes.read),
     Format("topograph", "Topograph's graph JSON", topograph.looks, topograph.read),
@@ -37,35 +48,52 @@ FORMATS = (
 """In the order in which they are tried: the surest signs first."""
 
 
+@dataclass
+class Remarks:
+    """Of a reading. notes: what a person should know of it. over: what was not taken, counted."""
+
+    notes: list[str] = field(default_factory=list[str])
+    over: PassedOver = field(default_factory=PassedOver)
+
+
 def read_topology(
-    path: str, *, form: str = "", name: str = "", levels: Sequence[str] = (), states: Sequence[str] = ()
-) -> tuple[Topology, list[str]]:
+    path: str,
+    *,
+    form: str = "",
+    name: str = "",
+    levels: Sequence[str] = (),
+    states: Sequence[str] = (),
+    tolerated: Sequence[str] = (),
+) -> tuple[Topology, Remarks]:
     """The topology of a file, of standard input (``-``) or of a running manager (``slurm:``,
-    ``kubernetes:``), and what a person should know of the reading.
+    ``kubernetes:``), and what is to be said of the reading.
 
     form: one of ``FORMATS``, found by the content where left out. name: which of several topologies. levels:
     node labels of Kubernetes, the outermost first. states: further files that tell what nodes are doing; what
-    is down in one is down. Raises JobError naming the file and the line, key or node.
+    is down in one is down. tolerated: keys of taints that keep no job away. Raises JobError naming the file
+    and the line, key or node.
     """
-    asked = Asked(name=name, levels=tuple(levels))
-    sources, notes = _sources(path), list[str]()
+    later = Asked(tolerated=frozenset(tolerated))
+    asked, remarks = Asked(name=name, levels=tuple(levels), tolerated=later.tolerated), Remarks()
+    sources = _sources(path)
     topology: Topology | None = None
     for source in [*sources, *(source for other in states for source in _sources(other))]:
         try:
             first = source is sources[0]
-            found = _format(source, form if first else "").read(source, asked if first else Asked())
-            notes += found.notes
+            found = _format(source, form if first else "").read(source, asked if first else later)
+            remarks.notes += found.notes
+            remarks.over.add(found.over, source.where if len(sources) + len(states) > 1 else "")
             if topology is None:
                 topology = found.topology
                 if topology is None:
                     raise JobError("states of nodes, and no switches", fix="Give it with --states beside a topology")
             if found.states or found.hardware:
-                topology, more = applied(topology, found, source.where)
-                notes += more
+                topology, more = applied(topology, found, source.where, remarks.over)
+                remarks.notes += more
         except JobError as error:
             raise error if error.file else error.in_file(source.where) from None
     assert topology is not None
-    return topology, notes
+    return topology, remarks
 
 
 def _sources(path: str) -> list[Source]:

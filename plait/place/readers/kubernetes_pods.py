@@ -1,4 +1,5 @@
-"""What pods hold: a node on which a pod has asked for GPUs is busy, its holder the pod's job."""
+"""What pods hold: a node on which a pod has asked for GPUs, or parts of some, is busy; its holder is the
+pod's job. Pods that have ended, or have no node yet, hold nothing."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.passed_over import PassedOver
 from plait.core.text import printable
 from plait.core.topology import State
+from plait.place.readers.kubernetes_gpus import is_gpu
 from plait.place.readers.states import worse
 
-GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 JOB_LABELS = ("jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-name", "job-name")
 """Labels that name a pod's job, the largest unit first."""
 
@@ -27,12 +29,16 @@ def at(item: Any, where: str, *keys: str) -> Any:
     return item
 
 
-def held(pods: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, State]:
+def held(pods: Iterable[tuple[str, dict[str, Any]]], over: PassedOver) -> dict[str, State]:
     """States of nodes that pods hold GPUs of. pods: where each stands in its list, and itself."""
     states: dict[str, State] = {}
     for where, pod in pods:
         node, phase = at(pod, where, "spec", "nodeName"), at(pod, where, "status", "phase")
-        if not isinstance(node, str) or phase in ("Succeeded", "Failed") or not _asks_for_gpus(pod, where):
+        if not isinstance(node, str) or phase in ("Succeeded", "Failed"):
+            continue
+        if not _asks_for_gpus(pod, where):
+            if at(pod, where, "spec", "resourceClaims"):
+                over.note("pods with resource claims, which may hold GPUs", _job(pod, where))
             continue
         state = State(status="busy", holder=_job(pod, where))
         states[node] = worse(states[node], state) if node in states else state
@@ -40,14 +46,25 @@ def held(pods: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, State]:
 
 
 def _asks_for_gpus(pod: dict[str, Any], where: str) -> bool:
-    containers = at(pod, where, "spec", "containers")
-    if not isinstance(containers, list):
-        raise JobError("not a list", key=f"{where}.spec.containers")
-    for container in cast("list[Any]", containers):
-        for kind in ("requests", "limits"):
-            asked = at(container, f"{where}.spec.containers", "resources", kind) or {}
-            if any(str(at(asked, f"{where}.spec.containers.resources", key) or 0) != "0" for key in GPUS):
+    for kind in ("containers", "initContainers"):
+        containers = at(pod, where, "spec", kind)
+        if containers is None and kind == "initContainers":
+            continue
+        if not isinstance(containers, list):
+            raise JobError("not a list", key=f"{where}.spec.{kind}")
+        for container in cast("list[Any]", containers):
+            if _container(container, f"{where}.spec.{kind}"):
                 return True
+    return False
+
+
+def _container(container: Any, where: str) -> bool:
+    for kind in ("requests", "limits"):
+        asked = at(container, where, "resources", kind) or {}
+        if not isinstance(asked, dict):
+            raise JobError("not an object", key=f"{where}.resources.{kind}")
+        if any(is_gpu(key) and str(amount or 0) != "0" for key, amount in cast("dict[str, Any]", asked).items()):
+            return True
     return False
 
 

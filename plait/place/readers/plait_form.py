@@ -1,4 +1,11 @@
-"""Plait's own files, TOML or JSON (``plait.core.topology_form``)."""
+"""Plait's own files, TOML or JSON (``plait.core.topology_form``).
+
+===========  =========================================================================
+known        version, name, levels, hardware, states, switches, and their keys
+passed over  nothing
+refused      other keys, values of other types, counts below what is possible, no tree
+===========  =========================================================================
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ from plait.core.errors import JobError
 from plait.core.topology_form import from_dict
 from plait.place.readers.source import Asked, Found, Source
 
-_LOOKS = re.compile(r"^\s*(\[switches\b|version\s*=|levels\s*=)", re.MULTILINE)
+_LOOKS = re.compile(r"^[ \t]*(\[switches\b|version\s*=|levels\s*=)", re.MULTILINE)
 
 
 def looks(source: Source) -> bool:

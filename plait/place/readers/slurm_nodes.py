@@ -1,5 +1,15 @@
 """What nodes are doing, as Slurm's commands print it: ``scontrol show nodes`` (with or without ``-o``),
 ``sinfo`` with a column NODELIST and one STATE, and ``squeue``, which tells who holds a node and until when.
+
+===========  =====================================================================================
+known        of scontrol: NodeName, State, Reason, Gres; of sinfo: NODELIST, STATE, GRES; of squeue:
+             JOBID, NODELIST, END_TIME, ST or STATE. Of Gres: ``gpu:TYPE:N``; nodes without one
+             where others have some have no GPUs, and are down
+passed over  partitions without nodes, jobs without nodes, generic resources that are parts of GPUs
+             (shards, mps, MIG slices); all other fields
+refused      a state that Slurm does not have, a node that scontrol tells of twice, a record
+             without State, a row that breaks off
+===========  =====================================================================================
 """
 
 from __future__ import annotations
@@ -9,25 +19,46 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from plait.core.errors import JobError
+from plait.core.passed_over import PassedOver
 from plait.core.text import printable
 from plait.core.topology import FREE, Hardware, State
 from plait.core.wiring import HostLists
 from plait.place.readers.source import Asked, Found, Source
-from plait.place.readers.states import worse
+from plait.place.readers.states import without_gpus, worse
 
 _NODE = re.compile(r"^NodeName=", re.MULTILINE)
 _HEADER = re.compile(r"\bNODELIST\b")
-_GPUS = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?:([0-9]{1,4})(?=[,(\s]|$)")
+_GRES = re.compile(
+    r"([A-Za-z]\w*)(?::(?![0-9]+[KMGT]?(?:[,(]|$))([\w.+-]+))?(?::([0-9]{1,6})[KMGT]?)?(?:\([^)]*\))?(?:,|$)"
+)
+_SLICE = re.compile(r"(?:^|_)[0-9]+g\.[0-9]+gb", re.IGNORECASE)
+"""In the type of a GPU that MIG has cut: 1g.10gb, a100_3g.20gb."""
+_SHARED = ("shard", "mps")
+PARTS = "parts of GPUs (MIG slices, shards, mps), which are no whole ones"
 _DOWN = frozenset({
-    "down", "drain", "drained", "draining", "drng", "fail", "failing", "failg", "maint", "unknown", "unk", "future",
-    "futr", "error", "inval", "invalid", "invalid_reg", "not_responding", "no_respond", "powered_down", "blocked",
-    "powering_down", "power_down", "power_off", "pow_dn", "reboot", "reboot_issued", "reboot_requested", "boot",
+    "down", "drain", "drained", "draining", "drng", "fail", "failing", "failg", "maint", "maintenance", "unknown",
+    "unk", "future", "futr", "error", "inval", "invalid", "invalid_reg", "not_responding", "no_respond", "powered_down",
+    "blocked", "powering_down", "power_down", "power_off", "pow_dn", "external", "reboot", "reboot_issued",
+    "reboot_requested", "boot",
 })  # fmt: skip
 _BUSY = frozenset({
     "allocated", "alloc", "mixed", "mix", "completing", "comp", "reserved", "resv", "perfctrs", "npc", "powering_up",
     "power_up", "pow_up",
 })  # fmt: skip
-_FREE = frozenset({"idle", "planned", "plnd", "cloud", "dynamic_norm", "dynamic_future", "power_drain", "resume"})
+_FREE = frozenset(
+    {
+        "idle",
+        "planned",
+        "plnd",
+        "cloud",
+        "dynamic_norm",
+        "dynamic_future",
+        "power_drain",
+        "resume",
+        "undrain",
+        "reboot_canceled",
+    }
+)
 _SIGNS = {"*": "not_responding", "~": "powered_down", "!": "powering_down", "%": "powering_down", "#": "powering_up",
           "$": "maint", "@": "reboot", "^": "reboot", "-": "planned", "+": ""}  # fmt: skip
 """Suffixes of states in sinfo(1)."""
@@ -50,25 +81,50 @@ def read(source: Source, asked: Asked) -> Found:
 def _of_records(text: str) -> Found:
     states: dict[str, State] = {}
     hardware: dict[str, Hardware] = {}
+    over, line, last = PassedOver(), 1, 0
     starts = [match.start() for match in _NODE.finditer(text)]
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        line, last = line + text.count("\n", last, start), start
         record = text[start:end]
         words: dict[str, str] = {}
         for word in record.partition("Reason=")[0].split():
             key, _, value = word.partition("=")
             words[key] = value
-        where, name = f"line {text.count(chr(10), 0, start) + 1}", words["NodeName"]
-        if "State" not in words:
+        where, name = f"line {line}", words["NodeName"]
+        if not words.get("State"):
             raise JobError(f"'{name[:60]}' has no State", key=where, fix="The text may have been cut off")
         if name in states:
             raise JobError(f"'{name[:60]}' is told of twice", key=where)
         reason = re.search(r"Reason=(.*?)(?: \[|$)", record, re.MULTILINE)
         states[name] = _state(words["State"], reason[1] if reason else "", where)
-        gpus = _GPUS.findall(words.get("Gres", ""))
-        if gpus:
-            kinds = dict.fromkeys(kind for kind, _ in gpus if kind)
-            hardware[name] = Hardware(gpus=sum(int(count) for _, count in gpus), device="+".join(kinds))
-    return Found(states=states, hardware=hardware)
+        if "Gres" in words:
+            hardware[name] = _hardware(words["Gres"], name, over)
+    hardware = _told(hardware, over)
+    return Found(states=without_gpus(states, hardware), hardware=hardware, over=over)
+
+
+def _hardware(gres: str, name: str, over: PassedOver) -> Hardware:
+    """The whole GPUs of a list of generic resources."""
+    kinds: dict[str, None] = {}
+    count = at = 0
+    while gres not in ("", "(null)", "N/A") and at < len(gres):
+        found = _GRES.match(gres, at)
+        if not found:
+            over.note("generic resources that cannot be read", f"{name}: {printable(gres)[:60]}")
+            break
+        at = found.end()
+        number = int(found[3]) if found[3] else 1
+        if found[1] in _SHARED or (found[1] == "gpu" and _SLICE.search(found[2] or "")):
+            over.note(PARTS, name, number)
+        elif found[1] == "gpu":
+            count += number
+            kinds |= {found[2]: None} if found[2] else {}
+    return Hardware(gpus=count, device="+".join(kinds))
+
+
+def _told(hardware: dict[str, Hardware], over: PassedOver) -> dict[str, Hardware]:
+    """Of nodes; nothing where no node has a GPU or a part of one: Slurm may not have been told of them."""
+    return hardware if PARTS in over.counts or any(one.gpus for one in hardware.values()) else {}
 
 
 def _state(text: str, reason: str, where: str) -> State:
@@ -86,8 +142,9 @@ def _state(text: str, reason: str, where: str) -> State:
 
 
 def _of_table(text: str) -> Found:
-    lists = HostLists()
+    lists, over = HostLists(), PassedOver()
     states: dict[str, State] = {}
+    hardware: dict[str, Hardware] = {}
     header, rows = _rows(text)
     if "NODELIST" not in header:
         raise JobError("neither records of nodes nor a table with a column NODELIST")
@@ -96,8 +153,10 @@ def _of_table(text: str) -> Found:
         raise JobError("a table with NODELIST has no column STATE", fix="Run sinfo, or sinfo -N -o '%N %T'")
     for where, row in rows:
         if squeue and _waits(row):
+            over.note("jobs without nodes", where)
             continue
-        if not squeue and "n/a" in row.values():  # a partition without nodes
+        if not squeue and "n/a" in row.values():
+            over.note("partitions without nodes", where)
             continue
         if len(row) < len(header) and not squeue:
             raise JobError("fewer columns than the header has", key=where, fix="The text may have been cut off")
@@ -106,9 +165,13 @@ def _of_table(text: str) -> Found:
             state = State(status="busy", until=_time(row.get("END_TIME", ""), where), holder=holder)
         else:
             state = _state(row["STATE"], "", where)
-        for name in lists(row["NODELIST"], where):
+        names = lists(row["NODELIST"], where)
+        for name in names:
             states[name] = worse(states[name], state) if name in states else state
-    return Found(states=states, partial=squeue)
+        if "GRES" in row and names:
+            hardware |= dict.fromkeys(names, _hardware(row["GRES"], names[0], over))
+    hardware = _told(hardware, over)
+    return Found(states=without_gpus(states, hardware), hardware=hardware, partial=squeue, over=over)
 
 
 def _waits(row: Mapping[str, str]) -> bool:

@@ -2,39 +2,49 @@
 
 After topology.conf(5) and topology/block of Slurm 26.11 and ``scontrol`` of 22.05, whose switches list the
 nodes of all below them as well. Blocks are grouped as Slurm does: neighbours, as many as a larger size holds.
+
+===========  ====================================================================================
+known        SwitchName with Switches, Nodes, LinkSpeed, Level; BlockName and AggregatedBlock with
+             Nodes, BlockIndex, BlockSize; BlockSizes; records of nodes (NodeName=) behind them
+passed over  switches and blocks without nodes, which Slurm allows (a block keeps its place in its
+             group); BlockSizes=-1, which Topograph up to 1.0 wrote where it had found none
+refused      any other line or key, rings, switches beside blocks, ``Nodes=ALL``, what is no tree
+===========  ====================================================================================
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from plait.core.errors import JobError, nearest
+from plait.core.passed_over import PassedOver
 from plait.core.slurm_lines import lines
-from plait.core.topology import Topology
-from plait.core.wiring import HostLists, Wiring, build, usual_levels
+from plait.core.wiring import HostLists, Wiring, build
 from plait.place.readers import slurm_nodes
+from plait.place.readers.slurm_wires import Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 
-_LINE = re.compile(r"^\s*(SwitchName|BlockName|BlockSizes|AggregatedBlock|RingName)\s*=", re.IGNORECASE | re.MULTILINE)
+_LINE = re.compile(
+    r"^[ \t]*(SwitchName|BlockName|BlockSizes|AggregatedBlock|RingName)[ \t]*=", re.IGNORECASE | re.MULTILINE
+)
 _KEYS = {
     "switchname": ("switches", "nodes", "linkspeed", "level"),
     "blockname": ("nodes", "blockindex", "blocksize"),
     "aggregatedblock": ("nodes", "blockindex", "blocksize"),
     "blocksizes": (),
 }
-TOP = "fabric"
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of nodes that Slurm keeps together."""
+@dataclass
+class _Told:
+    """What the lines tell. printed: whether they are scontrol's."""
 
-    name: str
-    nodes: Sequence[str]
-    where: str
+    wirings: list[Wiring] = field(default_factory=list[Wiring])
+    blocks: list[Block] = field(default_factory=list[Block])
+    sizes: list[int] = field(default_factory=list[int])
+    printed: bool = False
 
 
 def looks(source: Source) -> bool:
@@ -44,33 +54,42 @@ def looks(source: Source) -> bool:
 
 def read(source: Source, asked: Asked) -> Found:
     """Raises JobError naming the line."""
-    del asked
-    lists, nodes_from = HostLists(), re.search(r"^NodeName=", source.text, re.MULTILINE)
-    text = source.text[: nodes_from.start()] if nodes_from else source.text
-    wirings: list[Wiring] = []
-    blocks: list[Block] = []
-    sizes: list[int] = []
-    printed = False
+    nodes_from, over = re.search(r"^NodeName=", source.text, re.MULTILINE), PassedOver()
+    told = _told(source.text[: nodes_from.start()] if nodes_from else source.text, over)
+    if told.wirings and told.blocks:
+        raise JobError("both switches and blocks", key=told.blocks[0].where, fix="A topology is one or the other")
+    rest = Source(source.where, source.text[nodes_from.start() :]) if nodes_from else None
+    found = slurm_nodes.read(rest, asked) if rest else Found()
+    over.add(found.over)
+    if told.blocks:
+        topology = of_blocks(told.blocks, told.sizes, over)
+    else:
+        topology = build(with_nodes(_only_their_own(told.wirings) if told.printed else told.wirings, over))
+    return replace(found, topology=topology, over=over)
+
+
+def _told(text: str, over: PassedOver) -> _Told:
+    told, lists = _Told(), HostLists()
     for where, words in _lines(text):
         kind = next(iter(words))
+        nodes = nodes_of(lists, words.get("nodes"), where)
         if kind == "blocksizes":
-            sizes = _sizes(words[kind], where)
+            if words[kind] == "-1":
+                over.note("block sizes of -1, as where none was found", where)
+            else:
+                told.sizes = _sizes(words[kind], where)
         elif kind == "blockname":
-            blocks.append(Block(words[kind], lists(words.get("nodes", ""), where), where))
-            sizes = sizes or [int(words["blocksize"])] if words.get("blocksize", "").isdecimal() else sizes
+            told.blocks.append(Block(words[kind], nodes, where))
+            if not told.sizes and words.get("blocksize"):
+                told.sizes = _sizes(words["blocksize"], where)
         elif kind == "aggregatedblock":
             size = _sizes(words.get("blocksize", ""), where)[0]
-            sizes += [size] if size not in sizes else []
+            told.sizes += [size] if size not in told.sizes else []
         else:
-            printed = printed or "level" in words
-            below, plugged = (lists(words.get(key, ""), where) for key in ("switches", "nodes"))
-            wirings.append(Wiring(words[kind], below, plugged, where))
-    if wirings and blocks:
-        raise JobError("both switches and blocks", key=blocks[0].where, fix="A topology is one or the other")
-    rest = Source(source.where, source.text[nodes_from.start() :]) if nodes_from else None
-    found = slurm_nodes.read(rest, Asked()) if rest else Found()
-    topology = of_blocks(blocks, sizes) if blocks else build(_only_their_own(wirings) if printed else wirings)
-    return replace(found, topology=topology)
+            told.printed = told.printed or "level" in words
+            below = [] if words.get("switches") == "(null)" else lists(words.get("switches", ""), where)
+            told.wirings.append(Wiring(words[kind], below, nodes, where))
+    return told
 
 
 def _lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -104,45 +123,3 @@ def _only_their_own(wirings: Sequence[Wiring]) -> list[Wiring]:
         lower = {node for child in wiring.switches for node in listed.get(child, ())}
         own.append(replace(wiring, nodes=[node for node in wiring.nodes if node not in lower]))
     return own
-
-
-def of_blocks(blocks: Sequence[Block], sizes: Sequence[int]) -> Topology:
-    """Blocks in groups of neighbours, one level of groups for every size after the first (the planning base
-    size), and something above where several are left."""
-    for smaller, larger in pairwise(sizes):
-        if larger % smaller or (ratio := larger // smaller) & (ratio - 1) or ratio < 2:
-            problem = f"the block size {larger} is not a power of two times {smaller}"
-            raise JobError(problem, key="BlockSizes", fix="Slurm pairs blocks")
-    wirings = [Wiring(block.name, (), block.nodes, block.where) for block in blocks]
-    names, level = [[block.name] for block in blocks], [block.name for block in blocks]
-    for smaller, larger in pairwise(sizes):
-        many, groups, members = larger // smaller, list[str](), list[list[str]]()
-        for start in range(0, len(level), many):
-            inside = [name for group in names[start : start + many] for name in group]
-            members.append(inside)
-            if len(level[start : start + many]) == 1:
-                groups.append(level[start])
-                continue
-            groups.append(f"{inside[0]}..{inside[-1]}")
-            wirings.append(Wiring(groups[-1], level[start : start + many]))
-        names, level = members, groups
-    if len(level) > 1:
-        wirings.append(Wiring(_free_name({wiring.name for wiring in wirings}), level))
-    tree = build(wirings)
-    return replace(tree, levels=block_levels(len(tree.levels)))
-
-
-def block_levels(depth: int) -> tuple[str, ...]:
-    """What levels of blocks are called, from the top.
-
-    >>> block_levels(1), block_levels(3)
-    (('block',), ('fabric', 'group', 'block'))
-    """
-    return tuple({"core": TOP, "leaf": "block", "minipod": "group"}.get(name, name) for name in usual_levels(depth))
-
-
-def _free_name(taken: Set[str]) -> str:
-    name = TOP
-    while name in taken:
-        name += "_"
-    return name

@@ -1,25 +1,31 @@
 """Slurm's ``topology.yaml`` (since 25.05, topology.yaml(5)): several named topologies, each a tree, blocks or
 flat; a partition uses one of them.
+
+===========  =======================================================================================
+known        topology, cluster_default, tree (switches: switch, children, nodes, link_speed), block
+             (block_sizes, blocks: block, nodes), flat
+passed over  topologies that are not the one asked for; switches and blocks without nodes, which
+             Slurm allows (a block keeps its place in its group)
+refused      other keys, aliases, a flat topology or a ring where it is the one asked for,
+             ``nodes: ALL``, what is no tree
+===========  =======================================================================================
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
 from plait.core.errors import JobError, nearest
+from plait.core.passed_over import PassedOver
 from plait.core.topology import Topology
 from plait.core.wiring import HostLists, Wiring, build
-from plait.place.readers.slurm_topology import Block, of_blocks
+from plait.place.readers.slurm_wires import Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
+from plait.place.readers.yaml_text import load
 
-LARGEST = 8 << 20
-"""Bytes: host lists make ten thousand nodes a file of a hundredth of that, and YAML is slow to read."""
-DEEPEST = 20
-"""Lists and mappings in each other; a topology has six."""
-_LOOKS = re.compile(r"^\s*-?\s*[\"']?topology[\"']?\s*:", re.MULTILINE)
+_LOOKS = re.compile(r"^[ \t]*-?[ \t]*[\"']?topology[\"']?\s*:", re.MULTILINE)
 _KINDS = ("tree", "block", "flat")
 
 
@@ -31,7 +37,7 @@ def looks(source: Source) -> bool:
 def read(source: Source, asked: Asked) -> Found:
     """The topology asked for by name, or the cluster's default, or the only one. Raises JobError naming the
     line or the key."""
-    told = _loaded(source.text)
+    told = load(source.text)
     if not isinstance(told, list) or not told:
         raise JobError("not a list of topologies", fix="Write '- topology: NAME' and below it its tree or blocks")
     entries: dict[str, dict[str, Any]] = {}
@@ -43,41 +49,11 @@ def read(source: Source, asked: Asked) -> Found:
             raise JobError(f"the topology '{name}' stands twice", key=where)
         entries[name] = entry
     name = _chosen(entries, asked.name)
-    others = [other for other in entries if other != name]
-    notes = (f"{source.where}: of {len(entries)} topologies '{name}' is taken.",) if others and not asked.name else ()
-    return Found(topology=replace(_topology(entries[name], name), name=name), notes=notes)
-
-
-def _loaded(text: str) -> Any:
-    import yaml
-
-    if len(text) > LARGEST:
-        raise JobError(f"more than {LARGEST >> 20} MiB of YAML")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        _check_events(yaml.parse(text, Loader=loader))
-        return yaml.load(text, Loader=loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        problem = f"not valid YAML: {error.problem or error.context or 'it cannot be read'}"
-        raise JobError(problem, key=f"line {mark.line + 1}" if mark else None) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        deep = isinstance(error, RecursionError)
-        raise JobError("nested too deeply" if deep else f"not valid YAML: {str(error)[:200]}") from None
-
-
-def _check_events(events: Iterable[Any]) -> None:
-    """What is nested ever deeper ends the process in the loader, which is written in C; what an alias repeats
-    is shared when loaded, and a billion names once it is written out."""
-    import yaml
-
-    depth = 0
-    for event in events:
-        if isinstance(event, yaml.AliasEvent):
-            raise JobError("aliases (*name) are not read", fix="Write out what they stand for")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise JobError("nested too deeply", key=f"line {event.start_mark.line + 1}")
+    over = PassedOver()
+    for other in entries:
+        if other != name and not asked.name:
+            over.note(f"topologies beside '{name}'", other)
+    return Found(topology=replace(_topology(entries[name], name, over), name=name), over=over)
 
 
 def _chosen(entries: dict[str, dict[str, Any]], asked: str) -> str:
@@ -87,7 +63,7 @@ def _chosen(entries: dict[str, dict[str, Any]], asked: str) -> str:
     return asked or default or next(iter(entries))
 
 
-def _topology(entry: dict[str, Any], name: str) -> Topology:
+def _topology(entry: dict[str, Any], name: str, over: PassedOver) -> Topology:
     kinds = [kind for kind in (*_KINDS, "ring", "torus3d") if entry.get(kind)]
     if len(kinds) != 1 or kinds[0] not in ("tree", "block"):
         problem = f"a {kinds[0]} topology has no switches" if len(kinds) == 1 else "neither or both of tree and block"
@@ -100,9 +76,10 @@ def _topology(entry: dict[str, Any], name: str) -> Topology:
         for number, told in enumerate(_list(switches, f"{where}.switches")):
             at = f"{where}.switches[{number}]"
             one = _mapping(told, ("switch", "children", "nodes", "link_speed"), at)
-            below, plugged = (lists(one[key], f"{at}.{key}") if key in one else [] for key in ("children", "nodes"))
+            below = lists(one["children"], f"{at}.children") if one.get("children") is not None else []
+            plugged = nodes_of(lists, one.get("nodes"), f"{at}.nodes")
             wirings.append(Wiring(_name(one, "switch", at), below, plugged, at))
-        return build(wirings)
+        return build(with_nodes(wirings, over))
     where = f"{name}.block"
     told = _mapping(entry["block"], ("block_sizes", "blocks"), where)
     sizes = _list(told.get("block_sizes", []), f"{where}.block_sizes")
@@ -112,8 +89,8 @@ def _topology(entry: dict[str, Any], name: str) -> Topology:
     for number, one in enumerate(_list(told.get("blocks"), f"{where}.blocks")):
         at = f"{where}.blocks[{number}]"
         block = _mapping(one, ("block", "nodes"), at)
-        blocks.append(Block(_name(block, "block", at), lists(block.get("nodes"), f"{at}.nodes"), at))
-    return of_blocks(blocks, sizes)
+        blocks.append(Block(_name(block, "block", at), nodes_of(lists, block.get("nodes"), f"{at}.nodes"), at))
+    return of_blocks(blocks, sizes, over)
 
 
 def _mapping(value: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:

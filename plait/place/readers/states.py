@@ -1,12 +1,13 @@
-"""States from several sources, made one."""
+"""States from several sources, made one, and what they leave of a topology."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from plait.core.errors import JobError
+from plait.core.passed_over import PassedOver
 from plait.core.text import counted
-from plait.core.topology import State, Topology
+from plait.core.topology import Hardware, State, Topology
 from plait.place.readers.source import Found
 
 _RANK = {"free": 0, "busy": 1, "down": 2}
@@ -33,17 +34,29 @@ def worse(first: State, second: State) -> State:
     return State(status="busy", until=until, holder=", ".join(more))
 
 
-def applied(topology: Topology, found: Found, where: str) -> tuple[Topology, list[str]]:
+def without_gpus(states: Mapping[str, State], hardware: Mapping[str, Hardware]) -> dict[str, State]:
+    """Nodes that are known to have no GPUs are down: nothing is to be placed there.
+
+    >>> without_gpus({"a": State(), "b": State()}, {"a": Hardware(), "b": Hardware(gpus=0)})["b"].holder
+    'no whole GPU'
+    """
+    none = State(status="down", holder="no whole GPU")
+    bare = {name for name, one in hardware.items() if one.gpus == 0}
+    return {name: worse(state, none) if name in bare else state for name, state in states.items()}
+
+
+def applied(topology: Topology, found: Found, where: str, over: PassedOver) -> tuple[Topology, list[str]]:
     """A topology with what else is known of its nodes, and what a person should know of the two together."""
     notes: list[str] = []
-    if found.states and not found.states.keys() & topology.places.keys():
-        told, own = next(iter(found.states)), topology.nodes[0].name
-        raise JobError(f"tells of other nodes, such as '{told}', than the topology, such as '{own}'")
-    if strangers := sorted(found.states.keys() - topology.places.keys()):
-        notes.append(f"{where}: {_some(strangers)} under no switch: left out.")
+    told = found.states or found.hardware
+    if not told.keys() & topology.places.keys():
+        other, own = next(iter(told)), topology.nodes[0].name
+        raise JobError(f"tells of other nodes, such as '{other}', than the topology, such as '{own}'")
+    strangers = sorted(told.keys() - topology.places.keys())
+    over.note("nodes under no switch", f"{where}: {strangers[0]}" if strangers else "", len(strangers))
     states = found.states
-    if not found.partial and (silent := [node.name for node in topology.nodes if node.name not in states]):
-        notes.append(f"{where}: no state of {_some(silent)}: taken as they were.")
+    if states and not found.partial and (quiet := [one.name for one in topology.nodes if one.name not in states]):
+        notes.append(f"{where}: no state of {_some(quiet)}: taken as they were.")
     known = {name: worse(topology.node(name).state, state) for name, state in states.items() if name in topology.places}
     made = {name: one for name, one in found.hardware.items() if name in topology.places}
     return topology.with_hardware(made).with_states(known), notes

@@ -1,6 +1,15 @@
 """Topograph's graph: ``instances`` with their ``network_layers``, the switch next to the instance first.
 
-Written by its engine ``graph``; instances without layers are placed by their accelerator domain, if all are.
+Its engine ``graph`` writes it. Instances are placed by their accelerator domains where none has layers. Its
+other engines write what other readers read: node labels and NodeFeatures (``kubernetes``), topology.conf,
+topology.yaml, and a ConfigMap with one of them (``config_map``).
+
+===========  =================================================================================
+known        of instances: id, type, network_layers, attributes.nvlink, labels of a GPU's type
+             and an accelerator domain
+passed over  instances without layers where others have some; other keys
+refused      an instance without an id or told of twice, layers that are no list of texts
+===========  =================================================================================
 """
 
 from __future__ import annotations
@@ -8,6 +17,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.passed_over import PassedOver
 from plait.core.text import printable
 from plait.core.topology import Hardware
 from plait.place.readers.chains import from_chains
@@ -37,22 +47,30 @@ def read(source: Source, asked: Asked) -> Found:
         if name in hardware:
             raise JobError(f"the instance '{name[:60]}' stands twice", key=where)
         names.append(name)
-        hardware[name] = Hardware(device=printable(_text(one.get("type", ""), f"{where}.type"))[:60])
+        labels = _object(one, "labels", where)
+        kind = _text(one.get("type") or labels.get("nvidia.com/gpu.product") or "", f"{where}.type")
+        hardware[name] = Hardware(device=printable(kind)[:60])
         above = one.get("network_layers") or []
         if not isinstance(above, list):
             raise JobError("not a list", key=f"{where}.network_layers")
         if above:
             layers[name] = tuple(_text(switch, f"{where}.network_layers") for switch in reversed(above))
-        attributes = one.get("attributes") or {}
-        if isinstance(attributes, dict) and attributes.get("nvlink"):
-            domains[name] = (_text(attributes["nvlink"], f"{where}.attributes.nvlink"),)
+        domain = labels.get("accelerator.topograph.run/domain") or _object(one, "attributes", where).get("nvlink")
+        if domain:
+            domains[name] = (_text(domain, f"{where}.attributes.nvlink"),)
     chains = layers or domains
     left = [name for name in names if name not in chains]
-    notes = (
-        (f"{source.where}: {len(left)} instances without layers are left out, the first {left[0]}.",) if left else ()
-    )
+    over = PassedOver()
+    over.note("instances without layers", left[0] if left else "", len(left))
     topology = from_chains(chains, top=not layers)
-    return Found(topology=topology, hardware={name: hardware[name] for name in chains}, notes=notes)
+    return Found(topology=topology, hardware={name: hardware[name] for name in chains}, over=over)
+
+
+def _object(one: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = one.get(key) or {}
+    if not isinstance(value, dict):
+        raise JobError("not an object", key=f"{where}.{key}")
+    return cast("dict[str, Any]", value)
 
 
 def _text(value: Any, where: str) -> str:

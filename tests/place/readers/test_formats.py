@@ -23,6 +23,8 @@ ROWS = {
     "kueue.json": ("kubernetes", texts.KUEUE),
     "tiers.json": ("kubernetes", texts.TIERS),
     "graph.json": ("topograph", texts.GRAPH),
+    "configmap.json": ("configmap", texts.CONFIG_MAP),
+    "features.json": ("kubernetes", texts.FEATURES),
 }
 STATES = {
     "scontrol": ("slurm-nodes", texts.NODES_SHOWN),
@@ -151,22 +153,26 @@ def test_a_byte_order_mark_and_other_line_ends_do_no_harm(tmp_path: Path) -> Non
 
 def test_states_of_several_sources_are_made_one(tmp_path: Path) -> None:
     sources = [write(tmp_path, STATES[name][1], name) for name in ("scontrol", "sinfo", "squeue")]
-    topology, notes = read_topology(write(tmp_path, texts.TREE_CONF), states=sources)
+    topology, remarks = read_topology(write(tmp_path, texts.TREE_CONF), states=sources)
     states = {node.name: node.state for node in topology.nodes}
     assert states["n001"].holder == "job 7"
     assert states["n001"].until is not None
     assert states["n002"] == State(status="busy", until=None, holder="job 7, job 8_3")
     assert states["n003"] == State(status="down", holder="bad nic")
     assert states["n004"] == State(status="down", holder="maintenance soon")
-    assert [topology.count(status) for status in ("free", "busy", "down")] == [4, 2, 2]
+    assert states["n005"] == State(status="down", holder="no whole GPU")
+    assert [topology.count(status) for status in ("free", "busy", "down")] == [3, 2, 3]
     assert topology.node("n001").hardware.gpus == 8
     assert topology.node("n001").hardware.device == "h100"
     assert (topology.node("n004").hardware.gpus, topology.node("n005").hardware.gpus) == (4, 0)
-    assert [note for note in notes if "no state of 4 nodes (n002, n006, n007, ...)" in note]
+    assert topology.node("n006").hardware.gpus is None
+    assert [note for note in remarks.notes if "no state of 4 nodes (n002, n006, n007, ...)" in note]
+    assert remarks.over.counts == {"partitions without nodes": 1, "jobs without nodes": 1}
 
 
 def test_states_of_strangers_are_said_and_left_out(tmp_path: Path) -> None:
     states = write(tmp_path, "NODELIST STATE\nlogin[1-2] idle\nn001 idle\n", "states")
-    topology, notes = read_topology(write(tmp_path, texts.TREE_CONF), states=[states])
+    topology, remarks = read_topology(write(tmp_path, texts.TREE_CONF), states=[states])
     assert len(topology.nodes) == 8
-    assert "2 nodes (login1, login2) under no switch: left out" in notes[0]
+    assert remarks.over.counts == {"nodes under no switch": 2}
+    assert "login1" in remarks.over.lines()[0]

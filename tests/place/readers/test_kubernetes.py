@@ -69,9 +69,11 @@ def test_accelerator_domains(tmp_path: Path) -> None:
 
 
 def test_nodes_without_labels_are_left_out_and_said(tmp_path: Path) -> None:
-    topology, notes = read_topology(write(tmp_path, texts.TIERS))
+    topology, remarks = read_topology(write(tmp_path, texts.TIERS))
     assert "control-plane" not in topology.places
-    assert "1 nodes without these labels are left out, the first control-plane" in notes[0]
+    assert remarks.over.lines() == [
+        "passed over 1 nodes without the labels that name switches (the first: control-plane)"
+    ]
 
 
 def test_one_of_several_kueue_topologies(tmp_path: Path) -> None:
@@ -142,8 +144,8 @@ def test_topographs_graph(tmp_path: Path) -> None:
     assert len(read_topology(write(tmp_path, json.dumps(domains)))[0].minipods()) == 2
     some = json.loads(texts.GRAPH)
     some["instances"].append({"id": "lost"})
-    _, notes = read_topology(write(tmp_path, json.dumps(some)))
-    assert "1 instances without layers are left out, the first lost" in notes[0]
+    _, remarks = read_topology(write(tmp_path, json.dumps(some)))
+    assert remarks.over.lines() == ["passed over 1 instances without layers (the first: lost)"]
     some["instances"].append({"id": "lost"})
     with pytest.raises(JobError, match=r"instances\[9\]: the instance 'lost' stands twice"):
         read_topology(write(tmp_path, json.dumps(some)))
@@ -176,11 +178,183 @@ def test_pods_hold_the_nodes_whose_gpus_they_have(tmp_path: Path) -> None:
     nodes_file = write(tmp_path, node_list(*nodes({"leaf": RACK, "pod": BLOCK}), *pods))
     apart = write(tmp_path, node_list(*nodes({"leaf": RACK, "pod": BLOCK})), "nodes")
     theirs = write(tmp_path, node_list(*pods), "pods")
-    for topology, notes in (read_topology(nodes_file), read_topology(apart, states=[theirs])):
+    for topology, remarks in (read_topology(nodes_file), read_topology(apart, states=[theirs])):
         busy = {one.name: one.state.holder for one in topology.nodes if one.state.status == "busy"}
         assert busy == {"n001": "llama", "n002": "b, c"}
-        assert notes == []
+        assert not remarks.notes and not remarks.over
     with pytest.raises(JobError, match=r"items\[0\].spec.containers: not a list"):
         read_topology(
             write(tmp_path, node_list(pod("a", "n", 1) | {"spec": {"nodeName": "n"}}, node("n", {BLOCK: "b"})))
         )
+
+
+OCI = "oci.oraclecloud.com/rdma."
+
+
+def oci(name: str, island: str, network: str, local: str) -> dict[str, Any]:
+    values = {"hpc_island_id": island, "network_block_id": network, "local_block_id": local}
+    return node(name, {OCI + key: value for key, value in values.items() if value})
+
+
+def test_labels_of_ocis_network(tmp_path: Path) -> None:
+    items = [oci("n1", "i1", "nb1", "lb1"), oci("n2", "i1", "nb1", "lb2"), oci("n3", "i1", "nb2", "lb1")]
+    items += [oci("n4", "", "nb1", "lb1"), oci("n5", "no-imds-data", "no-imds-data", "no-imds-data")]
+    topology, remarks = read_topology(write(tmp_path, node_list(*items)))
+    assert (
+        topology.levels == (f"{OCI}hpc_island_id", f"{OCI}network_block_id", f"{OCI}local_block_id")
+        or len(topology.levels) == 4
+    )
+    assert [topology.distance("n1", other) for other in ("n2", "n3")] == [2, 3]
+    assert remarks.over.lines() == ["passed over 2 nodes without the labels that name switches (the first: n4)"]
+
+
+@pytest.mark.parametrize("leaf, top", [("block", "datacenter"), ("leaf", "core")])
+def test_labels_of_old_topographs(tmp_path: Path, leaf: str, top: str) -> None:
+    prefix = "network.topology.nvidia.com/"
+    items = [
+        node(name, {prefix + top: "dc", prefix + "spine": pod, prefix + leaf: own, prefix + "accelerator": own + "a"})
+        for name, (own, pod) in texts.ABOVE.items()
+    ]
+    topology, _ = read_topology(write(tmp_path, node_list(*items)))
+    assert topology.path("n008")[:2] == ("leaf4", "mp2")
+    only = [node(name, {prefix + top: "dc", prefix + "spine": pod}) for name, (_, pod) in texts.ABOVE.items()]
+    with pytest.raises(JobError, match="no label of these nodes is known to name a switch"):
+        read_topology(write(tmp_path, node_list(*only)))  # their leaves are not told
+
+
+def test_a_node_without_a_leaf_is_passed_over(tmp_path: Path) -> None:
+    tiers = [f"fabric.topograph.run/tier-{tier}" for tier in range(2)]
+    items = [
+        node("n1", {tiers[0]: "l1", tiers[1]: "s"}),
+        node("n2", {tiers[1]: "s"}),
+        node("n3", {tiers[0]: "unknown"}),
+    ]
+    topology, remarks = read_topology(write(tmp_path, node_list(*items)))
+    assert [one.name for one in topology.nodes] == ["n1"]
+    assert remarks.over.counts == {"nodes without the labels that name switches": 2}
+
+
+@pytest.mark.parametrize(
+    "taint, holder",
+    [
+        ({"key": "maintenance", "value": "planned", "effect": "NoSchedule"}, "tainted maintenance=planned:NoSchedule"),
+        ({"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"},
+         "tainted node.kubernetes.io/disk-pressure:NoSchedule"),
+        ({"key": "example.com/repair", "effect": "NoExecute"}, "tainted example.com/repair:NoExecute"),
+        ({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, ""),
+        ({"key": "amd.com/gpu", "effect": "NoExecute"}, ""),
+        ({"key": "spot", "effect": "PreferNoSchedule"}, ""),
+        ({"key": "dedicated", "value": "ml", "effect": "NoSchedule"}, ""),
+    ],
+)  # fmt: skip
+def test_taints_keep_jobs_away(tmp_path: Path, taint: dict[str, str], holder: str) -> None:
+    file = write(tmp_path, node_list(node("n1", {BLOCK: "b"}, spec={"taints": [taint]})))
+    topology, remarks = read_topology(file, tolerated=["dedicated"])
+    assert topology.node("n1").state == (State(status="down", holder=holder) if holder else State())
+    assert bool(remarks.notes) == bool(holder)
+    assert read_topology(file, tolerated=["dedicated", taint["key"]])[0].node("n1").state == State()
+
+
+@pytest.mark.parametrize(
+    "conditions, holder",
+    [
+        ([{"type": "Ready", "status": "True"}, {"type": "PIDPressure", "status": "True"}], "PIDPressure"),
+        ([{"type": "DiskPressure", "status": "False"}], "not ready: unknown"),
+    ],
+)  # fmt: skip
+def test_conditions(tmp_path: Path, conditions: list[dict[str, str]], holder: str) -> None:
+    topology, _ = read_topology(write(tmp_path, node_list(node("n1", {BLOCK: "b"}, conditions=conditions))))
+    assert topology.node("n1").state == State(status="down", holder=holder)
+
+
+def test_a_node_that_is_being_deleted(tmp_path: Path) -> None:
+    item = node("n1", {BLOCK: "b"})
+    item["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").state.holder == "being deleted"
+
+
+def with_resources(name: str, resources: dict[str, str], **labels: str) -> dict[str, Any]:
+    item = node(name, {BLOCK: "b", **{key.replace("__", "/"): value for key, value in labels.items()}})
+    item["status"]["allocatable"] = {"cpu": "96", **resources}
+    return item
+
+
+REPLICAS, PRODUCT = {"nvidia.com/gpu.replicas": "4"}, "nvidia.com/gpu.product"
+
+
+@pytest.mark.parametrize(
+    "resources, labels, gpus, parts",
+    [
+        ({"nvidia.com/gpu": "8"}, {}, 8, False),
+        ({"amd.com/gpu": "8"}, {}, 8, False),
+        ({"gpu.intel.com/i915": "4"}, {}, 4, False),
+        ({"nvidia.com/gpu": "0"}, {}, 0, False),
+        ({}, {}, 0, False),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "56"}, {}, 0, True),
+        ({"nvidia.com/gpu": "4", "nvidia.com/mig-3g.40gb": "8"}, {}, 4, True),
+        ({"nvidia.com/gpu.shared": "32"}, {}, 0, True),
+        ({"nvidia.com/gpu": "32"}, REPLICAS, 0, True),
+        ({"nvidia.com/gpu": "56"}, {PRODUCT: "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}, 0, True),
+        ({"nvidia.com/gpu": "16"}, {PRODUCT: "NVIDIA-L40S-SHARED"}, 0, True),
+        ({"aliyun.com/gpu-mem": "80"}, {}, 0, True),
+        ({"amd.com/cpx_nps1": "64"}, {}, 0, True),
+    ],
+)  # fmt: skip
+def test_whole_gpus(tmp_path: Path, resources: dict[str, str], labels: dict[str, str], gpus: int, parts: bool) -> None:
+    """Of a node beside one with eight."""
+    items = [with_resources("n1", resources, **labels), with_resources("n2", {"nvidia.com/gpu": "8"})]
+    topology, remarks = read_topology(write(tmp_path, node_list(*items)))
+    assert topology.node("n1").hardware.gpus == gpus
+    assert topology.node("n1").state == (State() if gpus else State(status="down", holder="no whole GPU"))
+    assert bool(remarks.over) == parts
+    if parts:
+        assert "no whole ones" in remarks.over.lines()[0] and "n1" in remarks.over.lines()[0]
+
+
+def test_a_cluster_without_gpus_says_nothing_of_them(tmp_path: Path) -> None:
+    topology, remarks = read_topology(write(tmp_path, node_list(with_resources("n1", {}), with_resources("n2", {}))))
+    assert [one.hardware.gpus for one in topology.nodes] == [None, None]
+    assert topology.count("free") == 2
+    assert not remarks.over
+
+
+def test_other_accelerators_are_counted(tmp_path: Path) -> None:
+    _, remarks = read_topology(write(tmp_path, node_list(with_resources("n1", {"habana.ai/gaudi": "8"}))))
+    assert remarks.over.counts == {"nodes with accelerators that are no GPUs": 1}
+
+
+def test_what_pods_hold_in_other_ways(tmp_path: Path) -> None:
+    first = pod("first", "n001", 0)
+    first["spec"]["initContainers"] = [{"name": "warm", "resources": {"limits": {"nvidia.com/gpu": 8}}}]
+    slices = pod("mig", "n002", 0)
+    slices["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/mig-1g.10gb": "2"}}
+    claims = pod("dra", "n003", 0)
+    claims["spec"]["resourceClaims"] = [{"name": "gpus"}]
+    file = write(tmp_path, node_list(*nodes({"leaf": RACK, "pod": BLOCK}), first, slices, claims, {"kind": "Job",
+                 "metadata": {"name": "j"}}))  # fmt: skip
+    topology, remarks = read_topology(file)
+    busy = {one.name: one.state.holder for one in topology.nodes if one.state.status == "busy"}
+    assert busy == {"n001": "first", "n002": "mig"}
+    assert remarks.over.counts == {"pods with resource claims, which may hold GPUs": 1, "objects of kind Job": 1}
+
+
+@pytest.mark.parametrize("packed", ["json", "yaml", "list"])
+def test_a_config_map_of_slinkys(tmp_path: Path, packed: str) -> None:
+    data = {"slurm.conf": "ClusterName=c", "topology.conf": texts.TREE_CONF, "topology.yaml": texts.YAML}
+    value: dict[str, Any] = {"kind": "ConfigMap", "metadata": {"name": "slurm"}, "data": data}
+    if packed == "yaml":
+        blocks = "".join(
+            f"  {key}: |\n" + "".join(f"    {line}\n" for line in text.splitlines()) for key, text in data.items()
+        )
+        text = f"apiVersion: v1\nkind: ConfigMap\ndata:\n{blocks}"
+    else:
+        text = json.dumps({"kind": "List", "items": [value]} if packed == "list" else value)
+    topology, remarks = read_topology(write(tmp_path, text))
+    assert topology.name == "tree1"  # of topology.yaml, which Slurm reads first
+    assert remarks.over.counts["entries of the ConfigMap beside the topology"] == 2
+    del data["topology.conf"], data["topology.yaml"]
+    with pytest.raises(JobError, match=r"data: no entry is a topology.conf or a topology.yaml. It has slurm.conf"):
+        read_topology(write(tmp_path, json.dumps(value)))
+    data["topology.conf"] = "SwitchName=a Nodes=ALL"
+    with pytest.raises(JobError, match=r"data.topology.conf, line 1: ALL stands"):
+        read_topology(write(tmp_path, json.dumps(value)))

@@ -40,12 +40,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_slurm_is_asked(path: Path) -> None:
     command(path, "scontrol", SCONTROL)
     command(path, "squeue", SQUEUE)
-    topology, notes = read_topology("slurm:")
+    topology, remarks = read_topology("slurm:")
     assert topology.levels == ("core", "minipod", "leaf")
     assert topology.node("n001").state.holder == "job 7"
     assert topology.node("n003").state.holder == "bad nic"
-    assert len(notes) == 1
-    assert "scontrol -o show nodes: no state of 4 nodes" in notes[0]
+    assert len(remarks.notes) == 1
+    assert "scontrol -o show nodes: no state of 4 nodes" in remarks.notes[0]
 
 
 @pytest.mark.system

@@ -29,7 +29,7 @@ from tests.place.readers.test_formats import shape, write
         ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\nSwitchName=c Switches=a,b", "line 2: the node 'n1' is under"),
         ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2", "line 2: 2 switches are under no other: a, b"),
         ("SwitchName=a Switches=b\nSwitchName=b Switches=a", "the switches run in a circle: b under a under b"),
-        ("SwitchName=a", "line 1: the switch 'a' is empty"),
+        ("SwitchName=a", "no switch has nodes. Give the file that Slurm reads"),
         ("SwitchName=a Switches=b", "line 1: 'a' is above 'b', a switch that is told of nowhere"),
         ("SwitchName=a Nodes=n1 \\", r"the last line ends in a \\"),
         ("BlockName=a Nodes=n1\nSwitchName=b Nodes=n2", "line 1: both switches and blocks"),
@@ -60,10 +60,10 @@ def test_blocks_are_grouped_as_slurm_groups_them(tmp_path: Path) -> None:
 
 def test_one_of_several_topologies_of_a_yaml_file(tmp_path: Path) -> None:
     file = write(tmp_path, texts.YAML)
-    tree, notes = read_topology(file)
-    assert (tree.name, len(notes)) == ("tree1", 1)
-    blocks, notes = read_topology(file, name="block1")
-    assert (blocks.name, notes) == ("block1", [])
+    tree, remarks = read_topology(file)
+    assert (tree.name, remarks.over.counts) == ("tree1", {"topologies beside 'tree1'": 2})
+    blocks, remarks = read_topology(file, name="block1")
+    assert (blocks.name, bool(remarks.over)) == ("block1", False)
     assert shape(blocks) == shape(tree)
     with pytest.raises(JobError, match="flat1: a flat topology has no switches"):
         read_topology(file, name="flat1")
@@ -168,3 +168,88 @@ def test_ten_thousand_nodes_are_read_at_once(tmp_path: Path) -> None:
             best = min(best, time.process_time() - start)
         assert len(topology.nodes) == 10_000
         assert best < 0.3
+
+
+def test_blanks_around_equals_and_quotes(tmp_path: Path) -> None:
+    text = """switchname = leaf1   nodes = "n[001-002,010]"   # first rack
+SwitchName="leaf2" Nodes=n[003-004] \\
+    LinkSpeed=400
+SwitchName=core Switches="leaf[1-1]",leaf2"""
+    topology, remarks = read_topology(write(tmp_path, text))
+    assert shape(topology) == [[["n001", "n002", "n010"]], [["n003", "n004"]]]
+    assert not remarks.over
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ('SwitchName=a Nodes="n1', "line 1: the value of Nodes begins with a quote and ends nowhere"),
+        ("SwitchName=a Nodes=ALL", "line 1: ALL stands for nodes that this file does not name. Write their names"),
+        ("BlockName=a Nodes=all", "line 1: ALL stands for nodes"),
+        ("- topology: a\n  tree: {switches: [{switch: s, nodes: ALL}]}", r"switches\[0\].nodes: ALL stands for nodes"),
+        ("BlockName=a\nBlockName=b Nodes=\nBlockSizes=2", "no block has nodes"),
+        ("BlockSizes=-1", "no switches"),
+    ],
+)
+def test_nodes_that_are_not_there(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        read_topology(write(tmp_path, text))
+
+
+PHANTOMS = ["b1 Nodes=n[1-2]", "b2 Nodes=n[3-4]", "b3 Nodes=", "b4", "c1 Nodes=n[5-6]", 'c2 Nodes=""']
+
+
+def test_a_phantom_block_keeps_its_place_in_its_group(tmp_path: Path) -> None:
+    """Without it, b1, b2 and c1 would be one domain."""
+    conf = "\n".join([*(f"BlockName={one}" for one in PHANTOMS), "BlockSizes=2,8"])
+    blocks = "".join(f"      - {{block: {one.split()[0]}, nodes: '{one.partition('=')[2]}'}}\n" for one in PHANTOMS)
+    yaml = f"- topology: t\n  block:\n    block_sizes: [2, 8]\n    blocks:\n{blocks}".replace("'\"\"'", "''")
+    for text in (conf, yaml):
+        topology, remarks = read_topology(write(tmp_path, text))
+        assert shape(topology) == [[["n1", "n2"], ["n3", "n4"]], [["n5", "n6"]]]
+        assert remarks.over.counts == {"blocks without nodes, whose places in their group stay empty": 3}
+
+
+def test_switches_without_nodes_are_passed_over(tmp_path: Path) -> None:
+    names = ["core Switches=a,b", "a Nodes=n1", "b Switches=c,d", "c", "d Nodes="]
+    text = "\n".join(f"SwitchName={name}" for name in names)
+    topology, remarks = read_topology(write(tmp_path, text))
+    assert [switch.name for switch in topology.switches] == ["core", "a"]
+    assert remarks.over.counts == {"switches without nodes": 3}
+
+
+def test_sizes_of_minus_one_are_none(tmp_path: Path) -> None:
+    topology, remarks = read_topology(write(tmp_path, "BlockName=a Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=-1"))
+    assert topology.levels == ("fabric", "block")
+    assert sum(remarks.over.counts.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "gres, gpus, device",
+    [
+        ("gpu:8", 8, ""), ("gpu:h100:8(S:0-1)", 8, "h100"), ("gpu", 1, ""), ("(null)", 0, ""), ("", 0, ""),
+        ("gpu:a100:4(S:0),gpu:v100:2", 6, "a100+v100"), ("gpu:1g.10gb:7", 0, ""),
+        ("gpu:a100_3g.20gb:2,gpu:a100:6", 6, "a100"),
+        ("craynetwork:4,gpu:h100_nvl:4(S:0),shard:h100_nvl:32", 4, "h100_nvl"), ("mps:400", 0, ""),
+    ],
+)  # fmt: skip
+def test_gpus_of_generic_resources(gres: str, gpus: int, device: str) -> None:
+    """Of a node beside one with GPUs."""
+    record = f"NodeName=n1 State=IDLE\n   Gres={gres}\n" if gres else "NodeName=n1 State=IDLE\n   Gres= X=1\n"
+    found = read(Source("text", record + "NodeName=n2 Gres=gpu:8 State=IDLE\n"), Asked())
+    assert (found.hardware["n1"].gpus, found.hardware["n1"].device) == (gpus, device)
+    assert found.states["n1"].status == ("free" if gpus else "down")
+    table = f"NODELIST STATE GRES\nn1 idle {gres or '(null)'}\nn2 idle gpu:8\n"
+    assert read(Source("text", table), Asked()).hardware == found.hardware
+
+
+def test_nobody_tells_of_gpus() -> None:
+    found = read(Source("text", "NodeName=n1 State=IDLE Gres=(null)\nNodeName=n2 State=IDLE Gres=(null)\n"), Asked())
+    assert not found.hardware
+    assert {state.status for state in found.states.values()} == {"free"}
+
+
+def test_slices_and_shards_are_counted() -> None:
+    found = read(Source("text", "NodeName=n1 State=IDLE Gres=gpu:1g.10gb:7,shard:16\n"), Asked())
+    assert list(found.over.counts.values()) == [23]
+    assert found.states["n1"].holder == "no whole GPU"

@@ -182,3 +182,23 @@ GRAPH = json.dumps(
     {"instances": [{"id": name, "type": "H100", "network_layers": [*above, "core"]} for name, above in ABOVE.items()]}
 )
 PODS = node_list(pod("a", "n001", 8), pod("b", "n002", 1, phase="Pending"), pod("c", None, 8, phase="Pending"))
+CONFIG_MAP = json.dumps(
+    {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "slurm-config", "namespace": "slurm"},
+        "data": {"topology.conf": TREE_CONF},
+    }
+)  # fmt: skip
+FEATURES = json.dumps(
+    {
+        "kind": "NodeFeatureList",
+        "items": [
+            {
+                "kind": "NodeFeature",
+                "metadata": {"name": f"topograph-{name}", "labels": {"nfd.node.kubernetes.io/node-name": name}},
+                "spec": {"features": {"attributes": {"topograph.network": {"elements": {
+                    "fabric-tier-0": leaf, "fabric-tier-1": above, "fabric-tier-2": "core"}}}}},
+            }
+            for name, (leaf, above) in ABOVE.items()
+        ],
+    }
+)  # fmt: skip
