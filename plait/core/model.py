@@ -39,10 +39,10 @@ class RopeScaling:
             value, key = getattr(self, field.name), f"model.rope_scaling.{field.name}"
             check_number(value, key, whole=field.name == "original_max_positions")
             if value <= 0:
-                raise JobError(f"{value!r} is not positive", key=key)
+                raise JobError(f"{value!r} is not positive", key=key, fix="Give a number above 0")
         if self.low_freq_factor >= self.high_freq_factor:
             problem = f"{self.low_freq_factor} is not below high_freq_factor = {self.high_freq_factor}"
-            raise JobError(problem, key="model.rope_scaling.low_freq_factor")
+            raise JobError(problem, key="model.rope_scaling.low_freq_factor", fix="Llama 3 has 1 and 4")
 
 
 @dataclass(frozen=True, kw_only=True)
