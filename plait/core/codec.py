@@ -11,6 +11,7 @@ import gzip
 import json
 import lzma
 import zlib
+from collections import Counter
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -61,9 +62,10 @@ def read_unpacked(path: str | Path, limit: int = DOCUMENT) -> bytes:
     return unpacked(contents_within(path, limit), limit)
 
 
-def parse_json(text: str | bytes, *, most: int = MOST_VALUES) -> Any:
+def parse_json(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = False) -> Any:
     """The document. Raises ValueError, and nothing else, for what is no JSON, for Infinity and NaN, for
-    more than ``most`` values, and for one that is nested too deeply.
+    more than ``most`` values, for one that is nested too deeply and, where keys must be ``unique``, for a
+    table with two equal ones.
 
     >>> parse_json('{"step": 1}')
     {'step': 1}
@@ -73,25 +75,28 @@ def parse_json(text: str | bytes, *, most: int = MOST_VALUES) -> Any:
     >>> parse_json('{"seconds": Infinity}')
     Traceback (most recent call last):
     ValueError: Infinity is no number of JSON
+    >>> parse_json('{"a": 1, "a": 2}', unique=True)
+    Traceback (most recent call last):
+    ValueError: the key 'a' stands twice
     """
     commas, brackets, braces = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
     values = sum(text.count(cast("Any", mark)) for mark in (commas, brackets, braces))
     if values > most:
         raise ValueError(f"it may hold {values} values; at most {most} are read")
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_once if unique else None)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_table(text: str | bytes, *, most: int = MOST_VALUES) -> dict[str, Any]:
+def parse_table(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = False) -> dict[str, Any]:
     """As ``parse_json``, of a document that is a table.
 
     >>> parse_table("null")
     Traceback (most recent call last):
     ValueError: it is null, no table of keys and values
     """
-    found = parse_json(text, most=most)
+    found = parse_json(text, most=most, unique=unique)
     if not isinstance(found, dict):
         raise ValueError(f"it is {_kind(found)}, no table of keys and values")
     return cast("dict[str, Any]", found)
@@ -105,13 +110,22 @@ def read_json(path: str | Path, limit: int = SIDE_FILE) -> Any:
     return parse_json(contents_within(path, limit))
 
 
-def read_table(path: str | Path, limit: int = SIDE_FILE) -> dict[str, Any]:
-    """As ``read_json``, of a document that is a table."""
-    return parse_table(contents_within(path, limit))
+def read_table(path: str | Path, limit: int = SIDE_FILE, *, unique: bool = False) -> dict[str, Any]:
+    """As ``read_json``, of a document that is a table; ``unique`` as for ``parse_json``."""
+    return parse_table(contents_within(path, limit), unique=unique)
 
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of these keys and values, of which none may be said twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {twice[:60]!r} stands twice")
+    return table
 
 
 def _kind(value: Any) -> str:

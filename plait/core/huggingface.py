@@ -93,7 +93,7 @@ def read_config(path: Path, over: PassedOver | None = None) -> ModelSpec:
     was passed over. Raises JobError, with the file and its own key, for what is wrong or cannot be run."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        values = read_table(file)
+        values = read_table(file, unique=True)
     except (OSError, ValueError) as error:
         fix = "Name a folder of transformers' save_pretrained, or its config.json"
         raise JobError(

@@ -19,6 +19,7 @@ from torch.distributed.pipelining import (
 
 from plait.core.model import ModelSpec
 from plait.train.checkpoint import huggingface
+from plait.train.checkpoint.weight_names import place
 from plait.train.engine.assembly import assemble
 from plait.train.engine.feed import micro_batches
 from tests.dist.equality import DEVICE, SEED, SEQUENCE, relative_error
@@ -124,7 +125,7 @@ def _peer(rank: int, whole: Any, spec: ModelSpec, name: str, places: int, tokens
 
 
 def _cut(spec: ModelSpec, piece: Any, named: dict[str, nn.Parameter], *, gradient: bool) -> Tensor:
-    at = huggingface.place(spec, piece)
+    at = place(spec, piece)
     value = named[at.name].grad if gradient else named[at.name].detach()
     assert value is not None, f"{at.name} has no gradient on this rank"
     value = value[at.ranges(piece)]

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from plait.core.model import ModelSpec
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ def initialise(spec: ModelSpec, piece: Piece, seed: int) -> Tensor:
     biases 0. Every piece has its own generator, keyed by seed and name, so that shards are never replicas of
     each other.
     """
+    import torch  # here, so that a start looks at names and shapes without the seconds this import takes
+
     if ".norm." in f".{piece.name}" or piece.name.endswith(".bias"):
         value = 1.0 if piece.name.endswith("norm.weight") else 0.0
         return torch.full(piece.local_shape, value)

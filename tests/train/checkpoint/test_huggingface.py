@@ -23,6 +23,7 @@ from plait.core.segment_lists import sync_order
 from plait.core.segments import Action, SegmentGraph, SegmentOp
 from plait.core.strategy import Strategy
 from plait.train.checkpoint import huggingface, safetensors_folder
+from plait.train.checkpoint.weight_names import place
 from plait.train.comm.wire import NullWire, Wire, open_wire
 from plait.train.engine.executor import Here, SegmentExecutor, Turn
 from plait.train.engine.gradients import Gradients
@@ -168,7 +169,7 @@ def test_logits_loss_and_gradients(theirs: tuple[Any, Path]) -> None:
     prefix = {"gpt": "transformer.", "llama": "model."}[model.spec.family]
     named = {name.removeprefix(prefix): parameter.grad for name, parameter in reference.named_parameters()}
     for piece in model.pieces:
-        at = huggingface.place(model.spec, piece)
+        at = place(model.spec, piece)
         gradient = named[at.name][at.ranges(piece)]
         gradient = gradient.t() if at.transposed else gradient
         found = piece.view(gradients.named[piece.parameter])

@@ -1,0 +1,257 @@
+"""What is wrong with the weights of a folder is said before a rank starts, from headers and names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import CheckpointError, PlaitError
+from plait.core.model import ModelSpec
+from plait.train.checkpoint.weight_files import check_weights
+from plait.train.checkpoint.weight_headers import read_header
+from plait.train.checkpoint.weight_names import PREFIX, shapes
+
+SHAPE: dict[str, Any] = {"num_layers": 2, "hidden": 8, "num_heads": 2, "vocab": 11, "max_sequence": 8}
+LLAMA = ModelSpec(family="llama", ffn_hidden=12, num_kv_heads=1, **SHAPE)
+TIED = ModelSpec(family="llama", ffn_hidden=12, num_kv_heads=1, tied_embeddings=True, **SHAPE)
+GPT = ModelSpec(family="gpt", **SHAPE)
+Q = "model.layers.0.self_attn.q_proj.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def numbers(spec: ModelSpec, seed: int = 0) -> dict[str, np.ndarray]:
+    """Whole weights of the model, named as in a file."""
+    random = np.random.default_rng(seed)
+    return {
+        name if name == HEAD else PREFIX[spec.family] + name: random.standard_normal(shape).astype("<f4")
+        for name, shape in shapes(spec).items()
+    }
+
+
+def write(file: Path, tensors: dict[str, np.ndarray], codes: dict[str, str] | None = None) -> None:
+    """A safetensors file. codes: dtypes to be said of tensors, in place of F32."""
+    header, end = dict[str, Any](), 0
+    for name, value in tensors.items():
+        code = (codes or {}).get(name, "F32")
+        header[name] = {"dtype": code, "shape": list(value.shape), "data_offsets": [end, end + value.nbytes]}
+        end += value.nbytes
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(value.tobytes() for value in tensors.values()))
+
+
+def write_shards(folder: Path, tensors: dict[str, np.ndarray], count: int = 3) -> dict[str, str]:
+    """Shards and their index; which tensor is where."""
+    names, where = list(tensors), dict[str, str]()
+    for number in range(count):
+        file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+        part = names[number::count]
+        write(folder / file, {name: tensors[name] for name in part})
+        where |= dict.fromkeys(part, file)
+    write_index(folder, where)
+    return where
+
+
+def write_index(folder: Path, where: dict[str, Any]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+def refused(folder: Path, spec: ModelSpec = LLAMA) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        check_weights(folder, spec)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("spec", [LLAMA, TIED, GPT], ids=["llama", "tied", "gpt"])
+def test_whole_folders_are_taken(tmp_path: Path, spec: ModelSpec) -> None:
+    write_shards(tmp_path, numbers(spec))
+    assert not check_weights(tmp_path, spec)
+    write(tmp_path / "model.safetensors", numbers(spec))
+    assert check_weights(tmp_path, spec).lines() == [
+        "passed over 1 indexes of shards, since model.safetensors stands beside them (the first: "
+        f"{tmp_path / 'model.safetensors.index.json'})"
+    ]
+
+
+# ---- a tensor that stands twice ----
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    tensors = numbers(LLAMA)
+    where = write_shards(tmp_path, tensors)
+    other = next(file for file in sorted(set(where.values()), reverse=True) if file != where[Q])
+    part = {name: tensors[name] for name, file in where.items() if file == other}
+    write(tmp_path / other, part | {Q: tensors[Q] + 1})
+    assert f"{other}: holds tensor '{Q}', and model.safetensors.index.json says it is in {where[Q]}" in refused(
+        tmp_path
+    )
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
+    tensors = numbers(LLAMA)
+    write(tmp_path / "model.safetensors", tensors | {Q.removeprefix("model."): tensors[Q]})
+    assert "stands twice" in refused(tmp_path)
+
+
+def test_a_tensor_that_the_index_does_not_name_is_refused(tmp_path: Path) -> None:
+    where = write_shards(tmp_path, numbers(LLAMA))
+    write_index(tmp_path, {name: file for name, file in where.items() if name != Q})
+    assert f"holds tensor '{Q}', and model.safetensors.index.json does not name it" in refused(tmp_path)
+
+
+def test_a_tensor_that_an_index_promises_and_no_shard_has(tmp_path: Path) -> None:
+    where = write_shards(tmp_path, numbers(LLAMA))
+    write_index(tmp_path, where | {"more": where[Q]})
+    assert f"{where[Q]}: has no tensor 'more', which model.safetensors.index.json says it has" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "null", "[]", '{"weight_map": {}}', '{"weight_map": [1]}', '{"weight_map": {"a": 3}}', "{}",
+     '{"weight_map": {"a": "model.safetensors", "a": "other.safetensors"}}', '{"weight_map": {"a": ".."}}',
+     '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": NaN}}'],
+)  # fmt: skip
+def test_an_index_that_cannot_be(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json" in refused(tmp_path)
+
+
+# ---- a head beside tied embeddings ----
+
+
+def test_a_head_equal_to_the_embedding_is_passed_over(tmp_path: Path) -> None:
+    tensors = numbers(TIED)
+    write(tmp_path / "model.safetensors", tensors | {HEAD: tensors[EMBEDDING]})
+    over = check_weights(tmp_path, TIED)
+    assert over.counts == {"heads equal to the word embedding, with which they are tied": 1}
+
+
+def test_a_head_equal_to_the_embedding_in_another_dtype_is_passed_over(tmp_path: Path) -> None:
+    tensors = numbers(TIED)
+    upper = tensors[EMBEDDING].view("<u4") >> 16
+    tensors[EMBEDDING] = (upper << 16).astype("<u4").view("<f4")  # what bf16 can say
+    write(tmp_path / "model.safetensors", tensors | {HEAD: upper.astype("<u2")}, {HEAD: "BF16"})
+    assert check_weights(tmp_path, TIED)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_head_that_differs_from_the_embedding_is_refused_and_the_advice_works(tmp_path: Path, at: int) -> None:
+    tensors = numbers(TIED)
+    head = tensors[EMBEDDING].copy()
+    head.flat[at] += 1
+    write(tmp_path / "model.safetensors", tensors | {HEAD: head})
+    assert "Set model.tied_embeddings = false" in refused(tmp_path, TIED)
+    check_weights(tmp_path, LLAMA)
+
+
+def test_without_a_head_the_advice_works(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", numbers(TIED))
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 11,
+        "max_position_embeddings": 8, "intermediate_size": 12, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }))  # fmt: skip
+    assert "needs model.tied_embeddings = true" in refused(tmp_path, LLAMA)
+    check_weights(tmp_path, TIED)
+
+
+# ---- other tensors ----
+
+
+def test_constants_of_older_files_are_counted(tmp_path: Path) -> None:
+    more = {"transformer.h.0.attn.bias": np.ones((1, 1, 8, 8), "<f4")}
+    write(tmp_path / "model.safetensors", numbers(GPT) | more)
+    assert check_weights(tmp_path, GPT).counts == {"tensors that layers compute themselves": 1}
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.attn.bias", "model.layers.0.self_attn.q_proj.bias", "score.weight"])
+def test_what_has_no_place_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "model.safetensors", numbers(LLAMA) | {name: np.ones(8, "<f4")})
+    assert f"'{name}' has no place in this model" in refused(tmp_path)
+
+
+# ---- headers ----
+
+
+def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A file of two tensors of eight bytes, with another header."""
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]} for name, at in (("a", 0), ("b", 8))}
+    change(header)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda h: h["b"].update(data_offsets=[4, 12]), "'b' overlaps 'a'"),
+        (lambda h: h["b"].update(data_offsets=[9, 17]), "'b' leaves a gap after 'a'"),
+        (lambda h: h.pop("b"), "its tensors end at byte"),
+        (lambda h: h["b"].update(data_offsets=[8, 1 << 40], shape=[1 << 38]), "to take"),
+        (lambda h: h["b"].update(data_offsets=[8, 4]), "described wrongly"),
+        (lambda h: h["b"].update(data_offsets=[-8, 0]), "described wrongly"),
+        (lambda h: h["b"].update(shape=[-2]), "described wrongly"),
+        (lambda h: h["b"].update(shape=[2.0]), "described wrongly"),
+        (lambda h: h["b"].update(shape=[True, 2]), "described wrongly"),
+        (lambda h: h["b"].update(shape=[1] * 100_000), "described wrongly"),
+        (lambda h: h["b"].update(shape=[3]), "is said to take 8 bytes"),
+        (lambda h: h["b"].update(dtype=7), "described wrongly"),
+        (lambda h: h.update(b=None), "described wrongly"),
+        (lambda h: h.update(__metadata__=[]), "__metadata__"),
+    ],
+)
+def test_a_header_that_cannot_be(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(damaged(change))
+    with pytest.raises(CheckpointError) as caught:
+        read_header(file)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < len(str(file)) + 300
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "damaged or cut short"),
+        (b"\xff" * 64, "its header would take"),
+        ((1 << 27).to_bytes(8, "little") + b"{}", "its header would take"),
+        ((2).to_bytes(8, "little") + b"{", "its header would take"),
+        ((2).to_bytes(8, "little") + b"[]", "no table"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "nested too deeply"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4988030368\n", "git lfs pull"),
+    ],
+)
+def test_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert says in refused(tmp_path)
+
+
+def test_a_name_that_stands_twice_in_a_header(tmp_path: Path) -> None:
+    entry = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
+    text = f'{{"a": {entry}, "a": {entry}}}'.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    assert "the key 'a' stands twice" in refused(tmp_path)
+
+
+WHOLE = damaged(lambda header: None)
+
+
+@given(at=st.integers(0, len(WHOLE) - 1), byte=st.integers(0, 255), kept=st.integers(0, len(WHOLE)))
+@settings(max_examples=300, deadline=None)
+def test_no_damage_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, kept: int) -> None:
+    file = tmp_path_factory.mktemp("damaged") / "model.safetensors"
+    content = bytearray(WHOLE)
+    content[at] = byte
+    file.write_bytes(content[:kept])
+    try:
+        found = read_header(file)
+    except PlaitError:
+        return
+    assert kept == len(WHOLE)
+    assert all(8 <= one.start <= one.stop <= kept for one in found.values())
