@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.core.cluster import Cluster
     from plait.core.job import Job
+    from plait.core.passed_over import PassedOver
     from plait.lab import LabSpec
 
 
@@ -42,6 +43,18 @@ def planned(job: Job, vocab: int, lab: LabSpec | None) -> tuple[Job, str]:
     best = planner.chosen()
     where = f"{best.job.world_size:,} rank{'s' * (best.job.world_size > 1)} of {planner.cluster.name}"
     return best.job, f"planned for {where}: {told(best.job)}; a step is predicted to take {in_seconds(best.seconds)}"
+
+
+def model_notes(job: Job) -> PassedOver:
+    """What was passed over in the ``config.json`` that describes the job's model; nothing where none does, or
+    where the weights' folder, which says it, is the same."""
+    from plait.core.huggingface import read_config
+    from plait.core.passed_over import PassedOver
+
+    over, named = PassedOver(), job.model.get("huggingface")
+    if isinstance(named, str) and named != job.train.init_from:
+        read_config(Path(named), over)
+    return over
 
 
 def told(job: Job) -> str:

@@ -127,7 +127,7 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
     from plait.core.experts import refuse_experts
     from plait.core.job import Job
     from plait.plan.estimate import PlannedStep, estimate
-    from plait.plan.fits import check_size, room
+    from plait.plan.fits import check_device, check_fits, check_size, room
     from plait.train.data.tokenizer import load_tokenizer
 
     if file.suffix == ".json":
@@ -142,6 +142,8 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
         job, chosen = planned(job, vocab, _lab(job, place))
         if chosen and not as_json:
             terminal.text(chosen)
+        if place.ours:
+            check_device(job.run.device, job.world_size)
         there = room(job.run.device, job.world_size) if place.ours else None
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
@@ -149,7 +151,10 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
         else:
             _check_files(job, folder, place)
         step = PlannedStep.of(job, vocab, gpu=bool(there and there.each))
-    show(f"{file}, which would run in {folder}", estimate(step), there, as_json)
+    found = estimate(step)
+    show(f"{file}, which would run in {folder}", found, there, as_json)
+    if there and job:
+        check_fits(job, found, step.model.vocab, there)
     if isinstance(place, Managed) and job and not as_json:
         title, text = place.preview(job, folder)
         terminal.title(title)
@@ -159,8 +164,9 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
 def _refuse(job: Job, vocab: int) -> None:
     """Raise InfeasiblePlan for a job that this machine has no memory for, before anything is planned."""
     from plait.plan.estimate import PlannedStep, estimate
-    from plait.plan.fits import check_fits, check_size, room
+    from plait.plan.fits import check_device, check_fits, check_size, room
 
+    check_device(job.run.device, job.world_size)
     there = room(job.run.device, job.world_size)
     check_size(job, vocab, there)
     if there:
@@ -235,15 +241,20 @@ def _check_files(job: Job, folder: Path, place: Place) -> None:
 
     if isinstance(place, Managed) and not place.shares_files:
         return
+    from plait.cli import terminal
+    from plait.cli.planned import model_notes
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.check import check_data
     from plait.train.data.tokenizer import load_tokenizer
 
     _check_folder(folder)
-    check_data(job.data, job.train, folder / "corpus")
+    over = model_notes(job)
+    over.add(check_data(job.data, job.train, folder / "corpus"))
     if job.train.init_from:
-        check_weights(Path(job.train.init_from), job.model_spec(load_tokenizer(job.data.tokenizer).vocab))
+        spec = job.model_spec(load_tokenizer(job.data.tokenizer).vocab)
+        over.add(check_weights(Path(job.train.init_from), spec))
     _check_processors(job, place)
+    terminal.passed_over(over)
 
 
 def _check_processors(job: Job, place: Place) -> None:

@@ -80,6 +80,19 @@ def gpus() -> list[int]:
         return []
 
 
+def check_device(device: str, ranks: int, devices: Path = Path("/dev")) -> None:
+    """Raise JobError if ``ranks`` on this machine are to have GPUs (``run.device``) that it has not. devices:
+    where drivers list them; GPUs that are there and that nobody counts are left to the ranks."""
+    if device not in ("cuda", "shared"):
+        return
+    found = len(gpus())
+    if not found and not any(next(devices.glob(name), None) for name in ("nvidia[0-9]*", "kfd", "dxg")):
+        raise JobError(f"{device}, and this machine has no GPU", key="run.device", fix='Use "cpu" or "auto"')
+    if device == "cuda" and 0 < found < ranks:
+        problem = f"cuda, and this machine has {found} GPU{'s' * (found > 1)} for {ranks} ranks"
+        raise JobError(problem, key="run.device", fix='Use fewer ranks, "shared" or "cpu"')
+
+
 def _available(meminfo: Path) -> int | None:
     """MemAvailable."""
     for line in _text(meminfo).splitlines():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from plait.core.errors import DataError, JobError
+from plait.core.passed_over import PassedOver
 from plait.core.settings import DataSection, TrainSection
 from plait.train.data.corpus import INDEX_FILE, SPLITS, Index, SplitName
 from plait.train.data.documents import documents, source_fingerprint
+from plait.train.data.kinds import look_at
 from plait.train.data.sources import SourceFile, find_files
 from plait.train.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -20,25 +23,48 @@ LOOK = 64 << 20
 many leaves the answer to the preparation."""
 
 
-def check_data(data: DataSection, train: TrainSection, out: Path) -> None:
-    """Refuse at once what ranks would refuse when they have started and the corpus is prepared in ``out``.
+MOST_FILES = 10_000
+"""Files that are looked at, half a second; the preparation looks at all."""
 
-    That is: sources or a tokenizer that are not there, and a split that would not fill one sequence. Tokens
-    are counted as the preparation counts them, from the first document on, and only until there are enough.
+
+def check_data(data: DataSection, train: TrainSection, out: Path) -> PassedOver:
+    """Refuse at once what ranks would refuse when they have started and the corpus is prepared in ``out``;
+    what of the sources is passed over.
+
+    That is: sources or a tokenizer that are not there, files that are no text, and a split that would not
+    fill one sequence. Tokens are counted as the preparation counts them, from the first document on, and only
+    until there are enough. Raises JobError.
     """
-    tokenizer = load_tokenizer(data.tokenizer)
-    files = find_files(data.sources, data.pattern, leave_out=Path(os.path.realpath(out.expanduser())))
+    over = PassedOver()
+    with _of("data.tokenizer"):
+        tokenizer = load_tokenizer(data.tokenizer)
+    with _of("data.text"):
+        real = Path(os.path.realpath(out.expanduser()))
+        files = find_files(data.sources, data.pattern, leave_out=real, over=over)
     if train.eval_every and not data.eval_fraction:
         fix = "Set a fraction such as 0.02, or train.eval_every = 0"
         raise JobError(f"0 keeps no text for the evaluation of train.eval_every = {train.eval_every}",
                        key="data.eval_fraction", fix=fix)  # fmt: skip
     needed: tuple[SplitName, ...] = SPLITS if train.eval_every else ("train",)
     counted = _Count(files, tokenizer, data, needed)
-    if not counted.of_index(out):
-        counted.by_reading()
+    with _of("data.text"):
+        if not counted.of_index(out):
+            over.add(look_at(files, MOST_FILES))
+        if not counted.enough:
+            counted.by_reading()
     if counted.complete:
         for split in needed:
             _refuse_short(split, counted, data)
+    return over
+
+
+@contextmanager
+def _of(key: str) -> Generator[None]:
+    """Say which key of the job names what a DataError is about."""
+    try:
+        yield
+    except DataError as error:
+        raise JobError(str(error), key=key) from None
 
 
 class _Count:
@@ -60,7 +86,10 @@ class _Count:
         return all(self.tokens[split] > self.data.sequence_length for split in self.needed)
 
     def of_index(self, out: Path) -> bool:
-        """Take the counts of the corpus that is there already, if it is made of the same things."""
+        """Take the counts of the corpus that is there already, if it is made of the same things.
+
+        Of a corpus that is too small the documents are read again: they say which fraction would do.
+        """
         try:
             index = Index.read(out / INDEX_FILE)
         except DataError:
@@ -70,8 +99,7 @@ class _Count:
             return False
         for split in SPLITS:
             self.tokens[split], self.documents[split] = index.splits[split].tokens, index.splits[split].documents
-        # Of a corpus that is too small the documents are read again: they say which fraction would do.
-        return self.enough
+        return True
 
     def by_reading(self) -> None:
         """Read documents until there are enough."""

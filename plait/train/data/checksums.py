@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from plait.core.codec import read_table
 from plait.core.files import replacing
-from plait.train.data.corpus import Corpus, Index
+from plait.train.data.corpus import LARGEST_INDEX, Corpus, Index
 
 VERIFIED_FILE = "verified.json"
 EVERY_START = 1 << 30
@@ -57,7 +58,6 @@ def _stamps(corpus: Corpus) -> dict[str, Stamp]:
 def _remembered(folder: Path) -> dict[str, object]:
     """What an earlier start wrote; nothing, if that is of no use."""
     try:
-        found = json.loads((folder / VERIFIED_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_table(folder / VERIFIED_FILE, LARGEST_INDEX)
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from plait.core.codec import read_json
 from plait.core.errors import DataError
 
 SplitName = Literal["train", "eval"]
@@ -85,22 +86,18 @@ class Index:
 
     @staticmethod
     def read(path: Path) -> Index:
-        """Parse and check ``index.json``; ``DataError`` says what is wrong with it."""
+        """Parse and check ``index.json``. Raises DamagedCorpus for one that is none, DataError for one that
+        is not there or of another version."""
         try:
-            with open(path, "rb") as file:
-                text = file.read(LARGEST_INDEX + 1)
-            if len(text) > LARGEST_INDEX:
-                raise ValueError(f"larger than {LARGEST_INDEX >> 20} MiB")
-            return _index(json.loads(text))
+            return _index(path, read_json(path, LARGEST_INDEX))
         except FileNotFoundError as error:
             raise DataError(
                 f"{path}: no such file, so {path.parent} is not a prepared corpus; prepare it first"
             ) from error
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
-        except (ValueError, RecursionError) as error:
-            what = "nested too deeply" if isinstance(error, RecursionError) else error
-            raise DataError(f"{path}: not a usable corpus index ({what}); {_remedy(path.parent)}") from None
+        except ValueError as error:
+            raise DamagedCorpus(path.parent, f"{path}: not a usable corpus index ({error})") from None
 
 
 class Corpus:
@@ -184,13 +181,14 @@ def _remedy(folder: Path) -> str:
     return f"delete the folder {folder} and prepare the corpus again"
 
 
-def _index(raw: Any) -> Index:
-    """An ``Index`` from parsed JSON; ``ValueError`` when it is not one."""
+def _index(path: Path, raw: Any) -> Index:
+    """An ``Index`` from parsed JSON; ``ValueError`` when it is not one, ``DataError`` for another version."""
     values = _table(raw, "the file")
     if values.get("format") != FORMAT:
         raise ValueError(f"format is {_shown(values.get('format'))}, not {FORMAT!r}")
     if _natural(values, "version") != VERSION:
-        raise ValueError(f"version {_shown(values['version'])}, and this Plait reads version {VERSION}")
+        found = _shown(values["version"])
+        raise DataError(f"{path}: version {found}, and this Plait reads version {VERSION}; {_remedy(path.parent)}")
     dtype = _text(values, "dtype")
     if dtype not in DTYPES:
         raise ValueError(f"dtype {_shown(dtype)} is not one of {', '.join(DTYPES)}")

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from plait.core.errors import DataError, JobError
+from plait.core.passed_over import PassedOver
 from plait.train.data.checksums import VERIFIED_FILE, is_large, remember, verify
 from plait.train.data.corpus import (
     DTYPES,
@@ -39,6 +40,7 @@ from plait.train.data.corpus import (
     shard_name,
 )
 from plait.train.data.documents import SHARD_TOKENS, groups, source_fingerprint
+from plait.train.data.kinds import Decodable, look_at
 from plait.train.data.sources import SourceFile, find_files
 from plait.train.data.tokenizer import Tokenizer
 
@@ -71,7 +73,7 @@ def prepare(
 
     What is there already is read and compared with its checksums (``plait.train.data.checksums``). Where it
     is damaged and its sources are unchanged it is prepared again, which ``say`` says; the result must be the
-    same stream.
+    same stream. An index that cannot be read is damage, too.
 
     ``out`` appears complete or not at all, also when two processes prepare it at once. Raises ``DataError``
     when a source cannot be read, the text is empty, nothing is left to train on, the disk is full, ``out``
@@ -98,11 +100,14 @@ def prepare(
                 for leftover in out.parent.glob(f".{glob.escape(out.name)}.tmp-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
             if found.damage:
-                say(f"warning: {found.damage}. Its sources are unchanged, so the corpus is prepared again")
-            _build(
+                known = "Its sources are unchanged, so the" if found.index else "The"
+                say(f"warning: {found.damage}. {known} corpus is prepared again")
+            over = _build(
                 out, files, tokenizer, source, eval_fraction=eval_fraction, shard_tokens=shard_tokens,
                 progress=progress, damaged=found.index,
             )  # fmt: skip
+            for line in over.lines():
+                say(f"note: {line}")
     except OSError as error:
         raise DataError(
             f"{out}: cannot write the corpus: {error.strerror or error}; choose another folder for it"
@@ -125,11 +130,15 @@ class _Found:
 
 
 def _look(out: Path, made_from: tuple[str, str]) -> _Found:
-    """What is in ``out``. Raises DataError for an index that cannot be used: nobody knows then what the
-    corpus was made from, and whether it would be the same again."""
+    """What is in ``out``. An index that cannot be read says nothing of what the corpus was made from; whether
+    it is the same again, a run that goes on finds by its stream's identity. Raises DataError for an index of
+    another version of Plait."""
     if not (out / INDEX_FILE).exists():
         return _Found()
-    index = Index.read(out / INDEX_FILE)
+    try:
+        index = Index.read(out / INDEX_FILE)
+    except DamagedCorpus as error:
+        return _Found(damage=error.what)
     if (index.tokenizer, index.source) != made_from:
         return _Found()
     try:
@@ -173,19 +182,21 @@ def _refuse_foreign(out: Path) -> None:
 def _build(
     out: Path, files: list[SourceFile], tokenizer: Tokenizer, source: str, *,
     eval_fraction: float, shard_tokens: int, progress: Progress | None, damaged: Index | None,
-) -> None:  # fmt: skip
+) -> PassedOver:  # fmt: skip
     """Write the corpus into a temporary folder beside ``out`` and rename it there; on any error nothing
-    remains. damaged: what it must be the same as."""
+    remains. damaged: what it must be the same as. Returns how much of the text was no UTF-8."""
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     dtype = "uint16" if tokenizer.vocab <= 1 << 16 else "uint32"
     writers: dict[SplitName, _SplitWriter] = {
         name: _SplitWriter(temporary, name, DTYPES[dtype], shard_tokens) for name in SPLITS
     }
     read, tokens, total = 0, 0, sum(file.bytes for file in files)
+    decodable = Decodable(files)
     free = shutil.disk_usage(out.parent).free
     try:
+        look_at(files)
         temporary.mkdir()
-        for read in _encode_all(files, tokenizer, writers, eval_fraction):
+        for read in _encode_all(files, tokenizer, writers, eval_fraction, decodable):
             tokens = sum(writer.tokens for writer in writers.values())
             if progress:
                 progress(min(read, total), total)
@@ -202,6 +213,7 @@ def _build(
         if is_large(index):
             remember(Corpus(temporary, index))  # its checksums were made a moment ago
         _publish(temporary, out, index)
+        return decodable.over
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -217,11 +229,17 @@ def _build(
 
 
 def _encode_all(
-    files: list[SourceFile], tokenizer: Tokenizer, writers: dict[SplitName, _SplitWriter], eval_fraction: float
+    files: list[SourceFile],
+    tokenizer: Tokenizer,
+    writers: dict[SplitName, _SplitWriter],
+    eval_fraction: float,
+    decodable: Decodable,
 ) -> Iterator[int]:
     """Write every document to its split; yields the bytes of text done so far."""
     end, last, done = np.array([tokenizer.end_of_text]), None, 0
     for group in groups(files):
+        for document in group:
+            decodable.add(document.text, begins=document.offset == 0)
         parts: dict[SplitName, list[np.ndarray]] = {name: [] for name in SPLITS}
         for document, ids in zip(group, tokenizer.encode_many([document.text for document in group]), strict=True):
             split = document.split(eval_fraction)
@@ -234,6 +252,7 @@ def _encode_all(
             if ids:
                 writers[name].add(np.concatenate(ids))
         yield done
+    decodable.end()
     if last is not None:
         writers[last].add(end)
 

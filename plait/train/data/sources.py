@@ -12,6 +12,7 @@ from pathlib import Path
 
 from plait.core.errors import DataError
 from plait.core.files import kind_of
+from plait.core.passed_over import PassedOver
 
 STDLIB = "python-stdlib"
 STDLIB_BYTES = (
@@ -23,35 +24,48 @@ STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
     """A file to prepare; ``name`` is its path below its source, so that moving a data folder changes
-    nothing."""
+    nothing. named: the user named it itself, not a folder that it is in."""
 
     path: Path
     name: str
     bytes: int
     mtime_ns: int
+    named: bool = False
 
 
-def find_files(sources: Sequence[str | Path], pattern: str, *, leave_out: Path | None = None) -> list[SourceFile]:
+def find_files(
+    sources: Sequence[str | Path], pattern: str, *, leave_out: Path | None = None, over: PassedOver | None = None
+) -> list[SourceFile]:
     """The files of all sources, source by source, each source sorted by path; a file met twice counts
-    once."""
+    once. over: counts what is passed over, a hidden file, a pipe, a file met again."""
+    over = over if over is not None else PassedOver()
     listed = [sources] if isinstance(sources, str | Path) else list(sources)
     seen: set[tuple[int, int]] = set()
     found: list[SourceFile] = []
     for source in listed:
         budget = STDLIB_BYTES if source == STDLIB else None
-        for path, name in _matches(source, pattern, leave_out):
+        for path, name in _matches(source, pattern, leave_out, over):
             try:
                 status = path.stat()
             except OSError as error:
                 raise DataError(
                     f"{path}: cannot read this source file: {error.strerror}; repair or remove it"
                 ) from error
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
+            if not stat.S_ISREG(status.st_mode):
+                over.note("pipes, devices and sockets", str(path))
+                continue
+            if (status.st_dev, status.st_ino) in seen:
+                over.note("files that were met before", str(path))
                 continue
             if budget is not None and (budget := budget - status.st_size) < 0:
                 break
             seen.add((status.st_dev, status.st_ino))
-            found.append(SourceFile(path=path, name=name, bytes=status.st_size, mtime_ns=status.st_mtime_ns))
+            if not status.st_size and source != STDLIB:
+                over.note("empty files", str(path))
+            named = path == Path(source).expanduser()
+            found.append(
+                SourceFile(path=path, name=name, bytes=status.st_size, mtime_ns=status.st_mtime_ns, named=named)
+            )
     if not any(file.bytes for file in found):
         raise DataError(
             f"{', '.join(map(str, listed)) or 'no source'}: the corpus is empty; name a file or folder that has text"
@@ -59,7 +73,7 @@ def find_files(sources: Sequence[str | Path], pattern: str, *, leave_out: Path |
     return found
 
 
-def _matches(source: str | Path, pattern: str, leave_out: Path | None) -> list[tuple[Path, str]]:
+def _matches(source: str | Path, pattern: str, leave_out: Path | None, over: PassedOver) -> list[tuple[Path, str]]:
     """The files of one source that match, each with its path below the source, sorted by that path."""
     if source == STDLIB:
         root, pattern = Path(sysconfig.get_path("stdlib")), "*.py"
@@ -75,7 +89,7 @@ def _matches(source: str | Path, pattern: str, leave_out: Path | None) -> list[t
         problem = f"is a {kind}, no regular file" if kind else "no such file or folder"
         raise DataError(f"{source}: {problem}; correct the path, or use {STDLIB!r} for text that is always there")
     skipped = STDLIB_SKIPPED if source == STDLIB else set[str]()
-    files = [(path, path.relative_to(root).as_posix()) for path in _walk(root, skipped, leave_out)]
+    files = [(path, path.relative_to(root).as_posix()) for path in _walk(root, skipped, leave_out, over)]
     matching = sorted(((path, name) for path, name in files if fnmatchcase(name, pattern)), key=lambda item: item[1])
     if not matching:
         endings = ", ".join(sorted({path.suffix or path.name for path, _ in files})[:8]) or "none"
@@ -85,7 +99,7 @@ def _matches(source: str | Path, pattern: str, leave_out: Path | None) -> list[t
     return matching
 
 
-def _walk(root: Path, skipped: set[str], leave_out: Path | None) -> Iterator[Path]:
+def _walk(root: Path, skipped: set[str], leave_out: Path | None, over: PassedOver) -> Iterator[Path]:
     """Files below ``root``, without hidden ones; links to folders are followed, each folder once."""
 
     def fail(error: OSError) -> None:
@@ -100,5 +114,8 @@ def _walk(root: Path, skipped: set[str], leave_out: Path | None) -> Iterator[Pat
             folders.clear()
             continue
         seen.add(real)
+        for name in (*folders, *names):
+            if name.startswith("."):
+                over.note("hidden files and folders", str(Path(folder, name)))
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in skipped)
         yield from (Path(folder, name) for name in names if not name.startswith("."))
