@@ -48,7 +48,8 @@ def test_a_table_and_no_run(tmp_path: Path) -> None:
 def test_16384_ranks(tmp_path: Path, cp: int) -> None:
     asked = [*BIG, f"strategy.cp={cp}", f"strategy.dp={128 // cp}", "--dry-run"]
     done = run(write_big(tmp_path), *asked)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, "which fits nowhere here"
+    assert "The job cannot fit" in done.stderr
     lines = done.stdout.splitlines()
     tables = [line for line in lines if "  " in line]
     assert len(tables) > 6
@@ -165,7 +166,7 @@ def test_no_line_is_wider_than_the_terminal(tmp_path: Path) -> None:
     code, screen = on_terminal([sys.executable, "-m", "plait.cli.main", "train", write_job(tmp_path).name, *asked],
                                folder=tmp_path)  # fmt: skip
     lines = re.sub(r"\x1b\[[0-9;]*m", "", screen).splitlines()
-    assert code == 0, screen
+    assert code == 2, screen
     assert "does not fit" in " ".join(lines)
     assert max(map(len, lines)) <= 80
 

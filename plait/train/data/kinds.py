@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ BLOCK = 64 << 10
 """Bytes that are read of a file's beginning, middle and end."""
 _LINE = 1 << 20
 """Bytes up to which a line is read to see whether it is JSON."""
-_YET = "Plait does not read these yet"
+_YET = "Plait does not read this format yet"
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x1f\x8b", f"gzip; {_YET}"),
     (0, b"\x28\xb5\x2f\xfd", f"zstd; {_YET}"),
@@ -130,7 +131,7 @@ def kind_of_text(name: str, begin: bytes) -> str:
     """What a file of this name that begins so is, in place of text; empty for text.
 
     >>> kind_of_text("a.txt", b"\\x1f\\x8b\\x08")
-    'is gzip; Plait does not read these yet'
+    'is gzip; Plait does not read this format yet'
     >>> kind_of_text("a.txt", b"text with {braces}")
     ''
     """
@@ -270,10 +271,10 @@ def _told(none: Sequence[tuple[SourceFile, str]], text: Sequence[SourceFile]) ->
     )
     if any(file.named for file, _ in none):  # which no pattern leaves out
         text = ()
-    refused = {Path(file.name).suffix for file, _ in none}
-    endings = [Path(file.name).suffix for file in text if Path(file.name).suffix not in refused | {""}]
-    if endings:
-        change = f'set data.pattern = "*{max(sorted(set(endings)), key=endings.count)}", or take it out'
-    else:
-        change = "take it out, or write its texts into files of plain text"
+    refused, kept = {Path(file.name).suffix for file, _ in none}, Counter[str]()
+    for file in text:
+        kept[Path(file.name).suffix] += file.bytes
+    change = "take it out, or write its texts into files of plain text"
+    if ending := next((ending for ending, _ in kept.most_common() if ending and ending not in refused), ""):
+        change = f'set data.pattern = "*{ending}", or take it out'
     return f"{first.path}: {problem}{others}; {change}"

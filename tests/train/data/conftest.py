@@ -17,7 +17,7 @@ def make(folder: Path, tokens: int, *, shard_tokens: int = 1 << 20) -> Corpus:
     """A train split of ``tokens`` tokens of which no two neighbourhoods are alike (the last is
     end-of-text)."""
     folder.mkdir(exist_ok=True)
-    text = np.random.default_rng(7).integers(0, 256, tokens - 1, dtype=np.uint8).tobytes()
+    text = np.random.default_rng(7).integers(32, 127, tokens - 1, dtype=np.uint8).tobytes()
     (folder / "text.txt").write_bytes(text)
     return prepare(
         [folder / "text.txt"], BYTES, folder / f"corpus-{shard_tokens}", eval_fraction=0, shard_tokens=shard_tokens

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.errors import DataError, JobError, PlaitError
+from plait.core.errors import JobError, PlaitError
 from plait.core.settings import DataSection, TrainSection
 from plait.train.data import check
 from plait.train.data.batches import Batches
@@ -56,7 +56,9 @@ def refused(function: Any, *args: Any) -> bool:
 
 
 @given(
-    texts=st.lists(st.binary(max_size=60), min_size=1, max_size=8),
+    texts=st.lists(
+        st.one_of(st.text("abcé \n", max_size=60).map(str.encode), st.binary(max_size=60)), max_size=8, min_size=1
+    ),
     fraction=st.sampled_from([0.0, 1e-6, 0.2, 0.5, 0.9]),
     sequence=st.integers(1, 120),
     eval_every=st.sampled_from([0, 5]),
@@ -119,9 +121,9 @@ def test_no_fraction_and_an_evaluation_is_refused_before_anything_is_read(tmp_pa
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     texts = write(tmp_path / "texts", [b"words"])
-    with pytest.raises(DataError, match="nowhere: no such file or folder"):
+    with pytest.raises(JobError, match=r"^data\.text: .*nowhere: no such file or folder"):
         check_data(*sections(tmp_path / "nowhere"), tmp_path / "corpus")
-    with pytest.raises(DataError, match=r"missing\.json: no such tokenizer file"):
+    with pytest.raises(JobError, match=r"^data\.tokenizer: missing\.json: no such tokenizer file"):
         check_data(*sections(texts, tokenizer="missing.json"), tmp_path / "corpus")
 
 

@@ -19,7 +19,10 @@ from plait.train.data.tokenizer import ByteTokenizer
 from tests.train.data.preparing import BYTES, Untouchable, documents, snapshot, write
 
 TEXTS = st.dictionaries(
-    st.text("abcxyz", min_size=1, max_size=6), st.binary(min_size=1, max_size=40), min_size=1, max_size=12
+    st.text("abcxyz", min_size=1, max_size=6),
+    st.text("abcé \n\0", min_size=1, max_size=40).map(str.encode),
+    min_size=1,
+    max_size=12,
 )
 
 

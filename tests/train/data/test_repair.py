@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -76,12 +77,25 @@ def test_damage_is_refused_when_the_sources_hold_something_else(tmp_path: Path, 
     assert snapshot(first.folder) == damaged
 
 
-def test_an_index_that_cannot_be_used_is_refused_and_left(tmp_path: Path, texts: Path) -> None:
-    folder = prepare([texts], BYTES, tmp_path / "corpus").folder
-    (folder / "index.json").write_text("{}")
-    with pytest.raises(DataError, match=r"index\.json: not a usable corpus index .* delete the folder"):
+@pytest.mark.parametrize("text", ["{}", "", "null", "[" * 100_000, '{"format": Infinity}', "\0"])
+def test_an_index_that_cannot_be_read_is_made_anew_loudly(tmp_path: Path, texts: Path, text: str) -> None:
+    said: list[str] = []
+    first = prepare([texts], BYTES, tmp_path / "corpus", say=said.append)
+    intact = snapshot(first.folder)
+    (first.folder / "index.json").write_text(text)
+    assert prepare([texts], BYTES, tmp_path / "corpus", say=said.append).index == first.index
+    assert snapshot(first.folder) == intact
+    assert len(said) == 1
+    assert re.search(r"index\.json: not a usable corpus index .* The corpus is prepared again", said[0])
+
+
+def test_an_index_of_another_version_is_refused_and_left(tmp_path: Path, texts: Path) -> None:
+    index = prepare([texts], BYTES, tmp_path / "corpus").folder / "index.json"
+    index.write_text(index.read_text().replace('"version": 1', '"version": 2'))
+    before = index.read_text()
+    with pytest.raises(DataError, match=r"index\.json: version 2, and this Plait reads version 1; delete the folder"):
         prepare([texts], Untouchable(), tmp_path / "corpus")
-    assert (folder / "index.json").read_text() == "{}"
+    assert index.read_text() == before
 
 
 def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path, texts: Path) -> None:
@@ -144,7 +158,13 @@ def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gro
     if mounted.returncode:
         pytest.skip("mounting a small file system needs root")
     try:
-        write(tmp_path / "texts", {str(number): os.urandom(30_000) for number in range(20)})
+        write(
+            tmp_path / "texts",
+            {
+                str(number): np.random.default_rng(number).integers(32, 127, 30_000, dtype=np.uint8).tobytes()
+                for number in range(20)
+            },
+        )
         with pytest.raises(DataError, match=r"the disk is full: this corpus needs about 1\.2 MB and 0\.3 MB were free"):
             prepare([tmp_path / "texts"], BYTES, disk / "corpus", shard_tokens=5000)
         assert [path.name for path in disk.iterdir()] == [".corpus.lock"]
@@ -171,7 +191,10 @@ def _start(code: str, *arguments: object) -> subprocess.Popen[str]:
 @pytest.mark.system
 def test_processes_at_once_and_one_killed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    write(tmp_path / "texts", {str(number): rng.bytes(20_000) for number in range(100)})
+    write(
+        tmp_path / "texts",
+        {str(number): rng.integers(32, 127, 20_000, dtype=np.uint8).tobytes() for number in range(100)},
+    )
     call = "prepare([sys.argv[1]], ByteTokenizer(), Path(sys.argv[2]), shard_tokens=50_000"
     go = "print(flush=True); sys.stdin.readline();"
     paths = (tmp_path / "texts", tmp_path / "corpus")

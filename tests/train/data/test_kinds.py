@@ -1,0 +1,251 @@
+"""What is no text is refused by its name, before training; what is text, however odd, is read."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import random
+import re
+import sqlite3
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.core.errors import DataError, JobError
+from plait.core.settings import DataSection, TrainSection
+from plait.train.data import kinds
+from plait.train.data.check import check_data
+from plait.train.data.kinds import UNDECODABLE, kind_of_text, look_at
+from plait.train.data.prepare import prepare
+from plait.train.data.sources import find_files
+from tests.train.data.preparing import BYTES, documents
+
+WORDS = "river stone lamp winter copper signal market orchard paper engine"
+PROSE = "".join(f"{number} {WORDS}.\n" for number in range(200)).encode()
+ROWS = "".join(json.dumps({"text": WORDS, "id": number}) + "\n" for number in range(50)).encode()
+
+
+def _tar() -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    return target.getvalue()
+
+
+def _zip() -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("a.txt", PROSE)
+    return target.getvalue()
+
+
+def _npy() -> bytes:
+    target = io.BytesIO()
+    np.save(target, np.arange(300, dtype=np.uint16))
+    return target.getvalue()
+
+
+def _safetensors() -> bytes:
+    header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    return len(header).to_bytes(8, "little") + header + bytes(8)
+
+
+def _noise(size: int = 5000) -> bytes:
+    return random.Random(3).randbytes(size)
+
+
+PARQUET = b"PAR1\x15\x04" + _noise() + b"PAR1"
+BINARY: dict[str, tuple[bytes, str]] = {
+    "gzip": (gzip.compress(PROSE), "gzip"),
+    "bzip2": (bz2.compress(PROSE), "bzip2"),
+    "xz": (lzma.compress(PROSE), "xz"),
+    "zstd": (b"\x28\xb5\x2f\xfd\x04\x00" + _noise(), "zstd"),
+    "lz4": (b"\x04\x22\x4d\x18" + _noise(), "lz4"),
+    "zip": (_zip(), "zip"),
+    "tar": (_tar(), "tar"),
+    "parquet": (PARQUET, "Parquet"),
+    "arrow": (b"ARROW1\x00\x00" + _noise(), "Arrow"),
+    "arrow stream": (b"\xff\xff\xff\xff" + _noise(), "Arrow"),
+    "npy": (_npy(), "NumPy"),
+    "pickle": (pickle.dumps([WORDS] * 9), "pickle"),
+    "safetensors": (_safetensors(), "safetensors"),
+    "megatron": (b"MMIDIDX\x00\x00" + bytes(100), "Megatron"),
+    "pdf": (b"%PDF-1.7\n" + PROSE, "PDF"),
+    "png": (b"\x89PNG\r\n\x1a\n" + _noise(), "PNG"),
+    "jpeg": (b"\xff\xd8\xff\xe0" + _noise(), "JPEG"),
+    "elf": (b"\x7fELF\x02\x01\x01" + bytes(100), "ELF"),
+    "ds_store": (b"\x00\x00\x00\x01Bud1" + _noise(), "DS_Store"),
+    "json lines": (ROWS, "JSON lines"),
+    "one line of json": (ROWS.splitlines()[0], "JSON lines"),
+    "json array": (json.dumps([{"text": WORDS}] * 9).encode(), "JSON"),
+    "json array, printed": (json.dumps([{"text": WORDS}] * 9, indent=2).encode(), "JSON"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 49\n", "Git LFS"),
+    "utf-16": ("\ufeff".encode("utf-16-le") + PROSE.decode().encode("utf-16-le"), "UTF-16"),
+    "utf-16 without a mark": (PROSE.decode().encode("utf-16-be"), "UTF-16"),
+    "utf-32": ("\ufeff".encode("utf-32-le") + PROSE.decode().encode("utf-32-le"), "UTF-32"),
+    "uint16 tokens": (np.arange(200, dtype="<u2").tobytes(), "numbers"),
+    "uint32 tokens": (np.arange(60000, dtype="<u4").tobytes(), "numbers"),
+    "random": (_noise(), "no text in UTF-8"),
+    "latin-1": ("Straße café naïve ".encode("latin-1") * 300, "no text in UTF-8: 16.7% of its bytes"),
+    "sqlite": (b"SQLite format 3\x00" + bytes(100), "SQLite"),
+}
+TEXTS: dict[str, bytes] = {
+    "prose": PROSE,
+    "braces": b"{sic} he said.\n" + PROSE,
+    "a brace on each line": b"{one}\n{two}\n" + PROSE,
+    "json in prose": b'Write {"a": 1} into it.\n' + PROSE,
+    "json after prose": PROSE + ROWS,
+    "markdown list": b"[a](b)\n[{c}](d)\n" + PROSE,
+    "code": b'{\n    "indented": 1\n}\n',
+    "html": b"<html><body>" + PROSE,
+    "byte order mark": b"\xef\xbb\xbf" + PROSE.replace(b"\n", b"\r\n"),
+    "zeros": b"log\x00\x00\x00" * 2000,
+    "only zeros": bytes(500),
+    "blank": b" \n\t\n" * 9,
+    "emoji": "\U0001f9d1\U0001f3fd\u200d\U0001f680".encode() * 20000,
+    "letters of formats": b"MZ and PAR1 are letters. " + "Überprüfung".encode() * 9,
+    "long": "价格 é\n".encode() * 60000,
+    "one stray byte": PROSE + b"\xff",
+    "one letter": b"a",
+}
+
+
+def check(folder: Path, text: str | None = None, **data: str) -> list[str]:
+    section = DataSection(text=text or str(folder), eval_fraction=0, sequence_length=1, **data)
+    return check_data(section, TrainSection(eval_every=0), folder / "none").lines()
+
+
+@pytest.mark.parametrize("kind", BINARY)
+@pytest.mark.parametrize("name", ["00.txt", "00"])
+def test_what_is_no_text_is_refused_by_name(tmp_path: Path, kind: str, name: str) -> None:
+    content, says = BINARY[kind]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(JobError) as caught:
+        check(tmp_path)
+    assert caught.value.key == "data.text"
+    assert f"{tmp_path / name}: " in str(caught.value)
+    assert says in str(caught.value)
+    with pytest.raises(DataError, match=re.escape(says)):
+        prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", pattern="*")
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_odd_text_is_text(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "00.txt").write_bytes(TEXTS[kind])
+    (tmp_path / "01.txt").write_bytes(PROSE)
+    over = check(tmp_path)
+    assert (over == []) == (kind != "one stray byte")
+    corpus = prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", eval_fraction=0)
+    assert b"".join(documents(corpus, "train")) == TEXTS[kind] + PROSE
+
+
+@pytest.mark.parametrize(
+    "ending", [".parquet", ".jsonl", ".gz", ".zst", ".bin", ".csv", ".json", ".npy", ".PNG", ".pt"]
+)
+@pytest.mark.parametrize("content", [PROSE, _noise()], ids=["text", "noise"])
+def test_an_ending_of_another_format_is_enough(tmp_path: Path, ending: str, content: bytes) -> None:
+    (tmp_path / f"part{ending}").write_bytes(content)
+    with pytest.raises(JobError, match=rf"part{re.escape(ending)}: is, by its ending"):
+        check(tmp_path)
+
+
+@given(content=st.binary(min_size=2000, max_size=4000), ending=st.sampled_from(["", ".txt", ".md", ".parquet", ".py"]))
+@settings(max_examples=60, deadline=None)
+def test_random_bytes_are_refused_whatever_they_are_called(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, ending: str
+) -> None:
+    folder = tmp_path_factory.mktemp("random")
+    noise = bytes(a ^ b for a, b in zip(content, _noise(len(content)), strict=True))
+    (folder / f"file{ending}").write_bytes(noise)
+    with pytest.raises(JobError, match="file"):
+        check(folder)
+
+
+def test_a_mixed_folder_names_one_and_counts_the_others_and_the_advice_works(tmp_path: Path) -> None:
+    for name, content in (("a.png", BINARY["png"][0]), ("b.parquet", PARQUET), ("f.jsonl", ROWS)):
+        (tmp_path / name).write_bytes(content)
+    for name in ("c.txt", "d.txt", "e.md"):
+        (tmp_path / name).write_bytes(PROSE)
+    with pytest.raises(JobError, match=r"a\.png: is a PNG picture \(2 more files of the corpus are no text either\)"):
+        check(tmp_path)
+    with pytest.raises(JobError) as caught:
+        check(tmp_path)
+    advised = re.search(r'set data\.pattern = "([^"]*)"', str(caught.value))
+    assert advised
+    assert check(tmp_path, pattern=advised[1]) == []
+
+
+def test_a_file_that_is_named_itself_is_not_advised_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(ROWS)
+    with pytest.raises(JobError) as caught:
+        check(tmp_path, text=str(tmp_path / "a.jsonl"))
+    assert "pattern" not in str(caught.value)
+
+
+def test_bytes_that_are_not_utf8_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(PROSE + b"\xff\xfe\xfd")
+    (tmp_path / "b.txt").write_bytes(b"\xe9" + PROSE)
+    over = look_at(find_files([tmp_path], "*"))
+    assert over.counts == {UNDECODABLE: 4}
+    assert over.first == {UNDECODABLE: str(tmp_path / "a.txt")}
+    said: list[str] = []
+    prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", say=said.append)
+    assert said == [f"note: passed over 4 {UNDECODABLE} (the first: {tmp_path / 'a.txt'})"]
+
+
+def test_what_hides_between_what_is_looked_at_is_found_when_all_is_read(tmp_path: Path) -> None:
+    block = PROSE * (1 + kinds.BLOCK // len(PROSE))
+    (tmp_path / "a.txt").write_bytes(block * 20 + _noise(2 * kinds.BLOCK) + b"\n" + block * 22)
+    check(tmp_path)
+    with pytest.raises(DataError, match=r"a\.txt: is no text in UTF-8"):
+        prepare([tmp_path], BYTES, tmp_path / "none" / "corpus")
+    assert not (tmp_path / "none" / "corpus").exists()
+
+
+def test_characters_at_the_edges_of_what_is_looked_at_are_whole(tmp_path: Path) -> None:
+    for shift in range(4):
+        text = b"a" * shift + "价格😀".encode() * 60000
+        (tmp_path / "a.txt").write_bytes(text)
+        assert not look_at(find_files([tmp_path], "*"))
+
+
+def test_pipes_and_hidden_and_empty_files_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(PROSE)
+    (tmp_path / "b.txt").write_bytes(b"")
+    (tmp_path / ".hidden").write_bytes(PROSE)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "again.txt").hardlink_to(tmp_path / "a.txt")
+    assert sorted(check(tmp_path)) == [
+        f"passed over 1 empty files (the first: {tmp_path / 'b.txt'})",
+        f"passed over 1 files that were met before (the first: {tmp_path / 'again.txt'})",
+        f"passed over 1 hidden files and folders (the first: {tmp_path / '.hidden'})",
+        f"passed over 1 pipes, devices and sockets (the first: {tmp_path / 'pipe'})",
+    ]
+
+
+def test_the_standard_library_is_text() -> None:
+    assert not look_at(find_files(["python-stdlib"], "*"))
+
+
+def test_a_database_that_sqlite_wrote(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "notes") as database:
+        database.execute("create table notes (text)")
+    assert kind_of_text("notes", (tmp_path / "notes").read_bytes()) == "is an SQLite database"
+
+
+@pytest.mark.parametrize("write", [json.dumps, lambda rows: "\n".join(map(json.dumps, rows))])
+def test_json_of_any_key_is_no_text(tmp_path: Path, write: Callable[[list[dict[str, str]]], str]) -> None:
+    (tmp_path / "part").write_text(write([{"content": WORDS}] * 3))
+    with pytest.raises(JobError, match="is JSON"):
+        check(tmp_path)
