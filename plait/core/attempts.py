@@ -89,10 +89,15 @@ def cut_off(attempts: Sequence[Attempt], *, step: int, at: float | None) -> list
     why = "Its launcher was killed (under torchrun, rank 0)."
     told = {"outcome": "cut off", "cause": "cut off", "why": why}
     return [
-        replace(one, ended=at and max(at, one.started), step=max(step, one.step), **told)
+        replace(one, ended=at and max(at, one.started), step=max(step, one.step), steps=_done(one, step), **told)
         if one.outcome == "running" else one
         for one in attempts
     ]  # fmt: skip
+
+
+def _done(one: Attempt, step: int) -> int:
+    """The steps of an attempt that was heard of last after ``step``."""
+    return one.steps if one.resumed < 0 else max(one.steps, step - one.resumed)
 
 
 def _attempt(values: Any) -> Attempt:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from plait.core.attempts import Attempt, cut_off, read_attempts, write_attempts
+from plait.core.codec import parse_table
 from plait.core.errors import RankFailure
 from plait.core.evidence import FILE as HANG
 from plait.core.progress import Progress
 
 KEPT = 3
 """Failed attempts whose logs are kept."""
+LAST_LINES = 1 << 16
+"""Bytes of the end of ``metrics.jsonl`` that hold its last line."""
 
 
 class History:
@@ -27,7 +30,8 @@ class History:
         self.folder = folder
         metrics = folder / "metrics.jsonl"
         at = metrics.stat().st_mtime if metrics.is_file() else None
-        self.attempts = cut_off(read_attempts(folder), step=newest_checkpoint(folder) or -1, at=at)
+        known = max(newest_checkpoint(folder), _last_logged(metrics)) or -1
+        self.attempts = cut_off(read_attempts(folder), step=known, at=at)
 
     @property
     def last(self) -> Attempt:
@@ -93,12 +97,16 @@ class History:
         again = f", {lost} step{'s are' if lost > 1 else ' is'} done again" if lost > 0 else ""
         if lost > 0 and failed.writing > now.resumed and failed.step > failed.writing:
             again += f" (the checkpoint of step {failed.writing} was still being written)"
-        parts = (failed.detection_seconds, now.wait_seconds, now.restart_seconds, now.first_step_seconds)
-        noticed, waited, restarted, stepped = (part or 0.0 for part in parts)
-        say(
-            f"the run goes on from step {now.resumed}{again}. Failure noticed within {noticed:.1f} s; until ranks were "
-            f"started {waited:.1f} s; until they trained {restarted:.1f} s; first new step {stepped:.2f} s"
-        )
+        noticed = failed.detection_seconds
+        parts = [
+            "When it failed is not known, its launcher was lost as well"
+            if noticed is None
+            else f"Failure noticed within {noticed:.1f} s",
+            f"until ranks were started {now.wait_seconds:.1f} s",
+            f"until they trained {now.restart_seconds or 0.0:.1f} s",
+            f"first new step {now.first_step_seconds or 0.0:.2f} s",
+        ]
+        say(f"the run goes on from step {now.resumed}{again}. {'; '.join(parts)}")
 
     def _note(self, progress: Progress, **more: Any) -> None:
         """What is known of it now."""
@@ -115,6 +123,17 @@ class History:
     def _write(self) -> None:
         with suppress(OSError):
             write_attempts(self.folder, self.attempts)
+
+
+def _last_logged(metrics: Path) -> int:
+    """The last step in a run's metrics; 0 if there is none."""
+    with suppress(OSError, ValueError):
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - LAST_LINES))
+            line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+        step = parse_table(line).get("step")
+        return step if isinstance(step, int) else 0
+    return 0
 
 
 def newest_checkpoint(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def test_a_start_by_another_launcher_goes_on_where_the_one_before_failed(tmp_pat
     assert (before.outcome, before.cause, before.step, before.writing) == ("failed", "stopped", 13, 10)
     assert (last.attempt, last.outcome, last.hosts, last.resumed, last.step) == (2, "finished", ("n2",), 5, 20)
     assert last.wait_seconds is not None
-    assert last.wait_seconds >= 0
+    assert before.ended is not None
+    assert 0 <= last.wait_seconds <= last.started - before.ended + 0.001  # rounded to milliseconds
     assert "from step 5, 8 steps are done again (the checkpoint of step 10 was still being written)" in said[0]
 
 
@@ -60,6 +62,35 @@ def test_after_one_whose_launcher_was_killed(tmp_path: Path) -> None:
     second = History(tmp_path)
     second.begin_again(2, ("n1", "n3"), "abc", again=True)
     assert [one.outcome for one in read_attempts(tmp_path)] == ["cut off", "running"]
+
+
+def test_of_one_whose_launcher_was_killed_the_last_logged_step_is_known(tmp_path: Path) -> None:
+    """Steps since the last checkpoint were done, and are done again; when it failed nobody knows."""
+    first = History(tmp_path)
+    first.begin_again(1, ("n1",), "abc", again=False)
+    progress = Progress(1, stepped=lambda one: first.goes_on(one, pytest.fail))
+    steps(progress, 0, 1)
+    (tmp_path / "checkpoints" / "step-200").mkdir(parents=True)
+    lines = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(10, 261, 10))
+    (tmp_path / "metrics.jsonl").write_text(lines + '{"step": 27')
+    second, said = History(tmp_path), list[str]()
+    second.begin_again(1, ("n2",), "abc", again=True)
+    steps(Progress(1, stepped=lambda one: second.goes_on(one, said.append)), 200, 201)
+    before, now = read_attempts(tmp_path)
+    assert (before.outcome, before.resumed, before.step, before.steps) == ("cut off", 0, 260, 260)
+    assert before.detection_seconds is None
+    assert now.wait_seconds is not None
+    assert "the run goes on from step 200, 60 steps are done again. When it failed is not known" in said[0]
+    assert "noticed within" not in said[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "nonsense\n", "[" * 100_000 + "\n", '{"step": null}\n', '{"step": 1e999}\n']
+)
+def test_metrics_that_cannot_be_read_say_nothing_of_an_attempt(tmp_path: Path, text: str) -> None:
+    History(tmp_path).begin_again(1, ("n1",), "abc", again=False)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert History(tmp_path).last.step == -1
 
 
 def test_a_run_that_ended_well_and_goes_on_later_has_not_waited(tmp_path: Path) -> None:

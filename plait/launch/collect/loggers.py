@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plait.core.numbers import is_number
+from plait.core.toml import to_toml
 
 if TYPE_CHECKING:
+    from plait.core.job import Job
     from plait.core.plan import Plan
 
 
@@ -66,7 +68,7 @@ class TensorBoard:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._writer: Any = import_module("tensorboardX").SummaryWriter(str(folder / "tensorboard"))
         if plan.job:
-            self._writer.add_text("job", f"```toml\n{plan.job.to_toml()}```", 0)
+            self._writer.add_text("job", f"```toml\n{to_toml(_experiment(plan.job))}```", 0)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """As scalars of their names."""
@@ -91,7 +93,7 @@ class WandB:
             number.write_text(secrets.token_hex(4))
         settings = {
             "name": folder.name, "dir": str(folder), "id": number.read_text().strip(), "resume": "allow",
-            "config": plan.job.to_dict() if plan.job else {},
+            "config": _experiment(plan.job) if plan.job else {},
         }  # fmt: skip
         try:
             self._run: Any = wandb.init(**settings)
@@ -137,6 +139,12 @@ class Loggers:
         except Exception as error:  # noqa: BLE001  (whatever another tool raises costs that tool only)
             self._all.pop(name, None)
             self._say(f"warning: {name} gets no more metrics: {str(error) or type(error).__name__}")
+
+
+def _experiment(job: Job) -> dict[str, Any]:
+    """A job without what a cluster manager is told: variables and shell lines hold passwords, and others see
+    what a tool shows."""
+    return {name: table for name, table in job.to_dict().items() if name not in ("slurm", "kubernetes")}
 
 
 def _parsed(text: bytes) -> object:

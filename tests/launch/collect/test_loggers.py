@@ -108,6 +108,20 @@ def test_weights_and_biases_with_and_without_a_login(
         assert biases.settings[-1]["id"] == (tmp_path / "wandb" / "run-id").read_text(), "a run that goes on is one"
 
 
+def test_what_a_cluster_manager_is_told_is_told_to_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, biases = Board(), Biases()
+    monkeypatch.setitem(sys.modules, "tensorboardX", board)
+    monkeypatch.setitem(sys.modules, "wandb", biases)
+    secret = "hunter2"
+    told = {"kubernetes": {"env": [f"TOKEN={secret}"]},
+            "slurm": {"setup": [f"export TOKEN={secret}"], "options": [f"--export=TOKEN={secret}"]}}  # fmt: skip
+    plan = make_plan(Job.from_dict({**JOB, "run": {"name": "gpt"}, **told}), HERE, vocab=16)
+    Loggers(["wandb", "tensorboard"], tmp_path, plan, pytest.fail).close()
+    assert secret in plan.to_json()
+    assert secret not in str(board.told) and secret not in str(biases.settings)
+    assert {"model", "data", "train", "strategy", "run"} <= set(biases.settings[-1]["config"])
+
+
 def test_what_a_tool_raises_costs_that_tool_only(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board, biases, said = Board(), Biases(), list[str]()
     monkeypatch.setitem(sys.modules, "tensorboardX", board)
