@@ -51,9 +51,11 @@ def train(
 
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
+    from plait.cli import what_runs
     from plait.cli.running import Managed, place_of, run_plan, with_table
     from plait.core.job import Job
     from plait.launch.run_folder import write_run
+    from plait.plan.fits import room
 
     place = with_table(place_of(on), rank_table)
     _check_options(place, follow=follow, dry_run=dry_run, as_json=as_json)
@@ -67,6 +69,7 @@ def train(
         open_job = Job.read(job, overrides or []).named(job.stem)
         plan, folder = _planned(open_job, place, refuse=place.ours and not plan_only)
     _check_ranks(plan, place, on)
+    what_runs.say(plan, room(plan.job.run.device, plan.layout.world_size) if place.ours and plan.job else None)
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return

@@ -18,9 +18,11 @@ from plait.core.files import replacing
 from plait.core.missing import Missing
 from plait.core.plan import Plan
 from plait.core.refine import Measurements, Timed
-from plait.core.text import printable, progress_line, table
+from plait.core.text import paragraph, printable, progress_line, table
 from plait.train.record.metrics import MetricsFile, finite
 
+WIDTH = 100
+"""Columns of a line of the log, at most."""
 RECENT = 50
 """Steps from which the time that is left follows."""
 
@@ -105,7 +107,7 @@ class Reporter:
         self._ended.append((metrics["step"], time.monotonic()))
         loss, *more = describe(metrics)
         if show and not (self.screen.redraws and "eval_loss" not in metrics):
-            self.say(f"step {metrics['step']:>6}/{self.steps}  {'  '.join((loss, *more))}")
+            self.say(f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {'  '.join((loss, *more))}")
         if self.screen.redraws:
             self.screen.live(self._progress(metrics["step"]) if metrics["step"] < self.steps else "")
 
@@ -124,7 +126,7 @@ class Reporter:
                 for line in _timed(timed, plan, self.screen.width):
                     self.say(line)
         for what, note in found.notes.items():
-            self.say(f"{what}: {note}")
+            self.say(paragraph(f"{what}: {note}", min(self.screen.width or WIDTH, WIDTH), "  "))
         if found.times:
             alive = ", ".join(str(peak) for peak in peak_activations(plan.schedule).values())
             self.say(
@@ -182,7 +184,8 @@ class Screen:
 
 
 def describe(metrics: dict[str, Any]) -> list[str]:
-    """Metrics in few words, the loss first, then what matters most."""
+    """Metrics in few words, the loss first, then what matters most. exposed: communication that the step has
+    waited for, and its share of the step; hidden: the share of communication that computation hid."""
     loss = metrics["loss"]
     parts = [f"loss {loss:.3f}" if abs(loss) < 1e5 else f"loss {loss:.3g}"]
     if "eval_loss" in metrics:
@@ -191,9 +194,14 @@ def describe(metrics: dict[str, Any]) -> list[str]:
         parts.append(f"{metrics['skipped']} updates skipped")
     parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
     if metrics.get("hidden") is not None:
-        parts.append(f"communication {metrics['communication_seconds'] * 1e3:.0f} ms, hidden {metrics['hidden']:.0%}")
+        exposed = metrics["exposed_seconds"]
+        parts.append(f"exposed {_ms(exposed)} ({exposed / metrics['seconds']:.0%}), hidden {metrics['hidden']:.0%}")
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.0%}")
     if "idle" in metrics:
         parts.append(f"first stage idle {metrics['idle']:.0%}")
     return parts
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"

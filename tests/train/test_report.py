@@ -17,7 +17,7 @@ import pytest
 from plait.core.errors import RankFailure
 from plait.core.missing import Missing
 from plait.train.record.metrics import MetricsFile
-from plait.train.report import Reporter, Screen
+from plait.train.report import Reporter, Screen, describe
 
 
 class Terminal(io.StringIO):
@@ -28,8 +28,8 @@ class Terminal(io.StringIO):
 
 
 def metrics(step: int, **more: Any) -> dict[str, Any]:
-    return {"step": step, "loss": 5.0 / step, "tokens_per_second": 12345.6, "mfu": 0.3, "communication_seconds": 0.01,
-            "hidden": 0.5, "idle": 0.1, **more}  # fmt: skip
+    return {"step": step, "loss": 5.0 / step, "seconds": 0.2, "tokens_per_second": 12345.6, "mfu": 0.3,
+            "communication_seconds": 0.03, "exposed_seconds": 0.012, "hidden": 0.6, "idle": 0.1, **more}  # fmt: skip
 
 
 @pytest.fixture
@@ -61,6 +61,34 @@ def test_the_live_line_has_step_loss_and_time_left(
         assert ":" in line.split("  ")[-1]
     stays = [line.split("\r")[-1] for line in written.split("\n")[:-1]]
     assert [line[:59] for line in stays] == ["step     20/100000  loss 0.250  eval 3.000  12,346 tokens/s"]
+
+
+def test_the_time_left_is_that_of_the_steps_to_come(
+    said: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 60 steps of 10 s each, after 1, 10 and 59."""
+    clock = [0.0]
+    monkeypatch.setattr("plait.train.report.time.monotonic", lambda: clock[0])
+    left: dict[int, str] = {}
+    with Reporter(tmp_path, speaks=True, steps=60, out=said) as report:
+        report.begin(0)
+        for step in range(1, 61):
+            clock[0] += 10.0
+            said.truncate(said.seek(0))
+            report.step(metrics(step), show=False)
+            left[step] = said.getvalue().rstrip().rpartition("  ")[2]
+    assert (left[1], left[10], left[59], left[60]) == ("9:50 left", "8:20 left", "0:10 left", "")
+
+
+def test_a_line_says_what_a_step_has_waited_for_beside_what_was_hidden() -> None:
+    said = io.StringIO()
+    Screen(said).line("  ".join(describe(metrics(10))))
+    assert said.getvalue() == (
+        "loss 0.500  12,346 tokens/s  exposed 12 ms (6%), hidden 60%  MFU 30%  first stage idle 10%\n"
+    )
+    assert "exposed 1.2 ms (1%), hidden 96%" in describe(metrics(1, exposed_seconds=0.0012, hidden=0.96))
+    alone = describe({"step": 1, "loss": 1e6, "seconds": 0.1, "tokens_per_second": 10.0, "hidden": None})
+    assert alone == ["loss 1e+06", "10 tokens/s"]
 
 
 @pytest.mark.parametrize("term", ["dumb", None])

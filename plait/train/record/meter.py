@@ -26,14 +26,16 @@ class Meter:
         return Meter(batch * sequence, work, peak)
 
     def metrics(self, seconds: float, records: Records) -> dict[str, Any]:
-        """Of a step that took so long; idle: share of the step in which this rank's stages waited for
-        others."""
+        """Of a step that took so long. communication_seconds: of this rank's, some was under way;
+        exposed_seconds: of that, the rank waited; hidden: the share of the rest. idle: share of the step in
+        which this rank's stages waited for others."""
         communication, idle = records.hidden(), records.idle()
         return {
             "seconds": seconds,
             "tokens_per_second": self.tokens / seconds,
             "mfu": self.work / seconds / self.peak,
             "communication_seconds": communication.total,
+            "exposed_seconds": communication.exposed,
             "hidden": communication.fraction,
             **({"idle": idle / seconds} if idle is not None else {}),
         }

@@ -1,0 +1,91 @@
+"""The first words of ``plait train``: what is about to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from plait.cli import terminal
+from plait.core.errors import PlaitError
+from plait.core.text import counted, paragraph
+
+if TYPE_CHECKING:
+    from plait.core.plan import Plan
+    from plait.plan.fits import Room
+
+WIDTH = 100
+"""Columns of a log, also of one in a file, which somebody reads."""
+
+
+def say(plan: Plan, there: Room | None) -> None:
+    """Model, parameters, ranks, strategy, tokens of a step, memory. there: the memory of this machine; None
+    where ranks run elsewhere."""
+    work, model = plan.workload, plan.model
+    sequences = work.micro_batch * work.num_micro_batches
+    batches = f" in {work.num_micro_batches} micro-batches" if work.num_micro_batches > 1 else ""
+    steps = f"{counted(plan.job.train.steps, 'step')} of " if plan.job else ""
+    parts = (
+        f"{model.family} of {counted(model.num_layers, 'layer')}, hidden {model.hidden}: {model.num_parameters:,} "
+        f"parameters ({work.precision}) on {counted(plan.layout.world_size, 'rank')}{_strategy(plan)}",
+        f"{steps}{counted(sequences * work.sequence, 'token')} ({counted(sequences, 'sequence')} of {work.sequence:,}"
+        f"{batches})",
+        _memory(plan, there),
+    )
+    for line in paragraph("; ".join(parts), WIDTH, "  ").splitlines():
+        terminal.say(line)
+
+
+def _strategy(plan: Plan) -> str:
+    found = ", ".join([*_degrees(plan), *_slices(plan), *_rest(plan)])
+    return f" ({found})" if found else ""
+
+
+def _degrees(plan: Plan) -> Iterator[str]:
+    """Axes along which ranks differ; of places that differ the degrees of each."""
+    places = plan.layout.degrees
+    of_places = {"tp": [tp for _, tp in places], "dp": [dp for dp, _ in places]}
+    for axis, degrees in (of_places | {"pp": [len(places)], "cp": [plan.layout.cp]}).items():
+        if max(degrees) > 1:
+            yield f"{axis} {'/'.join(map(str, degrees if len(set(degrees)) > 1 else degrees[:1]))}"
+
+
+def _slices(plan: Plan) -> Iterator[str]:
+    """How communication of tensor and context parallelism is to be hidden, where there is any."""
+    strategy = plan.strategy
+    if strategy.tp == strategy.cp == 1 and plan.layout.uniform:
+        return
+    if strategy.overlap != "domino":
+        yield f"overlap {strategy.overlap}"
+    elif len({(one.p1, one.p2) for one in plan.choices.strategies}) > 1:
+        yield "slices timed before training"
+    else:
+        yield f"slices {strategy.p1} x {strategy.p2}"
+    if strategy.sequence_parallel:
+        yield "sequence parallel"
+
+
+def _rest(plan: Plan) -> Iterator[str]:
+    """Factors of sharding, of the first place; the schedule; recomputation."""
+    first = plan.shardings[0]
+    factors = {"parameters": first.params, "gradients": first.grads, "optimizer": first.optim}
+    if cut := [f"{name} over {factor}" for name, factor in factors.items() if factor > 1]:
+        yield "sharded " + ", ".join(cut)
+    if len(plan.layout.degrees) > 1:
+        yield plan.schedule.name
+    if plan.strategy.recompute != "none":
+        yield f"{plan.strategy.recompute} recomputation"
+
+
+def _memory(plan: Plan, there: Room | None) -> str:
+    """Predicted, of a rank of the place that needs the most."""
+    from plait.plan.estimate import PlannedStep, estimate
+    from plait.plan.fits import in_words
+
+    try:
+        found = estimate(PlannedStep.of_plan(plan, gpu=bool(there and there.each)), traffic=False)
+    except PlaitError as error:
+        return f"memory is not predicted ({error})"
+    free = ""
+    if there:
+        free = f" of {in_words(there.each)}" if there.each else f", {in_words(there.shared)} free for all"
+    return f"tensors take {in_words(found.most.memory.total)} a rank (predicted{free})"

@@ -1,0 +1,81 @@
+"""The first words of ``plait train``: right, of every kind of strategy, and within 100 columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.cli import what_runs
+from plait.cli.terminal import captured
+from plait.core.cluster import Hosts
+from plait.core.job import Job
+from plait.core.plan import Choices, Plan
+from plait.plan.fits import Room
+from plait.plan.make import make_plan
+
+JOB = """
+[model]
+family = "gpt"
+num_layers = 4
+hidden = 64
+num_heads = 4
+max_sequence = 64
+[data]
+text = "python-stdlib"
+sequence_length = 64
+[train]
+steps = 1500
+global_batch_size = 16
+"""
+
+
+def plan_of(tmp_path: Path, *settings: str) -> Plan:
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    return make_plan(Job.read(file, settings).named("job"), Hosts(), vocab=257)
+
+
+def said(plan: Plan, there: Room | None = None) -> str:
+    with captured() as lines:
+        what_runs.say(plan, there)
+    assert max(map(len, lines)) <= 100
+    return " ".join(" ".join(lines).split())
+
+
+def test_all_that_was_asked_for_is_there(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "strategy.tp=2", "strategy.p1=4", "strategy.p2=2")
+    found = said(plan, Room(shared=3 << 30))
+    assert found.startswith(f"gpt of 4 layers, hidden 64: {plan.model.num_parameters:,} parameters (fp32) on 2 ranks ")
+    assert "(tp 2, slices 4 x 2); 1,500 steps of 1,024 tokens (16 sequences of 64); tensors take " in found
+    assert found.endswith(" MiB a rank (predicted, 3 GiB free for all)")
+    assert said(plan, Room(each=2 << 30)).endswith(" a rank (predicted of 2 GiB)")
+    assert said(plan).endswith(" a rank (predicted)")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("strategy.tp=1",), "on 1 rank; 1,500 steps of 1,024 tokens (16 sequences of 64);"),
+        (("strategy.tp=2", "strategy.overlap=sync", "strategy.sequence_parallel=true"),
+         "on 2 ranks (tp 2, overlap sync, sequence parallel);"),
+        (("strategy.tp=1", "strategy.pp=2", "train.micro_batch_size=4", "strategy.schedule=gpipe",
+          "strategy.recompute=full"),
+         "on 2 ranks (pp 2, gpipe, full recomputation); 1,500 steps of 1,024 tokens (16 sequences of 64 in 4 "
+         "micro-batches);"),
+        (("strategy.tp=1", "strategy.dp=2", "strategy.shard=zero2"),
+         "on 2 ranks (dp 2, sharded gradients over 2, optimizer over 2);"),
+        (("strategy.tp=[2,1]", "strategy.pp=2", "strategy.dp=[1,2]", "train.micro_batch_size=2", "strategy.p1=1"),
+         "on 4 ranks (tp 2/1, dp 1/2, pp 2, slices 1 x 1, "),
+        (("strategy.tp=1", "strategy.cp=2", "strategy.p1=1"), "on 2 ranks (cp 2, slices 1 x 1);"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_strategy(tmp_path: Path, settings: tuple[str, ...], words: str) -> None:
+    assert words in said(plan_of(tmp_path, *settings))
+
+
+def test_what_is_timed_before_training_is_not_said_to_be_known(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "strategy.tp=2")
+    several = tuple(replace(plan.strategy, p1=p1) for p1 in (1, 2))
+    assert "(tp 2, slices timed before training)" in said(replace(plan, choices=Choices(strategies=several)))
