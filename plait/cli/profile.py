@@ -76,9 +76,12 @@ def profile(
     Examples: plait profile; plait profile --on lab:2x2@1gbit; plait profile --import all_reduce.log
     What spreading over minipods costs: plait profile placement --help
     """
+    from plait.cli import terminal
     from plait.core.files import check_target, explained
+    from plait.core.passed_over import PassedOver
     from plait.core.profile import Profile
 
+    over: PassedOver | None = None
     check_target(out, fix="Choose another with --out")
     if files:
         from plait.core.errors import JobError
@@ -87,7 +90,8 @@ def profile(
         if job or ranks or on != "local":
             fix = "Leave out the job, --on and --ranks; or measure first, and import that profile with the other files"
             raise JobError("measures nothing", key="--import", fix=fix)
-        found = import_profiles(files)
+        over = PassedOver()
+        found = import_profiles(files, over)
         with explained(f"{out} cannot be written", fix="Choose another with --out"):
             found.write(out)
     else:
@@ -96,9 +100,12 @@ def profile(
             raise typer.Exit(status)
         found = Profile.read(out)
     if as_json:
-        typer.echo(json.dumps({"profile": str(out), "hash": found.hash, **_summary(found)}))
+        said = {} if over is None else {"passed_over": over.rows()}
+        typer.echo(json.dumps({"profile": str(out), "hash": found.hash, **_summary(found), **said}))
     else:
         _print(found, out)
+    if over is not None:
+        terminal.passed_over(over)
 
 
 def _measure(
