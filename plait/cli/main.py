@@ -35,8 +35,8 @@ from plait.cli import (
 )
 from plait.core.errors import PlaitError
 
-_USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
-"""What is wrong with a path that was named, wherever it is noticed."""
+_USERS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EROFS, errno.ESTALE)
+"""What is wrong with a path that was named, or its disk, wherever it is noticed."""
 
 app = typer.Typer(
     no_args_is_help=True,

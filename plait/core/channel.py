@@ -54,9 +54,11 @@ class Beat:
 
 @dataclass(frozen=True)
 class Error:
-    """From a rank: the paragraph that says why it ends, which its log on a full disk cannot keep."""
+    """From a rank: the paragraph that says why it ends, which its log on a full disk cannot keep. kind: the
+    name of the error's class."""
 
     text: str
+    kind: str = ""
 
 
 Message = Stop | Beat | Error

@@ -105,6 +105,15 @@ class RunLost(PlaitError):
     exit_status = 1
 
 
+def told_error(kind: str, message: str) -> PlaitError:
+    """The error that another process has raised. kind: the name of its class; any other word: PlaitError.
+
+    >>> told_error("NotFinite", "step 2: the loss is nan")
+    NotFinite('step 2: the loss is nan')
+    """
+    return next((one for one in PlaitError.__subclasses__() if one.__name__ == kind), PlaitError)(message)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known word closest to ``word``, or nothing.
 

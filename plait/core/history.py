@@ -3,6 +3,7 @@ a cluster manager a launcher for every start of the job, or torchrun a rank 0.""
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -83,7 +84,11 @@ class History:
                        why=str(failure), ranks=failure.ranks, detection_seconds=unnoticed)  # fmt: skip
             raise
         stopped = progress.stopping and status
-        self._note(progress, outcome="stopped" if stopped else "finished", ended=time.time())
+        told: dict[str, Any] = {"outcome": "stopped" if stopped else "finished", "ended": time.time()}
+        if progress.start >= 0:  # what ranks said last may not have reached us: the run is saved at its end
+            step = max(progress.step, newest_checkpoint(self.folder))
+            told |= {"step": step, "steps": step - progress.start}
+        self._note(progress, **told)
         return status
 
     def goes_on(self, progress: Progress, say: Callable[[str], None]) -> None:
@@ -112,11 +117,14 @@ class History:
         """What is known of it now."""
         trained, stepped = progress.training, progress.first_step
         self.attempts[-1] = replace(
-            self.last, resumed=progress.start, step=progress.step, steps=progress.steps,
-            writing=progress.writing,
-            restart_seconds=rounded(trained - progress.began) if trained else None,
-            first_step_seconds=rounded(stepped - trained) if stepped and trained else None,
-            **more,
+            self.last,
+            **{
+                "resumed": progress.start, "step": progress.step, "steps": progress.steps,
+                "writing": progress.writing,
+                "restart_seconds": rounded(trained - progress.began) if trained else None,
+                "first_step_seconds": rounded(stepped - trained) if stepped and trained else None,
+                **more,
+            },
         )  # fmt: skip
         self._write()
 
@@ -137,8 +145,10 @@ def _last_logged(metrics: Path) -> int:
 
 
 def newest_checkpoint(folder: Path) -> int:
-    """Its step; 0 if there is none."""
-    names = [path.name.rpartition("-")[2] for path in (folder / "checkpoints").glob("step-*")]
+    """Its step; 0 if there is none, or none that a disk in trouble shows."""
+    names = list[str]()
+    with suppress(OSError):
+        names = [name.rpartition("-")[2] for name in os.listdir(folder / "checkpoints") if name.startswith("step-")]
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 

@@ -26,18 +26,22 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self
 
+from plait.core.codec import parse_table
 from plait.core.env import cluster_job
 from plait.core.errors import LaunchError, RunLost
 from plait.core.files import explained
 from plait.core.process import process_since, process_state, where_pids_mean_the_same
+from plait.core.typed import checked
 
 NAME = "lock.json"
 BEAT = 5.0
 """Seconds between two touches of the file."""
 EXPIRES = 60.0
 """Seconds without a touch after which a holder on another machine is believed dead."""
+LONGEST = 1 << 16
+"""Bytes that are read of a lock file."""
 CLAIM = 10.0
 """Seconds to wait for another starter that is about to replace a dead holder's lock."""
 
@@ -133,9 +137,10 @@ class RunLock:
     ) -> None:
         self._ending.set()
         self._thread.join()
-        self._lost = self._lost or not self._ours()
-        if not self._lost:
-            self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk in trouble: nobody can tell, and it must not hide how the run ended
+            self._lost = self._lost or not self._ours()
+            if not self._lost:
+                self.path.unlink(missing_ok=True)
         if kind is None:
             self.check()
 
@@ -143,10 +148,13 @@ class RunLock:
         """Raise RunLost if somebody has removed the lock, or holds it now."""
         if not self._lost:
             return
-        found = _find(self.path) if self.folder.is_dir() else None
+        found, there = None, True
+        with suppress(OSError):
+            there = self.folder.is_dir()
+            found = _find(self.path) if there else None
         if found is not None and found.token != self._me.token:
             raise RunLost(f"the run in {self.folder} was taken over by {found.holder or 'an unreadable lock file'}")
-        gone = f"its lock {NAME}" if self.folder.is_dir() else "the folder"
+        gone = f"its lock {NAME}" if there else "the folder"
         raise RunLost(
             f"{self.folder}: {gone} was removed or renamed while the run was going on, so that nothing more can safely "
             "be saved there"
@@ -190,7 +198,10 @@ def _take(path: Path, me: Holder) -> None:
 def _link(path: Path, me: Holder) -> bool:
     """Create ``path`` with our name in it, whole; False if it is there."""
     draft = path.with_name(f".{path.name}.{me.token}.{secrets.token_hex(4)}")
-    draft.write_text(json.dumps(asdict(me), indent=1) + "\n")
+    with draft.open("w") as file:
+        file.write(json.dumps(asdict(me), indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # or a crash leaves a lock without a holder
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -213,22 +224,30 @@ def _create(path: Path, content: bytes) -> bool:
 
 
 def _find(path: Path) -> _Found | None:
-    """The lock file now; None if there is none. Opened anew, so that NFS asks its server."""
+    """The lock file now; None if there is none. Opened anew, so that NFS asks its server.
+
+    What is no lock of ours (damaged, deep, of other types) has no holder, and its content for a token.
+    """
     try:
-        with open(path, "rb") as file:
-            content, touched = file.read(), os.fstat(file.fileno()).st_mtime
+        with open(path, "rb", opener=_without_waiting) as file:
+            content, touched = file.read(LONGEST), os.fstat(file.fileno()).st_mtime
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
             return None
         raise
     try:
-        values = cast("dict[str, Any]", json.loads(content))
-        if not (all(isinstance(values[key], int) for key in ("pid", "started")) and str(values["token"]).isalnum()):
-            raise ValueError(values)
-        holder, token = Holder(**values), str(values["token"])
+        holder = Holder(**checked(Holder, parse_table(content)))
+        if not (holder.token.isascii() and holder.token.isalnum()):
+            raise ValueError(holder.token)
+        token = holder.token
     except (ValueError, TypeError, KeyError):
         holder, token = None, hashlib.sha256(content).hexdigest()[:16]
     return _Found(path.parent, holder, token, touched)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """As for ``open``: of a named pipe, which may have no other end."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _clock_of(folder: Path) -> float:

@@ -27,6 +27,8 @@ class ProcessState(NamedTuple):
 
 def process_state(pid: int) -> ProcessState | None:
     """The state of a process; None if there is no such process."""
+    if pid < 1:
+        return None
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # where there is no /proc, nothing is known but whether it is there
@@ -157,7 +159,7 @@ def usable_cores() -> int:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

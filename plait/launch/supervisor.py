@@ -10,6 +10,7 @@ checkpoint was saved meanwhile.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import deque
@@ -145,7 +146,7 @@ class Supervisor:
         self._vain = 0 if newest > self._before else self._vain
         before, self._before = self._manner, newest
         self._manner = (error.words, step) if error.cause == "ended" else None
-        gone = not self.folder.is_dir() or (self.lock is not None and not self.lock.path.is_file())
+        gone = not os.path.isdir(self.folder) or (self.lock is not None and not os.path.isfile(self.lock.path))
         if self.restarts == 0 or self._stopping or gone:
             return ""
         if self._manner and self._manner == before:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from plait.core.channel import ENDINGS, Beat, Channel, Error, Stop
 from plait.core.env import terminal_width
-from plait.core.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure
+from plait.core.errors import DO_NOT_RETRY, ERROR_MARK, PlaitError, RankFailure, told_error
 from plait.core.evidence import Verdict
 from plait.core.lock import RunLock
 from plait.core.process import how_it_ended
@@ -89,8 +89,8 @@ class Source(Protocol):
 
 @dataclass
 class Rank:
-    """A rank's process, and what it has said last. where: which machine, if it is not this one. error: why it
-    ends. warned: that its silence has been spoken of."""
+    """A rank's process, and what it has said last. where: which machine, if it is not this one. error, kind:
+    why it ends, and the name of that error's class. warned: that its silence has been spoken of."""
 
     number: int
     process: Process
@@ -99,6 +99,7 @@ class Rank:
     where: str = ""
     beat: Beat = field(default_factory=lambda: Beat("starting", patient=True))
     error: str = ""
+    kind: str = ""
     warned: bool = False
 
     @property
@@ -195,6 +196,9 @@ class Watch:
                 self._judge_silence()
                 if self.lock:
                     self.lock.check()
+        for rank in self.ranks:  # the last that they said, if this process was held up until they had ended
+            with suppress(EOFError):
+                self._hear(rank, time.monotonic())
         if any(code not in (0, self._status) for code in codes) and self._matters:
             raise self._failure()
         if any(codes):
@@ -245,7 +249,7 @@ class Watch:
                 rank.beat = message
                 self.progress.heard(rank.number, message.step, now, message.writing)
             elif isinstance(message, Error):
-                rank.error = message.text
+                rank.error, rank.kind = message.text, message.kind
             else:
                 self._ask(message, f"{rank.name} got ")
 
@@ -349,7 +353,7 @@ class Watch:
         if code == RankFailure.exit_status and message:  # a victim, most often: whose fault it is it cannot say
             return RankFailure(message, cause="gave up")
         if code > 0 and message:
-            error = PlaitError(message)
+            error = told_error(first.kind, message)
             error.exit_status = RankFailure.exit_status if code == DO_NOT_RETRY else code
             return error
         if code < 0:

@@ -19,7 +19,7 @@ from plait.core.missing import Missing
 from plait.core.plan import Plan
 from plait.core.refine import Measurements, Timed
 from plait.core.text import paragraph, printable, progress_line, table
-from plait.train.record.metrics import MetricsFile, finite
+from plait.train.record.metrics import UNREADABLE, MetricsFile, finite
 
 WIDTH = 100
 """Columns of a line of the log, at most."""
@@ -45,7 +45,9 @@ class Reporter:
         """Training begins after ``start`` steps: metrics of steps beyond, from a run that was cut off, are
         forgotten."""
         if self._metrics:
-            self._metrics.forget_after(start)
+            if damaged := self._metrics.forget_after(start):
+                what = f"{damaged} line{'s' * (damaged > 1)} of metrics.jsonl cannot be read"
+                self.warn(f"warning: {what}; set aside in {UNREADABLE}")
             self._ended.append((start, time.monotonic()))
 
     def end(self, done: int, *, stopped: bool, seconds: float, tokens: int, plan: Plan) -> None:
@@ -77,6 +79,11 @@ class Reporter:
         self.screen.live("")
         if self._metrics:
             self._metrics.close()
+
+    def sync(self) -> None:
+        """Have metrics reach the disk; may be called by another thread."""
+        if self._metrics:
+            self._metrics.sync()
 
     def missing(self, what: str) -> Missing:
         """Counts the steps of which ``what`` could not be written; said here when it happens and at the

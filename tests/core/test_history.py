@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.attempts import read_attempts
-from plait.core.errors import RankFailure
+from plait.core.errors import NotFinite, RankFailure, told_error
 from plait.core.evidence import FILE
 from plait.core.history import History
 from plait.core.progress import Progress
@@ -108,3 +108,32 @@ def test_one_that_was_mended_by_its_user_has_not_waited(tmp_path: Path) -> None:
     second = History(tmp_path)
     second.begin_again(1, ("n1",), "abc", again=False)
     assert second.last.wait_seconds is None
+
+
+def test_one_that_ended_well_did_all_its_steps_whatever_was_heard_of_them(tmp_path: Path) -> None:
+    """A launcher that was stopped meanwhile: of what ranks say only so much is kept for it."""
+
+    def ends(progress: Progress) -> int:
+        steps(progress, 5, 10)
+        (tmp_path / "checkpoints" / "step-00000060").mkdir(parents=True)
+        return 0
+
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    assert history.attempt(ends, Progress(1)) == 0
+    (found,) = read_attempts(tmp_path)
+    assert (found.outcome, found.resumed, found.step, found.steps) == ("finished", 5, 60, 55)
+
+
+def test_the_cause_is_the_name_of_the_error(tmp_path: Path) -> None:
+    def fails(progress: Progress) -> int:
+        raise told_error("NotFinite", "step 2: the loss is nan.")
+
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    with pytest.raises(NotFinite):
+        history.attempt(fails, Progress(1))
+    assert (read_attempts(tmp_path)[0].cause, read_attempts(tmp_path)[0].why) == (
+        "NotFinite",
+        "step 2: the loss is nan.",
+    )

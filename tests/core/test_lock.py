@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from plait.core import lock
-from plait.core.errors import LaunchError, RunLost
+from plait.core.errors import LaunchError, RankFailure, RunLost
 from plait.core.lock import EXPIRES, NAME, Holder, RunLock
 
 HOLD = """
@@ -44,6 +44,11 @@ def write_lock(folder: Path, *, silent: float, **changes: Any) -> None:
     path = folder / NAME
     path.write_text(json.dumps(asdict(replace(Holder.me(), **changes))))
     os.utime(path, (time.time() - silent, time.time() - silent))
+
+
+def damaged(**values: Any) -> str:
+    """A lock whose values somebody has changed."""
+    return json.dumps(asdict(Holder.me()) | values)
 
 
 FOREIGN = {"host": "node7", "place": "another boot of another machine"}
@@ -126,7 +131,24 @@ def test_an_earlier_start_of_the_same_cluster_job_has_ended(tmp_path: Path, monk
             pass
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 1}', "null", '{"token": "../../x"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"host": 1}',
+        "null",
+        '{"token": "../../x"}',
+        "[" * 60_000,
+        damaged(since=[]),
+        damaged(token="../../x"),
+        damaged(pid=float("inf")),
+        damaged(attempt="1"),
+        damaged(user=None),
+        damaged(host={"a": 1}),
+    ],
+)
 def test_an_unreadable_lock_is_respected_until_it_is_old(tmp_path: Path, content: str) -> None:
     path = tmp_path / NAME
     path.write_text(content)
@@ -134,6 +156,19 @@ def test_an_unreadable_lock_is_respected_until_it_is_old(tmp_path: Path, content
         pass
     os.utime(path, (time.time() - EXPIRES - 5, time.time() - EXPIRES - 5))
     with RunLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("pid", [0, -1, 10**30])
+def test_a_number_that_no_process_has_holds_nothing(tmp_path: Path, pid: int) -> None:
+    write_lock(tmp_path, silent=0, pid=pid)
+    with RunLock(tmp_path):
+        pass
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(LaunchError, match="cannot be read"), RunLock(tmp_path):
         pass
 
 
@@ -198,6 +233,19 @@ def test_or_at_the_end(tmp_path: Path, lose: Callable[[Path], None], says: str) 
     with pytest.raises(RunLost, match=says), RunLock(tmp_path / "run"):
         lose(tmp_path / "run")
     assert (tmp_path / "run" / NAME).exists() == (lose is taken)  # the other one's is left alone
+
+
+def test_a_disk_in_trouble_does_not_hide_how_the_run_ended(tmp_path: Path) -> None:
+    """Its file can be neither read nor removed: here a folder is in its place."""
+
+    def fails() -> None:
+        with RunLock(tmp_path):
+            (tmp_path / NAME).unlink()
+            (tmp_path / NAME).mkdir()
+            raise RankFailure("rank 1 was killed by SIGBUS")
+
+    with pytest.raises(RankFailure, match="rank 1 was killed"):
+        fails()
 
 
 def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:

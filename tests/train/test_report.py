@@ -188,6 +188,59 @@ def test_metrics_of_later_steps_and_unfinished_lines_are_forgotten(tmp_path: Pat
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\xff\xfe\x00",
+        b"null",
+        b"[1, 2]",
+        b'{"step": "2"}',
+        b'{"step": true}',
+        b'{"step": -1}',
+        b'{"step": 2, "loss": Infinity}',
+        b"[" * 50_000,
+        b'{"loss": 2.0}',
+        b"x" * 3_000_000,
+    ],
+)
+def test_a_line_that_cannot_be_read_is_set_aside_and_those_after_it_stay(tmp_path: Path, bad: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"step": {step}}}\n'.encode() for step in range(1, 61)]
+    path.write_bytes(b"".join([*lines[:4], bad, b"\n", *lines[4:]]))
+    file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
+    assert file.forget_after(50) == 1
+    assert path.read_bytes() == b"".join(lines[:50])
+    assert (tmp_path / "metrics.unreadable").read_bytes() == bad + b"\n"
+    assert file.forget_after(50) == 0, "once"
+    file.close()
+
+
+def test_a_line_that_cannot_be_read_is_said(said: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n????\n{"step": 2}\n')
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.begin(2)
+        report.sync()
+    assert said.getvalue() == "warning: 1 line of metrics.jsonl cannot be read; set aside in metrics.unreadable\n"
+
+
+def test_metrics_that_are_a_pipe_cost_the_metrics_only(said: Terminal, tmp_path: Path) -> None:
+    """Nobody reads it, and whoever opens it to write would wait for that."""
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with Reporter(tmp_path, speaks=True, steps=4, out=said) as report:
+        report.begin(0)
+        report.step(metrics(1), show=False)
+        report.sync()
+    assert "metrics.jsonl cannot be written" in said.getvalue()
+
+
+def test_numbers_that_are_not_finite_are_null_in_a_file(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
+    file.add({"step": 1, "loss": float("nan"), "norm": float("inf"), "rate": 0.5, "hidden": None, "memory": [1]})
+    file.close()
+    found = json.loads(file.path.read_text(), parse_constant=pytest.fail)
+    assert found == {"step": 1, "loss": None, "norm": None, "rate": 0.5, "hidden": None, "memory": [1]}
+
+
 def test_a_metrics_file_that_was_removed_begins_anew(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, Missing("metrics.jsonl"))
     file.add({"step": 1})

@@ -76,6 +76,8 @@ class Checkpoints:
         self._beside = beside
         self.told: list[Any] = []
         """What every rank said beside the last checkpoint, by rank; nothing before the first."""
+        self.before_it_counts: Callable[[], object] = lambda: None
+        """Called by rank 0's thread that writes: what else has to be on disk by then."""
         if not read_only:
             with _explained(f"{folder}: cannot hold checkpoints"):
                 self._peers.lead(self._folder.open)
@@ -246,10 +248,14 @@ class Checkpoints:
             name = write_ranges(partial, peers.rank, ranges, tensors)
             return {} if name is None else {name: measure(partial / name)}
 
+        def commit() -> None:
+            self.before_it_counts()
+            folder.commit(step, files, state, keep=self._keep, tensors=tensors)
+
         try:
             peers.lead(lambda: folder.begin(step, needed))
             files = {name: (size, crc) for part in peers.agree(write) for name, (size, crc) in part.items()}
-            peers.lead(lambda: folder.commit(step, files, state, keep=self._keep, tensors=tensors))
+            peers.lead(commit)
             if self._beside:
                 self.told = peers.agree(self._beside)
         except BaseException as error:

@@ -86,7 +86,7 @@ class Control:
         """Say why this rank ends: in its log, and to the launcher."""
         print(f"{ERROR_MARK if self._channel else 'plait: '}{error}", file=sys.stderr, flush=True)
         if self._channel:
-            self._channel.send(Error(str(error)))
+            self._channel.send(Error(str(error), type(error).__name__))
 
     @property
     def at(self) -> str:

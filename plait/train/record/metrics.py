@@ -7,13 +7,21 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from plait.core.codec import parse_table
 from plait.core.errors import RankFailure
+from plait.core.files import replacing
 from plait.core.missing import Missing
+
+LONGEST = 1 << 20
+"""Bytes of a line; what is longer is none of ours."""
+UNREADABLE = "metrics.unreadable"
+"""Beside the metrics: lines that are none, which a resume has found."""
+Line = Literal["kept", "later", "unreadable"]
 
 
 class MetricsFile:
@@ -25,21 +33,19 @@ class MetricsFile:
         # Held open, so that the folder's number on the disk is given to no other while we run.
         self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
-    def forget_after(self, step: int) -> None:
-        """Cut off what a run that was ended wrote of later steps, and a line that it did not finish."""
+    def forget_after(self, step: int) -> int:
+        """Take out what a run that was ended wrote of later steps; returns how many lines were unreadable.
+
+        known: a table with a whole number ``step``, at most ``step``: stays where it is. passed over: later
+        steps, which are done again, and a last line that was not finished. set aside: anything else, such as
+        a line that a disk has damaged, into ``metrics.unreadable``; lines after it stay.
+        """
         self.check()
-        end = 0
         try:
-            if not self.path.is_file():
-                return
-            with open(self.path, "rb+") as file:
-                for line in file:
-                    if not line.endswith(b"\n") or _step_of(line) not in range(step + 1):
-                        file.truncate(end)
-                        break
-                    end += len(line)
+            return self._forget_after(step) if self.path.is_file() else 0
         except OSError as error:
             self.missing.failed(error, 0)
+            return 0
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """One more step. Raises RankFailure if the run folder is gone."""
@@ -65,6 +71,16 @@ class MetricsFile:
                 "so training has ended. Put it back to go on from its last checkpoint, or start anew."
             )
 
+    def sync(self) -> None:
+        """Have what was added reach the disk: before a checkpoint counts whose steps it tells of. May be
+        called by another thread."""
+        with suppress(OSError):  # a disk in trouble is told by who writes
+            handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
     def close(self) -> None:
         """Add no more."""
         for handle in (self._file, self._held):
@@ -73,13 +89,53 @@ class MetricsFile:
                     os.close(handle)
         self._file = None
 
+    def _forget_after(self, step: int) -> int:
+        end, cut, found = 0, False, set[Line]()
+        for kind, line in self._lines(step):
+            cut = cut or kind != "kept"
+            if cut:
+                found.add(kind)
+            else:
+                end += len(line)
+        if found <= {"later"}:  # as after every crash
+            if cut:
+                os.truncate(self.path, end)
+            return 0
+        with ExitStack() as held:
+            kept = held.enter_context(held.enter_context(replacing(self.path, parents=False)).open("wb"))
+            aside = held.enter_context((self.folder / UNREADABLE).open("ab"))
+            unreadable = 0
+            for kind, line in self._lines(step):
+                if kind == "kept":
+                    kept.write(line)
+                elif kind == "unreadable":
+                    aside.write(line)
+                    unreadable += line.endswith(b"\n")
+        return unreadable
+
+    def _lines(self, step: int) -> Iterator[tuple[Line, bytes]]:
+        """Every line of the file, or a piece of one that is too long, with what is to become of it."""
+        with open(self.path, "rb") as file:
+            begins = True
+            while line := file.readline(LONGEST):
+                whole = line.endswith(b"\n")
+                found = _step_of(line) if begins and whole else None
+                unfinished = begins and not whole and len(line) < LONGEST  # the last
+                if found is None and line.strip() and not unfinished:
+                    yield "unreadable", line
+                else:
+                    yield "later" if found is None or found > step else "kept", line
+                begins = whole
+
     def _write(self, line: bytes) -> None:
         """All of the line or nothing."""
         if self._file is not None and os.fstat(self._file).st_nlink == 0:  # somebody removed the file alone
             os.close(self._file)
             self._file = None
         if self._file is None:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Without waiting: a named pipe that nobody reads would never let us begin.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            self._file = os.open(self.path, flags, 0o666)
         before = os.fstat(self._file).st_size
         if os.write(self._file, line) < len(line):
             os.ftruncate(self._file, before)
@@ -91,9 +147,10 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
-def _step_of(line: bytes) -> int:
-    """The step of a metrics line, -1 for one that was cut off."""
+def _step_of(line: bytes) -> int | None:
+    """The step of a metrics line; None for anything else."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return -1
+        step = parse_table(line).get("step")
+    except ValueError:
+        return None
+    return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
