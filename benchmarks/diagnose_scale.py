@@ -74,7 +74,7 @@ def write_run(folder: Path, replicas: int, steps: int, slow: float, *, apart: bo
     late = np.clip((pace[culprit] - 1) * sum(one[2] for one in OPS), 0, None)
     timeline = folder / "timeline"
     (timeline / FOLDER / "block=0").mkdir(parents=True)
-    stamp = {"plait.plan": plan.hash}
+    stamp = {"plait.plan": plan.key}
     sums: list[pl.DataFrame] = []
     for rank in range(world):
         waits = rank % (replicas * TP) // TP == culprit % (replicas * TP) // TP
@@ -84,7 +84,7 @@ def write_run(folder: Path, replicas: int, steps: int, slow: float, *, apart: bo
             path = timeline / FOLDER / "block=0" / f"rank-{rank:05d}-step-00000000.parquet"
             sums.pop().write_parquet(path, metadata=stamp | {"plait.rollup.version": "1"})
         elif len(sums) == HOST or rank == world - 1:
-            _write_host(timeline, sums, plan.hash)
+            _write_host(timeline, sums, plan.key)
             sums = []
         for first in range(0, steps, BLOCK):
             last = min(first + BLOCK, steps)

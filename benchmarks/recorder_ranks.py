@@ -57,7 +57,7 @@ class Bench:
         plan = Plan.read(folder / "plan.json")
         assert plan.job is not None
         self.speaks = rank.rank == 0
-        self.recorder = open_recorder(folder, rank, plan.hash, DEVICE, Missing("the ring"))
+        self.recorder = open_recorder(folder, rank, plan.key, DEVICE, Missing("the ring"))
         self.on = assemble(plan, rank.rank, DEVICE, recorder=self.recorder)
         self.off = replace(self.on, recorder=None, groups=unrecorded(self.on.groups))
         self.optimizer = Optimizer(self.on.models, self.on.gradients)

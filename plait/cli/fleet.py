@@ -61,7 +61,7 @@ class LabFleet:
     @property
     def table(self) -> RankTable:
         """Where ranks are to run next."""
-        return RankTable(tuple(map(name, self.lab.nodes)), self._each, self.plan.hash)
+        return RankTable(tuple(map(name, self.lab.nodes)), self._each, self.plan.key)
 
     @property
     def spares(self) -> list[int]:
@@ -78,7 +78,7 @@ class LabFleet:
         start = partial(self.lab.popen, argv=ranks.argv)
         return Crew(
             start=silenced(start) if ranks.silent else start, world=ranks.world, hosts=self.table.hosts,
-            suspicion=partial(suspicion_of, ranks), plan=self.plan.hash, beside=partial(collected, ranks),
+            suspicion=partial(suspicion_of, ranks), plan=self.plan.key, beside=partial(collected, ranks),
         )  # fmt: skip
 
     def mend(self, failure: RankFailure) -> str:
@@ -159,7 +159,7 @@ class LabFleet:
         kept = [host for host in self.lab.nodes if host in up]
         hosts = (kept + [host for host in self._free(up) if host not in kept])[:size]
         before, self.plan = self.plan, plan
-        self._use(RankTable(tuple(map(name, hosts)), self._each, plan.hash))
+        self._use(RankTable(tuple(map(name, hosts)), self._each, plan.key))
         assert self.ranks.folder is not None
         write_run(plan, self.ranks.folder)
         return (

@@ -45,7 +45,7 @@ class InSlurm(Managed):
             (folder / slurm_job.PLACED).unlink(missing_ok=True)
         return slurm_job.run(
             folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock,
-            plan=ranks.plan.hash if ranks.plan else None, device=_device(ranks), suspicion=partial(suspicion_of, ranks),
+            plan=ranks.plan, device=_device(ranks), suspicion=partial(suspicion_of, ranks),
         )  # fmt: skip
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:

@@ -82,7 +82,7 @@ class Asked:
         self.problem = Problem.of(
             matrix, self._pools(kind), alpha=self.alpha, literal=self.literal, by=self.by, unit=self.unit,
             spares=self.spares, price=self.preempt, forbidden=self._forbidden(stages), gpus=self._gpus(stages),
-            limit=self.limit, network=self._network(rate), plan=plan.hash, topology=self.tree.key,
+            limit=self.limit, network=self._network(rate), plan=plan.key, topology=self.tree.key,
         )  # fmt: skip
 
     def _read_topology(self) -> tuple[Topology, Remarks]:

@@ -47,7 +47,7 @@ def _placed(plan: Plan, lab: LabSpec, table: RankTable, down: Sequence[str], spa
     elsewhere = frozenset(spots) - {*table.hosts, *spares}
     problem = Problem.of(
         matrix, pools_of(tree, Wanted(avoid=elsewhere)), alpha=affinity_of(matrix, known_profiled(), "").alpha,
-        plan=plan.hash, topology=tree.key,
+        plan=plan.key, topology=tree.key,
     )  # fmt: skip
     old = replace(from_table(problem, table, spots), spares=tuple(spares))
     return repair(problem, old, down=set(down), where=spots).placement.rank_table

@@ -132,7 +132,7 @@ class Here:
                 start = starts()
                 return Crew(
                     start=silenced(start) if ranks.silent else start, world=ranks.world, hosts=(this_host(),),
-                    suspicion=partial(suspicion_of, ranks), plan=ranks.plan.hash if ranks.plan else "",
+                    suspicion=partial(suspicion_of, ranks), plan=ranks.plan.key if ranks.plan else "",
                     beside=partial(collected, ranks),
                 )  # fmt: skip
 
@@ -299,23 +299,25 @@ def run_plan(plan: Plan, folder: Path, place: Place, *, silent: bool = False, op
     from plait.core.rank_table import NAME
     from plait.launch.run_folder import WORKER, write_run
 
-    assert plan.job is not None
+    job = plan.job
+    assert job is not None
     if not isinstance(place, Managed):
         import_module("plait.core.ring_writer")  # raises LaunchError where it was not built
     with RunLock(folder) as lock:
-        write_run(plan, folder)
+        plan = write_run(plan, folder)
         (folder / NAME).unlink(missing_ok=True)  # of an earlier start, elsewhere
         ranks = Ranks(
             module=WORKER, arguments=[str(folder)], world=plan.layout.world_size, logs=folder / "logs",
-            timeout=plan.job.run.timeout, lock=lock, silent=silent, folder=folder,
-            deadline=plan.job.run.call_deadline, first=plan.job.run.first_deadline, plan=plan,
-            restarts=plan.job.run.restarts, open_job=open_job,
+            timeout=job.run.timeout, lock=lock, silent=silent, folder=folder,
+            deadline=job.run.call_deadline, first=job.run.first_deadline, plan=plan,
+            restarts=job.run.restarts, open_job=open_job,
         )  # fmt: skip
         return place.run(ranks)
 
 
 def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
     from plait.core.host_memory import close_memory, open_memory
+    from plait.core.plan import CHANGED
     from plait.launch.supervisor import Supervisor
 
     assert ranks.folder is not None
@@ -323,9 +325,10 @@ def _kept_going(fleet: Fleet, ranks: Ranks) -> int:
         if ranks.plan and ranks.plan.job and ranks.plan.job.run.memory_every:
             held.callback(close_memory, ranks.folder)
             open_memory(ranks.folder)
-        return Supervisor(
+        supervisor = Supervisor(
             fleet, ranks.folder, ranks.logs, timeout=ranks.timeout, restarts=ranks.restarts, lock=ranks.lock
-        ).run()
+        )
+        return supervisor.run(ranks.plan.notes.get(CHANGED, "") if ranks.plan else "")
 
 
 def _watched(start: Start, ranks: Ranks) -> int:

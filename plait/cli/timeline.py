@@ -144,8 +144,8 @@ def _predicted(run: Path, obeyed: str, file: Path, steps: Sequence[int]) -> tupl
     from plait.plan.simulate import simulate_plan
 
     plan = Plan.read(file)
-    if plan.hash != obeyed:
-        problem = f"is plan {plan.hash[:12]}, and the last steps in {run} were of plan {obeyed[:12]}"
+    if plan.key != obeyed:
+        problem = f"is plan {plan.key[:12]}, and the last steps in {run} were of plan {obeyed[:12]}"
         raise JobError(problem, file=str(file), fix=f"The plan that it obeyed is {run / 'plan.json'}")
     table = table_of(simulate_plan(plan).timeline(steps))
     return table, kinds_of_measured_costs(table) if plan.costs else ()

@@ -78,12 +78,12 @@ def tools() -> Tools:
         from plait.diagnose.recording import grid_of, with_axes
         from plait.plan.simulate import simulate_plan
 
-        if plan.hash not in simulated:
+        if plan.key not in simulated:
             try:
-                simulated[plan.hash] = simulate_plan(plan)
+                simulated[plan.key] = simulate_plan(plan)
             except PlaitError:
-                simulated[plan.hash] = None
-        found = simulated[plan.hash]
+                simulated[plan.key] = None
+        found = simulated[plan.key]
         if found is None:
             return None
         places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}

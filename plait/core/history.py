@@ -50,14 +50,21 @@ class History:
         )  # fmt: skip
         self._write()
 
-    def begin_again(self, world: int, hosts: Sequence[str], plan: str, *, again: bool) -> None:
+    def begin_again(self, world: int, hosts: Sequence[str], plan: str, *, again: bool, changed: str = "") -> None:
         """One more, by another process than the one before, whose logs are kept. again: it was started
-        because that one failed, so that it has waited since, in a queue, too."""
+        because that one failed, so that it has waited since, in a queue, too. changed: by whoever started it
+        first, in words."""
         before = self.last if self.attempts and self.last.outcome in ("failed", "cut off") else None
         if before:
             self.put_aside(self.folder / "logs")
         ended = before.ended if before and again else None
-        self.begin(world, hosts, plan, wait=None if ended is None else rounded(max(0.0, time.time() - ended)))
+        self.begin(
+            world,
+            hosts,
+            plan,
+            changed="" if again else changed,
+            wait=None if ended is None else rounded(max(0.0, time.time() - ended)),
+        )
 
     def put_aside(self, logs: Path) -> Path:
         """Keep the logs and the verdict of the last attempt, which the next would write over; where."""

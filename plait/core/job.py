@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -55,6 +55,11 @@ PLANNED = ("train.micro_batch_size", *(f"strategy.{key}" for key in PLANNABLE))
 """Settings that the planner can choose."""
 _NO_NUMBERS = ("steps", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "log_every", "on_nan")
 """Of training, what changes nothing of what a step computes."""
+TUNED = ("learning_rate", "min_learning_rate", "warmup_steps", "lr_decay_style", "lr_decay_steps", "lr_wsd_decay_steps",
+         "weight_decay", "betas", "eps", "clip_norm")  # fmt: skip
+"""Of training, what may be another when a run goes on: later steps compute other numbers, from the same state
+and in the same time."""
+_TUNED_KEYS = frozenset(f"train.{key}" for key in TUNED)
 _PATHS = (
     ("model", "huggingface"),
     ("data", "text"),
@@ -64,6 +69,24 @@ _PATHS = (
     ("cluster", "profile"),
     ("kubernetes", "pod"),
 )
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that is another than before. allowed: it may be, when a run goes on.
+
+    >>> str(Change("train.clip_norm", 1.0, 0.5, True))
+    'train.clip_norm was 1.0 and is 0.5'
+    """
+
+    key: str
+    before: Any
+    now: Any
+    allowed: bool
+
+    def __str__(self) -> str:
+        before, now = ("not set" if value is None else shown(value) for value in (self.before, self.now))
+        return f"{self.key} was {before} and is {now}"
 
 
 class Job(Section):
@@ -329,13 +352,33 @@ class Job(Section):
         return digest(self.to_dict())
 
     @property
-    def fingerprint(self) -> str:
-        """A hash of everything that decides the numbers a run computes; not of names, logging or how long it
-        runs."""
+    def _fixed(self) -> dict[str, Any]:
+        """By key, what stays the same as long as a run does: model, data, and how its state is shaped."""
+        return {key: value for key, value in self._numbers.items() if key not in _TUNED_KEYS}
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        """By key, everything that decides the numbers a run computes."""
         values = self.to_dict()
-        for key in _NO_NUMBERS:
-            values["train"].pop(key)
-        return digest([values["model"], values["data"], values["train"]])
+        named = {f"{section}.{key}": value for section in ("model", "data", "train")
+                 for key, value in values[section].items()}  # fmt: skip
+        return {key: value for key, value in named.items() if key.removeprefix("train.") not in _NO_NUMBERS}
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what stays the same as long as a run does; not of names, logging, how long it runs, or
+        learning rates."""
+        return digest(self._fixed)
+
+    def changes(self, old: Job) -> tuple[Change, ...]:
+        """What decides numbers, and is another than in ``old``; what may not be comes first."""
+        now, before = self._numbers, old._numbers
+        found = [
+            Change(key, before.get(key), now.get(key), key in _TUNED_KEYS)
+            for key in {**now, **before}
+            if before.get(key) != now.get(key)
+        ]
+        return tuple(sorted(found, key=lambda one: one.allowed))
 
     def __hash__(self) -> int:
         return hash(self.content_hash)

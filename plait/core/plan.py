@@ -2,8 +2,8 @@
 
 ``plait.plan.make`` makes it from a job and a cluster, before any rank starts. What it leaves open, because
 only timed steps can tell, stands in ``choices``; ``refine`` (``plait.core.refine``) closes it once. The hash
-is stamped on checkpoints and timelines. The runtime never amends a plan: where it cannot do what the plan
-says, it stops.
+stands in the file; ``key``, of what ranks do in a step, is stamped on checkpoints and timelines. The runtime
+never amends a plan: where it cannot do what the plan says, it stops.
 
 The lists of segment ops that ranks run are not in the file. They are a function of what is (``segment_lists``
 of model, strategy, stage and costs); at start ranks compare the hashes of the lists that they made.
@@ -153,8 +153,14 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over the content, 64 hex digits."""
+        """sha256 over the content, 64 hex digits: stands in the plan's file."""
         return digest(self.to_dict())
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 over what ranks do in a step, and where. Records and checkpoints are stamped with it: jobs
+        that differ in how long they run, what they log or how fast they learn have the same."""
+        return digest({key: value for key, value in self.to_dict().items() if key not in ("job", "origin")})
 
     @cached_property
     def intent(self) -> str:
@@ -179,12 +185,9 @@ class Plan:
         except JobError as error:
             fix = "Remove this file to have the run planned anew; its checkpoints stay"
             raise JobError(error.problem, file=error.file, key=error.key, fix=fix) from None
-        if (old.job and old.job.fingerprint) != (self.job and self.job.fingerprint):
-            raise JobError(
-                "holds a run of another job (model, data or training settings differ)",
-                file=str(file.parent),
-                fix="Give this run another name with run.name=NAME, or remove the folder",
-            )
+        if problem := _another(old.job, self.job):
+            fix = "Give this run another name with run.name=NAME, or remove the folder"
+            raise JobError(f"holds a run of another job: {problem}", file=str(file.parent), fix=fix)
         return old
 
     # ---- the file ----
@@ -288,6 +291,21 @@ def _complete(values: dict[str, Any]) -> Plan:
     if (layers := sum(stage.num_layers for stage in plan.stages)) != plan.model.num_layers:
         raise JobError(f"{layers} layers, and the model has {plan.model.num_layers}", key="stage_layers")
     return plan
+
+
+CHANGED = "changed"
+"""The note that says which settings a run goes on with are others than at the start before."""
+NAMED = 3
+"""Settings that are named when a folder holds a run of another job."""
+
+
+def _another(old: Job | None, new: Job | None) -> str:
+    """In what two jobs differ that a run cannot change on its way; empty if in nothing."""
+    if old is None or new is None:
+        return "" if old is new else "one of the two was planned without a job file"
+    wrong = [str(one) for one in new.changes(old) if not one.allowed]
+    more = [f"{len(wrong) - NAMED} more settings differ"] if len(wrong) > NAMED else []
+    return "; ".join([*wrong[:NAMED], *more])
 
 
 def _job(values: dict[str, Any]) -> Job:

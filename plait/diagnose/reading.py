@@ -74,7 +74,7 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     plan = _plan(folder / "plan.json", notes)
     timeline = folder / "timeline"
     sums = [] if spans else rollup_files(timeline)
-    ops, rollups = read_tables(sums or timeline_files(timeline), plan.hash if plan else None, notes)
+    ops, rollups = read_tables(sums or timeline_files(timeline), plan.key if plan else None, notes)
     if ops.is_empty() and rollups.is_empty():
         with suppress(FileNotFoundError, NotADirectoryError):
             os.listdir(timeline)  # raises PermissionError, which says more than that there is nothing
@@ -105,7 +105,7 @@ def glance(folder: Path) -> tuple[Glance, pl.DataFrame] | None:
     where it has none, as runs of earlier versions."""
     notes: list[str] = []
     plan = _plan(folder / "plan.json", notes)
-    found = read_totals(folder / "timeline", plan.hash if plan else None)
+    found = read_totals(folder / "timeline", plan.key if plan else None)
     if found is None:
         return None
     ranks = found.segments["rank"].unique().sort().to_list()

@@ -24,7 +24,7 @@ from plait.core.errors import LaunchError, PlaitError, RankFailure
 from plait.core.history import History, newest_checkpoint
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
-from plait.core.plan import Plan
+from plait.core.plan import CHANGED, Plan
 from plait.core.process import command_of
 from plait.core.progress import Progress
 from plait.core.rank_table import NAME, RankTable
@@ -61,7 +61,7 @@ def _launch(pod: PodEnv, said: dict[str, Any], early: deque[int], suspicion: Sus
             lock = None
             if plan:
                 lock = held.enter_context(RunLock(folder))
-                write_run(plan.continued(folder / "plan.json"), folder)
+                plan = write_run(plan.continued(folder / "plan.json"), folder)
             status = _noted(pod, said, early, lock, plan, suspicion)
     except PlaitError as error:
         message, status = str(error), error.exit_status
@@ -84,7 +84,8 @@ def _noted(
         return _run(pod, said, early, lock, Progress(world), None)
     history = History(folder)
     hosts = _table(pod, said["nodes"], world).hosts
-    history.begin_again(world, hosts, plan.hash, again=last_job(folder) == pod.run)
+    again, changed = last_job(folder) == pod.run, plan.notes.get(CHANGED, "")
+    history.begin_again(world, hosts, plan.key, again=again, changed=changed)
 
     def run(progress: Progress) -> int:
         return _run(pod, said, early, lock, progress, suspicion(plan, folder))

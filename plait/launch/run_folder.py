@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from plait.core.codec import read_table
 from plait.core.errors import DO_NOT_RETRY as DO_NOT_RETRY
+from plait.core.errors import JobError
 from plait.core.files import explained, replacing
 from plait.core.history import newest_checkpoint
-from plait.core.plan import Plan
+from plait.core.job import Job
+from plait.core.plan import CHANGED, Plan
+from plait.launch.watch import say
 
 WORKER = "plait.train.worker"
 """The module that every rank of a run is."""
 
 
-def write_run(plan: Plan, folder: Path) -> None:
-    """What ranks read, and what people read of it. The caller holds the run's lock."""
-    assert plan.job is not None
+def write_run(plan: Plan, folder: Path) -> Plan:
+    """Write what ranks read, and what people read of it. Returns the plan as it stands there: its note
+    ``changed`` says which settings are others than at the start before. The caller holds the run's lock."""
+    job = plan.job
+    assert job is not None
+    plan = _with_changes(plan, job, folder)
     with explained(f"the run folder {folder} cannot be written", fix="Choose another with run.folder=FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "job.toml") as path:
-            path.write_text(plan.job.to_toml())
+            path.write_text(job.to_toml())
         plan.write(folder / "plan.json")
+    return plan
+
+
+def _with_changes(plan: Plan, job: Job, folder: Path) -> Plan:
+    """The plan with a note on what has changed since the one in ``folder``, if that can be told."""
+    notes = {key: note for key, note in plan.notes.items() if key != CHANGED}
+    with suppress(JobError):  # there is none, or none that can be read
+        old = Plan.read(folder / "plan.json").job
+        if changed := "; ".join(map(str, job.changes(old))) if old else "":
+            notes[CHANGED] = changed
+            say(f"the run goes on with other settings: {changed}")
+    return replace(plan, notes=notes)
 
 
 STARTS = "starts.json"
@@ -30,20 +50,25 @@ STARTS = "starts.json"
 
 def last_job(folder: Path) -> str:
     """The cluster manager's job of the last start that failed; empty if there was none."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder / STARTS).read_text())["job"])
-    return ""
+    job, _ = _starts(folder)
+    return job
 
 
 def starts_in_vain(folder: Path, job: str, before: int) -> int:
     """How many starts of the cluster manager's ``job`` in a row, this one last, saved no new checkpoint.
     before: the newest one when this start began."""
-    file = folder / STARTS
-    vain = 0
-    with suppress(OSError, ValueError, KeyError):
-        noted = json.loads(file.read_text())
-        vain = int(noted["vain"]) if noted["job"] == job else 0
-    vain = 0 if newest_checkpoint(folder) > before else vain + 1
-    with replacing(file) as draft:
+    noted, vain = _starts(folder)
+    vain = 0 if newest_checkpoint(folder) > before else 1 + (vain if noted == job else 0)
+    with replacing(folder / STARTS) as draft:
         draft.write_text(json.dumps({"job": job, "vain": vain}) + "\n")
     return vain
+
+
+def _starts(folder: Path) -> tuple[str, int]:
+    """The job that ``starts.json`` tells of, and its starts in vain; a file that is damaged tells of none."""
+    with suppress(OSError, ValueError):
+        noted = read_table(folder / STARTS)
+        job, vain = noted.get("job"), noted.get("vain")
+        if isinstance(job, str) and isinstance(vain, int) and vain >= 0:
+            return job, vain
+    return "", 0

@@ -21,7 +21,7 @@ from plait.core.errors import JobError, LaunchError, PlacementError, PlaitError
 from plait.core.history import History, newest_checkpoint
 from plait.core.hostlist import expand
 from plait.core.lock import RunLock
-from plait.core.plan import Plan
+from plait.core.plan import CHANGED, Plan
 from plait.core.process import command_of
 from plait.core.progress import Progress
 from plait.core.rank_table import NAME, RankTable
@@ -38,11 +38,10 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 def run(
     folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None,
-    plan: str | None = None, device: str = "auto", suspicion: Callable[[], Suspicion | None] = lambda: None,
+    plan: Plan | None = None, device: str = "auto", suspicion: Callable[[], Suspicion | None] = lambda: None,
 ) -> int:  # fmt: skip
-    """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the hash of
-    that which they obey, if they train: this start goes into the run's history then. device: as
-    ``run.device``. suspicion: what finds out why they hang; made when the evidence of the start before is put
+    """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the one
+    that they obey, if they train: this start goes into the run's history then. device: as ``run.device``. suspicion: what finds out why they hang; made when the evidence of the start before is put
     aside."""
     job, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)
@@ -57,7 +56,8 @@ def run(
     if plan is None:
         return start(Progress(world_size))
     history = History(folder)
-    history.begin_again(world_size, table.hosts, plan, again=cluster_job()[1] > 0)
+    changed = plan.notes.get(CHANGED, "")
+    history.begin_again(world_size, table.hosts, plan.key, again=cluster_job()[1] > 0, changed=changed)
     return history.attempt(start, Progress(world_size, stepped=lambda one: history.goes_on(one, say)))
 
 
@@ -147,7 +147,7 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
         try:
             with RunLock(folder) as lock:
                 status = run(
-                    folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock, plan=plan.hash,
+                    folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock, plan=plan,
                     device=plan.job.run.device, suspicion=partial(suspicion, plan, folder),
                 )  # fmt: skip
         except PlaitError as error:

@@ -98,9 +98,10 @@ class Supervisor:
         self._manner: tuple[str, int] | None = None
         self._stopping = False
 
-    def run(self) -> int:
-        """See the run to its end; returns and raises what ``run_ranks`` does, for the last attempt."""
-        changed, ended = "", None
+    def run(self, changed: str = "") -> int:
+        """See the run to its end; returns and raises what ``run_ranks`` does, for the last attempt. changed:
+        since the start before, in words."""
+        ended = None
         with catching_signals() as signals:
             while True:
                 waited = None if ended is None else rounded(time.monotonic() - ended)

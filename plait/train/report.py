@@ -60,7 +60,7 @@ class Reporter:
             return
         self._metrics.check()
         started = {"steps": done, "seconds": seconds, "tokens": tokens}  # the latter two since this start
-        summary = {**started, "plan": plan.hash, "strategy": plan.strategy.to_dict(), "latest": finite(self.last)}
+        summary = {**started, "plan": plan.key, "strategy": plan.strategy.to_dict(), "latest": finite(self.last)}
         try:
             with replacing(self.folder / "summary.json") as partial:
                 partial.write_text(json.dumps(summary, indent=2) + "\n")

@@ -54,7 +54,7 @@ class Session:
         control.doing("building the model")
         self._meter = device.memory_meter()
         self._told: list[Any] = []
-        self.recorder = open_recorder(folder, rank, plan.hash, device, report.missing("the ring"))
+        self.recorder = open_recorder(folder, rank, plan.key, device, report.missing("the ring"))
         part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
         agree(part)
         if job.train.init_from:
@@ -126,7 +126,7 @@ class Session:
             plan.write(self.folder / "plan.json")
         settled = part.under(plan)
         agree(settled)
-        self.recorder.ring.obeys(plan.hash)
+        self.recorder.ring.obeys(plan.key)
         return settled
 
     def _compile(self, part: Part) -> None:
@@ -147,7 +147,7 @@ class Session:
             return None
         several = rank.world_size > rank.local_world_size and self.job.run.memory_neighbour
         return Memory(
-            memory_of(self.folder) / this_host(), plan=self.part.plan.hash,
+            memory_of(self.folder) / this_host(), plan=self.part.plan.key,
             neighbour=rank.local_world_size if several else 0, group=new_group() if dist.is_initialized() else None,
         )  # fmt: skip
 
@@ -273,4 +273,4 @@ class Session:
 
     def _state(self) -> dict[str, Any]:
         skipped = self.optimizer.skipped  # updates are counted without them
-        return {"data": self.feed.identity, "plan": self.part.plan.hash, "skipped": skipped}
+        return {"data": self.feed.identity, "plan": self.part.plan.key, "skipped": skipped}

@@ -177,7 +177,7 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
         RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
     if rank.rank or control.launched:
         return _joined(plan, rank, control, folder, store)
-    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan.hash, rank, control)
+    return kept(lambda: _joined(plan, rank, control, folder, store), folder, plan, rank, control)
 
 
 def _joined(plan: Plan, rank: RankEnv, control: Control, folder: Path, store: Store | None) -> int:

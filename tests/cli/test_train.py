@@ -63,12 +63,12 @@ def test_a_run_leaves_everything_it_promises(finished: Path) -> None:
     assert 0 < found[-1]["communication_seconds"] < found[-1]["seconds"]
     plan = Plan.read(run / "plan.json")
     whole = Timeline.concat([Timeline.read_parquet(path) for path in sorted((run / "timeline").glob("*.parquet"))])
-    assert whole.plan_hash == plan.hash
+    assert whole.plan_hash == plan.key
     assert {span.rank for span in whole.spans} == {0, 1}
     assert {span.name for span in whole.spans if span.kind == "comm"} >= {"embed.R0", "attn1.R1", "mlp0.C1", "head.F0"}
     assert hidden(s for s in whole.spans if s.rank == 0 and s.step == 11).total > 0
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["steps"], summary["tokens"], summary["plan"]) == (12, 12 * 4 * 16, plan.hash)
+    assert (summary["steps"], summary["tokens"], summary["plan"]) == (12, 12 * 4 * 16, plan.key)
     assert summary["seconds"] > sum(m["seconds"] for m in found)
     assert summary["latest"] == found[-1]
 
@@ -128,7 +128,7 @@ def test_ctrl_c_saves_and_the_same_command_resumes(finished: Path, tmp_path: Pat
 def test_another_job_under_the_same_name_is_refused(finished: Path) -> None:
     run = finished.parent / "runs" / "job"
     before = {name: (run / name).read_bytes() for name in ("metrics.jsonl", "job.toml", "plan.json")}
-    assert_refused(train(finished, "train.learning_rate=0.5"), "another job", "run.name")
+    assert_refused(train(finished, "train.seed=7"), "another job: train.seed was 0 and is 7", "run.name")
     assert {name: (run / name).read_bytes() for name in before} == before
 
 

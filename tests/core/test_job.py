@@ -227,6 +227,18 @@ def test_the_hash_follows_the_content_and_the_fingerprint_only_what_is_computed(
     assert longer.fingerprint == job.fingerprint != other.fingerprint
 
 
+def test_what_has_changed_is_told_by_key_with_both_values(job_file) -> None:
+    job = Job.read(job_file(MODEL))
+    other = job.changed(["train.learning_rate=0.01", "train.steps=7", "train.seed=2", "model.vocab=300", "run.name=b"])
+    assert [(one.key, one.allowed) for one in other.changes(job)] == [
+        ("model.vocab", False), ("train.seed", False), ("train.learning_rate", True),
+    ]  # fmt: skip
+    assert str(other.changes(job)[1]) == "train.seed was 0 and is 2"
+    assert str(job.changes(other)[2]) == "train.learning_rate was 0.01 and is 0.0003"
+    assert str(other.changes(job)[0]) == "model.vocab was not set and is 300"
+    assert job.changes(job) == ()
+
+
 @pytest.mark.system
 def test_reading_a_job_loads_nothing_heavy() -> None:
     code = (

@@ -41,10 +41,49 @@ def test_a_plan_reads_back_equal_with_an_equal_hash(plan: Plan, tmp_path: Path) 
 def test_another_jobs_plan_is_refused(plan: Plan, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     assert plan.continued(file) is plan
-    make(train={"learning_rate": 1e-5}).write(file)
+    make(train={"seed": 1}, data={"sequence_length": 64}).write(file)
     with pytest.raises(JobError, match=r"another job.*run\.name") as caught:
         plan.continued(file)
     assert caught.value.file == str(tmp_path)
+    assert "data.sequence_length was 64 and is" in str(caught.value)
+    assert "train.seed was 1 and is 0" in str(caught.value)
+
+
+def test_of_many_settings_that_differ_some_are_named(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    make(
+        train={"seed": 1, "precision": "bf16-mixed", "init_from": "/x"}, data={"seed": 1, "sequence_length": 64}
+    ).write(file)
+    with pytest.raises(JobError, match=r"; 2 more settings differ\. Give this run") as caught:
+        plan.continued(file)
+    assert str(caught.value).count(" was ") == 3
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"learning_rate": 1e-5}, {"clip_norm": 0.1}, {"weight_decay": 0.0}, {"betas": (0.8, 0.9)}, {"eps": 1e-6},
+        {"warmup_steps": 7}, {"lr_decay_style": "wsd"}, {"lr_decay_steps": 500}, {"min_learning_rate": 1e-6},
+        {"steps": 900}, {"log_every": 3}, {"checkpoint_every": 5}, {"keep_checkpoints": 1}, {"eval_every": 0},
+        {"eval_batches": 2}, {"on_nan": "skip"},
+    ],
+)  # fmt: skip
+def test_what_ranks_do_in_a_step_is_one_thing_and_how_a_run_is_called_another(
+    tmp_path: Path, train: dict[str, Any]
+) -> None:
+    """Such settings may change in a folder: the run goes on with its plan, and its records stay readable."""
+    file, asked = tmp_path / "plan.json", {"strategy": {"slices": "auto"}}
+    refined = refine(make(**asked), Measurements())
+    refined.write(file)
+    again = make(**asked, train=train, run={"timeout": 60.0, "timeline_steps": 5, "loggers": ["wandb"]}).continued(file)
+    assert again.hash != refined.hash
+    assert again.key == refined.key and again.strategy == refined.strategy
+    assert Plan.read(file).key == refined.key
+
+
+def test_another_shape_has_another_key(plan: Plan) -> None:
+    assert replace(plan, strategy=replace(plan.strategy, p2=2)).key != plan.key
+    assert replace(plan, notes={"a": "b"}, origin="c", job=None).key == plan.key
 
 
 def test_a_damaged_plan_of_a_run_is_refused_with_the_way_out(plan: Plan, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def write_run(folder: Path, job: Job, *, hosts: int = 0) -> Path:
     for (rank,), own in spans.group_by("rank"):
         own.write_parquet(
             folder / "timeline" / f"rank-{int(str(rank)):05d}-step-{job.steps:08d}.parquet",
-            metadata={"plait.timeline.version": "1", "plait.plan": plan.hash},
+            metadata={"plait.timeline.version": "1", "plait.plan": plan.key},
         )
     if hosts:
         names = tuple(f"h{n}" for n in range(hosts))

@@ -45,7 +45,7 @@ def compare(pool: Pool, values: dict[str, Any]) -> None:
     plan = found[0][0]
     for cluster in (None, Cluster.preset("a100-80")):
         timeline = simulate_plan(plan, cluster).timeline(range(recording.STEPS))
-        assert timeline.plan_hash == plan.hash
+        assert timeline.plan_hash == plan.key
         predicted = {facts(span): span.bytes for span in timeline.spans}
         measured = {facts(span): span.bytes for _, spans in found for span in spans}
         assert len(predicted) == len(timeline.spans)

@@ -139,7 +139,7 @@ def test_a_whole_model_is_its_list_once_for_every_micro_batch() -> None:
     actions = segment_order(graph, "domino", plan.costs, 4)
     once = simulate(graph, actions, plan.costs, 4)
     timeline = simulate_plan(plan).timeline((5, 6))
-    assert timeline.plan_hash == plan.hash
+    assert timeline.plan_hash == plan.key
     assert set(lanes(timeline)) == {(step, rank) for step in (5, 6) for rank in (0, 1)}
     for spans in lanes(timeline).values():
         kinds = {"run": "compute", "start": "comm", "wait": "wait"}

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
         columns = {
             name: coded(own[name]) if own.schema[name] == pl.String else own[name].to_numpy() for name in COLUMNS
         }
-        source = Source(plan=plan_of(SLOW).hash, began=0, rings=dict.fromkeys(ranks, (1, 11)))
+        source = Source(plan=plan_of(SLOW).key, began=0, rings=dict.fromkeys(ranks, (1, 11)))
         write_rollup(rollup_file(folder / "timeline", ranks, 0), columns, source)
     return folder
 

@@ -164,7 +164,7 @@ class Live:
     def _of_the_job(self) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
-        plans = {header.plan for header in self._headers.values()} or {self.plan.hash}
+        plans = {header.plan for header in self._headers.values()} or {self.plan.key}
         host = next((header.host for header in self._headers.values()), "")
         strategy = self.plan.strategy
         yield InfoMetricFamily(

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from plait.core.env import RankEnv, this_host
 from plait.core.history import History
+from plait.core.plan import CHANGED, Plan
 from plait.core.progress import Progress
 from plait.train.machine.control import Control
 
 
-def kept(run: Callable[[], int], folder: Path, plan: str, rank: RankEnv, control: Control) -> int:
-    """What ``run`` returns or raises, as the start's line in the run's ``attempts.jsonl``. plan: its hash."""
+def kept(run: Callable[[], int], folder: Path, plan: Plan, rank: RankEnv, control: Control) -> int:
+    """What ``run`` returns or raises, as the start's line in the run's ``attempts.jsonl``."""
     history = History(folder)
 
     def look() -> None:
@@ -38,7 +39,8 @@ def kept(run: Callable[[], int], folder: Path, plan: str, rank: RankEnv, control
 
     progress = Progress(1, stepped=lambda one: history.goes_on(one, _say))
     hosts = (this_host(),) if rank.local_world_size == rank.world_size else ()
-    history.begin_again(rank.world_size, hosts, plan, again=rank.attempt > 0)
+    changed = plan.notes.get(CHANGED, "")
+    history.begin_again(rank.world_size, hosts, plan.key, again=rank.attempt > 0, changed=changed)
     control.always(look)
     return history.attempt(attempt, progress)
 

@@ -1,0 +1,47 @@
+"""What launchers write into a run's folder, and what they read of earlier starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.core.cluster import HERE
+from plait.core.job import Job
+from plait.core.plan import Plan
+from plait.launch.run_folder import STARTS, last_job, starts_in_vain, write_run
+from plait.plan.make import make_plan
+
+MODEL = {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 4}
+
+
+def planned(**train: object) -> Plan:
+    job = Job.from_dict({"model": MODEL, "train": train, "strategy": {"tp": 1, "slices": {"p1": 1, "p2": 1}}})
+    return make_plan(job, HERE, vocab=257)
+
+
+def test_settings_that_are_others_than_at_the_start_before_are_said_and_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "changed" not in write_run(planned(), tmp_path).notes
+    assert capsys.readouterr().err == ""
+    plan = write_run(planned(learning_rate=1e-5, steps=9).continued(tmp_path / "plan.json"), tmp_path)
+    what = "train.learning_rate was 0.0003 and is 1e-05"
+    assert plan.notes["changed"] == what and Plan.read(tmp_path / "plan.json").notes["changed"] == what
+    assert capsys.readouterr().err == f"plait: the run goes on with other settings: {what}\n"
+    again = write_run(planned(learning_rate=1e-5).continued(tmp_path / "plan.json"), tmp_path)
+    assert "changed" not in again.notes
+    assert capsys.readouterr().err == ""
+
+
+DAMAGED = ["", "null", "[]", "[" * 60_000, '{"job": 1, "vain": 2}', '{"job": "a", "vain": Infinity}',
+           '{"job": "a", "vain": "2"}', '{"job": "a", "vain": -1}', "\x00"]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_count_of_starts_begins_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / STARTS).write_text(content)
+    assert last_job(tmp_path) == ""
+    assert starts_in_vain(tmp_path, "a", before=0) == 1
+    assert (last_job(tmp_path), starts_in_vain(tmp_path, "a", before=0)) == ("a", 2)
+    assert starts_in_vain(tmp_path, "b", before=0) == 1
