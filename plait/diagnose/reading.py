@@ -147,7 +147,7 @@ def placed(tables: Tables, folder: Path, steps: int) -> Recording:
     notes: list[str] = []
     plan = _plan(folder / "plan.json", notes)
     hosts, agree = _hosts(folder, notes)
-    obeyed = plan if plan and plan.hash == tables.plan_hash else None
+    obeyed = plan if plan and plan.key == tables.plan_hash else None
     spans = _on_one_clock(spans, folder, notes)
     return recorded(spans, tables.rollups.clear(), obeyed, hosts=hosts, clocks_agree=agree)
 

@@ -40,9 +40,9 @@ def run(
     folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None,
     plan: Plan | None = None, device: str = "auto", suspicion: Callable[[], Suspicion | None] = lambda: None,
 ) -> int:  # fmt: skip
-    """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the one
-    that they obey, if they train: this start goes into the run's history then. device: as ``run.device``. suspicion: what finds out why they hang; made when the evidence of the start before is put
-    aside."""
+    """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the one that
+    they obey, if they train: this start goes into the run's history then. device: as ``run.device``.
+    suspicion: what finds out why they hang; made when the evidence of the start before is put aside."""
     job, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)
     gpus = 0 if device == "cpu" else slurm.gpus_of_job(job)

@@ -25,7 +25,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tp", [2, 3], ids=["ranks", "forked ranks"])
 def test_training_imports_nothing_from_beside_the_job(folder: Path, tp: int) -> None:
     job = write_job(folder, steps=2)

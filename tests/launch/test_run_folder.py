@@ -12,6 +12,7 @@ from plait.core.plan import Plan
 from plait.launch.run_folder import STARTS, last_job, starts_in_vain, write_run
 from plait.plan.make import make_plan
 
+TIER = "unit"
 MODEL = {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 4}
 
 

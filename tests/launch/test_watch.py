@@ -14,6 +14,8 @@ from plait.core.errors import DO_NOT_RETRY, CheckpointError, JobError, NotFinite
 from plait.core.progress import Progress
 from plait.launch.watch import Rank, Watch
 
+TIER = "unit"
+
 
 class Ended:
     """A process that has ended with a status."""
