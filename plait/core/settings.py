@@ -114,7 +114,7 @@ class TrainSection(Section):
     """Type of parameters and activations. ``bf16-mixed`` keeps weights, gradients and moments in fp32 too."""
     on_nan: OnNan = "stop"
     """What to do when loss or gradients are not finite: ``stop`` ends the run with its last good checkpoint;
-    ``skip`` leaves this update out and goes on, up to twenty times in a row."""
+    ``skip`` leaves this update out and goes on, up to twenty times in a row; meanwhile nothing is saved."""
     seed: Seed = 0
     """Seed of initial weights and dropout."""
     eval_every: Natural = 100
@@ -124,7 +124,7 @@ class TrainSection(Section):
     checkpoint_every: Natural = 100
     """Steps between checkpoints. 0: at the end only."""
     keep_checkpoints: Count = 2
-    """How many checkpoints stay on disk."""
+    """How many checkpoints stay on disk. 1: the one before stays as well, until the next is begun."""
     log_every: Count = 10
     """Steps between printed lines; ``metrics.jsonl`` has every step."""
     init_from: str | None = None

@@ -62,8 +62,8 @@ class Session:
         settings = {"betas": job.train.betas, "eps": job.train.eps, "weight_decay": job.train.weight_decay}
         self.optimizer = Optimizer(part.models, part.gradients, **settings)
         self.part = self._settled(part)
-        self.saved = 0
-        """Step of the last good checkpoint."""
+        self._doubtful = 0
+        """Step of the newest checkpoint, as long as no finite step was made from it."""
         self.checkpoints = Checkpoints(
             folder / "checkpoints",
             self.optimizer.held,
@@ -71,6 +71,7 @@ class Session:
             group=new_group() if dist.is_initialized() else None,
             beside=self._meter.taken,
         )
+        self.checkpoints.before_it_counts = report.sync
         control.writing = lambda: self.checkpoints.writing
         self.memory = self._memory(rank)
 
@@ -86,12 +87,8 @@ class Session:
             done = self._steps(start)
             check_state(self.optimizer, self.part.groups, done)
         except NotFinite as error:
-            self.checkpoints.finish()
-            last = f"The last good checkpoint is that of step {self.saved}."
-            raise NotFinite(f"{error} {last if self.saved else 'There is no checkpoint yet.'}") from None
-        self.control.doing(f"saving after step {done}", step=done, patient=True)
-        with self.recorder.during(Kind.CHECKPOINT, "checkpoint", step=done - 1):
-            self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=True)
+            raise NotFinite(f"{error} {self._where_to_go_on()}".rstrip()) from None
+        self._write(done, wait=True)
         if self.memory:
             self.memory.finish()
         self.recorder.ring.close()
@@ -162,6 +159,11 @@ class Session:
     def _resume(self) -> int:
         """Load the newest usable state, if there is one; returns the number of steps already done."""
         restored = self._restored()
+        for step, name in self.checkpoints.passed_over:
+            if step > (restored.step if restored else 0):
+                where = f"after step {restored.step}" if restored else "from the beginning"
+                self.report.say(f"steps after step {step} were not finite: its checkpoint is passed over ({name}), and "
+                                f"the run goes on {where}")  # fmt: skip
         if restored is None:
             return 0
         for warning in restored.warnings:
@@ -175,7 +177,7 @@ class Session:
         if self.part.shards:
             self.part.shards.publish()
         self.report.say(f"resuming after step {step}")
-        self.saved = step
+        self._doubtful = step
         return step
 
     # ---- training ----
@@ -209,6 +211,7 @@ class Session:
                 on_nan=job.on_nan,
             )
             asked = result.stop
+            self._doubtful = self._doubtful if self.optimizer.skipped_in_a_row else 0
             if is_measured:
                 self._meter.end()
             metrics = {"step": done + 1, **result.metrics, "learning_rate": rate(done)}
@@ -229,9 +232,13 @@ class Session:
         if self.part.evaluator and (done % job.eval_every == 0 or last):
             metrics["eval_loss"] = self._evaluate(self.part.evaluator, done)
         self.report.step(metrics, show=done % job.log_every == 0 or last or "eval_loss" in metrics)
+        skipping = self.optimizer.skipped_in_a_row
         if job.checkpoint_every and done % job.checkpoint_every == 0 and not last and not asked:
-            self._save(done)
-        elif self.memory and done % self.job.run.memory_every == 0 and not last and not asked:
+            if skipping:
+                self.report.say(f"warning: no checkpoint after step {done}: the last {skipping} updates were left out")
+            else:
+                self._save(done)
+        elif self.memory and not skipping and done % self.job.run.memory_every == 0 and not last and not asked:
             self.control.doing(f"copying the state after step {done}", step=done)
             check_state(self.optimizer, self.part.groups, done)
             self.memory.keep(done, self.optimizer.state(), self._state())
@@ -261,15 +268,38 @@ class Session:
         """Start a checkpoint; if the one before could not be written (a full disk), that costs the
         checkpoint, or the run if the job says so."""
         check_state(self.optimizer, self.part.groups, done)
-        self.control.doing(f"saving after step {done}", step=done, patient=True)
         try:
-            with self.recorder.during(Kind.CHECKPOINT, "checkpoint", step=done - 1):
-                self.checkpoints.save(done, self.optimizer.state(), self._state())
-            self.saved = done
+            self._write(done)
         except CheckpointError as error:
             if self.job.run.on_save_failure == "stop" or not self.folder.is_dir():
                 raise
             self.report.say(f"warning: {str(error).rstrip('.')}. Training goes on.")
+
+    def _write(self, done: int, *, wait: bool = False) -> None:
+        """Begin to write a checkpoint; wait: and end."""
+        self.control.doing(f"saving after step {done}", step=done, patient=True)
+        if self.folder.is_dir() and not (self.folder / "checkpoints").is_dir():
+            self.report.say(
+                f"warning: {self.folder / 'checkpoints'} was removed while the run was on: it is made again"
+            )
+        finite = not self.optimizer.skipped_in_a_row
+        with self.recorder.during(Kind.CHECKPOINT, "checkpoint", step=done - 1):
+            self.checkpoints.save(done, self.optimizer.state(), self._state(), wait=wait, prune=finite)
+        self._doubtful = done
+
+    def _where_to_go_on(self) -> str:
+        """From which checkpoint the next start goes on, in a sentence. One from which no finite step was made
+        would lead to the same numbers and is set aside. Empty where a disk in trouble does not tell."""
+        aside = ""
+        try:
+            if self._doubtful and (name := self.checkpoints.pass_over(self._doubtful)):
+                aside = f"No finite step was made from the checkpoint of step {self._doubtful}: it is now {name}. "
+            newest = self.checkpoints.newest()
+        except CheckpointError as error:
+            return str(error)
+        if newest:
+            return f"{aside}The last good checkpoint is that of step {newest}."
+        return f"{aside}There is no checkpoint {'before it' if aside else 'yet'}; the next start begins anew."
 
     def _state(self) -> dict[str, Any]:
         skipped = self.optimizer.skipped  # updates are counted without them

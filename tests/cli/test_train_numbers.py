@@ -67,6 +67,34 @@ def test_a_nan_stops_the_run_by_name_and_the_last_good_checkpoint_goes_on(tmp_pa
     assert all(math.isfinite(m["loss"]) for m in metrics(job))
 
 
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_what_is_advised_after_nan_works_in_the_folder(tmp_path: Path, on_nan: str) -> None:
+    """The first update is finite and far too large: its checkpoint leads to NaN at any rate."""
+    job = write_job(tmp_path, steps=30, every=1)
+    run = tmp_path / "runs" / "job"
+    asked = ("strategy.tp=1", "train.eval_every=0", "train.keep_checkpoints=1", "train.warmup_steps=0",
+             f"train.on_nan={on_nan}")  # fmt: skip
+    done = train(job, *asked, "train.learning_rate=1e15")
+    assert done.returncode == 1, done.stdout + done.stderr
+    text = " ".join(done.stderr.split())
+    assert "No finite step was made from the checkpoint of step 1: it is now step-00000001.not-finite" in text
+    assert "Lower train.learning_rate" in text and "the next start begins anew" in text
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000001.not-finite"]
+    assert json.loads((run / "attempts.jsonl").read_text())["cause"] == "NotFinite"
+    again = train(job, *asked, "train.learning_rate=1e-3", "train.steps=4")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (
+        "its checkpoint is passed over (step-00000001.not-finite), and the run goes on from the beginning"
+        in again.stdout
+    )
+    assert "with other settings: train.learning_rate was 1000000000000000.0 and is 0.001" in " ".join(
+        again.stderr.split()
+    )
+    assert [m["step"] for m in metrics(job)] == [1, 2, 3, 4]
+    changed = [json.loads(line)["changed"] for line in (run / "attempts.jsonl").read_text().splitlines()]
+    assert changed == ["", "train.learning_rate was 1000000000000000.0 and is 0.001"]
+
+
 def test_an_update_may_be_left_out(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=6)
     done = train(job, "train.on_nan=skip", environ=sabotage(tmp_path, 3))

@@ -177,7 +177,7 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 def killed_at(stage: str, folder: Path) -> None:
-    """One process that completes step 1 and is killed while it writes step 2."""
+    """One process that completes step 1 and is killed while it writes the next."""
     model = build(GPT)
     checkpoints = Checkpoints(folder, held_of(model.pieces), keep=1)
     checkpoints.save(1, tensors_of(model, 1), {"n": 1}, wait=True)
@@ -187,8 +187,12 @@ def killed_at(stage: str, folder: Path) -> None:
         "rename": (Path, "rename", _last_rename),
         "delete": (shutil, "rmtree", _half_a_deletion),
     }[stage]
+    step = 2
+    if stage == "delete":  # the first goes when a step was made from the second
+        checkpoints.save(step, tensors_of(model, step), {"n": step}, wait=True)
+        step += 1
     with mock.patch.object(owner, name, deadly):
-        checkpoints.save(2, tensors_of(model, 2), {"n": 2}, wait=True)
+        checkpoints.save(step, tensors_of(model, step), {"n": step}, wait=True)
 
 
 def _half_a_file(folder: Path, *_: Any) -> None:

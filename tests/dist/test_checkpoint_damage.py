@@ -189,7 +189,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("only root may mount a small file system to fill")
     try:
-        one = One(tmp_path / "checkpoints", keep=1)
+        one = One(tmp_path / "checkpoints")
         (tmp_path / "ballast").write_bytes(b"x" * (shutil.disk_usage(tmp_path).free - 8192))
         if not announced:
             monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 1 << 40))
@@ -198,7 +198,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: b
             CheckpointError, match=r"no room for the checkpoint of step 3: it needs \d+ bytes.*step 2 is untouched"
         ):
             one.checkpoints.finish()
-        assert one.names() == ["step-00000002"]
+        assert one.names() == ["step-00000001", "step-00000002"]
         (tmp_path / "ballast").unlink()
         one.save(4)
         assert one.latest() == 4
@@ -238,8 +238,16 @@ def test_reading_leaves_a_running_job_alone(one: One) -> None:
     assert not (one.folder / "none").exists()
 
 
-def test_a_folder_that_is_gone_is_an_error(one: One) -> None:
+def test_a_folder_of_checkpoints_that_was_removed_alone_is_made_again(tmp_path: Path) -> None:
+    one = One(tmp_path / "run" / "checkpoints")
     shutil.rmtree(one.folder)
+    one.save(3)
+    assert one.names() == ["step-00000003"] and one.latest() == 3
+
+
+def test_the_folder_of_a_run_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    one = One(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(one.folder.parent)
     one.save(3, wait=False)
     with pytest.raises(CheckpointError, match=r"checkpoints: this folder is gone"):
         one.save(4, wait=False)
@@ -291,7 +299,7 @@ def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"rank-00007.safetensors: not what its rank wrote, seen from rank 0. .* all nodes share"
     ):
-        folder.commit(1, {"rank-00007.safetensors": (10, 0)}, {}, keep=1)
+        folder.commit(1, {"rank-00007.safetensors": (10, 0)}, {})
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ class Checkpoints:
     ``group``.
 
     held: what the tensors to save hold, by their names: ``Optimizer.held``, or ``held_of`` of a model's
-    pieces. keep: how many complete checkpoints stay on disk. group: a gloo group of all ranks, used for
+    pieces. keep: how many complete checkpoints stay on disk; of one the one before stays as well, until the
+    next begins. group: a gloo group of all ranks, used for
     nothing else, whose timeout bounds every wait for a rank; None for a single process. read_only: leave the
     folder as it is, so that a running job can be looked at; otherwise what a crash left in it is removed here
     and now. beside: asked on every rank by the thread that writes, after each checkpoint; what all said is
@@ -73,6 +74,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._step = 0
+        self._prune = True
         self._beside = beside
         self.told: list[Any] = []
         """What every rank said beside the last checkpoint, by rank; nothing before the first."""
@@ -92,11 +94,14 @@ class Checkpoints:
         """The step of the checkpoint that is being written right now; 0 if none is."""
         return self._step if self.saving else 0
 
-    def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], *, wait: bool = False) -> None:
+    def save(
+        self, step: int, tensors: Tensors, state: Mapping[str, Any], *, wait: bool = False, prune: bool = True
+    ) -> None:
         """Copy ``tensors`` to host memory and start writing them, with ``state`` (rank 0's, plain JSON
         values).
 
-        The tensors may be changed as soon as this returns. wait: finish before returning. Raises
+        The tensors may be changed as soon as this returns. wait: finish before returning. prune: older ones
+        may go; not where nobody knows of the newest whether steps from it are finite. Raises
         CheckpointError on every rank if this checkpoint could not be completed (wait), or the one before it
         (otherwise); in that case this one is being written all the same.
         """
@@ -108,6 +113,7 @@ class Checkpoints:
             for name, tensor in by_name.items():
                 staged[kind][name].copy_(tensor.detach())
         self._step = step
+        self._prune = prune
         self._thread = threading.Thread(
             target=self._write, args=(step, ranges_of(staged, self._held), snapshot), name="checkpoint", daemon=True
         )
@@ -172,6 +178,20 @@ class Checkpoints:
                 raise CheckpointError(f"{problem}. {self._peers.lead(lambda: self._folder.others(step))}")
             self._fill(manifest, tensors)
         return manifest.state
+
+    def pass_over(self, step: int) -> str:
+        """Take the checkpoint of ``step`` out of the way, because steps from it are not finite; its new name,
+        empty if there is none. Raises CheckpointError."""
+        self.finish()
+        with _explained(f"{self._folder.path(step)}: cannot be set aside"):
+            there = self._folder.path(step).is_dir
+            return self._peers.lead(lambda: self._folder.set_aside(step, "not-finite") if there() else "")
+
+    @property
+    def passed_over(self) -> list[tuple[int, str]]:
+        """Checkpoints that were, as this rank sees them: step and name."""
+        names = [path.name for path in self._folder.root.glob("step-*.not-finite")]
+        return [(int(name[5:].partition(".")[0]), name) for name in names if name[5:].partition(".")[0].isdigit()]
 
     # ---- reading ----
 
@@ -248,12 +268,19 @@ class Checkpoints:
             name = write_ranges(partial, peers.rank, ranges, tensors)
             return {} if name is None else {name: measure(partial / name)}
 
+        def begin() -> None:
+            if self._prune:  # steps were made from the newest, or this one would not be written
+                folder.prune(self._keep)
+            folder.begin(step, needed)
+
         def commit() -> None:
             self.before_it_counts()
-            folder.commit(step, files, state, keep=self._keep, tensors=tensors)
+            folder.commit(step, files, state, tensors=tensors)
+            if self._prune:  # from this one no step was made yet: the one before stays
+                folder.prune(max(self._keep, 2))
 
         try:
-            peers.lead(lambda: folder.begin(step, needed))
+            peers.lead(begin)
             files = {name: (size, crc) for part in peers.agree(write) for name, (size, crc) in part.items()}
             peers.lead(commit)
             if self._beside:

@@ -3,6 +3,7 @@
     step-00000100/           complete; manifest.json names every file, its size and CRC-32, what lies in it
     step-00000200.partial/   being written, or left by a crash: removed on the next start
     step-00000300.unusable/  found damaged, and an older one was used instead: kept for people to look at
+    step-00000400.not-finite/  whole, and the next step gave numbers that are not finite: passed over, kept
 
 A folder gets its final name only after everything in it has reached the disk, so that a process killed at any
 moment leaves the checkpoint before it untouched. Nothing here knows ranks.
@@ -16,7 +17,7 @@ import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from plait.core.errors import CheckpointError
 from plait.train.checkpoint.manifest import Manifest, OlderFormatError, Stored
@@ -24,6 +25,8 @@ from plait.train.checkpoint.manifest import Manifest, OlderFormatError, Stored
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = re.compile(r"step-\d{8,}(\.old)?\.partial")
+Flaw = Literal["unusable", "not-finite"]
+"""Why a checkpoint was set aside: it is damaged, or what it leads to is not finite."""
 _BLOCK = 1 << 24
 
 
@@ -55,8 +58,9 @@ class CheckpointFolder:
         """An empty partial folder. Raises CheckpointError if ``needed`` bytes cannot fit, before any is
         written."""
         self.abandon(step)
-        if not self.root.is_dir():
+        if not self.root.parent.is_dir():
             raise CheckpointError(f"{self.root}: this folder is gone: it was removed or renamed while the run was on")
+        self.root.mkdir(exist_ok=True)  # somebody removed the checkpoints alone
         if shutil.disk_usage(self.root).free < needed:
             raise self.full(step, needed)
         self.partial(step).mkdir()
@@ -76,11 +80,9 @@ class CheckpointFolder:
         files: dict[str, tuple[int, int]],
         state: dict[str, Any],
         *,
-        keep: int,
         tensors: dict[str, Stored] | None = None,
     ) -> None:
-        """Turn the partial folder into the newest complete checkpoint, then delete all but the ``keep``
-        newest.
+        """Turn the partial folder into the newest complete checkpoint.
 
         files: every file with its size and checksum, already on disk. Raises CheckpointError or OSError.
         """
@@ -101,20 +103,22 @@ class CheckpointFolder:
         partial.rename(final)
         _sync_folder(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
-        self._prune(keep)
 
     def abandon(self, step: int) -> None:
         """Remove what was written of an incomplete checkpoint."""
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
-    def set_aside(self, step: int) -> str:
-        """Take a checkpoint that cannot be used out of the way; returns its new name, which says so."""
-        target = self.root / f"{self.path(step).name}.unusable"
-        shutil.rmtree(target, ignore_errors=True)
+    def set_aside(self, step: int, flaw: Flaw = "unusable") -> str:
+        """Take a checkpoint that cannot be used out of the way; returns its new name, which says so. Of those
+        that led to numbers that are not finite only the last is kept."""
+        target = self.root / f"{self.path(step).name}.{flaw}"
+        for old in self.root.glob("step-*.not-finite") if flaw == "not-finite" else [target]:
+            shutil.rmtree(old, ignore_errors=True)
         self.path(step).rename(target)
         return target.name
 
-    def _prune(self, keep: int) -> None:
+    def prune(self, keep: int) -> None:
+        """Delete all but the ``keep`` newest. Raises OSError."""
         for manifest in self.complete()[keep:]:
             doomed = self.partial(manifest.step)
             self.path(manifest.step).rename(
