@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.queue_tables import about, show, show_report, source, tell, write
+from plait.cli.zones import places_in, zone_of
 from plait.core.text import counted
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ def replay(
     zone: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="JSON list of the node numbers that a placement has chosen; one a --reserve."
+            metavar="FILE", help="The nodes of a placement: its file, or a JSON list of numbers; one a --reserve."
         ),
     ] = None,
+    topology: Annotated[
+        str, typer.Option(metavar="FILE", help="Which number the nodes of --zone have: the cluster's switches.")
+    ] = "",
     on_late: Annotated[
         str, typer.Option("--late", help="Jobs still there when the planned one comes: preempt them, or delay it.")
     ] = "preempt",
@@ -126,7 +130,7 @@ def replay(
     if on_late not in ("preempt", "delay"):
         raise JobError(f"'{on_late}' is not allowed", key="--late", fix="Allowed: preempt, delay")
     cluster = ClusterShape(nodes=nodes, gpus_per_node=gpus_per_node, minipod=minipod)
-    planned = _planned(reserve or [], announce, planned_for, zone or [])
+    planned = _planned(reserve or [], announce, planned_for, zone or [], topology)
     check_planned(planned, cluster)
     how: dict[str, Any] = {
         "delay_late": on_late == "delay",
@@ -289,7 +293,7 @@ def _time(option: str, text: str) -> float:
     return sum(float(found[unit] or 0) * size for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)))
 
 
-def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Path]) -> list[Planned]:
+def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Path], topology: str) -> list[Planned]:
     from plait.core.errors import JobError
     from plait.place.reservation import Planned
 
@@ -298,12 +302,13 @@ def _planned(reserve: list[str], announce: str, planned_for: str, zones: list[Pa
         raise JobError(problem, key="--zone", fix="Give one for each --reserve, or none")
     duration, notice = _time("--planned-for", planned_for), _time("--announce", announce)
     _positive("--planned-for", duration)
+    places = places_in(topology)
     found: list[Planned] = []
     for at, text in enumerate(reserve):
         count, sign, when = text.partition("@")
         if not sign or not count.strip().isdigit():
             raise JobError(f"'{text}' is no NODES@TIME", key="--reserve", fix="Write for example 1200@+22h")
-        zone = _zone(zones[at]) if zones else None
+        zone = zone_of(zones[at], places) if zones else None
         arrival = _time("--reserve", when)
         found.append(Planned(nodes=int(count), arrival=arrival, notice=notice, duration=duration, zone=zone))
     return found
@@ -316,27 +321,6 @@ def _replan(text: str) -> float:
     if 0 < seconds < 60:
         raise JobError(f"'{text}' is too often", key="--replan", fix="Use 0s, for never, or at least 1m")
     return seconds
-
-
-def _zone(file: Path) -> list[int]:
-    """The node numbers of a file. Raises JobError for anything else."""
-    from plait.core.errors import JobError
-
-    def refuse(why: object) -> JobError:
-        return JobError(f"no JSON list of node numbers: {why}", file=str(file), key="--zone", fix="Write [0, 1, 2]")
-
-    if file.exists() and not file.is_file():
-        raise refuse("it is no regular file")
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise refuse(error) from None
-    if not isinstance(found, list):
-        raise refuse("it is no list")
-    for node in found:
-        if not isinstance(node, int) or isinstance(node, bool):
-            raise refuse(f"{json.dumps(node)[:40]} is no number of a node")
-    return found
 
 
 def _window(text: str | None, planned: list[Planned], overlaid: bool) -> float | None:

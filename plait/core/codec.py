@@ -7,17 +7,19 @@ with one sentence; who calls names the file and what to do.
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
 import zlib
 from collections import Counter
-from io import BytesIO
+from dataclasses import dataclass
+from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
-from plait.core.files import contents_within
+from plait.core.files import contents_within, kind_of
 
 SIDE_FILE = 16 << 20
 """Bytes of a file that is kept beside a run or a checkpoint."""
@@ -60,6 +62,66 @@ def read_unpacked(path: str | Path, limit: int = DOCUMENT) -> bytes:
     """A regular file's bytes, unpacked. Raises OSError where it cannot be read, ValueError as ``unpacked``
     does."""
     return unpacked(contents_within(path, limit), limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Most:
+    """What a stream may hold: bytes, bytes of a line, and lines."""
+
+    size: int = DOCUMENT
+    line: int = 1 << 20
+    lines: int = 4_000_000
+
+
+def open_unpacked(path: str | Path, most: Most) -> BinaryIO:
+    """A regular file of text as a stream of what it holds, unpacked. Raises OSError where it cannot be
+    opened.
+
+    Reading raises ValueError for more than ``most``, and for a stream that is damaged or cut off.
+    """
+    if (kind := kind_of(path)) not in ("file", ""):
+        raise OSError(errno.EINVAL, f"It is a {kind}, no regular file", str(path))
+    raw = Path(path).open("rb")  # noqa: SIM115, who reads the stream closes it
+    start = raw.read(max(map(len, _PACKED)))
+    raw.seek(0)
+    found = next((one for mark, one in _PACKED.items() if start.startswith(mark)), None)
+    stream = found.open(raw) if found else raw
+    return cast("BinaryIO", BufferedReader(_Within(stream, raw, most), _CHUNK))
+
+
+class _Within(RawIOBase):
+    """A stream of text that fails where it holds more than it may."""
+
+    def __init__(self, stream: Any, raw: BinaryIO, most: Most) -> None:
+        self.stream, self.raw, self.most = stream, raw, most
+        self.size = self.line = self.lines = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """So much of the stream as there is room for."""
+        try:
+            part = self.stream.read(len(buffer))
+        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            raise ValueError(f"it is damaged: {error}") from None
+        buffer[: len(part)] = part
+        self.size += len(part)
+        self.lines += part.count(b"\n")
+        ends = part.rfind(b"\n")
+        self.line = self.line + len(part) if ends < 0 else len(part) - ends - 1
+        if self.size > self.most.size:
+            raise ValueError(f"it holds more than {self.most.size} bytes, the most that is read")
+        if self.lines > self.most.lines:
+            raise ValueError(f"it holds more than {self.most.lines} lines, the most that is read")
+        if self.line > self.most.line:
+            raise ValueError(f"it has a line of more than {self.most.line} bytes")
+        return len(part)
+
+    def close(self) -> None:
+        self.stream.close()
+        self.raw.close()
+        super().close()
 
 
 def parse_json(text: str | bytes, *, most: int = MOST_VALUES, unique: bool = False) -> Any:

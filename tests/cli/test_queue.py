@@ -128,6 +128,27 @@ def test_a_zone_is_a_list_of_whole_numbers(
     assert "no JSON list of node numbers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["numbers", "hosts", "list of names"])
+def test_a_zone_by_names_of_hosts(
+    jobs: Path, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What plait place writes, with the topology that says where its hosts are."""
+    (tmp_path / "topology.conf").write_text(
+        "SwitchName=core Switches=a,b\nSwitchName=a Nodes=a[0-3]\nSwitchName=b Nodes=b[0-3]\n"
+    )
+    zone: dict[str, object] = {"numbers": [4, 5], "hosts": {"hosts": ["b1", "b0"]}, "list of names": ["b0", "b1"]}
+    (tmp_path / "zone.json").write_text(json.dumps(zone[form]))
+    arguments = ["replay", jobs, "--nodes", 8, "--reserve", "2@9h", "--policy", "fifo", "--json"]
+    beside = ["--zone", tmp_path / "zone.json", "--topology", tmp_path / "topology.conf"]
+    assert status(monkeypatch, *arguments, *beside) in (0, None)
+    assert json.loads(capsys.readouterr().out)["planned"][0]["nodes"] == 2
+    (tmp_path / "zone.json").write_text(json.dumps(["b0", "c9"]))
+    assert status(monkeypatch, *arguments, *beside) == 2
+    assert "the topology has no node 'c9'" in capsys.readouterr().err
+    assert status(monkeypatch, *arguments, *beside[:2]) == 2
+    assert "is a name: say with --topology where it is" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", ["replay", "fit", "zone", "predict"])
 def test_pipes_are_refused_and_not_waited_for(
     jobs: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

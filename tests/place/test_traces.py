@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,118 @@ def test_spot(tmp_path: Path) -> None:
     assert (found.schema, found.id, found.gpus.tolist()) == ("alibaba-spot", ("j1", "j0"), [1, 32])
     assert found.preemptible.tolist() == [True, False]
     assert found.changed == {"part of a GPU counted as a whole one": 1}
+
+
+PAI = """job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type
+a,worker,4.0,Terminated,100.0,400.0,600.0,29.3,50.0,T4
+b,ps,1.0,Failed,50.0,80.0,600.0,29.3,800.0,V100
+c,worker,1.0,Terminated,60.0,90.0,600.0,29.3,25.0,MISC
+d,worker,1.0,Running,70.0,,600.0,29.3,100.0,MISC
+e,worker,1.0,Terminated,75.0,80.0,600.0,29.3,,P100
+f,worker,1.0,Waiting,,,600.0,29.3,100.0,
+"""
+
+
+def test_pai(tmp_path: Path) -> None:
+    """Percent of a GPU for each instance."""
+    found = trace_of(PAI, tmp_path)
+    assert (found.schema, found.id, found.gpus.tolist()) == ("alibaba-pai", ("b", "c", "a"), [8, 1, 2])
+    assert found.duration.tolist() == [30.0, 30.0, 300.0]
+    assert found.dropped == {"never started": 1, "never ended": 1, "asks for no GPU": 1}
+    assert found.changed == {"part of a GPU counted as a whole one": 1}
+    assert found.how[0] == "'plan_gpu' is read as percent of a GPU for each of 'inst_num' instances"
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "gpus", "says"),
+    [
+        ("plan_gpu", None, [2, 8], "'plan_gpu' is read as percent of a GPU, by its name (GPUs: 'plan_gpu:whole')"),
+        ("plan_gpu", "plan_gpu:whole", [200, 800], ""),
+        ("gpu_percent", "gpu_percent", [2, 8], "read as percent"),
+        ("gpu_milli", "gpu_milli", [1, 1], "read as thousandths"),
+        ("n", "n:percent", [2, 8], ""),
+        ("n", "n:milli", [1, 1], ""),
+        ("n", "n", [200, 800], ""),
+    ],
+)
+def test_gpus_in_other_units(tmp_path: Path, header: str, columns: str | None, gpus: list[int], says: str) -> None:
+    (tmp_path / "t.csv").write_text(f"submit,duration,{header}\n1,60,200\n2,60,800\n")
+    found = read_trace(tmp_path / "t.csv", parse_columns(f"submit=submit,duration=duration:s,gpus={columns or header}"))
+    assert found.gpus.tolist() == gpus
+    assert says in " ".join(found.how) and bool(says) == bool(found.how)
+
+
+def test_gpus_that_look_like_percent_are_remarked_on(tmp_path: Path) -> None:
+    def how(*counts: int) -> tuple[str, ...]:
+        rows = "".join(f"{at},60,{count}\n" for at, count in enumerate(counts))
+        (tmp_path / "t.csv").write_text("submit,duration_s,gpus\n" + rows)
+        return tuple(said for said in read_trace(tmp_path / "t.csv").how if "gpus" in said)
+
+    assert how(25, 50, 100, 200, 50)[0].endswith("though all are multiples of 5 (percent: 'gpus:percent')")
+    assert not how(25, 50, 100, 200, 8)
+    assert not how(5, 10, 15, 20, 10)
+    assert not how(100, 200)
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (
+            "8ca5,worker,1.0,Terminated,1000023.6,1001069.1,600.0,29.2,200.0,MISC",
+            "above it, such as job_name,task_name,i",
+        ),
+        ("5,60,8", "'5' is none.*such as submit_time,duration,num_gpus"),
+        ("5;60;8", "the first line is a job"),
+    ],
+)
+def test_a_table_without_names_of_columns(tmp_path: Path, first: str, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        trace_of(f"{first}\n{first}\n", tmp_path)
+    named = trace_of(f"{PAI.splitlines()[0]}\n8ca5,worker,1.0,Terminated,1.0,2.0,600.0,29.2,200.0,MISC\n", tmp_path)
+    assert named.gpus.tolist() == [2]  # as advised
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"PK\x03\x04rest", "is packed with zip. Unpack it, or pack it with gzip, bzip2 or xz"),
+        (b"\x28\xb5\x2f\xfdrest", "is packed with zstd"),
+        (b"a," * 600 + b"b\n", "601 columns; at most 500"),
+        (b"\0" * (2 << 20), "a line of more than|larger than field limit"),
+        (b"\xff\xfea\x00", "no readable table"),
+        (b"\n\n  \n", "is empty"),
+        (gzip.compress(b"submit,duration,gpus\n" + b"1,1,1\n" * 2_000_001), "more than 2,000,000 rows of 3 columns"),
+        (gzip.compress(b"submit,duration,gpus\n1,1," + b"1" * (3 << 20)), "a line of more than 1048576 bytes"),
+        (gzip.compress(b"submit,duration,gpus\n" + b"\n" * 4_000_001), "more than 4000000 lines"),
+    ],
+    ids=range(9),
+)
+def test_hostile_tables(tmp_path: Path, data: bytes, says: str) -> None:
+    (tmp_path / "t.csv").write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        read_trace(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda job: job.update(attempts=3),
+        lambda job: job["attempts"][0].update(detail=3),
+        lambda job: job["attempts"][0]["detail"][0].update(gpus=3),
+    ],
+)
+def test_a_philly_log_with_other_types(tmp_path: Path, change: Any) -> None:
+    log = json.loads(json.dumps(PHILLY))
+    change(log[0])
+    with pytest.raises(DataError, match=r"entry 0: .* is no list"):
+        trace_of(json.dumps(log), tmp_path, "log.json")
+
+
+def test_a_packed_philly_log_with_odd_times(tmp_path: Path) -> None:
+    log = json.loads(json.dumps(PHILLY))
+    log[0]["attempts"][0] |= {"start_time": [1], "end_time": {}}
+    (tmp_path / "log.json.gz").write_bytes(gzip.compress(json.dumps(log).encode()))
+    assert read_trace(tmp_path / "log.json.gz").duration.tolist() == [120.0]
 
 
 def test_usual_names_and_given_ones(tmp_path: Path) -> None:

@@ -1,4 +1,11 @@
-"""Shanghai AI Laboratory's Acme (Hu et al., NSDI'24): one CSV a cluster, jobs of large language models."""
+"""Shanghai AI Laboratory's Acme (Hu et al., NSDI'24): one CSV a cluster, jobs of large language models.
+
+===========  =====================================================================================
+known        the columns of ``COLUMNS`` and ``NUMBERS``; ``gpu_num`` is of the whole job
+passed over  rows without a duration or GPUs, by reason; other columns
+refused      nothing more than ``read`` refuses
+===========  =====================================================================================
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,24 @@
-"""Any table of jobs: columns by a mapping, or by the names that such tables usually have."""
+"""Any table of jobs: columns by a mapping, or by the names that such tables usually have.
+
+===========  =====================================================================================
+known        the fields of ``USUAL``; units of times in a column's name or behind it; GPUs in percent
+             or thousandths, by the column's name or behind it (``gpus=plan_gpu:percent``)
+passed over  rows without usable numbers, by reason (``Trace.dropped``); other columns
+refused      columns that are not there, fields that no job has, units that are none, a table
+             without a submission, GPUs and a duration or an end
+===========  =====================================================================================
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.core.errors import JobError, nearest
 from plait.place.traces.table import Trace, build
-from plait.place.traces.times import ORDERS, UNITS, unit_of, without_unit
+from plait.place.traces.times import ORDERS, UNITS, pandas, unit_of, without_unit
 
 USUAL = {
     "submit": ("submit_time", "submitted_time", "submit", "submission_time", "timestamp", "creation_time", "arrival",
@@ -29,8 +39,14 @@ USUAL = {
 }  # fmt: skip
 """What a job has, and what columns that hold it are called."""
 NUMBERS, CATEGORIES = ("cpus", "memory", "nodes"), ("group", "queue", "user", "type")
+PARTS = {"percent": 0.01, "milli": 0.001, "whole": 1.0}
+"""Units of GPUs, in GPUs."""
+_OF_GPUS = re.compile(r"(?P<percent>^plan_gpu$|percent|pct|%)|(?P<milli>milli)", re.IGNORECASE)
+"""What a column's name says of its unit; ``plan_gpu`` is that of Alibaba's PAI."""
 TIMES = ("submit", "start", "end", "duration")
 """Fields whose column may be given with a unit: duration=took:min."""
+_FEW = 5
+"""Rows below which nothing is concluded from their numbers."""
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -80,12 +96,14 @@ def read(frame: Any, path: Path, columns: Mapping[str, str] | None) -> Trace:
             file=str(path),
             fix=_EXAMPLE,
         )
+    gpus, how = _gpus(frame[chosen["gpus"]], units.pop("gpus", ""))
     return build(
         frame,
         name=path.name,
         schema="columns",
         submit=chosen["submit"],
-        gpus=chosen["gpus"],
+        gpus=gpus,
+        how=how,
         duration=chosen.get("duration"),
         start=chosen.get("start"),
         end=chosen.get("end"),
@@ -118,14 +136,31 @@ def _with_units(columns: Mapping[str, str], there: list[str]) -> tuple[dict[str,
     chosen, units = dict(columns), dict[str, str]()
     for field, column in columns.items():
         name, colon, word = column.rpartition(":")
-        if field not in TIMES or column in there or not colon or name not in there:
+        if field not in (*TIMES, "gpus") or column in there or not colon or name not in there:
             continue
-        known = (*UNITS, *(() if field == "duration" else ORDERS))
-        if unit_of(word) not in known:
+        known = tuple(PARTS) if field == "gpus" else (*UNITS, *(() if field == "duration" else ORDERS))
+        unit = word.lower() if field == "gpus" else unit_of(word)
+        if unit not in known:
             problem = f"'{word}' is no unit of {field}{nearest(word, known)}"
             raise JobError(problem, key="--columns", fix=f"Units are {', '.join(known)}")
-        chosen[field], units[field] = name, unit_of(word)
+        chosen[field], units[field] = name, unit
     return chosen, units
+
+
+def _gpus(column: Any, unit: str) -> tuple[Any, tuple[str, ...]]:
+    """GPUs of every row, and what had to be decided. unit: as the user says, else as the name says."""
+    numbers = pandas().to_numeric(column, errors="coerce")
+    name = str(column.name)
+    if not unit and (found := _OF_GPUS.search(name)):
+        unit = str(found.lastgroup)
+        said = "percent" if unit == "percent" else "thousandths"
+        return numbers * PARTS[unit], (f"'{name}' is read as {said} of a GPU, by its name (GPUs: '{name}:whole')",)
+    if unit:
+        return numbers * PARTS[unit], ()
+    asked = numbers[numbers > 0]
+    if len(asked) >= _FEW and (asked % 5 == 0).all() and asked.max() >= 100:
+        return numbers, (f"'{name}' is taken as whole GPUs, though all are multiples of 5 (percent: '{name}:percent')",)
+    return numbers, ()
 
 
 def _truth(column: Any) -> Any:

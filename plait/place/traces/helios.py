@@ -1,4 +1,11 @@
-"""SenseTime's Helios (Hu et al., SC'21): one CSV a cluster."""
+"""SenseTime's Helios (Hu et al., SC'21): one CSV a cluster.
+
+===========  =====================================================================================
+known        the columns of ``COLUMNS``, node_num; ``gpu_num`` is of the whole job
+passed over  rows without a duration or GPUs, by reason; other columns
+refused      nothing more than ``read`` refuses
+===========  =====================================================================================
+"""
 
 from __future__ import annotations
 

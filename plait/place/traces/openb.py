@@ -2,6 +2,13 @@
 
 Pods that never were scheduled never ran; pods deleted at the very end of the trace ran on after it. Both are
 left out and counted. Best-effort pods (``BE``) may be preempted.
+
+===========  =====================================================================================
+known        the columns of ``COLUMNS``, gpu_spec; ``num_gpu`` counts GPUs, ``gpu_milli`` the share
+             of one that a pod asks for
+passed over  pods that never started or are still there at the end, by reason; other columns
+refused      nothing more than ``read`` refuses
+===========  =====================================================================================
 """
 
 from __future__ import annotations

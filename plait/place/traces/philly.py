@@ -1,11 +1,16 @@
 """Microsoft's Philly (Jeon et al., ATC'19): ``cluster_job_log``, a JSON list of jobs with their attempts.
 
 A job's GPUs are those its first attempt was given; its time is that of all attempts, first start to last end.
+
+===========  =====================================================================================
+known        jobid, submitted_time, vc, user, status, attempts (start_time, end_time, detail: gpus)
+passed over  jobs that never started or never ended, by reason; other keys
+refused      entries without these keys; attempts, details or GPUs that are no lists
+===========  =====================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +49,32 @@ def read(value: Any, path: Path) -> Trace:
 def _row(number: int, job: Any, path: Path) -> tuple[Any, ...]:
     if not isinstance(job, dict) or not set(job) >= KEYS:
         raise DataError(f"{path}: entry {number} is no job of a Philly log: it lacks {', '.join(sorted(KEYS))}.")
-    attempts: Sequence[dict[str, Any]] = [one for one in job["attempts"] or [] if isinstance(one, dict)]
-    starts = [one["start_time"] for one in attempts if one.get("start_time") not in NONE]
-    ends = [one["end_time"] for one in attempts if one.get("end_time") not in NONE]
+    where = f"{path}: entry {number}"
+    attempts = [one for one in _list(job["attempts"], f"{where}: attempts") if isinstance(one, dict)]
+    starts = [one["start_time"] for one in attempts if isinstance(one.get("start_time"), str)]
+    ends = [one["end_time"] for one in attempts if isinstance(one.get("end_time"), str)]
     unfinished = bool(attempts) and attempts[-1].get("end_time") in NONE
-    gpus = next((count for one in attempts if (count := _gpus(one))), None)
+    gpus = next((count for one in attempts if (count := _gpus(one, where))), None)
     return (
         job["jobid"],
         job["submitted_time"],
-        min(starts, default=None),
-        None if unfinished else max(ends, default=None),
-        gpus if attempts else None,
+        min((one for one in starts if one not in NONE), default=None),
+        None if unfinished else max((one for one in ends if one not in NONE), default=None),
+        gpus,
         job.get("vc"),
         job.get("user"),
         job.get("status"),
     )
 
 
-def _gpus(attempt: dict[str, Any]) -> int:
+def _gpus(attempt: dict[str, Any], where: str) -> int:
     """GPUs over the nodes that an attempt ran on."""
-    return sum(len(node.get("gpus") or ()) for node in attempt.get("detail") or () if isinstance(node, dict))
+    nodes = [node for node in _list(attempt.get("detail"), f"{where}: detail") if isinstance(node, dict)]
+    return sum(len(_list(node.get("gpus"), f"{where}: gpus")) for node in nodes)
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    """A list; nothing is an empty one. Raises DataError for anything else."""
+    if not isinstance(value, (list, type(None))):
+        raise DataError(f"{where}: {type(value).__name__} is no list, as Philly's log has there.")
+    return value or []

@@ -1,6 +1,12 @@
 """Alibaba's spot and high-priority jobs (clusterdata, cluster-trace-v2026-spot-gpu, ``job_info_df``).
 
 ``gpu_request`` and ``cpu_request`` are of one worker. Spot jobs may be preempted.
+
+===========  =====================================================================================
+known        the columns of ``COLUMNS``, cpu_request, gpu_model
+passed over  rows without a duration or GPUs, by reason; other columns
+refused      nothing more than ``read`` refuses
+===========  =====================================================================================
 """
 
 from __future__ import annotations

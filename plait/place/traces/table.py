@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,12 +104,13 @@ def build(
     preemptible: Any = None,
     never: Mapping[str, Any] | None = None,
     units: Mapping[str, str] | None = None,
+    how: Sequence[str] = (),
 ) -> Trace:
     """A trace of a table's columns. A duration is read, or what lies between start (else submission) and end.
 
     gpus, preemptible: a column's name, or values. never: masks of rows that cannot be jobs, by reason. Rows
     without usable numbers are counted by reason, never silently left out. units: of submit, start, end and
-    duration, where they are known (``times.UNITS``, ``times.ORDERS``).
+    duration, where they are known (``times.UNITS``, ``times.ORDERS``). how: what the reader had to decide.
     """
     count, units = len(frame), units or {}
     submitted = seconds(frame[submit], units.get("submit", ""))
@@ -161,7 +162,7 @@ def build(
         rows=count,
         dropped=dropped,
         changed={reason: number for reason, number in changed.items() if number},
-        how=tuple(dict.fromkeys(one.how for one in (submitted, started, over, lasted) if one and one.how)),
+        how=(*how, *dict.fromkeys(one.how for one in (submitted, started, over, lasted) if one and one.how)),
     )
 
 

@@ -1,0 +1,51 @@
+"""``--zone``: the nodes that a placement has chosen, as numbers of a replayed cluster's nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+
+def zone_of(file: Path, places: dict[str, int]) -> list[int]:
+    """The node numbers of a file: a JSON list of them, or of names, or a rank table or placement with its
+    ``hosts``. places: numbers of names, by a topology. Raises JobError for anything else."""
+    from plait.core.codec import read_json
+    from plait.core.errors import JobError
+
+    def refuse(why: object) -> JobError:
+        fix = "Write [0, 1, 2], or give a rank table and its --topology"
+        return JobError(f"no JSON list of node numbers: {why}", file=str(file), key="--zone", fix=fix)
+
+    try:
+        value: Any = read_json(file)
+    except (OSError, ValueError) as error:
+        raise refuse(error) from None
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value).get("hosts")
+    if not isinstance(value, list):
+        raise refuse("it is no list, and has no hosts")
+    return [_number(node, places, refuse) for node in cast("list[Any]", value)]
+
+
+def places_in(topology: str) -> dict[str, int]:
+    """Numbers of a topology's nodes: minipod after minipod, as the nodes of a replay lie."""
+    if not topology:
+        return {}
+    from plait.cli.topologies import read_topology, remarked
+
+    tree, remarks = read_topology(topology)
+    remarked(remarks)
+    return {node.name: number for number, node in enumerate(tree.nodes)}
+
+
+def _number(node: Any, places: dict[str, int], refuse: Any) -> int:
+    import json
+
+    if isinstance(node, str) and places:
+        if node not in places:
+            raise refuse(f"the topology has no node '{node[:40]}'")
+        return places[node]
+    if not isinstance(node, int) or isinstance(node, bool):
+        why = "is a name: say with --topology where it is" if isinstance(node, str) else "is no number of a node"
+        raise refuse(f"{json.dumps(node)[:40]} {why}")
+    return node
