@@ -32,4 +32,6 @@ def report(
         size = write_report(watched, out)
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}") from None
+    if found.run:
+        terminal.passed_over(found.run.passed_over)
     terminal.say(f"{out}: {size / 2**20:.1f} MiB")

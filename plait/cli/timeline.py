@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli import terminal
+from plait.core.passed_over import PassedOver
 
 if TYPE_CHECKING:
     from plait.core.timeline import Hidden
@@ -71,7 +72,7 @@ def _summarise(run: Path, measured: Tables, json: bool) -> None:
     for note in () if json else measured.notes:
         terminal.text(note)
     if json:
-        typer.echo(json_format.dumps(_summary(found, measured.notes)))
+        typer.echo(json_format.dumps({**_summary(found), **_left_out(measured.notes, measured.passed_over)}))
         return
     steps = f"steps {found.steps[0] + 1} to {found.steps[-1] + 1}"
     terminal.title(f"{run}: ms of a rank's mean step; last: mean of {found.lanes} rank-steps, all: of {steps}")
@@ -90,7 +91,12 @@ def _summarise(run: Path, measured: Tables, json: bool) -> None:
         terminal.text(f"slowest steps: {', '.join(slow)}")
 
 
-def _summary(found: Summary, notes: Sequence[str]) -> dict[str, Any]:
+def _left_out(notes: Sequence[str], over: PassedOver) -> dict[str, Any]:
+    """What was not taken of a run's files, for programs."""
+    return {"notes": list(notes), "passed_over": over.rows()}
+
+
+def _summary(found: Summary) -> dict[str, Any]:
     recent = [row for row in found.whats if row.seconds is not None]
     all_of_them = [row for row in found.whats if row.of_all is not None]
 
@@ -106,7 +112,6 @@ def _summary(found: Summary, notes: Sequence[str]) -> dict[str, Any]:
         "per_step_of_all": rows(all_of_them, "of_all"),
         "hidden_by_step": [{"first": g.first, "last": g.last, "hidden": g.hidden.fraction} for g in found.trend],
         "slowest": [one._asdict() for one in found.slowest],
-        "notes": list(notes),
     }
 
 
@@ -119,16 +124,21 @@ def _compare(run: Path, measured: Tables, against: Path, json: bool) -> None:
     from plait.diagnose.reading import last_steps, planned_kinds, read_timeline
 
     recent = last_steps(measured.spans, COMPARED)
-    names, timed = ("", ""), None
+    names, timed, notes, over = ("", ""), None, [*measured.notes], PassedOver()
+    over.add(measured.passed_over)
     if against.is_dir():
-        other, names = read_timeline(against).spans, (str(against), str(run))
+        there = read_timeline(against)
+        other, names = there.spans, (str(against), str(run))
+        notes += [f"{against}: {note}" for note in there.notes]
+        over.add(there.passed_over, str(against))
     else:
         steps = recent["step"].unique().sort().to_list()
         (other, timed), recent = _predicted(run, measured.plan_hash, against, steps), planned_kinds(recent)
+        notes += [] if timed else [UNMEASURED]
     result = compare(other, recent, timed=timed)
-    notes = () if timed is None or timed else (UNMEASURED,)
     if json:
-        typer.echo(json_format.dumps({"run": str(run), "against": str(against), **_plain(result), "notes": notes}))
+        found = {"run": str(run), "against": str(against), **_plain(result), **_left_out(notes, over)}
+        typer.echo(json_format.dumps(found))
         return
     _show(result, f"{run} against {against}", names)
     for note in notes:

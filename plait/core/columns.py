@@ -8,8 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from plait.core.codec import DOCUMENT
 from plait.core.errors import DataError
-from plait.core.files import replacing
+from plait.core.files import contents_within, kind_of, replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,10 +66,10 @@ def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], b
     or where ``source`` is none. Raises OSError."""
     import numpy as np
 
-    arrow, parquet = _arrow()
+    arrow, _ = _arrow()
     try:
-        table = parquet.ParquetFile(arrow.BufferReader(source.read_bytes())).read(use_threads=False)
-    except arrow.ArrowException:  # damaged: there is nothing to keep
+        table = _opened(source).read(use_threads=False)
+    except (DataError, arrow.ArrowException):  # damaged: there is nothing to keep
         return
     values = _array("int64", np.array([value for value in table.column(column).unique().to_pylist() if wanted(value)]))
     table = table.filter(import_module("pyarrow.compute").is_in(table.column(column), values))
@@ -78,35 +79,99 @@ def copy_rows(source: Path, target: Path, column: str, wanted: Callable[[int], b
 
 def metadata_of(path: Path) -> dict[str, str]:
     """A file's metadata; nothing if it has none, or cannot be read."""
-    arrow, parquet = _arrow()
     try:
-        return _metadata(parquet.read_schema(arrow.BufferReader(path.read_bytes())))
-    except (OSError, arrow.ArrowException):
+        return Unpacked().metadata(path)
+    except DataError:
         return {}
 
 
 def read_columns(path: Path, version: str) -> tuple[dict[str, list[Any]], dict[str, str]]:
     """A file's columns and its metadata, in which there is ``version``.
 
-    Raises DataError for a file that is missing, truncated or foreign.
+    Raises DataError for a file that is missing, truncated, foreign or too large.
     """
-    arrow, parquet = _arrow()
+    arrow, _ = _arrow()
     try:
-        # Not from a Python file: Arrow's threads then call Python, and one that still does when the process
-        # ends takes it down (SIGABRT).
-        table = parquet.ParquetFile(arrow.BufferReader(path.read_bytes())).read(use_threads=False)
+        table = _opened(path).read(use_threads=False)
     except OSError as error:
         raise DataError(f"{path} cannot be read as a timeline: {error.strerror or error}") from None
-    except arrow.ArrowException as error:
+    except (arrow.ArrowException, DataError) as error:
         raise DataError(f"{path} is truncated or no timeline file: {error}") from None
-    metadata = _metadata(table.schema)
+    metadata = _metadata(table.schema.metadata)
     if version not in metadata:
         raise DataError(f"{path} is a Parquet file but no Plait timeline")
     return {name: table.column(name).to_pylist() for name in table.column_names}, metadata
 
 
-def _metadata(schema: Any) -> dict[str, str]:
-    stored: dict[bytes, bytes] = schema.metadata or {}
+# ---- how much a file holds ----
+
+ROW = 96
+"""Bytes that a row takes in memory, at least: twelve columns of numbers or of short texts."""
+FREE, TIMES = 32 << 20, 24
+"""Bytes that tables may take in memory for nothing, and for each of their bytes on the disk, of which those
+of real runs take some 14."""
+
+
+class Unpacked:
+    """What the tables of some files would take in memory, file by file, before any is read: three megabytes
+    may say that they hold sixty million equal rows.
+
+    >>> Unpacked().room(1000)
+    33578432
+    """
+
+    def __init__(self) -> None:
+        self._read = self._taken = 0
+
+    def room(self, size: int) -> int:
+        """Bytes that another file of ``size`` bytes may take."""
+        return FREE + TIMES * (self._read + size) - self._taken
+
+    def metadata(self, path: Path) -> dict[str, str]:
+        """A file's metadata; from now on the file counts. Raises DataError for what is no regular file or no
+        Parquet file, and for one that would take more than it may."""
+        arrow, parquet = _arrow()
+        try:
+            if (kind := kind_of(path)) != "file":
+                raise DataError(f"it is a {kind}, no regular file" if kind else "it is not there")
+            with arrow.OSFile(str(path)) as file:
+                return self.checked(parquet.read_metadata(file), file.size())
+        except (OSError, ValueError, arrow.ArrowException) as error:
+            raise DataError(f"it is truncated or no Parquet file: {first_line(error)}") from None
+
+    def checked(self, found: Any, size: int) -> dict[str, str]:
+        """The same of a footer that was read already. size: of the file."""
+        packed = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
+        takes, may = max(found.num_rows * ROW, packed), self.room(size)
+        if takes > may:
+            raise DataError(
+                f"it holds {found.num_rows} rows, {takes} bytes unpacked, in {size} bytes; at most {may} bytes are read"
+            )
+        self._read, self._taken = self._read + size, self._taken + takes
+        return _metadata(found.metadata)
+
+
+def first_line(error: Exception) -> str:
+    """Of what it says."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _opened(path: Path) -> Any:
+    """A file whose tables can be read. Raises OSError, and DataError for one that is damaged or too large."""
+    arrow, parquet = _arrow()
+    try:
+        data = contents_within(path, DOCUMENT)
+        # Not from a Python file: Arrow's threads then call Python, and one that still does when the process
+        # ends takes it down (SIGABRT).
+        file = parquet.ParquetFile(arrow.BufferReader(data))
+    except (ValueError, arrow.ArrowException) as error:
+        raise DataError(first_line(error)) from None
+    Unpacked().checked(file.metadata, len(data))
+    return file
+
+
+def _metadata(stored: Mapping[bytes, bytes] | None) -> dict[str, str]:
+    stored = stored or {}
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in stored.items()}
 
 

@@ -9,6 +9,8 @@ from plait.core.errors import JobError
 
 LARGEST = 2**31 - 1
 """Of every size: more than any model has, and little enough for all that is computed from it."""
+MOST_RANKS = 2**17
+"""A job has fewer: where ranks are counted up to the highest, a larger number would fill a memory."""
 
 MOST_SEED = 2**63 - 1
 """The largest seed: seeds are TOML's whole numbers, which torch's generators and Plait's own take."""
@@ -26,6 +28,16 @@ def is_number(value: object) -> TypeGuard[int | float]:
     [True, True, False, False, False]
     """
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def counted(text: str) -> int | None:
+    """The number that a text of digits says, below 2**63; None for any other text.
+
+    >>> [counted(text) for text in ("007", "-1", "²", "9" * 5000, "")]
+    [7, None, None, None, None]
+    """
+    small = text.isascii() and text.isdigit() and len(text) < 20
+    return number if small and (number := int(text)) < 2**63 else None
 
 
 def check_number(value: Any, key: str, *, whole: bool) -> None:

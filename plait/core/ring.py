@@ -18,7 +18,7 @@ their order takes no mixture for a record.
 
 from __future__ import annotations
 
-import json
+import os
 import stat
 import struct
 from collections.abc import Iterator
@@ -26,10 +26,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from zlib import crc32
 
+from plait.core.codec import SIDE_FILE, parse_json, parse_table
 from plait.core.errors import DataError
+from plait.core.files import contents_within
+from plait.core.numbers import MOST_RANKS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +49,7 @@ FIELDS = (
 STARTED, ENDED, BYTES = 16, 24, 32
 """Where in a record the fields are that are filled in later."""
 CAPACITY = 1 << 16
-"""Records of a ring unless it is told otherwise: 4 MiB."""
+"""Records of a ring unless it is told fewer: 4 MiB."""
 NOBODY = -1
 """The peer of what has none; the step of what belongs to none."""
 _HEADER = struct.Struct("<8sIIIIqiiiiqqqqqqqqq64s64s64s")
@@ -224,9 +227,11 @@ class Header:
         _, version, header, record, _, capacity, *rest = _HEADER.unpack_from(data)
         if (version, header, record) != (VERSION, HEADER, RECORD.size):
             raise DataError(f"it is a ring of version {version}; this Plait reads version {VERSION}")
-        if capacity < 1 or capacity & (capacity - 1):
-            raise DataError(f"its header is damaged: a ring of {capacity} records")
+        if not 1 <= capacity <= CAPACITY or capacity & (capacity - 1):
+            raise DataError(f"its header is damaged: a ring of {capacity} records, where {CAPACITY} are the most")
         rank, world, local, attempt, pid, process, token, uncertain, step, stepped, closed, monotonic, wall = rest[:13]
+        if not 0 <= rank < world <= MOST_RANKS or not 0 <= local < world:
+            raise DataError(f"its header is damaged: rank {rank} of {world}, {local} on its host")
         host, boot, plan = (text.rstrip(b"\0").decode("utf-8", "replace") for text in rest[13:])
         return Header(
             rank=rank, world=world, host=host, pid=pid, plan=plan, local_rank=local, attempt=attempt,
@@ -281,15 +286,12 @@ def read_ring(path: Path) -> Ring:
     Raises DataError for a file that is missing, truncated, foreign, damaged or of another version.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError("it is no file")
-        with path.open("rb") as file:
+        with open_ring(path) as file:
             data = file.read(HEADER)
             header = Header.unpack(data)
-            size = HEADER + header.capacity * RECORD.size
-            if found.st_size != size:
-                raise DataError(f"it has {found.st_size} bytes, by its header {size}")
+            size, there = HEADER + header.capacity * RECORD.size, os.fstat(file.fileno()).st_size
+            if there != size:
+                raise DataError(f"it has {there} bytes, by its header {size}")
             data += file.read(size - HEADER)  # not mapped: a file that shrinks under a map ends the process
         if len(data) != size:
             raise DataError("it has become shorter")
@@ -300,6 +302,13 @@ def read_ring(path: Path) -> Ring:
     table, torn = _table(data, header.capacity)
     names, groups, problems = read_names(path.with_suffix(".names"), header.token)
     return Ring(header, table, names, groups, torn, problems)
+
+
+def open_ring(path: Path) -> BinaryIO:
+    """Its file. Raises OSError, and DataError for a pipe, at which one would wait, and for a device."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError("it is no file")
+    return open(path, "rb")
 
 
 def read_rings(folder: Path, problems: list[str]) -> Iterator[Ring]:
@@ -369,11 +378,11 @@ def read_names(path: Path, token: int) -> tuple[dict[int, Name], dict[int, RingG
     names: dict[int, Name] = {}
     groups: dict[int, RingGroup] = {}
     try:
-        first, *lines = path.read_bytes().split(b"\n")[:-1] or [b"{}"]
-        if json.loads(first).get("token") != token:
+        first, *lines = contents_within(path, SIDE_FILE).split(b"\n")[:-1] or [b"{}"]
+        if parse_table(first).get("token") != token:
             return names, groups, (f"{path} belongs to another ring: names and groups are unknown",)
         for line in lines:
-            match json.loads(line):
+            match parse_json(line):
                 case {"name": int(number), "text": str(text), "place": [str(site), int(layer), int(slice_), forward]}:
                     names[number] = Name(text, Place(site, layer, slice_, bool(forward)))
                 case {"name": int(number), "text": str(text)}:

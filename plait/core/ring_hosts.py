@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from plait.core.errors import DataError
-from plait.core.ring import HEADER, Header
+from plait.core.ring import HEADER, Header, open_ring
 
 
-def read_headers(folder: Path) -> tuple[dict[int, Header], list[str]]:
-    """The headers of all rings of a folder by rank, and in words what was left out."""
+def read_headers(folder: Path) -> tuple[dict[int, Header], dict[str, str]]:
+    """The headers of all rings of a folder by rank, and why some were left out, by path."""
     headers: dict[int, Header] = {}
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     for path in sorted(folder.glob("rank-*.ring")):
         try:
-            with open(path, "rb") as file:
+            with open_ring(path) as file:
                 header = Header.unpack(file.read(HEADER))
             headers[header.rank] = header
         except OSError as error:
-            problems.append(f"{path} cannot be read as a ring: {error.strerror or error}")
+            problems[str(path)] = f"it cannot be read as a ring: {error.strerror or error}"
         except DataError as error:
-            problems.append(f"{path} cannot be read as a ring: {error}")
+            problems[str(path)] = f"it cannot be read as a ring: {error}"
     return headers, problems
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.core.codec import parse_table
 from plait.core.columns import Coded, metadata_of, write_columns
 
 VERSION = "1"
@@ -115,7 +116,7 @@ def last_steps_of_rings(timeline: Path, ranks: range) -> dict[tuple[int, int], i
     found: dict[tuple[int, int], int] = {}
     for path in _files_with(timeline, ranks):
         try:
-            rings = json.loads(metadata_of(path).get(RINGS, "{}"))
+            rings = parse_table(metadata_of(path).get(RINGS, "{}"))
             for rank, (token, last) in rings.items():
                 key = int(rank), int(token)
                 found[key] = max(found.get(key, -1), int(last))

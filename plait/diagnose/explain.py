@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from plait.core.evidence import Verdict
+from plait.core.passed_over import PassedOver
 from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
 from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.predicted import Prediction
@@ -24,7 +25,7 @@ VERSION = 1
 class Report:
     """name: of the run or trace. axes: degrees, as far as ranks differ on them. costs: seconds by which a
     step would be shorter without each straggler, None where no spans were kept to replay. hang: why it hung,
-    by what its launcher wrote down; None where nothing was."""
+    by what its launcher wrote down; None where nothing was. passed_over: what of its files was not taken."""
 
     name: str
     ranks: int
@@ -43,6 +44,7 @@ class Report:
     goodput: Goodput | None = None
     memory: tuple[MemoryUse, ...] = ()
     hang: Verdict | None = None
+    passed_over: PassedOver = field(default_factory=PassedOver)
     notes: tuple[str, ...] = ()
 
     @property
@@ -80,6 +82,7 @@ class Report:
             "checkpoints": self.checkpoints and self.checkpoints._asdict(),
             "goodput": self.goodput and {**self.goodput._asdict(), "share": self.goodput.share},
             "memory": [one._asdict() for one in self.memory],
+            "passed_over": self.passed_over.rows(),
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -118,6 +121,7 @@ def explain(
         checkpoints=checkpoints_of(recording, run.folder) if run else None,
         goodput=goodput_of(recording, run.attempts, metrics, run.alive) if run else None,
         memory=memory_use(metrics, memory or {}),
+        passed_over=run.passed_over if run else recording.passed_over,
         notes=(*notes, *recording.notes),
     )
 

@@ -6,9 +6,11 @@ In and below ``timeline`` are spans, of some steps, and roll-ups, which are kept
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +21,18 @@ import polars as pl
 from plait.core.attempts import FILE as ATTEMPTS
 from plait.core.clocks import FILE as CLOCKS
 from plait.core.clocks import Clocks
+from plait.core.codec import read_table
 from plait.core.errors import DataError, PlaitError
+from plait.core.files import kind_of
 from plait.core.numbers import LARGEST, MOST_SECONDS, is_number
+from plait.core.passed_over import PassedOver
 from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
 from plait.core.ring_calls import RINGS
 from plait.core.ring_hosts import host_names, read_headers
 from plait.core.rollup import PROCESSOR
 from plait.core.timeline import PLANNED
+from plait.diagnose.notes import Notes
 from plait.diagnose.recording import (
     ROLLUP,
     SPANS,
@@ -39,9 +45,12 @@ from plait.diagnose.recording import (
     unknown_grid,
     with_axes,
 )  # fmt: skip
-from plait.diagnose.tables import MANY, Glance, read_tables, read_totals, rollup_files, timeline_files
+from plait.diagnose.tables import Glance, read_tables, read_totals, rollup_files, timeline_files
 
 METRICS = "metrics.jsonl"
+MOST_LINES, MOST_VALUES, LONGEST_LINE = 500_000, 8_000_000, 1 << 20
+"""Of a file of lines of JSON: lines and values that are read, bytes of a line. A step has some 15 values."""
+UNREAD = "files of the run that cannot be read"
 SOON = 60.0
 """Seconds within which a launcher writes down that its ranks have done a step."""
 TIMES = 2.0**32
@@ -51,7 +60,8 @@ TIMES = 2.0**32
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
     """metrics: lines of metrics.jsonl. attempts: times the run was started, as far as its files tell: when
-    each ended, and how far it came. alive: when its metrics were last written, in seconds since 1970, if that
+    each ended, and how far it came. notes: what has to be said of its files. passed_over: what of them was
+    not taken. alive: when its metrics were last written, in seconds since 1970, if that
     is known."""
 
     folder: Path
@@ -60,6 +70,7 @@ class Run:
     metrics: tuple[Mapping[str, Any], ...] = ()
     attempts: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    passed_over: PassedOver = field(default_factory=PassedOver)
     alive: float | None = None
 
 
@@ -70,7 +81,7 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
-    notes: list[str] = []
+    notes = Notes()
     plan = _plan(folder / "plan.json", notes)
     timeline = folder / "timeline"
     sums = [] if spans else rollup_files(timeline)
@@ -78,7 +89,7 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     if ops.is_empty() and rollups.is_empty():
         with suppress(FileNotFoundError, NotADirectoryError):
             os.listdir(timeline)  # raises PermissionError, which says more than that there is nothing
-        raise DataError(_nothing(folder, plan, notes))
+        raise DataError(_nothing(folder, plan, notes.lines))
     metrics = tuple(_lines(folder / METRICS, notes))
     hosts, agree = _hosts(folder, notes)
     recording = recorded(
@@ -86,7 +97,8 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
     )
     attempts = tuple(_lines(folder / ATTEMPTS, notes))
     return Run(
-        folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes),
+        folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes.lines),
+        passed_over=notes.over,
         alive=_alive(folder, attempts),
     )  # fmt: skip
 
@@ -103,7 +115,7 @@ def _nothing(folder: Path, plan: Plan | None, notes: Sequence[str]) -> str:
 def glance(folder: Path) -> tuple[Glance, pl.DataFrame] | None:
     """What totals tell of a run, and where its ranks stand: soon there, however many steps it has had. None
     where it has none, as runs of earlier versions."""
-    notes: list[str] = []
+    notes = Notes()
     plan = _plan(folder / "plan.json", notes)
     found = read_totals(folder / "timeline", plan.key if plan else None)
     if found is None:
@@ -121,13 +133,14 @@ class Tables(NamedTuple):
     rollups: pl.DataFrame
     plan_hash: str
     notes: tuple[str, ...]
+    passed_over: PassedOver
 
 
 def read_timeline(folder: Path) -> Tables:
     """The timeline of a run's last shape. Raises DataError for a folder that is missing or holds none."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder")
-    notes: list[str] = []
+    notes = Notes()
     spans, rollups = read_tables(timeline_files(folder / "timeline"), None, notes)
     if spans.is_empty() and rollups.is_empty():
         raise DataError(f"{folder} holds no timeline; train with run.timeline_steps above 0")
@@ -135,7 +148,7 @@ def read_timeline(folder: Path) -> Tables:
     plan = str(newest["plan"][int(newest["step"].arg_max() or 0)])
     spans, rollups = (table.filter(pl.col("plan") == plan) for table in (spans, rollups))
     sampled = spans.filter("sampled")
-    return Tables(spans.filter(~pl.col("sampled")), sampled, rollups, plan, tuple(notes))
+    return Tables(spans.filter(~pl.col("sampled")), sampled, rollups, plan, tuple(notes.lines), notes.over)
 
 
 def placed(tables: Tables, folder: Path, steps: int) -> Recording:
@@ -144,7 +157,7 @@ def placed(tables: Tables, folder: Path, steps: int) -> Recording:
     spans = last_steps(tables.spans, steps)
     if spans.is_empty():
         raise DataError(f"{folder} holds the sums of its steps and no spans that could be drawn")
-    notes: list[str] = []
+    notes = Notes()
     plan = _plan(folder / "plan.json", notes)
     hosts, agree = _hosts(folder, notes)
     obeyed = plan if plan and plan.key == tables.plan_hash else None
@@ -241,43 +254,43 @@ def _is_step(line: Mapping[str, Any]) -> bool:
 # ---- files ----
 
 
-def _plan(path: Path, notes: list[str]) -> Plan | None:
-    if not path.is_file():
-        notes.append(f"{path.name} is missing: where ranks stand is not known, and all count as equals")
+def _plan(path: Path, notes: Notes) -> Plan | None:
+    if not path.exists():
+        notes.say(f"{path.name} is missing: where ranks stand is not known, and all count as equals")
         return None
     try:
         return Plan.read(path)
     except PlaitError as error:
-        notes.append(f"{error} Where ranks stand is not known")
+        notes.count(f"{error} Where ranks stand is not known", UNREAD, 1, path.name)
         return None
 
 
-def _hosts(folder: Path, notes: list[str]) -> tuple[dict[int, str], bool | None]:
+def _hosts(folder: Path, notes: Notes) -> tuple[dict[int, str], bool | None]:
     """Which host ran which rank, by the rank table and where there is none by the rings; and whether their
     clocks agree, as far as the rings tell: ranks that share a kernel share its clock."""
     headers, problems = read_headers(folder / RINGS)
-    notes += problems if len(problems) < MANY else [f"{len(problems)} rings cannot be read: {problems[0]}"]
+    notes.left_out("rings that cannot be read", problems)
     agree = len({header.boot or header.host for header in headers.values()}) < 2 if headers else None
     path = folder / "rank_table.json"
-    if path.is_file():
+    if path.exists():
         try:
             table = RankTable.read(path)
             return {rank: table.host_of(rank) for rank in range(table.world_size)}, agree
         except PlaitError as error:
-            notes.append(str(error))
+            notes.count(str(error), UNREAD, 1, path.name)
     return host_names(headers), agree
 
 
-def _on_one_clock(spans: pl.DataFrame, folder: Path, notes: list[str]) -> pl.DataFrame:
+def _on_one_clock(spans: pl.DataFrame, folder: Path, notes: Notes) -> pl.DataFrame:
     """Spans by the clock of rank 0's host, if the clocks of all have been compared; how sure that is is
     said."""
     path = folder / "timeline" / CLOCKS
-    if not path.is_file() or spans.is_empty():
+    if not path.exists() or spans.is_empty():
         return spans
     try:
-        clocks = Clocks.from_dict(json.loads(path.read_bytes()))
+        clocks = Clocks.from_dict(read_table(path))
     except (OSError, ValueError, DataError) as error:
-        notes.append(f"{path.name}: {error}")
+        notes.count(f"{path.name}: {error}", UNREAD, 1, path.name)
         return spans
     if clocks.error is None or len(set(clocks.hosts.values())) < 2:
         return spans
@@ -298,7 +311,7 @@ def _on_one_clock(spans: pl.DataFrame, folder: Path, notes: list[str]) -> pl.Dat
     known = spans.join(fits, on="rank", how="left", maintain_order="left").with_columns(
         pl.col("_offset", "_drift", "_origin").fill_null(0.0)
     )
-    notes.append(f"clocks of hosts were compared: times of different hosts may be wrong by {clocks.error / 1e3:.0f} us")
+    notes.say(f"clocks of hosts were compared: times of different hosts may be wrong by {clocks.error / 1e3:.0f} us")
     return known.with_columns(led).drop("_offset", "_drift", "_origin")
 
 
@@ -316,23 +329,16 @@ def _alive(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> float | None:
         return None
 
 
-def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
+def _lines(path: Path, notes: Notes) -> Iterable[Mapping[str, Any]]:
     """Lines of JSON, without numbers that cannot be; a last one that was cut off is nothing to speak of."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror}")
-        return
-    bad, good, strange = 0, 0, list[str]()
-    for number, line in enumerate(lines, 1):
+    bad, good, strange, number = 0, 0, list[str](), 0
+    for number, line in enumerate(_texts(path, notes), 1):
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):
             values = None
         if isinstance(values, dict):
-            sound = {name: value for name, value in values.items() if _possible(name, value)}
+            sound = {sys.intern(name): value for name, value in values.items() if _possible(name, value)}
             strange += [f"{name} of line {number}" for name in values if name not in sound]
             good += 1
             yield sound
@@ -340,10 +346,34 @@ def _lines(path: Path, notes: list[str]) -> Iterable[Mapping[str, Any]]:
             bad += 1
     if bad > 1 or (bad and not good):
         what = "lines are no JSON objects, and were" if bad > 1 else "line is no JSON object, and was"
-        notes.append(f"{path.name}: {bad} {what} left out")
+        notes.count(f"{path.name}: {bad} {what} left out", f"lines of {path.name} that are no JSON objects", bad)
     if strange:
         many = f"{len(strange)} numbers cannot be, such as {strange[0]}, and were"
-        notes.append(f"{path.name}: {many if len(strange) > 1 else f'{strange[0]} cannot be, and was'} left out")
+        line = f"{path.name}: {many if len(strange) > 1 else f'{strange[0]} cannot be, and was'} left out"
+        notes.count(line, f"numbers of {path.name} that cannot be", len(strange), strange[0])
+
+
+def _texts(path: Path, notes: Notes) -> Iterator[bytes]:
+    """Lines of a file, as many as may fill a memory; that there are more is said."""
+    number = values = 0
+    try:
+        if (kind := kind_of(path)) not in ("file", ""):
+            raise OSError(errno.EINVAL, f"it is a {kind}")
+        with open(path, "rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                number, values = number + 1, values + line.count(b",") + 1
+                if number > MOST_LINES or values > MOST_VALUES or len(line) == LONGEST_LINE:
+                    break
+                yield line
+            else:
+                return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        notes.left_out(UNREAD, {path.name: f"it cannot be read: {error.strerror}"})
+        return
+    what = f"{path.name}: from line {number} on it is too long to be read, and was left out"
+    notes.count(what, f"ends of {path.name} that are too long", 1, f"line {number}")
 
 
 def _possible(name: str, value: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from plait.core.passed_over import PassedOver
 from plait.core.records import axis_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Recording:
 
     clocks_agree: whether times of different ranks can be compared. complete: whether all waiting was
     recorded, so that what lies between ops is the host's own work. blocking: whether ranks communicate in the
-    middle of their program, so that everything is one lane. notes: what was left out, for people.
+    middle of their program, so that everything is one lane. notes: what was left out, for people;
+    passed_over: for programs.
     """
 
     grid: pl.DataFrame
@@ -60,6 +62,7 @@ class Recording:
     complete: bool = True
     blocking: bool = False
     notes: tuple[str, ...] = ()
+    passed_over: PassedOver = field(default_factory=PassedOver)
 
     @cached_property
     def steps(self) -> list[int]:

@@ -17,9 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from plait.core.numbers import LARGEST
+from plait.core.columns import Unpacked, first_line
+from plait.core.errors import DataError
+from plait.core.numbers import LARGEST, MOST_RANKS, counted
 from plait.core.rollup import BLOCK, STEPS, TOTALS
 from plait.core.rollup import FOLDER as ROLLUPS
+from plait.diagnose.notes import Notes
 from plait.diagnose.recording import ROLLUP, SPANS
 
 VERSIONS = ("1", "2")
@@ -30,18 +33,17 @@ TOTAL_COLUMNS = ("rank", "kind", "site", "direction", "steps", "n", "sum")
 COLUMNS = {"timeline": SPAN_COLUMNS, "rollup": ROLLUP_COLUMNS, "totals": TOTAL_COLUMNS}
 """By what a file is of."""
 TYPES = {"timeline": SPANS, "rollup": ROLLUP, "totals": ROLLUP | {"steps": pl.Int64}}
-MOST_RANKS = 2**20
-"""A job has fewer: where ranks are counted up to the highest, a larger number would fill the memory."""
 LONGEST = 86_400.0
 """Seconds: no step takes a day."""
+LONGEST_TEXT = 1024
+"""Bytes of a name: a kernel's may be long, and a text of megabytes in every row fills the memory."""
 NO_TIMELINE = "a Parquet file, but no timeline of Plait"
 WHOLE = ("step", "rank", "n", "steps")
 """Columns of which a number that is too large costs its row, not the file."""
 WHOSE = {"plan": pl.Categorical, "sampled": pl.Boolean}
 BATCH = 1000
 """Files that are read at once."""
-MANY = 12
-"""Notes of one kind from which on only their number is said."""
+FILES, ROWS = "files of the timeline that cannot be read", "rows that cannot be"
 GLANCED = 4096
 """Files of totals that are read, of the last blocks."""
 
@@ -66,7 +68,7 @@ def _below(folder: Path, without: str = "") -> list[Path]:
     return sorted(found)
 
 
-def read_tables(files: Sequence[Path], plan: str | None, notes: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+def read_tables(files: Sequence[Path], plan: str | None, notes: Notes) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Spans and roll-ups, with the columns ``plan`` and ``sampled``; of a step that a rank did twice, the
     second time. plan: the hash of the one whose they are; None: all."""
     found = _read_all(files, plan, notes)
@@ -95,7 +97,7 @@ def read_totals(timeline: Path, plan: str | None) -> Glance | None:
         if files and len(files) + len(own) > GLANCED:
             break
         files += own
-    notes: list[str] = []
+    notes = Notes()
     spans: list[tuple[int, int]] = []
     found = _read_all(files, plan, notes, spans).get("totals", [])
     if not found or not spans:
@@ -103,12 +105,12 @@ def read_totals(timeline: Path, plan: str | None) -> Glance | None:
     keys = ("rank", "kind", "site", "direction")
     sums = pl.concat(found).group_by(keys).agg(seconds=pl.col("sum").sum() / pl.col("steps").sum().clip(1))
     firsts, lasts = zip(*spans, strict=True)
-    return Glance(segments=sums, first=min(firsts), last=max(lasts), notes=tuple(notes))
+    return Glance(segments=sums, first=min(firsts), last=max(lasts), notes=tuple(notes.lines))
 
 
 def _number(name: str) -> int:
-    number = name.rpartition("=")[2]
-    return int(number) if number.isdigit() else -1
+    number = counted(name.rpartition("=")[2])
+    return -1 if number is None else number
 
 
 # ---- files ----
@@ -124,33 +126,33 @@ class _File(NamedTuple):
 
 
 def _read_all(
-    files: Sequence[Path], plan: str | None, notes: list[str], spans: list[tuple[int, int]] | None = None
+    files: Sequence[Path], plan: str | None, notes: Notes, spans: list[tuple[int, int]] | None = None
 ) -> dict[str, list[pl.DataFrame]]:
     """Tables by what they are of. spans: gets the first and the last step of files of totals."""
     kinds: dict[tuple[str, str], list[_File]] = {}
-    skipped: list[str] = []
+    skipped: dict[str, str] = {}
     strange: dict[str, int] = {}
-    other = 0
+    other: list[str] = []
+    unpacked = Unpacked()
     for path in files:
         try:
-            metadata = pl.read_parquet_metadata(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            skipped.append(f"{path.name} is truncated or no Parquet file: {first_line(error)}")
+            metadata = unpacked.metadata(path)
+        except DataError as error:
+            skipped[path.name] = str(error)
             continue
         noun = next((one for one in COLUMNS if f"plait.{one}.version" in metadata), "timeline")
         version, belongs = metadata.get(f"plait.{noun}.version", ""), metadata.get("plait.plan", "")
         if version not in VERSIONS:
             none = f"a timeline of version {version}; this Plait reads versions {', '.join(VERSIONS)}"
-            skipped.append(f"{path.name}: {none if version else NO_TIMELINE}")
+            skipped[path.name] = none if version else NO_TIMELINE
         elif plan and belongs and belongs != plan:
-            other += 1
+            other.append(path.name)
         else:
-            began = metadata.get("plait.began", "0")
-            file = _File(int(began) if began.isdigit() else 0, _written(path), path, belongs)
+            file = _File(counted(metadata.get("plait.began", "")) or 0, _written(path), path, belongs)
             kinds.setdefault((noun, version), []).append(file)
-            ends = metadata.get(STEPS, "").split()
-            if spans is not None and len(ends) == 2 and all(end.isdigit() for end in ends):
-                spans.append((int(ends[0]), int(ends[1])))
+            ends = [end for word in metadata.get(STEPS, "").split() if (end := counted(word)) is not None]
+            if spans is not None and len(ends) == 2:
+                spans.append((ends[0], ends[1]))
     found: dict[str, list[pl.DataFrame]] = {}
     order = {file: number for number, file in enumerate(sorted(file for own in kinds.values() for file in own))}
     for (noun, _), own in kinds.items():
@@ -160,18 +162,22 @@ def _read_all(
                 if table.height < read.height:
                     _count(read, table, order, strange)
                 found.setdefault(kind, []).append(table)
-    notes += skipped if len(skipped) < MANY else [f"{len(skipped)} files were left out, such as: {skipped[0]}"]
+    notes.left_out(FILES, skipped)
     if strange:
         name, rows = next(iter(strange.items()))
         several = f"{sum(strange.values())} rows of {len(strange)} files" if len(strange) > 1 else f"{rows} rows"
         such = f"such as {name}" if len(strange) > 1 else name
-        notes.append(f"{several} ({such}) have no numbers where they must, or impossible ones, and were left out")
+        line = f"{several} ({such}) have no numbers where they must, or impossible ones, and were left out"
+        notes.count(line, ROWS, sum(strange.values()), name)
     if other:
-        notes.append(f"{other} files belong to other plans of this run, and were left out")
+        line = f"{len(other)} files belong to other plans of this run, and were left out"
+        notes.count(line, "files of other plans of this run", len(other), other[0])
     return found
 
 
-def _read(files: list[_File], noun: str, order: dict[_File, int], skipped: list[str]) -> list[tuple[str, pl.DataFrame]]:
+def _read(
+    files: list[_File], noun: str, order: dict[_File, int], skipped: dict[str, str]
+) -> list[tuple[str, pl.DataFrame]]:
     """Files of one form at once, and what they are of; where that fails, in halves, until those are alone
     that cannot be read."""
     paths = [file.path for file in files]
@@ -188,7 +194,7 @@ def _read(files: list[_File], noun: str, order: dict[_File, int], skipped: list[
         problem = f"it is truncated or no Parquet file: {first_line(error)}"
         table = pl.DataFrame()
     if problem and len(files) == 1:
-        skipped.append(f"{paths[0].name}: {problem}")
+        skipped[paths[0].name] = problem
         return []
     if problem:
         half = len(files) // 2
@@ -231,6 +237,8 @@ def _possible(table: pl.DataFrame, noun: str) -> pl.DataFrame:
         ]
     else:
         conditions.append(pl.col("sum").is_between(0, longest))
+    texts = [name for name in ("kind", "name", "site", "direction") if table.schema.get(name) == pl.String]
+    conditions += [pl.col(name).str.len_bytes().fill_null(0) <= LONGEST_TEXT for name in texts]
     whole = pl.all_horizontal(conditions).fill_null(value=False)
     table = table if table.select(whole.all()).item() else table.filter(whole)
     return _of_its_step(_begun(table)) if noun == "timeline" else table
@@ -299,8 +307,3 @@ def _written(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def first_line(error: Exception) -> str:
-    """Of what it says."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

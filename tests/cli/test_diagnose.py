@@ -92,6 +92,22 @@ def test_a_damaged_verdict_on_a_hang_is_told(tmp_path: Path) -> None:
     assert any("hang.json is damaged" in note for note in report["notes"])
 
 
+def test_every_json_counts_what_was_left_out(tmp_path: Path) -> None:
+    run, other = write_run(tmp_path / "run", CLEAN), write_run(tmp_path / "other", CLEAN)
+    for folder, count in ((run, 2), (other, 1)):
+        for part in sorted((folder / "timeline").iterdir())[:count]:
+            part.write_bytes(b"nothing")
+    unread = "files of the timeline that cannot be read"
+    assert [(row["what"], row["count"]) for row in read(run)[1]["passed_over"]] == [(unread, 2)]
+    found = json.loads(run_cli("timeline", run, "--json").stdout)
+    assert [(row["what"], row["count"]) for row in found["passed_over"]] == [(unread, 2)]
+    found = json.loads(run_cli("timeline", run, "--against", other, "--json").stdout)
+    assert [(row["what"], row["count"]) for row in found["passed_over"]] == [(unread, 3)]
+    assert len(found["notes"]) == 3
+    assert f"passed over 2 {unread}" in run_cli("report", run, "-o", tmp_path / "r.html").stderr
+    assert "truncated or no Parquet" in run_cli("trace", "export", run, "-o", tmp_path / "t.json").stdout
+
+
 def test_a_clean_run_is_exit_status_0(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", CLEAN)
     found = run_cli("diagnose", run)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 
 from plait.core import ring as ring_format
 from plait.core.errors import DataError
-from plait.core.ring import HEADER, RECORD, Kind, Place, Ring, call_of, read_ring, read_rings, signature_of
+from plait.core.ring import HEADER, RECORD, Header, Kind, Place, Ring, call_of, read_ring, read_rings, signature_of
+from plait.core.ring_hosts import read_headers
 from plait.core.ring_writer import RingWriter, this_process
 from plait.core.segments import Collective
 
@@ -74,6 +76,26 @@ def test_the_header_says_who_writes_and_at_which_step_it_is(tmp_path: Path) -> N
     assert abs(time.time_ns() - time.monotonic_ns() - (header.wall - header.monotonic)) < 1e9
     ring.close()
     assert read_ring(path).header.closed > header.monotonic
+
+
+@pytest.mark.parametrize(
+    "harm", [{"world": 2**31 - 1}, {"world": 0}, {"rank": -1}, {"rank": 4}, {"local_rank": -2}, {"capacity": 1 << 24},
+             {"capacity": 3}, {"capacity": -64}],
+)  # fmt: skip
+def test_a_header_that_cannot_be_is_refused(tmp_path: Path, harm: dict[str, int]) -> None:
+    path = tmp_path / "rank-00000.ring"
+    header = replace(read_header_of(writer(path), path), **harm)  # type: ignore[arg-type]
+    data = path.read_bytes()
+    path.write_bytes(header.pack().ljust(HEADER, b"\0") + data[HEADER:])
+    with pytest.raises(DataError, match="its header is damaged"):
+        read_ring(path)
+    found, problems = read_headers(tmp_path)
+    assert (found, list(problems)) == ({}, [str(path)])
+
+
+def read_header_of(ring: RingWriter, path: Path) -> Header:
+    ring.close()
+    return read_ring(path).header
 
 
 @given(st.integers(0, 70), st.sampled_from([1, 2, 16, 32]))

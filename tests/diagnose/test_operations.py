@@ -142,3 +142,45 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_meta(tmp_path / "bad.yaml")
     with pytest.raises(DataError, match="cannot be read"):
         read_meta(tmp_path / "missing.yaml")
+
+
+HARM: dict[str, pl.Expr] = {
+    "no step": pl.lit(None, pl.Int64).alias("step"), "step is nothing": pl.lit(float("nan")).alias("step"),
+    "step without end": pl.lit(2**62).alias("step"), "rank without end": pl.lit(2**40).alias("rank"),
+    "no type": pl.lit(None, pl.String).alias("optype"),
+    "start is nothing": pl.lit(float("nan")).alias("start_ts"),
+    "lasts for ever": pl.lit(float("inf")).alias("duration"),
+    "ends before it begins": pl.lit(-1.0).alias("duration"), "no duration": pl.lit(None, pl.Float32).alias("duration"),
+    "a type of megabytes": pl.lit("x" * (1 << 20)).alias("optype"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_rows_that_cannot_be_are_counted_and_left_out(tmp_path: Path, harm: str) -> None:
+    trace, meta = write_trace(tmp_path, Job(dp=2, pp=2, steps=4))
+    whole = pl.read_parquet(trace).with_columns(pl.col("optype").cast(pl.String))
+    pl.concat([whole.tail(-3), whole.head(3).with_columns(HARM[harm])], how="vertical_relaxed").write_parquet(trace)
+    found = read_operations(trace, read_meta(meta))
+    assert found.spans.height == whole.height - 3
+    assert explain(found, "trace").to_dict()["passed_over"] == [
+        {"what": "rows of trace.parquet that cannot be", "count": 3, "first": ""}
+    ]
+    whole.with_columns(HARM[harm]).write_parquet(trace)
+    with pytest.raises(DataError, match="none of its 528 rows can be"):
+        read_operations(trace, read_meta(meta))
+
+
+@pytest.mark.parametrize("column", [pl.lit("x").alias("rank"), pl.lit(b"x").alias("optype"),
+                                    pl.concat_list("mb_id").alias("mc"), pl.lit("y").alias("start_ts")])  # fmt: skip
+def test_columns_of_other_types_are_refused(tmp_path: Path, column: pl.Expr) -> None:
+    trace, meta = write_trace(tmp_path, Job(dp=2, pp=2, steps=4))
+    pl.read_parquet(trace).with_columns(column).write_parquet(trace)
+    with pytest.raises(DataError, match="is no operation trace: column"):
+        read_operations(trace, read_meta(meta))
+
+
+@pytest.mark.parametrize("degree", ["9" * 5000, "²", "0", "-2", ""])
+def test_degrees_that_cannot_be_are_refused(tmp_path: Path, degree: str) -> None:
+    (tmp_path / "meta.yaml").write_text(f"dp_size: {degree}\npp_size: 2\ntp_size: 1\n")
+    with pytest.raises(DataError, match="no number for dp_size"):
+        read_meta(tmp_path / "meta.yaml")

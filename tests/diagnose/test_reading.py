@@ -61,7 +61,11 @@ def test_what_cannot_be_read_is_said_and_skipped(run: Path) -> None:
         assert word in said
     assert found.recording.ranks == 2
     assert found.recording.spans.height == pytest.approx(whole / 2, rel=0.2)
-    assert explain(found.recording, "run", run=found).stragglers == ()
+    report = explain(found.recording, "run", run=found)
+    assert report.stragglers == ()
+    assert {row["what"]: row["count"] for row in report.to_dict()["passed_over"]} == {
+        "files of the timeline that cannot be read": 6, "lines of metrics.jsonl that are no JSON objects": 3,
+    }  # fmt: skip
 
 
 IMPOSSIBLE: dict[str, dict[str, pl.Expr]] = {
@@ -93,6 +97,7 @@ def test_rows_that_cannot_be_are_said_and_left_out(run: Path, harm: str) -> None
     found = read_run(run)
     assert found.recording.spans.height == whole.spans.height - 2
     assert [note for note in found.notes if f"2 rows ({part.name}) have no numbers" in note]
+    assert found.passed_over.rows() == [{"what": "rows that cannot be", "count": 2, "first": part.name}]
     assert explain(found.recording, "run", run=found).stragglers == ()
 
 
@@ -108,6 +113,50 @@ def test_a_start_of_0_is_unknown_where_its_step_is_at_another_time(run: Path) ->
     assert found.recording.spans.height == whole.spans.height - 2 * len(parts(run))
     assert max(found.recording.seconds.values()) == pytest.approx(max(whole.seconds.values()))
     assert [note for note in found.notes if "8 rows of 4 files" in note]
+
+
+def test_a_name_of_megabytes_costs_its_row(run: Path) -> None:
+    part = parts(run)[1]
+    own = pl.read_parquet(part)
+    long = own.with_columns(name=pl.when(pl.int_range(pl.len()) < 3).then(pl.lit("x" * (1 << 20))).otherwise("name"))
+    long.write_parquet(part, metadata=dict(pl.read_parquet_metadata(part)))
+    found = read_run(run)
+    assert [row["count"] for row in found.passed_over.rows()] == [3]
+
+
+def test_few_bytes_that_hold_many_rows_are_not_read(run: Path) -> None:
+    part = parts(run)[1]
+    one = pl.read_parquet(part).head(1)
+    many = pl.concat([one] * 1000)
+    for _ in range(3):
+        many = pl.concat([many] * 10)
+    many.write_parquet(part, metadata=dict(pl.read_parquet_metadata(part)), row_group_size=100_000)
+    found = read_run(run)
+    assert any(note.startswith(f"{part.name}: it holds 1000000 rows") for note in found.notes)
+    assert found.recording.ranks == 3
+
+
+@pytest.mark.parametrize("content", [b"{}\n" * 600_000, b"[" * (3 << 20), b'{"step": 1, "x": [' + b"1," * (1 << 20)])
+def test_lines_without_end_are_read_to_a_limit(run: Path, content: bytes) -> None:
+    (run / "metrics.jsonl").write_bytes(content)
+    found = read_run(run)
+    assert len(found.metrics) <= 500_000
+    assert any("is too long to be read" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "attempts.jsonl", "rank_table.json", "timeline/clocks.json",
+                                  "plan.json", "timeline/x.parquet", "rings/rank-00000.ring"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_in_a_run_are_told_and_not_waited_for(run: Path, name: str, kind: str) -> None:
+    (run / "rings").mkdir()
+    (run / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(run / name)
+    else:
+        (run / name).symlink_to("/dev/zero")
+    found = read_run(run)
+    assert found.passed_over.counts
+    assert any((run / name).name in note for note in found.notes)
 
 
 def test_numbers_of_lines_that_cannot_be(run: Path) -> None:

@@ -17,6 +17,7 @@ from plait.core.ring import Header, Kind, Name, Place, numbered, row_type
 from plait.core.ring_writer import this_process
 from plait.core.rollup import COLUMNS, TOTAL_COLUMNS, joined, totals_of
 from plait.diagnose.heat import by_segment, heat_of_segments
+from plait.diagnose.notes import Notes
 from plait.diagnose.reading import glance, read_run, read_timeline
 from plait.diagnose.tables import read_tables, read_totals, timeline_files
 from plait.launch.collect.sums import STEPS, WAITING, Sums
@@ -118,13 +119,13 @@ def test_a_new_plan_has_files_of_its_own(tmp_path: Path) -> None:
     sums.add(ring(0, plan="one"), records(range(5)))
     sums.add(ring(0, plan="two"), records(range(5, 9)))
     assert sums.flush(last=True) is None
-    notes: list[str] = []
+    notes = Notes()
     for plan, steps in (("one", range(5)), ("two", range(5, 9))):
         _, found = read_tables(timeline_files(tmp_path), plan, notes)
         assert found["step"].unique().sort().to_list() == list(steps)
         seen = read_totals(tmp_path, plan)
         assert seen is not None and (seen.first, seen.last) == (steps[0], steps[-1])
-    assert set(notes) == {"1 files belong to other plans of this run, and were left out"}
+    assert set(notes.lines) == {"1 files belong to other plans of this run, and were left out"}
 
 
 def test_a_full_disk_is_waited_for_and_costs_blocks_that_are_over(tmp_path: Path) -> None:
