@@ -23,9 +23,10 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """name: of the run or trace. axes: degrees, as far as ranks differ on them. costs: seconds by which a
-    step would be shorter without each straggler, None where no spans were kept to replay. hang: why it hung,
-    by what its launcher wrote down; None where nothing was. passed_over: what of its files was not taken."""
+    """name: of the run or trace. axes: degrees, as far as ranks differ on them; none where nobody knows where
+    ranks stand. costs: seconds by which a step would be shorter without each straggler, None where no spans
+    were kept to replay. hang: why it hung, by what its launcher wrote down; None where nothing was.
+    passed_over: what of its files was not taken."""
 
     name: str
     ranks: int
@@ -107,7 +108,7 @@ def explain(
     return Report(
         name=name,
         ranks=recording.ranks,
-        axes={axis: n for axis in ("pp", "dp", "cp", "tp") if (n := recording.grid[axis].n_unique()) > 1},
+        axes=_axes(recording) if run is None or run.plan else {},
         steps=steps_of(recording, metrics),
         shares=tuple(shares(recording)),
         verdicts=found,
@@ -124,6 +125,10 @@ def explain(
         passed_over=run.passed_over if run else recording.passed_over,
         notes=(*notes, *recording.notes),
     )
+
+
+def _axes(recording: Recording) -> dict[str, int]:
+    return {axis: n for axis in ("pp", "dp", "cp", "tp") if (n := recording.grid[axis].n_unique()) > 1}
 
 
 def _counted(**steps: int) -> dict[str, int]:

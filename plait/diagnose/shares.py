@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from plait.core.numbers import is_number
+from plait.diagnose.awaited import awaited
 from plait.diagnose.noise import SIGMA
 from plait.diagnose.recording import AFTER, Recording
 
@@ -143,22 +144,22 @@ def _crossing(recording: Recording, steps: Sequence[int]) -> list[pl.DataFrame]:
 
 def _late(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
     """Of every axis' exposed communication, seconds of a rank and step in which it waited for the last to
-    come. Known of waits that have the name of their collective, as tensor and context parallelism's have."""
+    come, as far as waits have their collective and this all of its ranks."""
     if recording.blocking:
         return {}
-    key = ["step", "rank", "name", "seq"]
     met = recording.meetings.filter(pl.col("step").is_in(list(steps)), pl.col("axis") != "pp")
-    if recording.clocks_agree:
-        last = pl.col("start").max().over("meeting")
-    else:  # all leave at one moment, and the last is there for the shortest time
-        last = pl.col("end") - (pl.col("end") - pl.col("start")).min().over("meeting")
-    members = met.with_columns(last=last).select("meeting", "rank", "last")
+    shortest = (pl.col("end") - pl.col("start")).min()  # that of the last: all leave at one moment
+    last = pl.col("start").max() if recording.clocks_agree else pl.col("end") - shortest
+    members = met.with_columns(last=last.over("meeting"), members=pl.len().over("meeting"))
     spans = recording.spans.filter(pl.col("step").is_in(list(steps)))
-    came = spans.filter(pl.col("kind") == "comm").join(members, on=["meeting", "rank"]).select(*key, "last")
-    waits = spans.filter(pl.col("kind") == "wait").join(came, on=key)
+    came = spans.select("meeting", "rank").with_row_index("on").join(
+        members.filter(pl.col("members") > 1).select("meeting", "rank", "last"), on=["meeting", "rank"]
+    )  # fmt: skip
+    waits = spans.select("axis", "start", "end").with_row_index("wait")
+    found = awaited(spans).join(waits, on="wait").join(came.select("on", "last"), on="on")
     late = (pl.min_horizontal("end", "last") - pl.col("start")).clip(0)
     lanes = max(1, spans.select("step", "rank").n_unique())
-    return dict(waits.group_by("axis").agg(late.sum() / lanes).iter_rows())
+    return dict(found.group_by("axis").agg(late.sum() / lanes).iter_rows())
 
 
 def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Steps | None:
