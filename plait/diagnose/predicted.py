@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from plait.core.records import axis_of
-from plait.core.timeline import Timeline
+from plait.core.timeline import PLANNED, Timeline
 from plait.diagnose.compare import hidden_by_lane, hidden_in
 from plait.diagnose.recording import SPANS, Recording
 
@@ -66,7 +66,7 @@ class Overlap(NamedTuple):
 
 class Prediction(NamedTuple):
     """rows: the longest first. seconds: of a step, predicted and measured (the median); None where some of it
-    is not made of measured costs. matched: share of measured spans that were predicted."""
+    is not made of measured costs. matched: share of measured spans that were predicted, of kinds that are."""
 
     rows: tuple[Row, ...]
     overlap: tuple[Overlap, ...]
@@ -83,7 +83,10 @@ def against(recording: Recording, predicted: Timeline, axes: pl.DataFrame) -> Pr
     ranks = axes["rank"].unique().to_list()
     steps = [step for step in recording.spans["step"].unique().sort().to_list() if step > 0]
     seen = recording.spans.filter(
-        pl.col("rank").is_in(ranks), pl.col("step").is_in(steps), pl.col("axis").is_in(MEASURED)
+        pl.col("rank").is_in(ranks),
+        pl.col("step").is_in(steps),
+        pl.col("axis").is_in(MEASURED),
+        pl.col("kind").is_in(PLANNED),
     )
     both = seen.join(axes.select(*KEY, begin="start", finish="end"), on=KEY)
     if both.is_empty() or not predicted.spans:

@@ -11,6 +11,7 @@ import pytest
 
 from plait.core.collecting import Agent, collecting
 
+TIER = "system"
 WRITES = "import sys; from pathlib import Path; sys.stdin.read(); Path(sys.argv[1]).write_text('all of it')"
 STAYS = "import signal, sys; print('here', flush=True); sys.stdin.read(); signal.pause()"
 
