@@ -17,10 +17,29 @@ from torch import Tensor
 from plait.core.env import expand_segments, granted_gpus, ready_for_accelerator
 from plait.core.errors import JobError
 from plait.train.machine.device import STAGED, Allocated, AsyncWork, Device, Fork, Graph, Mark, mark_by_future
-from plait.train.machine.memory import CudaMeter, MemoryMeter
+from plait.train.machine.memory import MemoryMeter, Taken
 
 EVENTS = 4096
 """Events of a GPU that are kept to be used again."""
+
+
+class CudaMeter(MemoryMeter):
+    """By the allocator; the process is what it has reserved of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def begin(self) -> None:
+        self._peak = torch.cuda.max_memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def end(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._tensors = torch.cuda.max_memory_allocated(self._device)
+
+    def taken(self) -> Taken:
+        return Taken(self._tensors, max(self._peak, torch.cuda.max_memory_reserved(self._device)))
 
 
 class CudaDevice(Device):

@@ -1,8 +1,9 @@
 """What a rank's tensors take at most in a step, and what its process takes beside them.
 
-A GPU's allocator counts. On a CPU tensors are in the process's own memory, among libraries, pages of files
-and what the C library keeps for later. So the tensors that are there between two steps are counted, and what
-a step takes beyond is what the process grows by in it, once free memory was given back.
+A GPU's allocator counts (``machine.gpu``). On a CPU tensors are in the process's own memory, among
+libraries, pages of files and what the C library keeps for later. So the tensors that are there between two
+steps are counted, and what a step takes beyond is what the process grows by in it, once free memory was given
+back.
 """
 
 from __future__ import annotations
@@ -49,25 +50,6 @@ class MemoryMeter:
         """By the step that was measured last, and so far. Whoever asks waits for nothing."""
         process = process_memory()
         return Taken(self._tensors, max(self._peak, process.peak) if process else None)
-
-
-class CudaMeter(MemoryMeter):
-    """By the allocator; the process is what it has reserved of the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-
-    def begin(self) -> None:
-        self._peak = torch.cuda.max_memory_reserved(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def end(self) -> None:
-        torch.cuda.synchronize(self._device)
-        self._tensors = torch.cuda.max_memory_allocated(self._device)
-
-    def taken(self) -> Taken:
-        return Taken(self._tensors, max(self._peak, torch.cuda.max_memory_reserved(self._device)))
 
 
 def held_by_tensors() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from unittest import mock
 
-import pytest
 import torch
 
 from plait.train.machine.memory import MemoryMeter, held_by_tensors
@@ -22,7 +21,7 @@ def test_tensors_are_counted_once_however_many_views_they_have() -> None:
 
 def test_a_step_takes_what_there_was_and_what_it_needs_at_most() -> None:
     kept, meter = torch.ones(10 * MIB), MemoryMeter()
-    for size in (20, 5):  # what was freed before counts neither way
+    for size in (40, 10):  # what was freed before counts neither way
         meter.begin()
         held = held_by_tensors()
         for _ in range(2):  # one after the other
@@ -31,8 +30,9 @@ def test_a_step_takes_what_there_was_and_what_it_needs_at_most() -> None:
         taken = meter.taken()
         assert taken.tensors is not None and taken.process is not None
         assert held >= 40 * MIB
-        assert taken.tensors - held == pytest.approx(size * 4 * MIB, abs=4 * MIB)
-        assert taken.process >= (40 + 80) * MIB
+        beyond = taken.tensors - held - size * 4 * MIB
+        assert -MIB < beyond < 32 * MIB, "the process may take more meanwhile"
+        assert taken.process >= (40 + 160) * MIB
     assert kept[0] == 1
 
 
