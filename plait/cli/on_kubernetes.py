@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from plait.launch.kubernetes_manifests import PodRun
 
 
+LOST = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image")
+"""Volumes that end with their pod, or that nobody writes to."""
+
+
 @dataclass(frozen=True)
 class InKubernetes(Managed):
     """A namespace; the current one if empty."""
@@ -39,7 +43,7 @@ class InKubernetes(Managed):
 
         assert plan.job is not None
         cluster = self._cluster(plan.job)
-        run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, _kind(plan.job, cluster))
+        run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job, cluster))
         if run.table and not follow:  # nobody would bind pods that are started again
             run = replace(run, settings=run.settings.model_copy(update={"restarts": 0}))
             terminal.text("not followed, so that pods cannot be bound again: the run is not restarted if it fails")
@@ -53,18 +57,36 @@ class InKubernetes(Managed):
 
     def preview(self, job: Job, folder: Path) -> tuple[str, str]:
         """The manifests, as YAML."""
-        import yaml
-
         from plait.core.errors import LaunchError
 
         note = ""
         try:
-            kind = _kind(job, self._cluster(job))
+            kind = self._kind(job)
         except LaunchError as error:
             kind, note = "Job", f"# Without a cluster to ask whether it has JobSets: {error}\n"
         run = self._run(job, folder, job.world_size, job.strategy.pp, kind, word="(drawn when it is sent)")
-        objects = yaml.safe_dump_all([run.workload(), *run.belongings()], sort_keys=False, width=1000)
-        return "The manifests", note + objects
+        return "The manifests", note + _yaml(run)
+
+    def manifests(self, plan: Plan, folder: Path) -> str:
+        """All that ``submit`` would send, as ``kubectl apply -f`` takes it: with the plan, and the word by
+        which pods know each other. Raises JobError with a rank table, LaunchError where the cluster is to be
+        asked what it knows and does not answer."""
+        from dataclasses import replace
+
+        from plait.core.errors import JobError
+
+        assert plan.job is not None
+        if self.table:
+            problem = "needs somebody who binds pods as they are made"
+            raise JobError(problem, key="--rank-table", fix="Leave it out, or leave out --manifests")
+        run = self._run(plan.job, folder, plan.layout.world_size, plan.job.strategy.pp, self._kind(plan.job))
+        return _yaml(replace(run, plan=plan.to_json()))
+
+    def _kind(self, job: Job, cluster: Cluster | None = None) -> str:
+        """What pods are made by; a cluster is asked only where the job does not say."""
+        if job.kubernetes.workload == "auto":
+            return "JobSet" if (cluster or self._cluster(job)).has_jobset() else "Job"
+        return "JobSet" if job.kubernetes.workload == "jobset" else "Job"
 
     def _cluster(self, job: Job) -> Cluster:
         from plait.launch.kubernetes_api import Cluster
@@ -78,6 +100,7 @@ class InKubernetes(Managed):
         from plait.core.rank_table import RankTable
         from plait.launch.kubernetes import new_name
         from plait.launch.kubernetes_manifests import PodRun, asked
+        from plait.launch.pod_file import PodFile, read_pod
         from plait.launch.run_folder import WORKER
 
         table = RankTable.read(self.table) if self.table else None
@@ -86,49 +109,36 @@ class InKubernetes(Managed):
         run = PodRun(
             name=new_name(job.run.name), argv=argv, world_size=world,
             folder=folder, word=word or secrets.token_hex(16), settings=settings, kind=kind, table=table,
-            timeout=job.run.timeout, stages=stages, extra=_pod_file(settings.pod),
+            timeout=job.run.timeout, stages=stages, pod=read_pod(settings.pod) if settings.pod else PodFile(),
         )  # fmt: skip
         _check_mounted(run)
         return run
 
 
-def _kind(job: Job, cluster: Cluster) -> str:
-    if job.kubernetes.workload == "auto":
-        return "JobSet" if cluster.has_jobset() else "Job"
-    return "JobSet" if job.kubernetes.workload == "jobset" else "Job"
-
-
-def _pod_file(file: str | None) -> dict[str, Any]:
-    """The pod's spec in a YAML file, which may be that of a whole pod."""
+def _yaml(run: PodRun) -> str:
+    """All objects of a run."""
     import yaml
 
-    from plait.core.errors import JobError
-    from plait.core.files import contents
-
-    if not file:
-        return {}
-    try:
-        found = yaml.safe_load(contents(file))
-    except OSError as error:
-        raise JobError(error.strerror or str(error), file=file, key="kubernetes.pod") from None
-    except yaml.YAMLError as error:
-        raise JobError(f"is no YAML: {' '.join(str(error).split())}", file=file, key="kubernetes.pod") from None
-    spec = found.get("spec", found) if isinstance(found, dict) else None
-    if not isinstance(spec, dict) or not all(isinstance(key, str) for key in spec):
-        raise JobError("holds no pod", file=file, key="kubernetes.pod", fix="Write a pod's spec, as kubectl takes it")
-    return spec
+    return yaml.safe_dump_all([run.workload(), *run.belongings()], sort_keys=False, width=1000)
 
 
 def _check_mounted(run: PodRun) -> None:
     """Raise JobError if what the run saves would be lost with its pods."""
     from plait.core.errors import JobError
+    from plait.launch.kubernetes_manifests import CONTAINER
 
-    pod = run.workload()["spec"]
-    pod = pod["replicatedJobs"][0]["template"]["spec"] if run.kind == "JobSet" else pod
-    mounts = [one["mountPath"] for one in pod["template"]["spec"]["containers"][0]["volumeMounts"]]
-    if not any(run.folder.is_relative_to(mount) for mount in mounts):
-        raise JobError(
-            f"is {run.folder}, which no volume of the pods holds: checkpoints would be lost with them",
-            key="run.folder",
-            fix='Choose one below a volume, such as kubernetes.volumes=["CLAIM:/data"] and run.folder=/data/runs',
-        )  # fmt: skip
+    pod = run.template()["spec"]
+    kinds = {one["name"]: next((key for key in one if key != "name"), "emptyDir") for one in pod["volumes"]}
+    ranks = next(one for one in pod["containers"] if one["name"] == CONTAINER)
+    mounts = [one for one in ranks["volumeMounts"] if run.folder.is_relative_to(one.get("mountPath", "/"))]
+    nearest = max(mounts, key=lambda one: len(Path(one["mountPath"]).parts), default=None)
+    if nearest is None:
+        problem = f"is {run.folder}, which no volume of the pods holds: checkpoints would be lost with them"
+    elif (kind := kinds.get(nearest["name"], "")) in LOST:
+        problem = f"is {run.folder} in {nearest['mountPath']}, a volume ({kind}) that is lost with the pods"
+    elif nearest.get("readOnly"):
+        problem = f"is {run.folder} in {nearest['mountPath']}, which is mounted read-only"
+    else:
+        return
+    fix = 'Choose one below a volume, such as kubernetes.volumes=["CLAIM:/data"] and run.folder=/data/runs'
+    raise JobError(problem, key="run.folder", fix=fix)

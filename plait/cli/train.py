@@ -43,6 +43,12 @@ def train(
         bool, typer.Option("--dry-run", help="Only check the job, and show what it takes of every rank.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as JSON.")] = False,
+    manifests: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --dry-run --on kubernetes: write what would be sent to this file, for kubectl apply -f."
+        ),
+    ] = None,
 ) -> None:
     """Train; the same command resumes a run that was stopped or killed.
 
@@ -58,9 +64,11 @@ def train(
     from plait.plan.fits import room
 
     place = with_table(place_of(on), rank_table)
-    _check_options(place, follow=follow, dry_run=dry_run, as_json=as_json)
+    _check_options(place, follow=follow, dry_run=dry_run, as_json=as_json, manifests=manifests)
     if dry_run:
         _show(job, overrides or [], place, as_json)
+        if manifests:
+            _write_manifests(manifests, job, overrides or [], place)
         return
     open_job = None
     if job.suffix == ".json":
@@ -78,15 +86,38 @@ def train(
     raise typer.Exit(run_plan(plan, folder, place, open_job=open_job))
 
 
-def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool) -> None:
+def _check_options(place: Place, *, follow: bool, dry_run: bool, as_json: bool, manifests: Path | None = None) -> None:
     """Raise JobError for an option that would be ignored."""
+    from plait.cli.on_kubernetes import InKubernetes
     from plait.cli.running import Managed
     from plait.core.errors import JobError
+
+    if manifests and not (dry_run and isinstance(place, InKubernetes)):
+        raise JobError("is for --dry-run --on kubernetes", key="--manifests", fix="Add them, or leave it out")
 
     if as_json and not dry_run:
         raise JobError("is for --dry-run; a run's numbers are in its metrics.jsonl", key="--json", fix="Leave it out")
     if not follow and not isinstance(place, Managed):
         raise JobError("is for --on slurm and kubernetes", key="--no-follow", fix="Leave it out")
+
+
+def _write_manifests(file: Path, job: Path, overrides: list[str], place: Place) -> None:
+    """Write what would be sent, for this user's eyes alone: the word in it lets anybody join the run."""
+    from plait.cli import terminal
+    from plait.cli.on_kubernetes import InKubernetes
+    from plait.core.files import explained, replacing
+    from plait.core.job import Job
+
+    assert isinstance(place, InKubernetes)
+    if job.suffix == ".json":
+        plan, folder = _written(job, overrides, place)
+    else:
+        plan, folder = _planned(Job.read(job, overrides).named(job.stem), place)
+    text = place.manifests(plan, folder)
+    with explained(f"{file} cannot be written", fix="Choose another with --manifests FILE"), replacing(file) as draft:
+        draft.chmod(0o600)
+        draft.write_text(text)
+    terminal.text(f"wrote {file}; send it with kubectl apply -f {file}")
 
 
 def _check_ranks(plan: Plan, place: Place, on: str) -> None:

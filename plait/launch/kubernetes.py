@@ -12,13 +12,14 @@ import secrets
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
-from plait.core.errors import LaunchError, PlaitError
+from plait.core.errors import LaunchError, PlacementError, PlaitError
 from plait.core.lock import RunLock
-from plait.launch.kubernetes_api import Cluster, NotThere
+from plait.launch.kubernetes_api import Away, Cluster, NotThere
 from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable
 from plait.launch.kubernetes_manifests import CONTAINER, RUN, Object, PodRun
 from plait.launch.kubernetes_watch import Log, Pods
@@ -27,6 +28,8 @@ from plait.launch.watch import catching_signals, say
 
 LOOK = 0.5
 """Seconds between two looks at a run."""
+LONGEST = 60.0
+"""Seconds at most between two tries to reach a server that is away."""
 SETTLING = 20.0
 """Seconds that pod 0 may take to end once its Job has."""
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError")
@@ -55,28 +58,40 @@ def submit(cluster: Cluster, run: PodRun) -> None:
         raise
 
 
+class Failed(LaunchError):
+    """The run has ended, and not well; it stays in the cluster for a while, to be looked at."""
+
+
+class Hopeless(LaunchError):
+    """The run cannot go on, and is to be ended."""
+
+
 def follow(cluster: Cluster, run: PodRun, *, lock: RunLock | None = None, until_bound: bool = False) -> int:
     """Bind the run's pods, show what rank 0 prints, and return the run's exit status.
 
     The first Ctrl-C (or SIGTERM, SIGHUP) lets ranks save and end, the second ends them at once; nothing stays
-    in the cluster then. until_bound: only see every pod bound.
+    in the cluster then. A server that is away ends nothing: it is asked again, ever less often. Whatever else
+    goes wrong here leaves the run alone too, unless it cannot go on. until_bound: only see all pods bound.
     """
     with (
         catching_signals() as signals,
         Pods(cluster, f"{RUN}={run.name}") as pods,
         Log(cluster, sys.stdout.buffer) as log,
     ):
+        cluster.interrupted = signals
         watching = _Following(cluster, run, pods, log, lock)
         try:
-            while (status := watching.look(until_bound)) is None:
-                while signals:
-                    watching.stop(signals.popleft())
-                time.sleep(LOOK)
-        except BaseException:
+            return watching.to_the_end(signals, until_bound)
+        except (PlacementError, Hopeless):
             with suppress(LaunchError):
                 cluster.delete(run.kind, run.name)
             raise
-        return status
+        except (NotThere, Failed):
+            raise
+        except LaunchError as error:
+            raise LaunchError(f"{error} {watching.goes_on}") from None
+        finally:
+            cluster.interrupted = ()
 
 
 class _Following:
@@ -88,6 +103,49 @@ class _Following:
         self.stopped = 0
         self._said = ""
         self._waiting: dict[str, float] = {}
+        self._away = 0
+        self._to_do: Literal["", "stop", "kill"] = ""
+
+    @property
+    def goes_on(self) -> str:
+        """What becomes of a run that nobody follows."""
+        kind, name, place = self.run.kind.lower(), self.run.name, f"kubectl -n {self.cluster.namespace}"
+        bound = ", but pods of its rank table that are started again are bound by nobody" if self.binder else ""
+        return (
+            f"The run {name} is no longer followed. It goes on{bound}; its logs are in {self.run.folder / 'logs'}, as "
+            f"pods see it, and {place} delete {kind} {name} ends it. Sent again, it goes on from its last checkpoint."
+        )
+
+    def to_the_end(self, signals: deque[int], until_bound: bool) -> int:
+        """The run's exit status."""
+        while True:
+            try:
+                while signals:
+                    self._asked_to_stop(signals.popleft())
+                self._stop()
+                status = self.look(until_bound)
+                self._back()
+                if status is not None:
+                    return status
+                time.sleep(LOOK)
+            except Away as away:
+                if signals and self.stopped:
+                    raise LaunchError(f"{away} The run could not be told to end.") from None
+                self._wait(away, signals)
+
+    def _back(self) -> None:
+        if self._away:
+            say("Kubernetes answers again")
+        self._away = 0
+
+    def _wait(self, away: Away, signals: deque[int]) -> None:
+        """Until the server is asked again; not for long where somebody has pressed Ctrl-C."""
+        if not self._away:
+            say(f"{away} The run goes on without us; asking again (Ctrl-C twice to leave it)")
+        end = time.monotonic() + min(LONGEST, LOOK * 2.0**self._away)
+        self._away += 1
+        while time.monotonic() < end and not signals:
+            time.sleep(0.05)
 
     def look(self, until_bound: bool) -> int | None:
         """One look; the exit status once it has one."""
@@ -100,7 +158,7 @@ class _Following:
             workload = self.cluster.get(self.run.kind, self.run.name)
         except NotThere:
             if not self.stopped:
-                raise LaunchError(f"The run {self.run.name} was deleted by somebody else.") from None
+                raise NotThere(f"The run {self.run.name} was deleted by somebody else.") from None
             if any(_lives(pod) for pod in pods):  # they have their grace
                 return None
             return self._last(pods, 128 + self.stopped)
@@ -126,17 +184,24 @@ class _Following:
                 return pods
             time.sleep(LOOK)
 
-    def stop(self, number: int) -> None:
-        """End the run: with grace at first, then at once."""
-        again, self.stopped = bool(self.stopped), self.stopped or number
-        if again:
+    def _asked_to_stop(self, number: int) -> None:
+        """With grace at first, then at once."""
+        if self.stopped:
+            self._to_do = "kill"
             say("ending all ranks at once; what was not saved is lost")
-            for pod in self.pods.now():
-                self.cluster.delete("Pod", pod["metadata"]["name"], grace=0)
         else:
+            self.stopped, self._to_do = number, "stop"
             name = signal.Signals(number).name
             say(f"{name}: ranks have {self.run.settings.grace} s to save the run (Ctrl-C to end it at once)")
-        self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=not again)
+
+    def _stop(self) -> None:
+        """Tell the cluster, until it has heard."""
+        if self._to_do == "kill":
+            for pod in self.pods.now():
+                self.cluster.delete("Pod", pod["metadata"]["name"], grace=0)
+        if self._to_do:
+            self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=self._to_do == "stop")
+        self._to_do = ""
 
     def _last(self, pods: Sequence[Object], status: int) -> int:
         """The run's exit status, by pod 0's last words; raises its error if that was not seen in its log."""
@@ -157,7 +222,7 @@ class _Following:
         if said.get("status"):
             return said["status"]
         why = "; ".join(dict.fromkeys(map(_why, (pod for pod in pods if _failed(pod)))))
-        raise LaunchError(f"The run {self.run.name} has failed{f': {why}' if why else ''}.")
+        raise Failed(f"The run {self.run.name} has failed{f': {why}' if why else ''}.")
 
     def _tell(self, pods: Sequence[Object], *, queued: bool) -> None:
         """Say what has changed."""
@@ -174,7 +239,7 @@ class _Following:
             self._said = now
 
     def _judge(self, pods: Sequence[Object]) -> None:
-        """Raise LaunchError for a pod that does not start: a wrong image, or too long a wait."""
+        """Raise Hopeless for a pod that does not start: a wrong image, or too long a wait."""
         for pod in pods:
             reason = _container(pod).get("state", {}).get("waiting", {})
             if pod.get("status", {}).get("phase") != "Pending" or not pod["spec"].get("nodeName"):
@@ -184,7 +249,7 @@ class _Following:
             waited = time.monotonic() - since
             if reason.get("reason") in HOPELESS or waited > self.run.settings.wait:
                 why = f"{reason.get('reason', 'no reason given')}. {reason.get('message', '')}".strip()
-                raise LaunchError(f"Pod {name} does not start, and the run was ended: {why}")
+                raise Hopeless(f"Pod {name} does not start, and the run was ended: {why}")
 
 
 def _ending(workload: Object) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,10 @@ NOUNS = {
     "Pod": "pod", "Service": "service", "ConfigMap": "config_map", "Secret": "secret", "Job": "job", "Node": "node",
     "JobSet": "custom_object",
 }  # fmt: skip
+
+
+class Away(LaunchError):
+    """The server does not answer, or cannot for now."""
 
 
 class NotThere(LaunchError):
@@ -70,6 +74,9 @@ class Cluster:
                 f"No cluster of Kubernetes is known here: {' '.join(str(error).split())}. Say which by a kubeconfig "
                 "(~/.kube/config or KUBECONFIG), and by kubernetes.context."
             ) from None
+        self.interrupted: Collection[int] = ()
+        """What has come meanwhile that its user has to see to at once: a server that is away is not waited
+        for then."""
         settings.retries = False  # pyright: ignore[reportAttributeAccessIssue]  # we do that, and can say so
         self.patience = patience
         api = client.ApiClient(settings)
@@ -184,11 +191,11 @@ class Cluster:
                 return json.loads(answer.data)
             except ApiException as error:
                 status, cause = error.status or 0, _cause(error)
-                if status not in PASSING or time.monotonic() > deadline:
+                if status not in PASSING or self.interrupted or time.monotonic() > deadline:
                     raise self._refused(call, status, cause) from None
-            except HTTPError as error:
-                if time.monotonic() > deadline:
-                    raise self._refused(call, 0, str(error)) from None
+            except (HTTPError, ValueError) as error:  # no connection, or an answer that is cut off
+                if self.interrupted or time.monotonic() > deadline:
+                    raise self._refused(call, 0, " ".join(str(error).split())) from None
             time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(pause * 2, 5.0)
 
@@ -203,7 +210,8 @@ class Cluster:
                 "what is needed."
             )
         where = "" if status else f" at {self._server}, asked for {self.patience:.0f} s"
-        return LaunchError(f"Kubernetes{where} refused to {call}: {cause or f'HTTP status {status}'}")
+        kind = Away if status in PASSING else LaunchError
+        return kind(f"Kubernetes{where} refused to {call}: {cause or f'HTTP status {status}'}")
 
 
 class Dropped(Exception):

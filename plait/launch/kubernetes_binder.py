@@ -18,7 +18,7 @@ from plait.core.hostlist import fold
 from plait.core.rank_table import NAME as RANK_TABLE
 from plait.core.rank_table import RankTable
 from plait.core.topology import RESERVED_TAINT
-from plait.launch.kubernetes_api import Cluster, Conflict, NotThere
+from plait.launch.kubernetes_api import Away, Cluster, Conflict, NotThere
 from plait.launch.kubernetes_manifests import GATE, HOSTNAME, HOSTS, INDEX, Object, PodRun, table_text
 
 AT_ONCE = 8
@@ -46,13 +46,19 @@ class Binder:
         self.bound: frozenset[str] = frozenset()
         """Which pods, by their uids, have a node by this binder and an open gate."""
         self._ended: set[str] = set()
+        self._doomed: dict[str, str] = {}
+        """Pods that are to be ended and may not have been, by their uids: their names."""
         self._undone = 0
+        self._began = False
+        """Whether pods have been given nodes in the binding that is under way."""
         self._labels: dict[str, Mapping[str, str]] = {}
         self._since = 0.0
 
     def look(self, pods: Iterable[Object]) -> None:
         """Bind the pods if all are there and wait; check those that were bound. Raises PlacementError if it
-        cannot be done, with nothing left bound."""
+        cannot be done, with nothing left bound. Raises Away if the server does not answer: the next look
+        finishes what was begun."""
+        self._end_the_doomed()
         living = [pod for pod in pods if not over(pod) and uid(pod) not in self._ended]
         gang = {index_of(pod): pod for pod in living}
         # What is seen may lag behind what was done: pods that are bound may still look as if they waited.
@@ -66,19 +72,25 @@ class Binder:
                 if self._undone >= TRIES:
                     raise PlacementError(f"Binding was undone {self._undone} times in a row. {error}") from None
                 self.say(f"the binding was undone and is tried again: {error}")
-            except LaunchError:
-                self._undo(living)
+            except Away:
+                if self._began:
+                    self._doom(living)
                 raise
+            except LaunchError as error:
+                self._undo(living)
+                raise PlacementError(f"Pods cannot be bound. {error}") from None
         else:
             self._check(living)
 
     def _bind(self, pods: Sequence[Object]) -> None:
+        self._began = False
         self.table = self._whole(self.table)
         nodes = self._nodes()
         table = {"data": {RANK_TABLE: table_text(self.table)}}
         self.cluster.patch("ConfigMap", self.run.name, table)
         hosts = fold(self.table.hosts)
         names = [nodes[host]["metadata"]["labels"].get(HOSTNAME, host) for host in self.table.hosts]
+        self._began = True
         self._each(lambda place: self._point(pods[place], names[place], hosts), len(pods))
         self._confirm(pods, names)
         self._each(lambda place: self._open(pods[place]), len(pods))
@@ -136,11 +148,23 @@ class Binder:
 
     def _undo(self, pods: Iterable[Object]) -> None:
         """End pods, bound or not."""
-        pods = list(pods)
-        names = [pod["metadata"]["name"] for pod in pods]
-        self._ended |= {uid(pod) for pod in pods}
-        self._each(lambda place: self.cluster.delete("Pod", names[place], grace=0), len(names))
+        self._doom(pods)
+        self._end_the_doomed()
+
+    def _doom(self, pods: Iterable[Object]) -> None:
+        self._doomed |= {uid(pod): pod["metadata"]["name"] for pod in pods}
+        self._ended |= self._doomed.keys()
         self.bound = frozenset()
+
+    def _end_the_doomed(self) -> None:
+        doomed = list(self._doomed.items())
+
+        def end(place: int) -> None:
+            one, name = doomed[place]
+            self.cluster.delete("Pod", name, grace=0)
+            del self._doomed[one]
+
+        self._each(end, len(doomed))
 
     def _whole(self, table: RankTable) -> RankTable:
         """The table with another node for each that is not there or not fit."""

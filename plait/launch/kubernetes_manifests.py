@@ -11,7 +11,7 @@ import base64
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,6 +22,7 @@ from plait.core.process import command_of
 from plait.core.rank_table import NAME as RANK_TABLE
 from plait.core.rank_table import RankTable
 from plait.core.topology import RESERVED_TAINT
+from plait.launch.pod_file import PodFile
 from plait.launch.run_folder import DO_NOT_RETRY
 
 Object = dict[str, Any]
@@ -47,7 +48,8 @@ class PodRun:
     """What is to run in pods: ``argv`` as each of ``world_size`` ranks.
 
     name: unique in the namespace. folder: of the run, as pods see it. plan: its plan's text, if it has one.
-    stages: pipeline stages, whose nodes are neighbours. timeout: seconds that a rank may be silent.
+    stages: pipeline stages, whose nodes are neighbours. timeout: seconds that a rank may be silent. pod: what
+    the user wants of the pods beside.
     """
 
     name: str
@@ -61,7 +63,7 @@ class PodRun:
     table: RankTable | None = None
     plan: str = ""
     stages: int = 1
-    extra: Mapping[str, Any] | None = None
+    pod: PodFile = field(default_factory=PodFile)
 
     @property
     def nodes(self) -> int:
@@ -81,6 +83,10 @@ class PodRun:
     def workload(self) -> Object:
         """The JobSet or Job."""
         return _jobset(self) if self.kind == "JobSet" else _job_object(self)
+
+    def template(self) -> Object:
+        """Its pods'."""
+        return _pod(self)
 
     def belongings(self, owner: Object | None = None) -> list[Object]:
         """What goes with the workload ``owner``, and is removed with it."""
@@ -166,7 +172,7 @@ def _job(run: PodRun, *, backoff: int) -> Object:
 
 def _metadata(run: PodRun) -> Object:
     queue = {f"{KUEUE}/queue-name": run.settings.queue} if run.settings.queue else {}
-    return {"name": run.name, "labels": {**run.labels, **queue}}
+    return {"name": run.name, "labels": {**run.pod.queued, **run.labels, **queue}}
 
 
 def _pod(run: PodRun) -> Object:
@@ -210,10 +216,10 @@ def _pod(run: PodRun) -> Object:
     }.items():
         if value:
             spec[key] = value
-    metadata: Object = {"labels": run.labels}
-    if annotations := _kueue(run):
+    metadata: Object = {"labels": {**run.pod.labels, **run.labels}}
+    if annotations := {**run.pod.annotations, **_kueue(run)}:
         metadata["annotations"] = annotations
-    return {"metadata": metadata, "spec": merged(spec, run.extra or {})}
+    return {"metadata": metadata, "spec": merged(spec, run.pod.spec)}
 
 
 def _env(run: PodRun) -> list[Object]:

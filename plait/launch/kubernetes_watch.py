@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from plait.core.errors import LaunchError
-from plait.launch.kubernetes_api import Cluster, Dropped, NotThere
+from plait.launch.kubernetes_api import Away, Cluster, Dropped, NotThere
 from plait.launch.kubernetes_manifests import Object
 
 WATCH = 30
@@ -42,7 +42,7 @@ class Pods:
         self._ending.set()
 
     def now(self) -> list[Object]:
-        """All of them. Raises LaunchError if they may not be seen, or the server was away for too long."""
+        """All of them, as they were seen last. Raises LaunchError if they may not be seen."""
         with self._lock:
             if self._error:
                 raise self._error
@@ -62,7 +62,7 @@ class Pods:
                     self._take(kind, pod)
                     if self._ending.is_set():
                         return
-            except Dropped:
+            except (Dropped, Away):
                 self._ending.wait(PAUSE)
             except LaunchError as error:
                 with self._lock:

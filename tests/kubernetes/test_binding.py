@@ -144,7 +144,7 @@ def test_a_conflict_undoes_the_binding_and_it_is_tried_again(cluster: SmallClust
 def test_whatever_is_refused_leaves_nothing_bound(cluster: SmallCluster, after: int) -> None:
     """Patches 1 to 4 give nodes, 5 to 8 open gates."""
     cluster.faults.append(Fault("PATCH", PODS, 403, times=99, after=after))
-    with pytest.raises(LaunchError, match="does not let you patch Pod"):
+    with pytest.raises(PlacementError, match="does not let you patch Pod"):
         bind(cluster, waiting_run(cluster))
     wait_until(lambda: nothing_left(cluster), "something is left")
     assert not ever_half_bound(cluster)
@@ -258,10 +258,84 @@ def test_a_server_that_is_slow_or_breaks_off_is_asked_again(cluster: SmallCluste
     assert not ever_half_bound(cluster)
 
 
-def test_a_server_that_stays_away_is_named_and_so_is_what_was_asked(cluster: SmallCluster) -> None:
-    cluster.faults.append(Fault("GET", "/nodes", 503, times=999))
-    with pytest.raises(LaunchError, match="list Node"):
-        bind(cluster, waiting_run(cluster), patience=0.5)
+@pytest.mark.parametrize("path", ["/nodes", "/jobs", "/pods"])
+def test_a_server_that_is_away_for_long_ends_nothing(
+    cluster: SmallCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Longer than a call is tried; what was asked is named, once."""
+    monkeypatch.setattr(kubernetes, "LONGEST", 0.05)
+    cluster.faults.append(Fault("GET", path, 503, times=6))
+    bind(cluster, waiting_run(cluster), patience=0.0)
+    assert placed(cluster) == dict(enumerate(HOSTS_OF))
+    if path != "/pods":  # which a thread of its own looks at
+        told = " ".join(capsys.readouterr().err.split())
+        assert told.count("asking again (Ctrl-C twice to leave it)") == 1
+        assert f"refused to {'list Node' if path == '/nodes' else 'get Job plait-test'}: it was made to fail" in told
+        assert "Kubernetes answers again" in told
+
+
+@pytest.mark.parametrize("after", range(0, 8, 2))
+def test_a_server_that_goes_away_in_the_middle_of_a_binding_has_it_undone_later(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(kubernetes, "LONGEST", 0.05)
+    cluster.faults += [Fault("PATCH", PODS, 503, times=4, after=after), Fault("DELETE", PODS, 503, times=3)]
+    bind(cluster, waiting_run(cluster), patience=0.0)
+    assert placed(cluster) == dict(enumerate(HOSTS_OF))
+    assert not ever_half_bound(cluster)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_run_that_may_be_seen_no_more_goes_on_and_how_is_said(cluster: SmallCluster, status: int) -> None:
+    """A token that has expired says nothing of the run."""
+    api = bind(cluster, waiting_run(cluster))
+    cluster.faults.append(Fault("GET", "/jobs", status, times=99))
+    run = waiting_run(cluster)
+    match = (
+        r"does not let you get Job plait-test.*no longer followed. It goes on, but pods of its rank table .* are bound "
+        r"by nobody; its logs are in .*logs, .*kubectl -n ml delete job plait-test ends it"
+    )
+    with pytest.raises(LaunchError, match=match):
+        kubernetes.follow(api, run)
+    assert ("Job", "plait-test") in cluster.store.objects
+    assert placed(cluster) == dict(enumerate(HOSTS_OF))
+
+
+def test_ctrl_c_while_the_server_is_away_is_kept_until_it_answers(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "LONGEST", 0.05)
+    api = bind(cluster, waiting_run(cluster))
+    cluster.faults += [Fault("GET", "/jobs", 503, times=1, then=lambda: os.kill(os.getpid(), signal.SIGTERM)),
+                       Fault("GET", "/jobs", 503, times=3), Fault("DELETE", "/jobs", 503, times=5)]  # fmt: skip
+    api.patience = 0.0
+    assert kubernetes.follow(api, waiting_run(cluster)) == 128 + signal.SIGTERM
+    wait_until(lambda: nothing_left(cluster), "something is left")
+
+
+def test_a_second_ctrl_c_while_the_server_is_away_leaves_the_run_and_says_so(cluster: SmallCluster) -> None:
+    api = bind(cluster, waiting_run(cluster))
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    cluster.faults += [Fault("GET", "/jobs", 503, then=interrupt), Fault("DELETE", "/jobs", 503, then=interrupt),
+                       Fault("DELETE", "/jobs", 503, times=99)]  # fmt: skip
+    with pytest.raises(LaunchError, match=r"delete Job plait-test.* The run could not be told to end. .*It goes on"):
+        kubernetes.follow(api, waiting_run(cluster))
+    assert ("Job", "plait-test") in cluster.store.objects
+
+
+def test_an_error_of_our_own_ends_no_run(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = bind(cluster, waiting_run(cluster))
+
+    def broken(self: Binder, pods: object) -> None:
+        raise KeyError("a key that a newer server leaves out")
+
+    monkeypatch.setattr(Binder, "look", broken)
+    with pytest.raises(KeyError):
+        kubernetes.follow(api, waiting_run(cluster))
+    assert ("Job", "plait-test") in cluster.store.objects
 
 
 @pytest.mark.parametrize("what", ["jobs", "configmaps", "secrets", "services"])
@@ -302,7 +376,8 @@ def test_ctrl_c_while_pods_wait_leaves_nothing(cluster: SmallCluster) -> None:
     def interrupt() -> None:
         while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             time.sleep(0.01)  # nobody has caught it yet: it would end the tests
-        time.sleep(1.0)
+        while not all(pod["spec"].get("nodeName") for pod in cluster.pods()) or len(cluster.pods()) < run.nodes:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()

@@ -19,6 +19,7 @@ from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.rank_table import RankTable
 from plait.launch.kubernetes import new_name
 from plait.launch.kubernetes_manifests import GATE, PodRun, asked, merged
+from plait.launch.pod_file import PodFile
 from plait.launch.run_folder import DO_NOT_RETRY
 from tests.kubernetes.objects import schema
 
@@ -50,7 +51,7 @@ max_sequence = 32
 
 
 def run(kind: Literal["Job", "JobSet"] = "Job", table: RankTable | None = None, **values: Any) -> PodRun:
-    fields = {name: values.pop(name) for name in ("extra", "plan", "stages") if name in values}
+    fields = {name: values.pop(name) for name in ("pod", "plan", "stages") if name in values}
     settings = asked(KubernetesSection(image="registry/plait:1", **values), 4, table)
     return PodRun(
         name="plait-x-123456", argv=("python", "-m", "plait.train.worker", "/data/runs/x"), world_size=4,
@@ -75,7 +76,14 @@ def pod_of(one: PodRun) -> dict[str, Any]:
         {},
         {"exclusive": False, "nodes": 0, "keep": 0, "restarts": 0},
         FULL,
-        {"extra": {"hostNetwork": True, "containers": [{"name": "ranks", "securityContext": {"privileged": True}}]}},
+        {
+            "pod": PodFile(
+                {"hostNetwork": True, "containers": [{"name": "ranks", "securityContext": {"privileged": True}}]},
+                {"team": "ml"},
+                {"k8s.v1.cni.cncf.io/networks": "rdma"},
+                {"kueue.x-k8s.io/priority-class": "high"},
+            )
+        },
     ],
 )
 def test_every_object_is_as_the_official_schemas_have_it(

@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from plait.core.errors import JobError
 from plait.core.passed_over import PassedOver
+from plait.core.yaml_text import load
 from plait.place.readers import slurm_topology, slurm_yaml
 from plait.place.readers.source import Asked, Found, Source
-from plait.place.readers.yaml_text import load
 
 _LOOKS = re.compile(r"^kind:[ \t]*[\"']?ConfigMap\b", re.MULTILINE)
 _INSIDE = (slurm_yaml, slurm_topology)

@@ -21,9 +21,9 @@ from plait.core.errors import JobError, nearest
 from plait.core.passed_over import PassedOver
 from plait.core.topology import Topology
 from plait.core.wiring import HostLists, Wiring, build
+from plait.core.yaml_text import load
 from plait.place.readers.slurm_wires import Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
-from plait.place.readers.yaml_text import load
 
 _LOOKS = re.compile(r"^[ \t]*-?[ \t]*[\"']?topology[\"']?\s*:", re.MULTILINE)
 _KINDS = ("tree", "block", "flat")

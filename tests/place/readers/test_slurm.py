@@ -91,7 +91,7 @@ LAUGHS = "\n".join(
         ("- topology: a\n  flat: true\n- topology: a\n  flat: true", "the topology 'a' stands twice"),
         ("- topology: a", "neither or both of tree and block"),
         ("- topology: a\n  tree: !!python/object/apply:os.system ['true']", "not valid YAML"),
-        ("- topology: 2026-01-01\n", r"\[0\].topology: not a text"),
+        ("- topology: 7\n", r"\[0\].topology: not a text"),
     ],
 )  # fmt: skip
 def test_a_wrong_or_hostile_yaml_file(tmp_path: Path, text: str, says: str) -> None:

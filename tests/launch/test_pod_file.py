@@ -1,0 +1,112 @@
+"""The user's own YAML of a pod: all of it gets into the pods, or is refused by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plait.core.errors import JobError
+from plait.launch.pod_file import PodFile, read_pod
+
+WHOLE = """
+apiVersion: v1
+kind: Pod
+metadata:
+  labels: {team: ml, kueue.x-k8s.io/priority-class: high}
+  annotations:
+    k8s.v1.cni.cncf.io/networks: rdma-1,rdma-2
+    scheduling.k8s.io/group-name: "7"
+spec:
+  hostNetwork: true
+  containers:
+  - name: ranks
+    securityContext: {capabilities: {add: [IPC_LOCK]}}
+    resources: {limits: {cpu: 8, rdma/hca: "4"}}
+  volumes:
+  - {name: scratch, emptyDir: {sizeLimit: 10}}
+"""
+
+
+def write(folder: Path, text: str | bytes) -> str:
+    file = folder / "pod.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(file)
+
+
+def test_a_whole_pod_is_taken_with_its_labels_and_annotations(tmp_path: Path) -> None:
+    found = read_pod(write(tmp_path, WHOLE))
+    assert found.labels == {"team": "ml"}
+    assert found.queued == {"kueue.x-k8s.io/priority-class": "high"}
+    assert found.annotations["k8s.v1.cni.cncf.io/networks"] == "rdma-1,rdma-2"
+    assert found.annotations["scheduling.k8s.io/group-name"] == "7"
+    assert found.spec["hostNetwork"] is True
+    assert found.spec["containers"][0]["resources"] == {"limits": {"cpu": 8, "rdma/hca": "4"}}
+
+
+def test_a_spec_alone_and_metadata_alone_are_taken(tmp_path: Path) -> None:
+    assert read_pod(write(tmp_path, "schedulerName: volcano\n")) == PodFile({"schedulerName": "volcano"})
+    found = read_pod(write(tmp_path, "metadata: {annotations: {a/b: c}}\n"))
+    assert (found.spec, found.annotations) == ({}, {"a/b": "c"})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("containers: 5", "kubernetes.pod: spec.containers: 5 is no list"),
+        ("containers: [5]", r"spec.containers\[0\]: 5 is no table"),
+        ("containers: null", "spec.containers: is null"),
+        ("containers: [{name: ranks, env: {A: b}}]", r"spec.containers\[0\].env: .* is no list"),
+        ("volumes: {name: a}", "spec.volumes: .* is no list"),
+        ("affinity: []", "spec.affinity: .* is no table"),
+        ("nodeSelector: {a: 1}", "spec.nodeSelector.a: 1 is not a text. Put it in quotes"),
+        ("hostNetwork: 1", "spec.hostNetwork: 1 is not true or false"),
+        ("priority: true", "spec.priority: True is not a whole number"),
+        ("priority: 1.5", "spec.priority: 1.5 is not a whole number"),
+        ("priorityClassName: [a]", "spec.priorityClassName: .* is not a text"),
+        ("hostnetwork: true", r"spec.hostnetwork: is no key that Kubernetes has there \(did you mean 'hostNetwork'"),
+        (
+            "containers: [{name: ranks, imagePullPolices: Always}]",
+            r"\[0\].imagePullPolices: is no key .*imagePullPolicy",
+        ),
+        ("spec: {}\nstatus: {}", "status: is not taken from this file, and would be lost"),
+        ("spec: {}\ncontainers: []", "containers: is not taken from this file"),
+        ("metadata: {name: mine}", "metadata.name: is not taken from this file, and would be lost"),
+        ("metadata: {namespace: mine}", "metadata.namespace: is not taken"),
+        ("metadata: {labels: {a: 5}}", "metadata.labels.a: 5 is not a text"),
+        ("metadata: 5", "metadata: 5 is no table"),
+        ("metadata: {labels: {plait.dev/run: x}}", "metadata.labels.plait.dev/run: is Plait's own"),
+        ("metadata: {annotations: {plait.dev/hosts: x}}", "metadata.annotations.plait.dev/hosts: is Plait's own"),
+        ("metadata: {labels: {app.kubernetes.io/managed-by: x}}", "is Plait's own"),
+        ("metadata: {labels: {kueue.x-k8s.io/queue-name: q}}", "queue-name: says which queue. Write kubernetes.queue"),
+        ("kind: Deployment\nspec: {}", "kind: is 'v1 Deployment'"),
+        ("spec: 5", "spec: 5 is no table"),
+        ("[" * 60_000, "nested too deeply"),
+        ("a: " + "1" * 5_000, "not valid YAML"),
+        ("activeDeadlineSeconds: 2026-13-45", "spec.activeDeadlineSeconds: '2026-13-45' is not a whole number"),
+        ("&a [*a]", "aliases"),
+        ("hostNetwork: true\nhostNetwork: false", "a key stands twice"),
+        ("", "holds no pod"),
+        ("5", "holds no pod"),
+        ("- a", "holds no pod"),
+        ("1: 2", "holds no pod"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"a: 1\n" * 300_000, "at most 1048576 are read"),
+    ],
+    ids=range(36),
+)
+def test_what_would_be_lost_or_break_later_is_refused_by_name(tmp_path: Path, text: str | bytes, says: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(JobError, match=says) as caught:
+        read_pod(file)
+    assert str(caught.value).startswith(f"{file}: kubernetes.pod")
+    assert len(str(caught.value)) < 500 + len(file)
+
+
+def test_what_is_no_file_is_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, says in ((tmp_path / "none", "No such file"), (tmp_path, "directory"), (tmp_path / "pipe", "pipe"),
+                       (Path("/dev/zero"), "device")):  # fmt: skip
+        with pytest.raises(JobError, match=says):
+            read_pod(str(path))
