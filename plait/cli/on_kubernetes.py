@@ -104,7 +104,7 @@ class InKubernetes(Managed):
         from plait.launch.run_folder import WORKER
 
         table = RankTable.read(self.table) if self.table else None
-        settings = asked(job.kubernetes, world, table)
+        settings, folder = asked(job.kubernetes, world, table), folder.absolute()
         argv = tuple(command_of(WORKER, str(folder), python=settings.python))
         run = PodRun(
             name=new_name(job.run.name), argv=argv, world_size=world,

@@ -20,6 +20,8 @@ from plait.core.rank_table import RankTable
 from plait.launch.kubernetes_api import Cluster
 from plait.plan.make import make_plan
 
+TIER = "unit"
+
 JOB: dict[str, Any] = {
     "model": {"family": "gpt", "num_layers": 2, "hidden": 32, "num_heads": 2, "max_sequence": 128},
     "run": {"folder": "/data/runs", "name": "job"},

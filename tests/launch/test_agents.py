@@ -63,6 +63,7 @@ def test_an_agent_on_the_wrong_host_is_named_by_both_sides(agents: Agents, host:
     assert match in errors
 
 
+@pytest.mark.unit
 def test_agents_come_in_beside_strangers_who_say_nothing_or_anything(tmp_path: Path) -> None:
     """Which ranks there are is their lines' to say; one that the table does not have is none."""
     with Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", word="sesame", patience=60) as agents, ExitStack() as held:
@@ -97,6 +98,7 @@ def test_agents_come_in_beside_strangers_who_say_nothing_or_anything(tmp_path: P
         assert {one.master_port for one in begun} == {4000}
 
 
+@pytest.mark.unit
 def test_agents_that_do_not_come_are_named(tmp_path: Path) -> None:
     why = r"the agents of 2 hosts \(left, right\) did not come within 0 s"
     with (
@@ -106,6 +108,7 @@ def test_agents_that_do_not_come_are_named(tmp_path: Path) -> None:
         both.ranks(nothing)
 
 
+@pytest.mark.unit
 def test_an_agent_that_comes_twice_is_refused(tmp_path: Path) -> None:
     with Agents(TABLE, SLEEP, tmp_path, host="127.0.0.1", word="sesame") as agents, ExitStack() as held:
         for _ in range(2):
@@ -116,6 +119,7 @@ def test_an_agent_that_comes_twice_is_refused(tmp_path: Path) -> None:
             agents.ranks(nothing)
 
 
+@pytest.mark.unit
 def test_an_agent_that_says_what_is_no_message_is_lost_and_its_ranks_with_it(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
@@ -184,6 +188,7 @@ class Forever:
         return ""
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("here", [False, True])
 def test_one_ctrl_c_that_reaches_every_node_is_one(tmp_path: Path, here: bool) -> None:
     """The second one of any of them is a second one."""

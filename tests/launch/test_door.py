@@ -14,6 +14,8 @@ from plait.launch.door import Door
 from plait.launch.messages import Hello, LineOf
 from tests.lab.support import wait_until
 
+TIER = "unit"
+
 WORD = "sesame"
 
 

@@ -13,6 +13,9 @@ import pytest
 from plait.core.errors import LaunchError
 from plait.launch.local import local_start, run_ranks
 from plait.launch.open_files import make_room
+from tests.ports import own_port
+
+TIER = "unit"
 
 ENDS = [sys.executable, "-I", "-S", "-c", ""]
 
@@ -27,8 +30,9 @@ def limit() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.system
 def test_more_ranks_than_the_soft_limit_has_files_for_are_run(limit: int, tmp_path: Path) -> None:
-    assert run_ranks(local_start(ENDS, 12), 12, tmp_path / "logs", timeout=60) == 0
+    assert run_ranks(local_start(ENDS, 12, own_port()), 12, tmp_path / "logs", timeout=60) == 0
     assert len(list((tmp_path / "logs").glob("rank-*.log"))) == 12
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > limit
 
@@ -46,7 +50,7 @@ def test_above_the_hard_limit_is_one_paragraph_and_nothing_is_started(
     with pytest.raises(
         LaunchError, match=r"^500 ranks take this process 1\d\d\d open files, .* allows it 256 \(ulimit"
     ):
-        run_ranks(local_start(ENDS, 500), 500, tmp_path / "logs", timeout=60)
+        run_ranks(local_start(ENDS, 500, own_port()), 500, tmp_path / "logs", timeout=60)
     assert not (tmp_path / "logs").exists()
 
 

@@ -10,6 +10,8 @@ import pytest
 from plait.core.errors import JobError
 from plait.launch.pod_file import PodFile, read_pod
 
+TIER = "unit"
+
 WHOLE = """
 apiVersion: v1
 kind: Pod

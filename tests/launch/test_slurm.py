@@ -209,6 +209,7 @@ def test_without_a_slurm_the_script_is_shown_and_says_what_it_lacks(
         InSlurm("").preview(a_job(tmp_path, "runs"), job.run.path)
 
 
+@pytest.mark.system
 def test_a_command_that_is_not_there_or_refuses_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -139,7 +139,8 @@ def test_ranks_that_waited_in_vain_are_started_again(tmp_path: Path) -> None:
 def test_ctrl_c_while_it_waits_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT", 30.0)
+    monkeypatch.setattr(module, "FIRST_WAIT", 3600.0)
+    monkeypatch.setattr(module, "LONGEST_WAIT", 3600.0)
 
     def when_it_waits() -> None:
         while outcomes(tmp_path) != ["failed"] or not (tmp_path / "logs" / "attempt-1").exists():
@@ -147,9 +148,7 @@ def test_ctrl_c_while_it_waits_ends_it(
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=when_it_waits, daemon=True).start()
-    start = time.monotonic()
     assert supervisor(tmp_path, "save(8); die()|pass").run() == 130
-    assert time.monotonic() - start < 20
     assert outcomes(tmp_path) == ["failed"]
     assert "SIGINT: not started again; the same command goes on from the checkpoint of step 8" in capfd.readouterr().err
 

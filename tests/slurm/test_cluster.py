@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,6 @@ def test_a_node_is_switched_off_and_on() -> None:
 
 def idle(cluster: SlurmCluster) -> set[str]:
     """Nodes that Slurm would use now."""
-    time.sleep(0.2)
     return {node for node, state in cluster.states().items() if state == "idle"}
 
 

@@ -17,6 +17,7 @@ import pytest
 from plait.core.cluster import HERE
 from plait.core.collecting import AGAIN, Agent, Collected, collecting
 from plait.core.job import Job
+from plait.core.process import process_state
 from plait.core.ring import Kind, Place
 from plait.core.ring_calls import ring_path
 from plait.core.ring_writer import RingWriter, this_process
@@ -25,7 +26,7 @@ from plait.diagnose.reading import read_timeline
 from plait.launch.collect.collector import Collector
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
-from tests.lab.support import children
+from tests.lab.support import children, wait_until
 from tests.launch.collect.test_live import JOB
 
 TIER = "unit"
@@ -237,7 +238,8 @@ def test_a_rank_that_is_killed_loses_nothing_that_it_had_recorded(tmp_path: Path
                 if int(line) == 150:
                     os.kill(process.pid, signal.SIGSTOP if end == "stopped" else signal.SIGKILL)
                     break
-            time.sleep(0.2)
+            state = "T" if end == "stopped" else "Z"
+            wait_until(lambda: process_state(process.pid).letter == state, "it goes on")  # type: ignore[union-attr]
             process.kill()
             last = max([150, *map(int, process.stdout.read().split())])
     found = steps_of(tmp_path)
