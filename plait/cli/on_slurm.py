@@ -45,7 +45,7 @@ class InSlurm(Managed):
             (folder / slurm_job.PLACED).unlink(missing_ok=True)
         return slurm_job.run(
             folder, ranks.argv, ranks.world, timeout=ranks.timeout, lock=ranks.lock,
-            plan=ranks.plan, device=_device(ranks), suspicion=partial(suspicion_of, ranks),
+            plan=ranks.plan, suspicion=partial(suspicion_of, ranks),
         )  # fmt: skip
 
     def batch(self, job: Job, folder: Path, world_size: int) -> Batch:
@@ -96,8 +96,3 @@ class InSlurm(Managed):
             submitted = slurm.submit(batch)
         terminal.text(f"submitted as Slurm job {submitted.job}; its output goes to {submitted.log}")
         return slurm.follow(submitted) if follow else 0
-
-
-def _device(ranks: Ranks) -> str:
-    """``run.device`` of what is to run; of other work than a training nothing is known."""
-    return ranks.plan.job.run.device if ranks.plan and ranks.plan.job else "auto"

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -195,6 +195,9 @@ class Agents:
     def done(self, status: int) -> None:
         """Tell agents how the run has ended, before hanging up."""
         for agent in self.agents.values():
+            with suppress(EOFError):  # what is left unread would have the line reset, and the word lost
+                while agent.line.receive() is not None:
+                    pass
             agent.line.send(Done(status))
 
     def _rank(self, number: int, channel: Channel) -> Rank:

@@ -38,13 +38,14 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 
 def run(
     folder: Path, argv: Sequence[str], world_size: int, *, timeout: float, lock: RunLock | None,
-    plan: Plan | None = None, device: str = "auto", suspicion: Callable[[], Suspicion | None] = lambda: None,
+    plan: Plan | None = None, suspicion: Callable[[], Suspicion | None] = lambda: None,
 ) -> int:  # fmt: skip
     """Run ``argv`` as every rank on the nodes of the job that we are in; as ``run_ranks``. plan: the one that
-    they obey, if they train: this start goes into the run's history then. device: as ``run.device``.
-    suspicion: what finds out why they hang; made when the evidence of the start before is put aside."""
+    they obey, if they train: this start goes into the run's history then. suspicion: what finds out why they
+    hang; made when the evidence of the start before is put aside."""
     job, listed = slurm_job()
     table = _table(folder, expand(listed), world_size)
+    device = plan.job.run.device if plan and plan.job else "auto"
     gpus = 0 if device == "cpu" else slurm.gpus_of_job(job)
     if gpus:
         problem = f"each node of Slurm job {job} has {gpus} GPUs"
@@ -148,7 +149,7 @@ def main(suspicion: Callable[[Plan, Path], Suspicion | None] = lambda plan, fold
             with RunLock(folder) as lock:
                 status = run(
                     folder, argv, plan.layout.world_size, timeout=plan.job.run.timeout, lock=lock, plan=plan,
-                    device=plan.job.run.device, suspicion=partial(suspicion, plan, folder),
+                    suspicion=partial(suspicion, plan, folder),
                 )  # fmt: skip
         except PlaitError as error:
             print(f"plait: {error}", file=sys.stderr, flush=True)

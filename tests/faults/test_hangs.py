@@ -1,5 +1,5 @@
-"""What happens to ranks and links on a lab is named: which rank, which host, what it was, and soon. A few
-cases; twenty of each fault are in test_trials."""
+"""What happens to ranks and links on a lab is named: which rank, which host, what it was. A few cases; twenty
+of each fault, and how soon it is named, are in test_trials."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.evidence import FIRST
 from tests.faults.runs import DEADLINE, SHAPES, run
 from tests.faults.trials import TIES
 
 SAYS = {"hold": ("host code", "holds the interpreter's lock"), "deadlock": ("deadlock", "in a deadlock")}
-BUSY = 25.0
-"""Seconds beyond the deadline where a suite runs beside other work."""
 
 
 @pytest.mark.parametrize(("kind", "name"), [("hold", "pp2-dp2"), ("deadlock", "dp2-tp2")])
@@ -25,7 +22,6 @@ def test_what_happens_to_a_rank_is_named(kind: str, name: str, tmp_path: Path) -
     cause, says = SAYS[kind]
     assert found.error
     assert "ank 1" in found.error
-    assert found.seconds <= DEADLINE + BUSY
     assert found.verdict
     assert found.verdict.cause == cause
     tie = any(said in found.verdict.why for said in TIES)
@@ -41,7 +37,6 @@ def test_a_cut_link_is_named(tmp_path: Path) -> None:
     assert found.verdict.cause == "cut off"
     assert found.verdict.hosts == ("host 1",)
     assert set(found.verdict.ranks) >= shape.ranks_of(1)
-    assert found.seconds <= DEADLINE + BUSY
 
 
 def test_a_slow_link_and_a_slow_rank_are_no_hang(tmp_path: Path) -> None:
@@ -74,4 +69,4 @@ def test_a_hang_in_the_first_step_is_named(tmp_path: Path, crowded: None) -> Non
     found = run(tmp_path, SHAPES["dp2"], fault="sleep 1 1")
     assert found.verdict
     assert (found.verdict.cause, found.verdict.ranks) == ("host code", (1,))
-    assert DEADLINE < found.seconds <= FIRST * DEADLINE + BUSY
+    assert found.seconds > DEADLINE

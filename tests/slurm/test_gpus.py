@@ -24,9 +24,14 @@ import sys
 from pathlib import Path
 from plait.core.errors import PlaitError
 from plait.launch import slurm_job
+from plait.core.cluster import HERE
+from plait.core.job import Job
+from plait.plan.make import make_plan
+from tests.launch.test_slurm_restarts import JOB
 folder, device, *argv = sys.argv[1:]
+plan = make_plan(Job.from_dict({**JOB, "run": {"name": "job", "device": device}}), HERE, vocab=16)
 try:
-    sys.exit(slurm_job.run(Path(folder), argv, 4, timeout=60, lock=None, device=device))
+    sys.exit(slurm_job.run(Path(folder), argv, 4, timeout=60, lock=None, plan=plan))
 except PlaitError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_status)
