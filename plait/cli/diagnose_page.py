@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plait.cli import terminal
-from plait.core.text import duration
+from plait.core.text import counted, duration
 
 if TYPE_CHECKING:
     from plait.diagnose.explain import Report
@@ -22,7 +22,7 @@ WORTH = 0.001
 def show(report: Report) -> None:
     """All of it."""
     axes = ", ".join(f"{axis} {n}" for axis, n in report.axes.items())
-    terminal.title(f"{report.name}: {report.ranks} ranks{f' ({axes})' if axes else ''}")
+    terminal.title(f"{report.name}: {counted(report.ranks, 'rank')}{f' ({axes})' if axes else ''}")
     _hang(report)
     _steps(report)
     _verdict(report)
@@ -250,9 +250,10 @@ def _progress(report: Report) -> None:
         said.append(f"loss {loss.first:.3f} to {loss.last:.3f} (least {loss.least:.3f}{evaluated}{skipped})")
     saved = report.checkpoints
     if saved:
-        each = f" of {_time(saved.seconds)} each" if saved.seconds is not None else ""
         share = f" ({saved.share:.1%} of the time)" if saved.share is not None else ""
-        said.append(f"{saved.count} checkpoint{'s' if saved.count > 1 else ''} kept{each}{share}")
+        each = f", each pauses training for {_time(saved.seconds)}{share}" if saved.seconds is not None else ""
+        last = f", the end waits {_time(saved.last)} for the last" if saved.last is not None else ""
+        said.append(f"{counted(saved.count, 'checkpoint')} kept{each}{last}")
     good = report.goodput
     if good:
         said.append(_goodput(good))

@@ -26,13 +26,15 @@ class Loss(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """seconds: of one, between two steps, beyond what passes there without; None where no step after one was
-    recorded. every: steps between two. share: of the run's time."""
+    """seconds: for which training paused for one, between two steps, beyond what passes there without; None
+    where no step after one was recorded. every: steps between two. share: of the run's time. last: seconds
+    for which the end of the run waited until the last one was written; None if that was not recorded."""
 
     count: int
     seconds: float | None
     every: float | None
     share: float | None
+    last: float | None = None
 
 
 class Goodput(NamedTuple):
@@ -74,14 +76,15 @@ def checkpoints_of(recording: Recording, folder: Path) -> Checkpoints | None:
         return None
     told = recording.rollup.filter(pl.col("kind") == "checkpoint")
     if told.height:
-        times = told.group_by("step").agg(pl.col("seconds").max())["seconds"]
-        seconds = float(times.median())  # type: ignore[arg-type]
+        times = dict(told.group_by("step").agg(pl.col("seconds").max()).iter_rows())
+        last = times.pop(recording.steps[-1], None)
+        seconds = float(np.median([*times.values()])) if times else None
     else:
-        seconds = _between_steps(recording, saved)
+        seconds, last = _between_steps(recording, saved), None
     every = float(np.median(np.diff(saved))) if len(saved) > 1 else None
     step = float(np.median(list(recording.seconds.values()))) if recording.seconds else 0.0
     share = seconds / (seconds + every * step) if seconds is not None and every and step else None
-    return Checkpoints(len(saved), seconds, every, share)
+    return Checkpoints(len(saved), seconds, every, share, last)
 
 
 def _between_steps(recording: Recording, saved: Sequence[int]) -> float | None:

@@ -55,7 +55,7 @@ class Drift(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Of all steps but a run's first: seconds, and how many tokens a second."""
+    """Of all steps but a run's first: seconds, and how many tokens a second the median one is."""
 
     count: int
     first: int
@@ -168,12 +168,13 @@ def steps_of(recording: Recording, metrics: Sequence[Mapping[str, Any]]) -> Step
     if not chosen:
         return None
     seconds = np.array(list(chosen.values()))
-    speeds = [float(one["tokens_per_second"]) for one in metrics if is_number(one.get("tokens_per_second"))]
+    speeds = [one for one in metrics if all(is_number(one.get(name)) for name in ("seconds", "tokens_per_second"))]
+    tokens = [float(one["tokens_per_second"]) * float(one["seconds"]) for one in speeds]
     at = max(chosen, key=lambda step: chosen[step])
     p10, median, p90 = (float(value) for value in np.quantile(seconds, (0.1, 0.5, 0.9)))
     return Steps(
         len(chosen), min(chosen), max(chosen), median, p10, p90, chosen[at], at,
-        float(np.median(speeds)) if speeds else None,
+        float(np.median(tokens)) / median if tokens and median > 0 else None,
     )  # fmt: skip
 
 

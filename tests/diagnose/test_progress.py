@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from plait.cli.diagnose_page import show
@@ -136,3 +137,25 @@ def test_one_that_has_not_trained_yet_has_done_nothing(tmp_path: Path) -> None:
 def test_no_ratio_to_next_to_nothing(predicted: float, ratio: float | None) -> None:
     measured = 2e-3
     assert Row("transfer", "pp", "backward", predicted, measured).ratio == (ratio and pytest.approx(ratio))
+
+
+def test_the_end_waits_for_its_checkpoint_and_training_does_not(tmp_path: Path) -> None:
+    """Pauses of 0.1 s after steps 2 and 4, and 3 s at the end: the last is not what one costs."""
+    run = write_run(tmp_path / "run", Job(dp=2, pp=1, steps=6))
+    for step in (4, 6):
+        (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    for part in sorted((run / "timeline").glob("*.parquet")):
+        own = pl.read_parquet(part)
+        ends = own.group_by("step").agg(pl.col("end").max()).sort("step")
+        saves = (
+            own.unique("step", keep="first", maintain_order=True).sort("step").filter(pl.col("step").is_in([1, 3, 5]))
+        )
+        after = saves.join(ends, on="step").with_columns(
+            kind=pl.lit("checkpoint"), name=pl.lit("checkpoint"), site=pl.lit("checkpoint"), direction=pl.lit(""),
+            start=pl.col("end_right"), end=pl.col("end_right") + pl.when(pl.col("step") == 5).then(3.0).otherwise(0.1),
+        ).select(own.columns)  # fmt: skip
+        pl.concat([own, after]).write_parquet(part, metadata=dict(pl.read_parquet_metadata(part)))
+    found = read_run(run)
+    saved = explain(found.recording, "run", run=found).checkpoints
+    assert saved is not None
+    assert (saved.count, saved.seconds, saved.last) == (2, pytest.approx(0.1), pytest.approx(3.0))
