@@ -55,7 +55,7 @@ class Session:
         self._meter = device.memory_meter()
         self._told: list[Any] = []
         self.recorder = open_recorder(folder, rank, plan.key, device, report.missing("the ring"))
-        part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=len(self.feed.evaluation()))
+        part = assemble(plan, rank.rank, device, recorder=self.recorder, eval_batches=self.feed.evaluations)
         agree(part)
         if job.train.init_from:
             load_huggingface(part.models, Path(job.train.init_from))
@@ -116,7 +116,7 @@ class Session:
         if not part.plan.choices.any:
             return part
         self.control.doing("measuring")
-        found = measure(part, part.own(self.feed.step(0)), self.job.train.steps)
+        found = measure(part, part.cut(self.feed.step(0, part.rows)), self.job.train.steps)
         plan = refine(part.plan, found)
         self.report.choice(found, plan)
         if self.rank == 0:
@@ -200,7 +200,7 @@ class Session:
             self.recorder.begins(done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
             with self.recorder.during(Kind.DATA, "data"):
-                batches = part.own(self.feed.step(done))
+                batches = part.cut(self.feed.step(done, part.rows))
             result = train_step(
                 part.step,
                 self.optimizer,
@@ -258,7 +258,7 @@ class Session:
     def _evaluate(self, evaluator: Pipeline, done: int) -> float:
         self.control.doing(f"evaluating after step {done}", step=done)
         with self.recorder.during(Kind.EVALUATION, "evaluation", step=done - 1), self.recorder.paused():
-            loss = evaluate(evaluator.run, self.part.groups, self.part.own(self.feed.evaluation()))
+            loss = evaluate(evaluator.run, self.part.groups, self.part.cut(self.feed.evaluation(self.part.rows)))
         if not math.isfinite(loss):
             check_state(self.optimizer, self.part.groups, done)
             self.report.say(f"warning: the evaluation loss after step {done} is {loss}; the weights are finite")

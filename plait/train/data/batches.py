@@ -78,14 +78,20 @@ class Batches:
         """The number in the stream of each sequence of ``batch_at``: int64 [B]; none repeats in a run."""
         return np.arange(self.batch, dtype=np.int64) + step * self.batch
 
-    def eval_batches(self, n: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The first ``n`` batches of this split in its own order; every batch is full.
+    def evaluations(self, n: int) -> int:
+        """Batches of an evaluation that wants ``n``: fewer rather than show a window twice, and one at
+        least."""
+        return min(n, max(1, self.windows // self.batch))
+
+    def eval_batches(self, n: int, rows: slice = slice(None)) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The first ``n`` batches of this split in its own order; every batch is full. rows: of each batch.
 
         Stops early rather than show a window twice; a split of less than one batch gives one batch that
         repeats windows.
         """
-        for number in range(min(n, max(1, self.windows // self.batch))):
-            yield self._gather((np.arange(self.batch, dtype=np.int64) + number * self.batch) % self.windows)
+        places = np.arange(self.batch, dtype=np.int64)[rows]
+        for number in range(self.evaluations(n)):
+            yield self._gather((places + number * self.batch) % self.windows)
 
     def _gather(self, window_ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         import torch  # here, so that preparing a corpus starts without the seconds this import takes

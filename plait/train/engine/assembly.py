@@ -65,16 +65,24 @@ class Part:
         """The interpreter of an evaluation, forwards only."""
         return self._interpreter(forward_only(self.plan.schedule, self.eval_batches)) if self.eval_batches else None
 
+    def rows(self, size: int) -> slice:
+        """This rank's sequences of a micro-batch of so many: its data-parallel share."""
+        return self.plan.rows_of(self.rank, size)
+
+    def cut(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Of this rank's sequences its tokens."""
+        at = self.positions
+        if at is None:
+            return list(batches)
+        return [replace(b, tokens=b.tokens[:, at], targets=b.targets[:, at], positions=at) for b in batches]
+
     def own(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """This rank's sequences of each micro-batch, its data-parallel share, and of each of them its
-        tokens."""
-        positions = self.positions
+        """This rank's part of whole micro-batches: its tokens of its sequences."""
         found: list[MicroBatch] = []
-        for batch in batches:
-            r = self.plan.rows_of(self.rank, len(batch.tokens))
-            tokens, targets = (t[r] if positions is None else t[r][:, positions] for t in (batch.tokens, batch.targets))
-            found.append(replace(batch, tokens=tokens, targets=targets, samples=batch.samples[r], positions=positions))
-        return found
+        for one in batches:
+            r = self.rows(len(one.tokens))
+            found.append(replace(one, tokens=one.tokens[r], targets=one.targets[r], samples=one.samples[r]))
+        return self.cut(found)
 
     @cached_property
     def positions(self) -> Tensor | None:

@@ -1,7 +1,8 @@
-"""What steps and evaluations compute: micro-batches of the whole job, from its stream of sequences."""
+"""What steps and evaluations compute: micro-batches of the job, from its stream of sequences."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +13,19 @@ from plait.train.data.stream import Stream
 from plait.train.engine.inflight import MicroBatch
 from plait.train.model.loss import IGNORED
 
+Rows = Callable[[int], slice]
+"""Which sequences of a micro-batch of so many a rank computes."""
+
+
+def every(size: int) -> slice:
+    """All of them."""
+    return slice(0, size)
+
 
 @dataclass(frozen=True)
 class Feed:
-    """The same on every rank; ``Part.own`` takes a rank's share."""
+    """The same stream on every rank, of which each reads its own rows; ``Part.cut`` takes its tokens of
+    them."""
 
     job: Job
     stream: Stream
@@ -25,19 +35,32 @@ class Feed:
         """A hash of all that decides which sequences come in which order."""
         return self.stream.train.identity
 
-    def step(self, number: int) -> list[MicroBatch]:
+    def step(self, number: int, rows: Rows = every) -> list[MicroBatch]:
         """Of one optimizer step, counted from 0."""
-        tokens, targets = self.stream.train.batch_at(number)
-        samples = torch.from_numpy(self.stream.train.sample_ids(number))
-        return micro_batches(tokens, targets, samples, self.job.micro_batch, number)
-
-    def evaluation(self) -> list[MicroBatch]:
-        """Of an evaluation, always the same; none if the job evaluates nothing."""
+        train, size = self.stream.train, self.job.micro_batch
+        samples = torch.from_numpy(train.sample_ids(number))
         found: list[MicroBatch] = []
-        batches = self.stream.evaluation
-        for tokens, targets in batches.eval_batches(self.job.train.eval_batches) if batches else ():
-            found += micro_batches(tokens, targets, torch.arange(len(tokens)), len(tokens), 0)
+        for each in samples.split(size):
+            own = each[rows(len(each))]
+            tokens, targets = train.take(int(own[0]) if len(own) else 0, len(own))
+            found.append(MicroBatch(tokens, targets, own, 1.0 / (train.batch * train.sequence), number))
         return found
+
+    def evaluation(self, rows: Rows = every) -> list[MicroBatch]:
+        """Of an evaluation, always the same; none if the job evaluates nothing."""
+        batches = self.stream.evaluation
+        if batches is None:
+            return []
+        own, scale = rows(batches.batch), 1.0 / (batches.batch * batches.sequence)
+        samples = torch.arange(batches.batch)[own]
+        found = batches.eval_batches(self.job.train.eval_batches, own)
+        return [MicroBatch(tokens, targets, samples, scale, 0) for tokens, targets in found]
+
+    @property
+    def evaluations(self) -> int:
+        """Micro-batches of an evaluation."""
+        batches = self.stream.evaluation
+        return batches.evaluations(self.job.train.eval_batches) if batches else 0
 
 
 def micro_batches(tokens: Tensor, targets: Tensor, samples: Tensor, size: int, step: int) -> list[MicroBatch]:

@@ -1,0 +1,81 @@
+"""What a rank reads of the stream is its part of what all read together, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plait.core.job import Job
+from plait.core.strategy import slice_sizes
+from plait.train.data.batches import Batches
+from plait.train.data.corpus import Corpus
+from plait.train.data.prepare import prepare
+from plait.train.data.stream import Stream
+from plait.train.engine.feed import Feed, micro_batches
+from plait.train.engine.inflight import MicroBatch
+from tests.train.data.preparing import BYTES
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    text = np.random.default_rng(7).integers(32, 127, 2000, dtype=np.uint8).tobytes()
+    (folder / "text.txt").write_bytes(text)
+    return prepare([folder / "text.txt"], BYTES, folder / "prepared", eval_fraction=0)
+
+
+def feed_of(corpus: Corpus, batch: int, micro: int, seed: int) -> Feed:
+    job = Job.from_dict({
+        "model": {"family": "gpt", "num_layers": 1, "hidden": 8, "num_heads": 1, "max_sequence": 16},
+        "data": {"text": ["here"], "sequence_length": 16, "seed": seed},
+        "train": {"steps": 9, "global_batch_size": batch, "micro_batch_size": micro, "eval_every": 3,
+                  "eval_batches": 3},
+    })  # fmt: skip
+    train = Batches(corpus, "train", sequence=16, batch=batch, seed=seed)
+    return Feed(job, Stream(train, Batches(corpus, "train", sequence=16, batch=micro, seed=seed)))
+
+
+def same(one: MicroBatch, other: MicroBatch) -> bool:
+    tensors = (("tokens", "targets", "samples"), (one.scale, one.step), (other.scale, other.step))
+    return tensors[1] == tensors[2] and all(torch.equal(getattr(one, n), getattr(other, n)) for n in tensors[0])
+
+
+@given(
+    micro=st.integers(1, 6),
+    count=st.integers(1, 3),
+    dp=st.integers(1, 7),
+    step=st.integers(0, 40),
+    seed=st.integers(0, 5),
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_rows_of_all_ranks_are_the_batch(corpus: Corpus, micro: int, count: int, dp: int, step: int, seed: int) -> None:
+    """Replicas with unequal shares, and with none, among them."""
+    feed = feed_of(corpus, micro * count, micro, seed)
+    tokens, targets = feed.stream.train.batch_at(step)
+    samples = torch.from_numpy(feed.stream.train.sample_ids(step))
+    whole = micro_batches(tokens, targets, samples, micro, step)
+    assert all(same(one, other) for one, other in zip(feed.step(step), whole, strict=True))
+    evaluation = feed.evaluation()
+    assert len(evaluation) == feed.evaluations == 3
+    for rank in range(dp):
+
+        def rows(size: int, rank: int = rank) -> slice:
+            sizes = slice_sizes(size, dp)
+            return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+        for found, all_of_it in ((feed.step(step, rows), whole), (feed.evaluation(rows), evaluation)):
+            for one, other in zip(found, all_of_it, strict=True):
+                r = rows(len(other.tokens))
+                part = MicroBatch(other.tokens[r], other.targets[r], other.samples[r], other.scale, other.step)
+                assert same(one, part)
+
+
+def test_a_rank_reads_no_more_than_its_rows(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, read = feed_of(corpus, 12, 4, 0), list[int]()
+    take = Batches.take
+    monkeypatch.setattr(Batches, "take", lambda self, start, count: read.append(count) or take(self, start, count))
+    feed.step(3, lambda size: slice(size // 2, size))
+    assert read == [2, 2, 2]
