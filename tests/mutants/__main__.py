@@ -1,4 +1,4 @@
-"""``python -m tests.mutants N SEED [--folders core,plan] [--json FILE] [--near]``: the command."""
+"""``python -m tests.mutants N SEED [--folders core,plan] [--tests tests/core] [--near] [--json FILE]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.mutants.draw import FOLDERS, draw
-from tests.mutants.run import Outcome, tried
+from tests.mutants.run import Outcome, Scope, tried
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,13 +23,15 @@ def main() -> int:
     parser.add_argument("seed", type=int, help="equal seeds draw equal faults from equal sources")
     parser.add_argument("--folders", default=",".join(FOLDERS), help="folders of plait/ to draw from")
     parser.add_argument("--near", action="store_true", help="unit tests only: quick, and an upper bound of survivors")
+    parser.add_argument("--tests", default="tests plait", help="where unit tests are taken from")
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest for the run without a fault")
     parser.add_argument("--json", type=Path, help="where to write every outcome")
     asked = parser.parse_args()
+    scope = Scope(asked.tests.split(), asked.near, asked.workers)
     mutants = draw(ROOT, asked.count, asked.seed, asked.folders.split(","))
     outcomes = list[Outcome]()
     with tempfile.TemporaryDirectory(prefix="plait-mutants-") as folder:
-        for outcome in tried(ROOT, Path(folder), mutants, near=asked.near, workers=asked.workers):
+        for outcome in tried(ROOT, Path(folder), mutants, scope):
             outcomes.append(outcome)
             print(outcome.line(ROOT), flush=True)
     killed = sum(one.killed for one in outcomes)

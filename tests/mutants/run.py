@@ -26,6 +26,16 @@ FAR = {
 
 
 @dataclass(frozen=True)
+class Scope:
+    """Which tests are run. tests: where unit tests are taken from; near: no others; workers: processes of the
+    run without a fault."""
+
+    tests: Sequence[str] = ("tests", "plait")
+    near: bool = False
+    workers: int = 2
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of a mutant. reached: how many unit tests execute its line; by: the test that failed, or
     why else it counts as killed; empty for a survivor."""
@@ -52,10 +62,10 @@ class Outcome:
         return {"file": file, "line": self.mutant.line, "fault": self.shown, "reached": self.reached, "by": self.by}
 
 
-def tried(project: Path, folder: Path, mutants: Sequence[Mutant], *, near: bool, workers: int) -> Iterator[Outcome]:
-    """Outcomes in the order of the mutants. near: no tests that start processes."""
+def tried(project: Path, folder: Path, mutants: Sequence[Mutant], scope: Scope) -> Iterator[Outcome]:
+    """Outcomes in the order of the mutants, made in a copy below ``folder``."""
     tree = Tree(project, folder)
-    reach = _reach(tree, folder, [tree.root / one.file.relative_to(project) for one in mutants], workers)
+    reach = _reach(tree, folder, [tree.root / one.file.relative_to(project) for one in mutants], scope)
     for mutant in mutants:
         copy = tree.root / mutant.file.relative_to(project)
         source = copy.read_text()
@@ -64,19 +74,19 @@ def tried(project: Path, folder: Path, mutants: Sequence[Mutant], *, near: bool,
         try:
             by = _killer(tree, tests, "not contract", sum(reach.seconds[test] for test in tests))
             part = mutant.file.relative_to(project).parts[1]
-            for place in () if by or near else FAR[part]:
+            for place in () if by or scope.near else FAR[part]:
                 by = by or _killer(tree, [place], "not unit and not contract", 90.0)
         finally:
             copy.write_text(source)
         yield Outcome(mutant, mutant.shown(source), len(tests), by)
 
 
-def _reach(tree: Tree, folder: Path, files: Sequence[Path], workers: int) -> Reach:
+def _reach(tree: Tree, folder: Path, files: Sequence[Path], scope: Scope) -> Reach:
     """The unit tier without a fault."""
     asked = folder / "reach.json"
     asked.write_text(json.dumps({"files": [str(file) for file in files], "out": str(folder)}))
     status, output = tree.test(
-        ["tests", "plait"], "-m", "unit and not contract", "-p", "tests.mutants.reach", "-n", str(workers),
+        scope.tests, "-m", "unit and not contract", "-p", "tests.mutants.reach", "-n", str(scope.workers),
         "--dist", "loadfile", timeout=WHOLE, variables={VARIABLE: str(asked)},
     )  # fmt: skip
     print(f"without a fault: {output.strip().splitlines()[-1] if output.strip() else status}", flush=True)
