@@ -34,6 +34,25 @@ def test_every_file_that_a_document_names_exists(document: Path) -> None:
     assert named - there == set()
 
 
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_read_in_a_few_minutes() -> None:
+    """At most 150 lines and 1,100 words; no line of code that scrolls; no sentence of over 25 words."""
+    prose, code = list[str](), list[str]()
+    fenced = False
+    for line in README.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        else:
+            (code if fenced else prose).append(line)
+    assert len(README.splitlines()) <= 150 and len(README.split()) <= 1100
+    assert [line for line in code if len(line) > 100] == []
+    plain = [LINK.sub("]", line).lstrip("#>-* ") for line in prose if not line.startswith("|")]
+    sentences = re.split(r"(?<=[.!?:])\s", " ".join(line or "." for line in plain))
+    assert [one for one in sentences if len(re.findall(r"[\w`]+[\w./-]*", one)) > 25] == []
+
+
 def _exists(path: Path) -> bool:
     return path.exists() or path.with_suffix(".py").is_file() or path.with_suffix("").with_suffix(".py").is_file()
 
