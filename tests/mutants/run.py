@@ -89,6 +89,9 @@ def _reach(tree: Tree, folder: Path, files: Sequence[Path], scope: Scope) -> Rea
         scope.tests, "-m", "unit and not contract", "-p", "tests.mutants.reach", "-n", str(scope.workers),
         "--dist", "loadfile", timeout=WHOLE, variables={VARIABLE: str(asked)},
     )  # fmt: skip
+    for line in output.splitlines():
+        if line.startswith(("FAILED ", "ERROR ")):
+            print(f"fails without a fault, so it kills none: {line.split(' ')[1]}", flush=True)
     print(f"without a fault: {output.strip().splitlines()[-1] if output.strip() else status}", flush=True)
     return Reach.read(folder)
 
