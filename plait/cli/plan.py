@@ -163,7 +163,9 @@ class _CommandLine:
             self.written = Plan.read(file)
             job = job_of(self.written, file)
         else:
-            job = with_own_vocabulary(Job.read(file, overrides).named(file.stem))
+            as_written = Job.read(file, overrides).named(file.stem)
+            job = with_own_vocabulary(as_written)
+            _say_what_is_passed_over(as_written)
         self.lab = lab_spec(on)
         there = the_cluster(job, self.lab)
         if warning := other_device(job, there):
@@ -171,6 +173,21 @@ class _CommandLine:
         vocab = self.written.model.vocab if self.written else load_tokenizer(job.data.tokenizer).vocab
         job, cluster = changed_ranks(job, there, self.factors), changed_cluster(there, self.factors)
         self.planner = Planner(job, cluster, vocab)
+
+
+def _say_what_is_passed_over(job: Job) -> None:
+    """What of the model's files, and of weights that lie here, is not taken, and whose vocabulary is; refuse
+    weights of another model."""
+    from plait.cli import terminal
+    from plait.cli.planned import model_notes, vocabulary_note
+    from plait.train.checkpoint.weight_files import check_weights
+    from plait.train.data.tokenizer import load_tokenizer
+
+    over, vocab = model_notes(job), load_tokenizer(job.data.tokenizer).vocab
+    if job.train.init_from and Path(job.train.init_from).exists():  # a plan may be for another machine
+        over.add(check_weights(Path(job.train.init_from), job.model_spec(vocab)))
+    terminal.passed_over(over)
+    terminal.note(vocabulary_note(job, vocab, own=True))
 
 
 def job_of(plan: Plan, file: Path) -> Job:

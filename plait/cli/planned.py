@@ -57,6 +57,28 @@ def model_notes(job: Job) -> PassedOver:
     return over
 
 
+def vocabulary_note(job: Job, vocab: int, *, own: bool) -> str:
+    """What to say where a preset's vocabulary and the byte tokenizer's differ; empty where they do not. own:
+    the preset's counts, as in planning."""
+    from plait.core.env import specs_folder
+    from plait.core.model import ModelSpec
+    from plait.core.settings import BYTES
+
+    preset = job.model.get("preset")
+    if not isinstance(preset, str) or "vocab" in job.model or job.data.tokenizer != BYTES:
+        return ""
+    there = ModelSpec.preset_values(preset, specs_folder() / "models")["vocab"]
+    if own:
+        return (
+            f"planned with the {there:,} tokens of {preset}; plait train of this job file has the {vocab} of the byte "
+            f"tokenizer, unless it says data.tokenizer or model.vocab={there}"
+        )
+    return (
+        f"the vocabulary is the byte tokenizer's {vocab} tokens, not the {there:,} of {preset}; set data.tokenizer, or "
+        f"model.vocab={there}, with which plait plan plans"
+    )
+
+
 def told(job: Job) -> str:
     """A job's strategy in a line."""
     from plait.plan.asking import point_of

@@ -67,6 +67,12 @@ def text(message: str, *, indent: str = "") -> None:
 def passed_over(over: PassedOver) -> None:
     """What a reader did not take, on standard error: standard output may be a file for another program."""
     for line in over.lines():
+        note(line)
+
+
+def note(line: str) -> None:
+    """What people should know, on standard error; nothing of an empty line."""
+    if line:
         typer.echo(plain.printable(f"note: {line}"), err=True)
 
 

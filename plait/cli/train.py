@@ -276,7 +276,7 @@ def _check_files(job: Job, folder: Path, place: Place) -> None:
     if isinstance(place, Managed) and not place.shares_files:
         return
     from plait.cli import terminal
-    from plait.cli.planned import model_notes
+    from plait.cli.planned import model_notes, vocabulary_note
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.check import check_data
     from plait.train.data.tokenizer import load_tokenizer
@@ -284,11 +284,13 @@ def _check_files(job: Job, folder: Path, place: Place) -> None:
     _check_folder(folder)
     over = model_notes(job)
     over.add(check_data(job.data, job.train, folder / "corpus"))
+    vocab = load_tokenizer(job.data.tokenizer).vocab
     if job.train.init_from:
-        spec = job.model_spec(load_tokenizer(job.data.tokenizer).vocab)
+        spec = job.model_spec(vocab)
         over.add(check_weights(Path(job.train.init_from), spec))
     _check_processors(job, place)
     terminal.passed_over(over)
+    terminal.note(vocabulary_note(job, vocab, own=False))
 
 
 def _check_processors(job: Job, place: Place) -> None:

@@ -44,16 +44,27 @@ def export_run(run: Path, out: Path, step: int | None = None) -> Exported:
     check_no_model(out)
     check_target(out / "config.json", fix="Choose another folder")
     whole = load_whole(run, step)
+    warnings = (*whole.warnings, *_unsaid(plan))
     try:
         tokenizer = _tokenizer(plan)
     except DataError as error:  # the weights are what counts
         save(whole.model, NullWire(), out)
         told = f"{error}. So {out} has no tokenizer, and its config.json no end-of-text id"
-        return Exported(whole.step, (*whole.warnings, told))
+        return Exported(whole.step, (*warnings, told))
     tokens = {"eos_token_id": tokenizer.end_of_text}
     files = {**tokenizer_files(tokenizer), "generation_config.json": json.dumps(tokens, indent=2).encode() + b"\n"}
     save(whole.model, NullWire(), out, extra=tokens, files=files)
-    return Exported(whole.step, whole.warnings)
+    return Exported(whole.step, warnings)
+
+
+def _unsaid(plan: Plan) -> list[str]:
+    """A line on what a ``config.json`` of the model's family has no key for; none of it changes what the
+    model computes but in training."""
+    if plan.model.family != "llama" or not plan.model.dropout:
+        return []
+    return [
+        f"config.json of a Llama has no place for model.dropout = {plan.model.dropout:g}; set it where you train on"
+    ]
 
 
 def _check_apart(out: Path, run: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from plait.core.codec import read_table
 from plait.train.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -28,7 +29,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def _copied(tokenizer: FileTokenizer) -> dict[str, bytes]:
     """The file as it is; the settings beside it, with the end of text that the corpus has."""
     beside = tokenizer.path.with_name(SETTINGS)
-    settings: dict[str, Any] = json.loads(beside.read_bytes()) if beside.is_file() else {}
+    settings: dict[str, Any] = read_table(beside) if beside.is_file() else {}
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     if not settings.get("eos_token"):
         settings["eos_token"] = tokenizer.token(tokenizer.end_of_text)

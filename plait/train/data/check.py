@@ -23,6 +23,7 @@ LOOK = 64 << 20
 many leaves the answer to the preparation."""
 
 
+STDERR = 2
 MOST_FILES = 10_000
 """Files that are looked at, half a second; the preparation looks at all."""
 
@@ -65,6 +66,23 @@ def _of(key: str) -> Generator[None]:
         yield
     except DataError as error:
         raise JobError(str(error), key=key) from None
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep from standard error what a library in Rust prints there of a failure that is told in our words."""
+    try:
+        kept, null = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # it is closed
+        yield
+        return
+    os.dup2(null, STDERR)
+    os.close(null)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
 
 
 class _Count:
@@ -111,7 +129,8 @@ class _Count:
             if last is not None and (document.offset == 0 or split != last):
                 self.tokens[last] += 1  # end-of-text
             if self.tokens[split] <= self.data.sequence_length:  # encoding is the slow part
-                self.tokens[split] += len(self.tokenizer.encode(document.text))
+                with _of("data.tokenizer"), _quiet():
+                    self.tokens[split] += len(self.tokenizer.encode(document.text))
             if split == "train":
                 self.lowest = min(self.lowest, document.place)
             self.documents[split] += 1

@@ -11,7 +11,7 @@ from plait.core.job import Job
 from plait.train.data.batches import Batches
 from plait.train.data.corpus import Corpus
 from plait.train.data.prepare import prepare
-from plait.train.data.tokenizer import load_tokenizer
+from plait.train.data.tokenizer import FileTokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Stream:
 def prepare_corpus(job: Job, folder: Path, say: Callable[[str], None]) -> None:
     """Make the job's corpus in ``folder``, unless it is there."""
     data = job.data
-    say(f"preparing {', '.join(data.sources)}")
     tokenizer = load_tokenizer(data.tokenizer)
+    ends = ""
+    if isinstance(tokenizer, FileTokenizer):
+        ends = f"; texts end with {tokenizer.token(tokenizer.end_of_text)!r}"
+    say(f"preparing {', '.join(data.sources)}{ends}")
     prepare(data.sources, tokenizer, folder, pattern=data.pattern, eval_fraction=data.eval_fraction, say=say)

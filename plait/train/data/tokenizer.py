@@ -8,18 +8,19 @@ what tensor parallelism needs by ``Strategy.padded_vocab``; a tokenizer never ro
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from plait.core.codec import DOCUMENT, read_table
 from plait.core.errors import DataError
-from plait.core.files import kind_of
+from plait.core.files import contents_within, kind_of, reason_of
 
-# tokenizer.json does not say which special token ends a text; these are looked up, in this order, when the
-# tokenizer_config.json beside it does not say so either.
+# tokenizer.json does not say which special token ends a text: files beside it do, or one of the usual names.
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>", "[SEP]")
 
 
@@ -87,9 +88,15 @@ class ByteTokenizer:
 class FileTokenizer:
     """A Hugging Face ``tokenizer.json``.
 
-    Truncation and padding that the file asks for are switched off, and no begin or end token is added: a
-    corpus is an unbroken stream of text. A special token spelled out in the text (``<|endoftext|>`` between
-    the stories of one file) does become that token.
+    Truncation, padding and merges left out at random, which the file may ask for, are switched off, and no
+    begin or end token is added: a corpus is an unbroken stream of text. A special token spelled out in the
+    text (``<|endoftext|>`` between the stories of one file) does become that token. A character for which the
+    vocabulary has no token, and no other that stands for unknown ones, is a DataError.
+
+    | file | what is read of it |
+    |---|---|
+    | ``tokenizer.json`` | all, by the package ``tokenizers`` |
+    | ``tokenizer_config.json``, else ``special_tokens_map.json`` | ``eos_token``, which ends a text |
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,11 +104,14 @@ class FileTokenizer:
         content, self._tokenizer = _read_tokenizer(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        if getattr(self._tokenizer.model, "dropout", None) is not None:
+            self._tokenizer.model.dropout = None
         ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not ids:
             raise DataError(f"{path}: the tokenizer has no tokens; name a trained tokenizer.json")
         self.vocab = max(ids.values()) + 1  # not len(ids): ids may have gaps, and the embedding is indexed by id
         self.end_of_text = _end_of_text(path, ids)
+        self._drops = _drops_unknown(self._tokenizer)
         self.fingerprint = f"file-1-{hashlib.sha256(content).hexdigest()[:32]}-{self.end_of_text}"
 
     def encode(self, text: bytes | str) -> np.ndarray:
@@ -109,8 +119,27 @@ class FileTokenizer:
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         strings = [text.decode("utf-8", errors="replace") for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+        encode = self._tokenizer.encode_batch if self._drops else self._tokenizer.encode_batch_fast
+        fix = "name a tokenizer that has a token for all that it does not know, and a pattern that takes no ages"
+        with _explained(f"{self.path}: cannot encode this text", fix):
+            encodings = encode(strings, add_special_tokens=False)
+        if self._drops:
+            self._refuse_dropped(strings, encodings)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def _refuse_dropped(self, texts: Sequence[str], encodings: Sequence[Any]) -> None:
+        """Raise DataError for a character, other than blanks, that no token covers."""
+        for text, encoding in zip(texts, encodings, strict=True):
+            covered = np.zeros(len(text) + 1, np.int64)
+            for begin, end in encoding.offsets:
+                covered[begin] += 1
+                covered[end] -= 1
+            for at in np.flatnonzero(np.cumsum(covered[:-1]) == 0):
+                if not text[at].isspace():
+                    raise DataError(
+                        f"{self.path}: has no token for {text[at]!r}, and none for what it does not know, so this text "
+                        "would lose characters; name another tokenizer"
+                    )
 
     def token(self, number: int) -> str:
         """How the file spells a token."""
@@ -152,33 +181,60 @@ def _read_tokenizer(path: Path) -> tuple[bytes, Any]:
             f"{path}: reading a tokenizer file needs the package 'tokenizers'; install it (pip install tokenizers)"
         ) from error
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the tokenizer file: {error.strerror}; check its permissions") from error
-    try:
+        content = contents_within(path, DOCUMENT)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read the tokenizer file: {reason_of(error)}; name a tokenizer.json") from None
+    with _explained(f"{path}: not a Hugging Face tokenizer file", "name a tokenizer.json"):
         return content, Library.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception for everything
-        raise DataError(f"{path}: not a Hugging Face tokenizer file ({error}); name a tokenizer.json") from error
+
+
+@contextmanager
+def _explained(problem: str, fix: str) -> Generator[None]:
+    """Raise DataError for whatever the package ``tokenizers`` raises: bare exceptions, and panics of Rust,
+    which are not even that."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001
+        raise DataError(f"{problem} ({error}); {fix}") from None
+
+
+def _drops_unknown(tokenizer: Any) -> bool:
+    """Whether a character for which there is no token vanishes without a word: byte pairs without an unknown
+    token, that do not begin with all bytes."""
+    model = tokenizer.model
+    if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
+        return False
+    parts = (part.__getstate__() for part in (tokenizer.pre_tokenizer, tokenizer.normalizer) if part is not None)
+    return not any(b'"ByteLevel"' in state for state in parts)
 
 
 def _end_of_text(path: Path, ids: dict[str, int]) -> int:
-    """The id of the token that ends a text, from ``tokenizer_config.json`` beside the file or by its usual
-    names."""
-    config = path.with_name("tokenizer_config.json")
-    if config.is_file():
-        try:
-            declared = json.loads(config.read_bytes()).get("eos_token")
-        except (OSError, ValueError, AttributeError) as error:
-            raise DataError(f"{config}: cannot be read as JSON settings ({error}); repair or remove it") from error
-        name = declared.get("content") if isinstance(declared, dict) else declared
-        if isinstance(name, str):
+    """The id of the token that ends a text, from the files beside ``tokenizer.json`` or by the only usual
+    name that the vocabulary has."""
+    for beside in map(path.with_name, BESIDE):
+        if (name := _declared_end(beside)) is not None:
             if name not in ids:
-                raise DataError(f"{config}: eos_token {name!r} is not in the vocabulary of {path.name}; correct it")
+                raise DataError(f"{beside}: eos_token {name!r} is not in the vocabulary of {path.name}; correct it")
             return ids[name]
-    for name in END_OF_TEXT_NAMES:
-        if name in ids:
-            return ids[name]
-    raise DataError(
-        f"{path}: has no end-of-text token (looked for {', '.join(END_OF_TEXT_NAMES)}); "
-        'write {"eos_token": "..."} into a tokenizer_config.json beside it'
-    )
+    found = [name for name in END_OF_TEXT_NAMES if name in ids]
+    if len(found) == 1:
+        return ids[found[0]]
+    several = f"has several tokens that may end a text ({', '.join(found)})"
+    problem = several if found else f"has no end-of-text token (looked for {', '.join(END_OF_TEXT_NAMES)})"
+    raise DataError(f'{path}: {problem}; write {{"eos_token": "..."}} into a tokenizer_config.json beside it')
+
+
+def _declared_end(file: Path) -> str | None:
+    """The ``eos_token`` of a file beside a tokenizer; None where there is no such file, or it names none."""
+    if not file.is_file():
+        return None
+    try:
+        declared = read_table(file).get("eos_token")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read as JSON settings ({reason_of(error)}); repair or remove it") from None
+    name = declared.get("content") if isinstance(declared, dict) else declared
+    if name is not None and not isinstance(name, str):
+        raise DataError(f"{file}: eos_token is {str(name)[:40]}, no text; correct it")
+    return name

@@ -190,9 +190,9 @@ def test_the_end_of_text_is_no_text(their_bytes: Any) -> None:
     assert their_bytes.decode([104, 105, 256], skip_special_tokens=True) == "hi"
 
 
-@pytest.mark.parametrize("beside", [None, {"eos_token": "</s>", "model_max_length": 77}])
+@pytest.mark.parametrize("beside", [None, {"eos_token": "<stop>", "model_max_length": 77}])
 def test_a_tokenizer_file_goes_along(tmp_path: Path, beside: dict[str, Any] | None) -> None:
-    file = write_tokenizer(tmp_path / "tokenizer.json", special=("<|endoftext|>", "</s>"))
+    file = write_tokenizer(tmp_path / "tokenizer.json", special=("<|endoftext|>", "<stop>"))
     if beside:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(beside))
     ours = load_tokenizer(file)
@@ -206,6 +206,12 @@ def test_a_tokenizer_file_goes_along(tmp_path: Path, beside: dict[str, Any] | No
     assert not beside or theirs.model_max_length == 77
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == ours.end_of_text
     assert load_tokenizer(tmp_path / "out").fingerprint == ours.fingerprint
+
+
+def test_dropout_for_which_a_config_has_no_place_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", {**LLAMA, "dropout": 0.25}, steps=(1,))
+    (warning,) = export_run(tmp_path / "run", tmp_path / "out").warnings
+    assert "model.dropout = 0.25" in warning
 
 
 def test_a_tokenizer_that_is_gone_costs_the_tokenizer_only(tmp_path: Path) -> None:

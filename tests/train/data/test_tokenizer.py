@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from plait.core.errors import DataError
+from plait.core.errors import DataError, JobError
+from plait.core.settings import DataSection, TrainSection
+from plait.train.data.check import check_data
 from plait.train.data.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
 
 BYTES = ByteTokenizer()
@@ -155,3 +158,91 @@ def test_another_file_is_not_taken_for_a_tokenizer(tmp_path: Path, content: byte
 
 def test_bytes_by_name() -> None:
     assert isinstance(load_tokenizer("bytes"), ByteTokenizer)
+
+
+# ---- what no text can be encoded with ----
+
+ENDS = {"content": "</s>", "special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+KNOWN = {"a": 0, "b": 1, "</s>": 2}
+BPE = {"type": "BPE", "vocab": KNOWN, "merges": [], "dropout": None, "fuse_unk": False, "byte_fallback": False}
+
+
+def write_model(folder: Path, model: dict[str, Any], **more: Any) -> Path:
+    """A tokenizer.json of this model, which cuts at blanks."""
+    values = {"version": "1.0", "added_tokens": [{"id": 2, **ENDS}], "pre_tokenizer": {"type": "Whitespace"}}
+    (folder / "tokenizer.json").write_text(json.dumps(values | {"model": model} | more))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordLevel", "vocab": KNOWN, "unk_token": "[UNK]"},
+        {"type": "WordPiece", "vocab": KNOWN, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+         "max_input_chars_per_word": 100},
+        {"type": "Unigram", "vocab": [["a", -1.0], ["b", -1.0]], "unk_id": None, "byte_fallback": False},
+        BPE,
+        BPE | {"unk_token": "<unk>"},
+    ],
+    ids=lambda model: f"{model['type']} {model.get('unk_token')}",
+)  # fmt: skip
+def test_a_tokenizer_without_its_unknown_token_loses_nothing(tmp_path: Path, model: dict[str, Any]) -> None:
+    tokenizer = load_tokenizer(write_model(tmp_path, model))
+    assert tokenizer.encode("a b\n a").tolist() == [0, 1, 0]
+    with pytest.raises(DataError, match=r"tokenizer\.json: (cannot encode this text|has no token for 'z')"):
+        tokenizer.encode("a z")
+
+
+def test_a_tokenizer_of_all_bytes_needs_no_unknown_token(tmp_path: Path, file_tokenizer: FileTokenizer) -> None:
+    assert file_tokenizer.decode(file_tokenizer.encode("Zürich 价格")) == "Zürich 价格"
+
+
+def test_a_pattern_that_takes_for_ever_is_one_paragraph(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pattern = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    path = write_model(tmp_path, BPE | {"unk_token": "a"}, pre_tokenizer=pattern)
+    with pytest.raises(DataError, match=r"cannot encode this text .*retry-limit"):
+        load_tokenizer(path).encode("x" * 3000)
+    capfd.readouterr()
+    (tmp_path / "text.txt").write_text("x" * 3000)
+    data = DataSection(text=str(tmp_path / "text.txt"), tokenizer=str(path), sequence_length=4)
+    with pytest.raises(JobError, match=r"^data\.tokenizer: .*cannot encode this text"):
+        check_data(data, TrainSection(eval_every=0), tmp_path / "corpus")
+    assert capfd.readouterr().err == "", "the library's own words are kept from people"
+
+
+def test_merges_left_out_at_random_are_not(tmp_path: Path) -> None:
+    vocab = {"a": 0, "b": 1, "</s>": 2, "ab": 3}
+    model = BPE | {"vocab": vocab, "merges": [["a", "b"]], "dropout": 0.9, "unk_token": "a"}
+    tokenizer = load_tokenizer(write_model(tmp_path, model))
+    assert tokenizer.encode("ab " * 50).tolist() == [3] * 50
+
+
+# ---- which token ends a text ----
+
+
+@pytest.mark.parametrize("declared", ["<stop>", {"content": "<stop>", "lstrip": False}])
+def test_special_tokens_map_says_what_ends_a_text(tmp_path: Path, declared: object) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json", special=("</s>", "<stop>"))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": declared}))
+    assert load_tokenizer(tmp_path).end_of_text == 1
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
+    assert load_tokenizer(tmp_path).end_of_text == 1
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    assert load_tokenizer(tmp_path).end_of_text == 0
+
+
+def test_of_several_usual_names_none_is_guessed(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json", special=("</s>", "<|endoftext|>"))
+    with pytest.raises(DataError, match=r"several tokens that may end a text \(<\|endoftext\|>, </s>\); write"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')  # as it advises
+    assert load_tokenizer(tmp_path).end_of_text == 0
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, "null", "[]", '{"eos_token": 3}', '{"eos_token": Infinity}', "\0"])
+def test_a_damaged_file_beside_a_tokenizer_is_named(tmp_path: Path, name: str, text: str) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=name):
+        load_tokenizer(tmp_path)
