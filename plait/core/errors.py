@@ -20,7 +20,9 @@ does show its traceback. ``assert`` is for our own invariants.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 ERROR_MARK = "plait-error: "  # how a rank begins, in its log, the one paragraph that a user should read
 DO_NOT_RETRY = 93
@@ -35,11 +37,24 @@ class PlaitError(Exception):
 
 
 class JobError(PlaitError):
-    """What the user wrote cannot be used: says where, which value, what is allowed and what to change."""
+    """What the user wrote cannot be used: says where, which value, what is allowed and what to change.
+
+    changes: alternatives, each of them keys of a job file and their values, None for a key that is left out.
+    Where there are any, the advice is made of them (``plait.core.advice`` tries them first), else it is
+    ``fix``.
+    """
 
     def __init__(
-        self, problem: str, *, file: str | None = None, key: str | None = None, fix: str | None = None
+        self,
+        problem: str,
+        *,
+        file: str | None = None,
+        key: str | None = None,
+        fix: str | None = None,
+        changes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        self.changes = tuple(changes)
+        fix = _advice(self.changes, key) if changes else fix
         where = ": ".join(part for part in (file, key) if part)
         super().__init__(
             ". ".join(part.rstrip(".") for part in (f"{where}: {problem}" if where else problem, fix) if part) + "."
@@ -48,7 +63,7 @@ class JobError(PlaitError):
 
     def in_file(self, file: str) -> JobError:
         """The same error with the file it was read from."""
-        return JobError(self.problem, file=file, key=self.key, fix=self.fix)
+        return JobError(self.problem, file=file, key=self.key, fix=self.fix, changes=self.changes)
 
 
 class InfeasiblePlan(PlaitError):
@@ -112,6 +127,44 @@ def told_error(kind: str, message: str) -> PlaitError:
     NotFinite('step 2: the loss is nan')
     """
     return next((one for one in PlaitError.__subclasses__() if one.__name__ == kind), PlaitError)(message)
+
+
+def _advice(changes: Sequence[Mapping[str, Any]], key: str | None) -> str:
+    """Alternatives in words; what changes ``key`` itself does not repeat it.
+
+    >>> _advice([{"strategy.tp": 1}, {"strategy.tp": 3}, {"strategy.p1": None}], "strategy.tp")
+    'Use 1 or 3, or leave out strategy.p1'
+    """
+    groups = list[tuple[str, list[str]]]()
+    for change in changes:
+        for name, value in change.items():
+            told = "" if value is None else written(value)
+            if len(change) == 1 and groups and told and groups[-1][0] == name and groups[-1][1][-1]:
+                groups[-1][1].append(told)
+            else:
+                groups.append((name, [told]))
+    return _first_upper(", or ".join(_alternatives(name, values, key) for name, values in groups))
+
+
+def _alternatives(name: str, values: Sequence[str], key: str | None) -> str:
+    if not values[0]:
+        return "leave it out" if name == key else f"leave out {name}"
+    listed = " or ".join(part for part in (", ".join(values[:-1]), values[-1]) if part)
+    return f"use {listed}" if name == key else f"set {name}={listed}"
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def written(value: Any) -> str:
+    """A plain value as TOML has it, for messages."""
+    if isinstance(value, Mapping):
+        table = cast("Mapping[str, Any]", value)
+        return "{ " + ", ".join(f"{name} = {written(one)}" for name, one in table.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(written(one) for one in cast("Sequence[Any]", value)) + "]"
+    return json.dumps(value)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

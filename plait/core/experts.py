@@ -7,11 +7,12 @@ one yet (``refuse_experts``).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import JobError, nearest
-from plait.core.numbers import check_number
+from plait.core.numbers import check_number, divisors
 
 if TYPE_CHECKING:
     from plait.core.model import ModelSpec
@@ -45,13 +46,15 @@ class Experts:
             check_number(value, key, whole=field.name != "capacity")
             least = 1 if field.name in ("count", "per_token", "every") else 0
             if value < least:
-                raise JobError(f"{value} is less than {least}", key=key)
+                raise JobError(f"{value} is less than {least}", key=key, changes=[{key: least}])
         if self.per_token > self.count:
             problem = f"{self.per_token} experts a token are more than the {self.count} there are"
-            raise JobError(problem, key="model.experts.per_token", fix="Use at most model.experts.count")
+            raise JobError(problem, key="model.experts.per_token",
+                           changes=[{"model.experts.per_token": self.count}])  # fmt: skip
         if self.shared_ffn_hidden and not self.shared:
             problem = f"{self.shared_ffn_hidden} is the width of no shared expert"
-            raise JobError(problem, key="model.experts.shared_ffn_hidden", fix="Set model.experts.shared, too")
+            raise JobError(problem, key="model.experts.shared_ffn_hidden",
+                           changes=[{"model.experts.shared": 1}, {"model.experts.shared_ffn_hidden": 0}])  # fmt: skip
 
     def filled(self, ffn_hidden: int) -> Experts:
         """With widths that were left out. ffn_hidden: the model's."""
@@ -91,7 +94,7 @@ class Experts:
                                fix=f"Known keys: {', '.join(sorted(known))}")  # fmt: skip
         for key in ("count", "per_token"):
             if key not in values:
-                raise JobError("is missing", key=f"model.experts.{key}")
+                raise JobError("is missing", key=f"model.experts.{key}", fix="Give a whole number of at least 1")
         return Experts(**values)
 
 
@@ -102,10 +105,12 @@ def check_expert_parallel(model: ModelSpec, ep: int, replicas: int) -> None:
         return
     if model.experts is None:
         raise JobError(f"{ep} ranks would share experts, and the model has none", key="strategy.ep",
-                       fix="Leave it out, or describe [model.experts]")  # fmt: skip
+                       changes=[{"strategy.ep": None}])  # fmt: skip
+    sizes = (model.experts.count, replicas)
     for whole, what in ((model.experts.count, "experts"), (replicas, "ranks of dp x cp")):
         if whole % ep:
-            raise JobError(f"{ep} does not divide the {whole} {what}", key="strategy.ep", fix="Use a common divisor")
+            raise JobError(f"{ep} does not divide the {whole} {what}", key="strategy.ep",
+                           changes=[{"strategy.ep": one} for one in divisors(math.gcd(*sizes), ep)])  # fmt: skip
 
 
 def refuse_experts(model: ModelSpec, doing: str = "trained") -> None:

@@ -10,22 +10,24 @@ A relative path in a file is meant from that file's folder, one on the command l
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
+from plait.core.advice import same_place, tried
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
-from plait.core.experts import check_expert_parallel
 from plait.core.explain import explain
 from plait.core.files import check_path
+from plait.core.job_rules import check_job
 from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
-from plait.core.numbers import nearest_batch, shown
+from plait.core.numbers import shown
 from plait.core.settings import (
     BYTES,
     PLANNABLE,
@@ -43,7 +45,6 @@ from plait.core.settings import (
 )
 from plait.core.sharding import Sharding
 from plait.core.slurm_settings import SlurmSection
-from plait.core.stage_rules import check_stages
 from plait.core.stamped import digest
 from plait.core.strategy import Strategy
 from plait.core.toml import COMMAND_LINE, override, read_toml, to_toml
@@ -112,15 +113,12 @@ class Job(Section):
     def read(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file
         and key."""
-        changed = set[str]()
-        try:
-            values, changed = override(_located(read_toml(path), Path(path).parent), overrides, _is_text)
-            return Job.from_dict(values)
-        except JobError as error:
-            if error.file:  # an error of a file that the job names
-                raise
-            typed = any(f"{key}.".startswith(f"{error.key}.") for key in changed)
-            raise error.in_file(COMMAND_LINE if typed else str(path)) from None
+        with naming(path, overrides):
+            values, _ = override(_located(read_toml(path), Path(path).parent), overrides, _is_text)
+            try:
+                return Job.from_dict(values)
+            except JobError as error:
+                raise tried(error, values, _refusal) from None
 
     @staticmethod
     def from_dict(values: dict[str, Any], base: str | Path = ".") -> Job:
@@ -138,7 +136,7 @@ class Job(Section):
         try:
             return Job.from_dict(values)
         except JobError as error:
-            raise error if error.file else error.in_file(COMMAND_LINE) from None
+            raise error if error.file else tried(error.in_file(COMMAND_LINE), values, _refusal) from None
 
     def closed_like(self, other: Job) -> Job:
         """The same job, with what it leaves to the planner as ``other`` has it. Raises JobError where a rule
@@ -174,53 +172,7 @@ class Job(Section):
 
     def check(self) -> None:
         """Raise JobError for values that are fine alone and wrong together."""
-        train = self.train
-        spec = self.model_spec(vocab=1)  # the tokenizer's own, not known yet, changes no rule
-        check_stages(self.strategy, spec.num_layers, self.open)
-        self._check_batch()
-        decayed, key = (train.lr_decay_steps, "lr_decay_steps") if train.lr_decay_steps else (train.steps, "steps")
-        if train.warmup_steps > decayed:
-            raise JobError(f"{train.warmup_steps} exceeds {key} = {decayed}", key="train.warmup_steps")
-        if train.lr_wsd_decay_steps > decayed - train.warmup_steps:
-            problem = f"{train.lr_wsd_decay_steps} exceeds {key} - warmup_steps = {decayed - train.warmup_steps}"
-            raise JobError(problem, key="train.lr_wsd_decay_steps")
-        if train.min_learning_rate > train.learning_rate:
-            raise JobError(
-                f"{train.min_learning_rate} exceeds learning_rate = {train.learning_rate}",
-                key="train.min_learning_rate",
-            )
-        for dp, tp in dict.fromkeys(self.degrees):
-            if dp > self.micro_batch:
-                raise JobError(
-                    f"dp = {dp} shares a micro-batch of {self.micro_batch} sequences",
-                    key="strategy.dp",
-                    fix=f"Use dp <= {self.micro_batch}",
-                )
-            replace(self.base_strategy, tp=tp).check(
-                spec, batch=self.micro_batch // dp, sequence=self.data.sequence_length
-            )
-            sharding = self.sharding(dp * self.strategy.cp)
-            sharding.check(dp * self.strategy.cp)
-            if self.strategy.cuda_graphs is True and not sharding.stays:
-                raise JobError(
-                    "what is captured works on memory that stays, and this sharding gathers weights, or reduces "
-                    "gradients, in memory that does not",
-                    key="strategy.cuda_graphs",
-                    fix='Use false or "auto", or shard = "ddp" or "zero1"',
-                )
-            check_expert_parallel(spec, self.strategy.ep, dp * self.strategy.cp)
-
-    def _check_batch(self) -> None:
-        """A replica's micro-batch is as large as the job says; only a batch that is not cut may leave
-        replicas with unequal shares."""
-        train, dp = self.train, self.degrees[0][0]
-        size, count = train.micro_batch_size, self.num_micro_batches
-        if train.global_batch_size % count or (size and -(-self.micro_batch // dp) != size):
-            raise JobError(
-                f"{train.global_batch_size} sequences are not a multiple of micro_batch_size x dp = {size} x {dp}",
-                key="train.global_batch_size",
-                fix=nearest_batch(train.global_batch_size, size, dp),
-            )
+        check_job(self)
 
     @property
     def num_micro_batches(self) -> int:
@@ -244,7 +196,7 @@ class Job(Section):
                 raise JobError(
                     f"{list(each)} has {len(each)} numbers for pp = {section.pp} places",
                     key=f"strategy.{key}",
-                    fix="Give one for every place, or one number for all",
+                    changes=[{f"strategy.{key}": each[0]}, {"strategy.pp": len(each)}],
                 )
             found.append(each)
         return tuple(zip(*found, strict=True))
@@ -256,7 +208,9 @@ class Job(Section):
         if isinstance(kind, str):
             return SequenceCut(cp=cp, ring=cp if kind == "ring" else 1)
         if kind.ulysses * kind.ring != cp:
-            raise JobError(f"{kind.ulysses} x {kind.ring} is not cp = {cp}", key="strategy.cp_kind")
+            problem = f"{kind.ulysses} x {kind.ring} is not cp = {cp}"
+            changes: list[dict[str, Any]] = [{"strategy.cp": kind.ulysses * kind.ring}, {"strategy.cp_kind": "ulysses"}]
+            raise JobError(problem, key="strategy.cp_kind", changes=changes)
         return SequenceCut(cp=cp, ring=kind.ring)
 
     def sharding(self, ranks: int) -> Sharding:
@@ -315,10 +269,11 @@ class Job(Section):
         given = dict(self.model)
         preset, config = given.pop("preset", None), given.pop("huggingface", None)
         if preset is not None and config is not None:
-            raise JobError("stands beside model.preset", key="model.huggingface", fix="Keep one of the two")
+            raise JobError("stands beside model.preset", key="model.huggingface",
+                           changes=[{"model.huggingface": None}, {"model.preset": None}])  # fmt: skip
         for key, value in (("preset", preset), ("huggingface", config)):
             if value is not None and not isinstance(value, str):
-                raise JobError(f"{shown(value)} is not a text", key=f"model.{key}")
+                raise JobError(f"{shown(value)} is not a text", key=f"model.{key}", fix="Write it in quotes")
         base: dict[str, Any] = {"max_sequence": self.data.sequence_length, "vocab": vocab}
         if config is not None:
             base = ModelSpec.from_huggingface(config).to_dict()
@@ -326,11 +281,10 @@ class Job(Section):
             base = ModelSpec.preset_values(preset, specs_folder() / "models") | {"vocab": vocab}
         spec = ModelSpec.from_dict(base | given)
         if spec.vocab < vocab:
-            raise JobError(
-                f"{spec.vocab} is less than the tokenizer's {vocab} tokens",
-                key="model.vocab",
-                fix=f"Use at least {vocab}, or leave it out",
-            )
+            fix = f"Use at least {vocab}, or leave it out"
+            if config is not None or self.train.init_from:  # whose weights have as many rows
+                fix = "Name the tokenizer of this model with data.tokenizer"
+            raise JobError(f"{spec.vocab} is less than the tokenizer's {vocab} tokens", key="model.vocab", fix=fix)
         return spec
 
     def to_dict(self) -> dict[str, Any]:
@@ -382,6 +336,27 @@ class Job(Section):
 
     def __hash__(self) -> int:
         return hash(self.content_hash)
+
+
+@contextmanager
+def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
+    """Say in errors about settings where they are set: in the job file, or on the command line."""
+    try:
+        yield
+    except JobError as error:
+        if error.file or (error.key or "").startswith("-"):  # of another file, or an option
+            raise
+        typed = any(same_place(setting.partition("=")[0].strip(), error.key) for setting in overrides)
+        raise error.in_file(COMMAND_LINE if typed else str(path)) from None
+
+
+def _refusal(values: dict[str, Any]) -> JobError | None:
+    """What is wrong with plain values of a job."""
+    try:
+        Job.from_dict(values)
+    except JobError as error:
+        return error
+    return None
 
 
 def _opened(values: dict[str, Any]) -> dict[str, Any]:

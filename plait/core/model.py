@@ -19,10 +19,11 @@ from typing import Any, Literal, cast, get_args
 from plait.core.errors import JobError, nearest
 from plait.core.experts import Experts
 from plait.core.numbers import LARGEST as LARGEST
-from plait.core.numbers import check_number
+from plait.core.numbers import check_number, divisors, multiples
 from plait.core.numbers import shown as shown
 
 Family = Literal["gpt", "llama", "utransformer"]
+ROPE_THETA = 10000.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class ModelSpec:
     """Whether the head shares the word embedding's weights. Left out: gpt does, llama does not."""
     norm_eps: float = 1e-5
     """Epsilon of the norms."""
-    rope_theta: float = 10000.0
+    rope_theta: float = ROPE_THETA
     """Base of the rotary positions' frequencies."""
     rope_scaling: RopeScaling | None = None
     """Llama 3.1's frequency scaling."""
@@ -96,34 +97,40 @@ class ModelSpec:
             raise JobError(
                 f"'{self.family}' is no model family",
                 key="model.family",
-                fix=f"Use one of {', '.join(get_args(Family))}",
+                changes=[{"model.family": one} for one in get_args(Family)],
             )
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name))
         for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
             if getattr(self, name) < 1:
-                raise JobError(f"{getattr(self, name)} is not a positive number", key=f"model.{name}")
+                raise JobError(
+                    f"{getattr(self, name)} is not a positive number", key=f"model.{name}", fix="Use at least 1"
+                )
         for name in ("num_kv_heads", "ffn_hidden", "head_size", "levels"):
             if getattr(self, name) < 0:
                 raise JobError(
-                    f"{getattr(self, name)} is negative", key=f"model.{name}", fix="Leave it out for the default"
+                    f"{getattr(self, name)} is negative", key=f"model.{name}", changes=[{f"model.{name}": None}]
                 )
         set_ = object.__setattr__
         if not self.head_size and self.hidden % self.num_heads:
-            raise JobError(f"{self.num_heads} heads do not divide hidden = {self.hidden}", key="model.num_heads",
-                           fix="Choose a divisor of hidden, or set head_size")  # fmt: skip
+            problem = f"{self.num_heads} heads do not divide hidden = {self.hidden}"
+            changes = [{"model.num_heads": one} for one in divisors(self.hidden, self.num_heads)]
+            raise JobError(problem, key="model.num_heads", changes=changes)
         set_(self, "head_size", self.head_size or self.hidden // self.num_heads)
         set_(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
         if self.num_heads % self.num_kv_heads:
             raise JobError(
                 f"{self.num_kv_heads} key/value heads do not divide num_heads = {self.num_heads}",
                 key="model.num_kv_heads",
+                changes=[{"model.num_kv_heads": one} for one in divisors(self.num_heads, self.num_kv_heads)],
             )
         if not self.ffn_hidden and self.family == "llama":
             raise JobError(
                 "a llama model needs its feed-forward size",
                 key="model.ffn_hidden",
-                fix="Set ffn_hidden (often near 8/3 * hidden)",
+                changes=[
+                    {"model.ffn_hidden": max(self.num_heads, 8 * self.hidden // 3 // self.num_heads * self.num_heads)}
+                ],
             )
         set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         if self.tied_embeddings is None:
@@ -132,33 +139,46 @@ class ModelSpec:
             raise JobError(
                 f"the {self.family} family has no grouped-query heads",
                 key="model.num_kv_heads",
-                fix='Use family = "llama" or leave it out',
+                changes=[{"model.num_kv_heads": None}, {"model.family": "llama"}],
             )
         if (self.family == "utransformer") != (self.levels > 0):
             raise JobError(f"{self.levels} levels in the {self.family} family", key="model.levels",
-                           fix="A utransformer has at least one, the others have none")  # fmt: skip
+                           changes=[{"model.levels": 1 if self.family == "utransformer" else None}])  # fmt: skip
         if self.num_layers % (2 * self.levels + 1):
-            raise JobError(f"{self.num_layers} layers over {2 * self.levels + 1} parts of a U", key="model.num_layers",
-                           fix="Use a multiple")  # fmt: skip
+            parts = 2 * self.levels + 1
+            problem = f"{self.num_layers} layers over {parts} parts of a U"
+            changes = [{"model.num_layers": one} for one in multiples(parts, self.num_layers)]
+            raise JobError(problem, key="model.num_layers", changes=changes)
         if self.family == "llama" and self.head_size % 2:
-            raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size")
+            raise JobError(f"rotary positions need an even head size, not {self.head_size}", key="model.head_size",
+                           changes=[{"model.head_size": one} for one in multiples(2, self.head_size)])  # fmt: skip
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise JobError(f"{getattr(self, name)} is not a probability in [0, 1)", key=f"model.{name}")
+                raise JobError(f"{getattr(self, name)} is not a probability in [0, 1)", key=f"model.{name}",
+                               changes=[{f"model.{name}": 0.0}])  # fmt: skip
         if not 0.0 < self.norm_eps < 1.0:
-            raise JobError(f"{self.norm_eps} is not between 0 and 1", key="model.norm_eps", fix="1e-5 is usual")
+            raise JobError(
+                f"{self.norm_eps} is not between 0 and 1", key="model.norm_eps", changes=[{"model.norm_eps": 1e-5}]
+            )
         if not self.rope_theta > 0.0:
-            raise JobError(f"{self.rope_theta} is not positive", key="model.rope_theta", fix="10000 is usual")
+            raise JobError(
+                f"{self.rope_theta} is not positive", key="model.rope_theta", changes=[{"model.rope_theta": 1e4}]
+            )
+        if self.learned_positions and (self.rope_scaling or self.rope_theta != ROPE_THETA):
+            key = "rope_scaling" if self.rope_scaling else "rope_theta"
+            raise JobError(f"the {self.family} family has no rotary positions", key=f"model.{key}",
+                           changes=[{f"model.{key}": None}])  # fmt: skip
         if self.experts:
             self._check_experts(self.experts)
             set_(self, "experts", self.experts.filled(self.ffn_hidden))
 
     def _check_experts(self, experts: Experts) -> None:
         if self.levels:
-            raise JobError("a utransformer has none", key="model.experts", fix='Use family = "gpt" or "llama"')
+            raise JobError("a utransformer has none", key="model.experts", changes=[{"model.experts": None}])
         if not any(map(experts.at, range(self.num_layers))):
             problem = f"none of {self.num_layers} layers has experts after {experts.first_dense} without"
-            raise JobError(problem, key="model.experts.first_dense", fix="Use fewer than num_layers")
+            raise JobError(problem, key="model.experts.first_dense",
+                           changes=[{"model.experts.first_dense": 0}])  # fmt: skip
 
     # ---- what the family decides ----
 
@@ -368,11 +388,13 @@ def _check_type(name: str, value: Any) -> None:
     if name not in _OTHERS:
         check_number(value, f"model.{name}", whole=name not in _NUMBERS)
     elif not isinstance(value, _OTHERS[name][0]):
-        raise JobError(f"{shown(value)} is not {_OTHERS[name][1]}", key=f"model.{name}")
+        raise JobError(f"{shown(value)} is not {_OTHERS[name][1]}", key=f"model.{name}",
+                       fix=f"Give {_OTHERS[name][1]}")  # fmt: skip
 
 
 def _rope_scaling(values: dict[str, Any]) -> RopeScaling:
     known = {f.name for f in fields(RopeScaling)}
     if set(values) != known:
-        raise JobError(f"needs exactly the keys {', '.join(sorted(known))}", key="model.rope_scaling")
+        raise JobError(f"has the keys {', '.join(sorted(values)) or 'none'}", key="model.rope_scaling",
+                       fix=f"Give exactly {', '.join(sorted(known))}")  # fmt: skip
     return RopeScaling(**values)

@@ -43,9 +43,10 @@ def counted(text: str) -> int | None:
 def check_number(value: Any, key: str, *, whole: bool) -> None:
     """Refuse what is no number, not finite or, where ``whole``, not a whole number of a possible size."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key)
+        raise JobError(f"{shown(value)} is not {'a whole number' if whole else 'a number'}", key=key,
+                       fix=f"Give {'a whole number' if whole else 'a number'}")  # fmt: skip
     if isinstance(value, float) and not math.isfinite(value):
-        raise JobError(f"{value} is not finite", key=key)
+        raise JobError(f"{value} is not finite", key=key, fix="Give a number that is")
     limit = LARGEST if whole else 2**53
     if isinstance(value, int) and abs(value) > limit:
         raise JobError(f"{shown(value)} is out of range", key=key, fix=f"Use at most {limit}")
@@ -60,14 +61,38 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def nearest_batch(batch: int, size: int, dp: int) -> str:
-    """What would do in place of a global batch that micro-batches of ``size`` on ``dp`` replicas do not fill.
+MOST_OFFERED = 12
+"""Values that a message offers."""
 
-    >>> nearest_batch(8, 3, 1)
-    'Use 6 or 9, or train.micro_batch_size=2'
+
+def divisors(number: int, near: int) -> list[int]:
+    """The divisors of a number, at most ``MOST_OFFERED`` of them, those nearest to ``near``.
+
+    >>> divisors(12, 5)
+    [1, 2, 3, 4, 6, 12]
     """
-    fewer = batch // (size * dp) * size * dp
-    batches = " or ".join(str(one) for one in (fewer, fewer + size * dp) if one)
+    found = [one for one in range(1, min(number, MOST_TRIED) + 1) if number % one == 0]
+    return sorted(sorted(found, key=lambda one: abs(one - near))[:MOST_OFFERED])
+
+
+def multiples(of: int, near: int, most: int = LARGEST) -> list[int]:
+    """The multiples of a number around ``near``, from one on, up to ``most``.
+
+    >>> multiples(4, 10), multiples(4, 3), multiples(4, 10, 11)
+    ([8, 12], [4], [8])
+    """
+    below = near // of * of
+    return [one for one in (below, below + of) if 0 < one <= most]
+
+
+def nearest_batch(batch: int, size: int, dp: int) -> list[dict[str, int]]:
+    """What would do in place of a global batch that micro-batches of ``size`` on ``dp`` replicas do not fill,
+    as changes.
+
+    >>> [list(change.values()) for change in nearest_batch(8, 3, 1)]
+    [[6], [9], [2]]
+    """
     most = min(size, batch // dp, MOST_TRIED)
     fitting = next((one for one in range(most, 0, -1) if batch % (one * dp) == 0), None)
-    return f"Use {batches}" + (f", or train.micro_batch_size={fitting}" if fitting else "")
+    found = [{"train.global_batch_size": one} for one in multiples(size * dp, batch)]
+    return [*found, {"train.micro_batch_size": fitting}] if fitting else found

@@ -25,6 +25,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from plait.core.errors import JobError
+from plait.core.numbers import divisors
 from plait.core.segments import LAYERS, Action, SegmentGraph, SegmentOp
 from plait.core.strategy import Strategy
 
@@ -65,7 +66,7 @@ class Sharding:
         }
         if point not in factors:
             raise JobError(f"'{point}' is no named sharding", key="strategy.shard",
-                           fix=f"Use one of {', '.join(factors)}, or {{ params =, grads =, optim = }}")  # fmt: skip
+                           changes=[{"strategy.shard": one} for one in factors])  # fmt: skip
         params, grads, optim = factors[point]
         return Sharding(params=params, grads=grads, optim=optim)
 
@@ -75,12 +76,20 @@ class Sharding:
         for (name, factor), (wider, limit) in pairwise(chain):
             if factor < 1 or limit % factor:
                 what = f"shard.{wider} = {limit}" if wider else f"the {ranks} ranks that hold the same weights"
-                raise JobError(f"{factor} does not divide {what}", key=f"strategy.shard.{name}",
-                               fix="Each factor divides the next: params, grads, optim, dp x cp")  # fmt: skip
+                key = f"strategy.shard.{name}"
+                raise JobError(
+                    f"{factor} does not divide {what}",
+                    key=key,
+                    changes=[{key: one} for one in divisors(limit, factor)],
+                )
         if self.secondary and (self.secondary < 2 or self.secondary >= self.params or self.params % self.secondary):
             raise JobError(
                 f"{self.secondary} is no proper divisor above 1 of shard.params = {self.params}",
                 key="strategy.shard.secondary",
+                changes=[
+                    *({"strategy.shard.secondary": one} for one in divisors(self.params, 2) if 1 < one < self.params),
+                    {"strategy.shard.secondary": 0},
+                ],
             )
 
     @property

@@ -69,7 +69,7 @@ def split_layers(num_layers: int, num_stages: int, given: Sequence[int] = ()) ->
     """The stages of a model; ``given``: layers of each, otherwise as equal as can be, earlier stages with
     more."""
     sizes = tuple(given) or slice_sizes(num_layers, num_stages)
-    key, fix = "strategy.stage_layers", f"Give {num_stages} numbers whose sum is {num_layers}"
+    key, fix = "strategy.stage_layers", f"Give {num_stages} numbers whose sum is {num_layers}, or leave it out"
     if len(sizes) != num_stages or sum(sizes) != num_layers:
         raise JobError(f"{list(sizes)} does not divide {num_layers} layers over {num_stages} stages", key=key, fix=fix)
     if min(sizes) < 1:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from plait.core.errors import JobError, nearest
 from plait.core.model import ModelSpec
+from plait.core.numbers import divisors, multiples
 
 Overlap = Literal["sync", "async", "domino", "none"]
 Recompute = Literal["none", "selective", "full"]
@@ -83,60 +84,75 @@ class Strategy:
                 fix=f"Use one of {known}",
             )
         if self.recompute_layers is not None and self.recompute_layers < 0:
-            raise JobError(f"{self.recompute_layers} is negative", key="strategy.recompute.layers")
+            raise JobError(
+                f"{self.recompute_layers} is negative", key="strategy.recompute.layers", fix="Use at least 0"
+            )
         for name in ("tp", "p1", "p2", "cp", "ring"):
             if getattr(self, name) < 1:
-                raise JobError(f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}")
+                raise JobError(
+                    f"{getattr(self, name)} is not a positive number", key=f"strategy.{name}", fix="Use at least 1"
+                )
 
     def check(self, model: ModelSpec, *, batch: int, sequence: int) -> None:
         """Raise JobError, naming the key, if this strategy cannot run ``model`` on micro-batches of ``batch``
         x ``sequence``."""
         tp = self.tp
+        others = [{"strategy.tp": one} for one in divisors(model.num_heads, tp)]
         if model.num_heads % tp:
-            raise JobError(f"tp = {tp} does not divide num_heads = {model.num_heads}", key="strategy.tp",
-                           fix=f"Allowed here: {_divisors(model.num_heads)}")  # fmt: skip
+            raise JobError(
+                f"tp = {tp} does not divide num_heads = {model.num_heads}", key="strategy.tp", changes=others
+            )
         if model.num_kv_heads % tp and tp % model.num_kv_heads:
             raise JobError(
-                f"tp = {tp} and num_kv_heads = {model.num_kv_heads}: neither divides the other", key="strategy.tp"
+                f"tp = {tp} and num_kv_heads = {model.num_kv_heads}: neither divides the other",
+                key="strategy.tp",
+                changes=others,
             )
         if model.ffn_hidden % tp:
-            raise JobError(f"tp = {tp} does not divide ffn_hidden = {model.ffn_hidden}", key="strategy.tp")
+            raise JobError(
+                f"tp = {tp} does not divide ffn_hidden = {model.ffn_hidden}", key="strategy.tp", changes=others
+            )
         if self.p1 > batch:
             problem = f"p1 = {self.p1} slices of a micro-batch of {batch} sequences, the smallest share of a replica"
-            raise JobError(problem, key="strategy.p1", fix=f"Use p1 <= {batch} or a larger micro-batch")
+            raise JobError(problem, key="strategy.p1", changes=[{"strategy.slices": {"p1": batch, "p2": self.p2}}])
         if model.hidden % self.p2:
-            raise JobError(f"p2 = {self.p2} does not divide hidden = {model.hidden}", key="strategy.p2")
+            sliced = [{"strategy.slices": {"p1": self.p1, "p2": one}} for one in divisors(model.hidden, self.p2)]
+            problem = f"p2 = {self.p2} does not divide hidden = {model.hidden}"
+            raise JobError(problem, key="strategy.p2", changes=sliced)
         self._check_sequence(model, sequence)
         if self.sequence_parallel and sequence // self.cp % tp:
             raise JobError(
                 f"tp = {tp} does not divide a rank's {sequence // self.cp} tokens",
                 key="strategy.sequence_parallel",
-                fix="Switch sequence_parallel off or change data.sequence_length",
+                changes=[{"strategy.sequence_parallel": False}, *_lengths(tp * self.cp, sequence, model)],
             )
         if model.levels >= sequence.bit_length() or sequence % (1 << model.levels):
             raise JobError(f"{sequence} cannot be halved {model.levels} times", key="data.sequence_length",
-                           fix=f"Use a multiple of 2 to the power of {model.levels}")  # fmt: skip
+                           changes=_lengths(1 << model.levels, sequence, model))  # fmt: skip
         if self.sequence_parallel and model.levels:
             raise JobError(
                 "a utransformer merges neighbouring tokens, which sequence parallelism would put on different ranks",
                 key="strategy.sequence_parallel",
-                fix="Switch it off",
+                changes=[{"strategy.sequence_parallel": False}],
             )
         if sequence > model.max_sequence:
             raise JobError(
-                f"{sequence} exceeds the model's max_sequence = {model.max_sequence}", key="data.sequence_length"
+                f"{sequence} exceeds the model's max_sequence = {model.max_sequence}",
+                key="data.sequence_length",
+                changes=[{"data.sequence_length": model.max_sequence}],
             )
 
     def _check_sequence(self, model: ModelSpec, sequence: int) -> None:
         if self.cp % self.ring:
-            raise JobError(f"{self.ring} ranks a ring do not divide cp = {self.cp}", key="strategy.cp_kind")
+            raise JobError(f"{self.ring} ranks a ring do not divide cp = {self.cp}", key="strategy.cp_kind",
+                           changes=[{"strategy.cp_kind": "ulysses"}, {"strategy.cp_kind": "ring"}])  # fmt: skip
         if self.cp == 1:
             return
         if model.levels:
             raise JobError(
                 "a utransformer merges neighbouring tokens, which cp would put on different ranks",
                 key="strategy.cp",
-                fix="Use 1",
+                changes=[{"strategy.cp": 1}],
             )
         heads, kv_heads, ulysses = (
             model.num_heads // self.tp,
@@ -148,20 +164,20 @@ class Strategy:
                 f"{ulysses} ranks cannot share out {heads} heads ({kv_heads} of keys and values) "
                 "of a tensor-parallel rank",
                 key="strategy.cp",
-                fix='Use a divisor, or cp_kind = "ring", which shares no heads',
+                changes=[*({"strategy.cp": one} for one in divisors(heads, self.cp)), {"strategy.cp_kind": "ring"}],
             )
         parts = math.lcm(self.cp, 2 * self.ring if self.ring > 1 else 1)
         if sequence % parts:
             raise JobError(
                 f"cp = {self.cp} with rings of {self.ring} cuts sequences into {parts} parts, not {sequence} tokens",
                 key="strategy.cp",
-                fix=f"Change data.sequence_length to a multiple of {parts}",
+                changes=_lengths(parts, sequence, model),
             )
         if self.ring > 1 and model.attention_dropout:
             raise JobError(
                 "ring attention cannot drop attention weights",
                 key="model.attention_dropout",
-                fix='Use 0, or cp_kind = "ulysses"',
+                changes=[{"model.attention_dropout": 0.0}, {"strategy.cp_kind": "ulysses"}],
             )
 
     def hides_shards(self, *, forward: bool) -> bool:
@@ -207,7 +223,6 @@ def slice_sizes(total: int, parts: int) -> tuple[int, ...]:
     return tuple(base + (i < extra) for i in range(parts))
 
 
-def _divisors(number: int) -> str:
-    """The smaller ones of a number that is out of all proportion."""
-    most = min(number, 4096)
-    return ", ".join([str(d) for d in range(1, most + 1) if number % d == 0] + ["..."] * (most < number))
+def _lengths(of: int, sequence: int, model: ModelSpec) -> list[dict[str, int]]:
+    """Lengths of sequences around ``sequence`` that are multiples of ``of``, as changes."""
+    return [{"data.sequence_length": one} for one in multiples(of, sequence, model.max_sequence)]
