@@ -63,6 +63,7 @@ def plan(
     """
     from plait.core.errors import JobError
     from plait.core.experts import refuse_experts
+    from plait.core.job import naming
 
     gc.set_threshold(1_000_000, 10, 10)  # schedules are millions of tuples without cycles: looking costs a third
     given = list(overrides or [])
@@ -97,11 +98,12 @@ def plan(
 
         check_format(picture, (*FORMATS, "html"))
         check_target(picture, fix="Choose another with --picture")
-    line = _CommandLine(job, given, what_if or [], on)
-    for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
-        if wanted:
-            refuse_experts(line.planner.model, doing)
-    found = line.planner.checked(line.written) if check or line.written else line.planner.answer()
+    with naming(job, given):
+        line = _CommandLine(job, given, what_if or [], on)
+        for wanted, doing in ((measure, "measured"), (picture, "drawn"), (emit, "emitted")):
+            if wanted:
+                refuse_experts(line.planner.model, doing)
+        found = line.planner.checked(line.written) if check or line.written else line.planner.answer()
     plans = [line.written or line.planner.plan(one.job) for one in found.candidates[:measure]]
     measured = _measured(plans, line.lab, on) if plans else {}
     at = min(measured, key=lambda number: measured[number]) if measured else 0

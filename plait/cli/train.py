@@ -58,26 +58,40 @@ def train(
     Example: plait train specs/jobs/quickstart.toml train.steps=100 strategy.tp=1
     """
     from plait.cli import what_runs
-    from plait.cli.running import Managed, place_of, run_plan, with_table
-    from plait.core.job import Job
-    from plait.launch.run_folder import write_run
+    from plait.cli.running import place_of, with_table
+    from plait.core.job import naming
     from plait.plan.fits import room
 
     place = with_table(place_of(on), rank_table)
     _check_options(place, follow=follow, dry_run=dry_run, as_json=as_json, manifests=manifests)
-    if dry_run:
-        _show(job, overrides or [], place, as_json)
-        if manifests:
-            _write_manifests(manifests, job, overrides or [], place)
-        return
-    open_job = None
-    if job.suffix == ".json":
-        plan, folder = _written(job, overrides or [], place)
-    else:  # torchrun's ranks may stand on other machines too
-        open_job = Job.read(job, overrides or []).named(job.stem)
-        plan, folder = _planned(open_job, place, refuse=place.ours and not plan_only)
+    with naming(job, overrides or []):
+        if dry_run:
+            _show(job, overrides or [], place, as_json)
+            if manifests:
+                _write_manifests(manifests, job, overrides or [], place)
+            return
+        plan, folder, open_job = _to_run(job, overrides or [], place, plan_only=plan_only)
     _check_ranks(plan, place, on)
     what_runs.say(plan, room(plan.job.run.device, plan.layout.world_size) if place.ours and plan.job else None)
+    _start(plan, folder, place, open_job, follow=follow, plan_only=plan_only)
+
+
+def _to_run(file: Path, overrides: list[str], place: Place, *, plan_only: bool) -> tuple[Plan, Path, Job | None]:
+    """What is to run: its plan, its folder, and the job as the user wrote it, where one is."""
+    from plait.core.job import Job
+
+    if file.suffix == ".json":
+        return *_written(file, overrides, place), None
+    job = Job.read(file, overrides).named(file.stem)
+    # torchrun's ranks may stand on other machines too
+    return *_planned(job, place, refuse=place.ours and not plan_only), job
+
+
+def _start(plan: Plan, folder: Path, place: Place, open_job: Job | None, *, follow: bool, plan_only: bool) -> None:
+    """Run the plan, or send it to who runs it, and end with its status."""
+    from plait.cli.running import Managed, run_plan
+    from plait.launch.run_folder import write_run
+
     if plan_only:  # whoever asks holds the run's lock
         write_run(plan, folder)
         return

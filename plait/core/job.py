@@ -196,7 +196,7 @@ class Job(Section):
                 raise JobError(
                     f"{list(each)} has {len(each)} numbers for pp = {section.pp} places",
                     key=f"strategy.{key}",
-                    changes=[{f"strategy.{key}": each[0]}, {"strategy.pp": len(each)}],
+                    changes=[{f"strategy.{key}": each[0]}, {f"strategy.{key}": 1}, {"strategy.pp": len(each)}],
                 )
             found.append(each)
         return tuple(zip(*found, strict=True))

@@ -22,19 +22,53 @@ _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.D
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
+    text = ""
     try:
-        return tomllib.loads(contents(path).decode("utf-8-sig"))
+        text = contents(path).decode("utf-8-sig")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise JobError(
             "no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples"
         ) from None
     except OSError as error:
-        raise JobError(f"cannot be read: {error.strerror}", file=str(path)) from None
+        fix = "Name an ordinary file that may be read"
+        raise JobError(f"cannot be read: {error.strerror}", file=str(path), fix=fix) from None
     except UnicodeDecodeError as error:
-        raise JobError(f"byte {error.start} is not UTF-8, so this is no TOML file", file=str(path)) from None
+        problem = f"byte {error.start} is not UTF-8, so this is no TOML file"
+        raise JobError(problem, file=str(path), fix="Write it anew as UTF-8") from None
     except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
         problem = "nested too deeply" if isinstance(error, RecursionError) else f"not valid TOML: {error}"
-        raise JobError(problem, file=str(path), fix='Text needs quotes, as in name = "value"') from None
+        raise JobError(problem, file=str(path), key=_key_at(text, str(error)), fix=_cure(problem)) from None
+
+
+def _key_at(text: str, problem: str) -> str | None:
+    """The key of the line that a problem of ``tomllib`` names, with its table's; None where it names none.
+
+    >>> _key_at("[train]\\nsteps = 3\\nsteps = 4", "Cannot overwrite a value (at line 3, column 10)")
+    'train.steps'
+    """
+    at = re.search(r"at line (\d+)", problem)
+    lines = text.splitlines()[: int(at[1])] if at else []
+    table, key = "", None
+    for line in lines:
+        if header := re.match(r"\s*\[\[?\s*([^\[\]]+?)\s*\]", line):
+            table, key = header[1], header[1]
+        elif found := re.match(r"\s*([A-Za-z0-9_.-]+)\s*=", line):
+            key = f"{table}.{found[1]}".removeprefix(".")
+        elif line.strip() and not line.lstrip().startswith("#"):
+            key = key if line is not lines[-1] else None
+    return key
+
+
+def _cure(problem: str) -> str:
+    """What to change, for a problem of ``tomllib``."""
+    if "overwrite" in problem or "twice" in problem or "Cannot mutate" in problem:
+        return "Say it once"
+    if "deeply" in problem or "end of document" in problem:
+        return "Close what is opened, a bracket or a quote"
+    if "Invalid value" in problem:
+        return 'Text needs quotes, as in name = "value"'
+    return "Correct it: a line is [table], or key = value"
 
 
 def override(

@@ -189,7 +189,7 @@ def test_paths_are_meant_from_where_they_are_written(job_file, tmp_path: Path, m
 jobs = st.builds(
     lambda steps, rate, names, slices, parallel, name: Job.from_dict(
         {
-            "model": {"preset": "gpt3-125m", "rope_theta": rate},
+            "model": {"preset": "gpt3-125m"},
             "data": {"text": names},
             "train": {"steps": steps, "learning_rate": rate, "eps": rate / 1e6},
             "strategy": {"slices": slices, "sequence_parallel": parallel},
