@@ -134,23 +134,30 @@ def _advice(changes: Sequence[Mapping[str, Any]], key: str | None) -> str:
 
     >>> _advice([{"strategy.tp": 1}, {"strategy.tp": 3}, {"strategy.p1": None}], "strategy.tp")
     'Use 1 or 3, or leave out strategy.p1'
+    >>> _advice([{"strategy.pp": 1, "strategy.virtual_stages": 1}], "strategy.pp")
+    'Set strategy.pp=1 and strategy.virtual_stages=1'
     """
-    groups = list[tuple[str, list[str]]]()
+    told, before = list[str](), ""
     for change in changes:
-        for name, value in change.items():
-            told = "" if value is None else written(value)
-            if len(change) == 1 and groups and told and groups[-1][0] == name and groups[-1][1][-1]:
-                groups[-1][1].append(told)
-            else:
-                groups.append((name, [told]))
-    return _first_upper(", or ".join(_alternatives(name, values, key) for name, values in groups))
+        if len(change) > 1:
+            told.append("set " + " and ".join(f"{name}={written(value)}" for name, value in change.items()))
+            before = ""
+            continue
+        ((name, value),) = change.items()
+        if value is None:
+            told.append("leave it out" if name == key else f"leave out {name}")
+        elif name == before:
+            told[-1] += f"\0{written(value)}"
+        else:
+            told.append(f"use {written(value)}" if name == key else f"set {name}={written(value)}")
+        before = "" if value is None else name
+    return _first_upper(", or ".join(map(_listed, told)))
 
 
-def _alternatives(name: str, values: Sequence[str], key: str | None) -> str:
-    if not values[0]:
-        return "leave it out" if name == key else f"leave out {name}"
-    listed = " or ".join(part for part in (", ".join(values[:-1]), values[-1]) if part)
-    return f"use {listed}" if name == key else f"set {name}={listed}"
+def _listed(values: str) -> str:
+    """Values with zero bytes between them as a list: commas, and ``or`` before the last."""
+    *others, last = values.split("\0")
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _first_upper(text: str) -> str:

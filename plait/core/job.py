@@ -9,7 +9,6 @@ A relative path in a file is meant from that file's folder, one on the command l
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -22,16 +21,14 @@ from plait.core.advice import same_place, tried
 from plait.core.env import specs_folder
 from plait.core.errors import JobError, nearest
 from plait.core.explain import explain
-from plait.core.files import check_path
+from plait.core.job_paths import located
 from plait.core.job_rules import check_job
 from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.numbers import shown
 from plait.core.settings import (
-    BYTES,
     PLANNABLE,
-    STDLIB,
     ClusterSection,
     DataSection,
     OverlapKinds,
@@ -61,15 +58,6 @@ TUNED = ("learning_rate", "min_learning_rate", "warmup_steps", "lr_decay_style",
 """Of training, what may be another when a run goes on: later steps compute other numbers, from the same state
 and in the same time."""
 _TUNED_KEYS = frozenset(f"train.{key}" for key in TUNED)
-_PATHS = (
-    ("model", "huggingface"),
-    ("data", "text"),
-    ("data", "tokenizer"),
-    ("train", "init_from"),
-    ("cluster", "file"),
-    ("cluster", "profile"),
-    ("kubernetes", "pod"),
-)
 
 
 @dataclass(frozen=True)
@@ -114,7 +102,7 @@ class Job(Section):
         """The job in a TOML file, with ``section.key=value`` overrides applied. Raises JobError naming file
         and key."""
         with naming(path, overrides):
-            values, _ = override(_located(read_toml(path), Path(path).parent), overrides, _is_text)
+            values, _ = override(located(read_toml(path), Path(path).parent), overrides, _is_text)
             try:
                 return Job.from_dict(values)
             except JobError as error:
@@ -124,7 +112,7 @@ class Job(Section):
     def from_dict(values: dict[str, Any], base: str | Path = ".") -> Job:
         """A checked job from plain values; relative paths are looked up from ``base``."""
         try:
-            job = Job.model_validate(_located(values, Path(base)))
+            job = Job.model_validate(located(values, Path(base)))
         except ValidationError as error:
             raise explain(error, Job) from None
         job.check()
@@ -382,28 +370,6 @@ def _opened(values: dict[str, Any]) -> dict[str, Any]:
         section, _, name = key.partition(".")
         tables[section] = {other: value for other, value in tables[section].items() if other != name}
     return {**values, **tables, "open": found}
-
-
-def _located(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """``values`` with relative paths made absolute from ``base``; what is of the wrong type stays as it is.
-    Raises JobError for a text that can be no path."""
-
-    def locate(text: Any, key: str) -> Any:
-        if not isinstance(text, str) or text in (STDLIB, BYTES):
-            return text
-        check_path(text, key)
-        return os.path.abspath(os.path.join(base, os.path.expanduser(text)))
-
-    result = dict(values)
-    for section, key in _PATHS:
-        table = result.get(section)
-        if isinstance(table, dict) and key in table:
-            value = cast("dict[str, Any]", table)[key]
-            many, name = isinstance(value, (list, tuple)), f"{section}.{key}"
-            result[section] = table | {
-                key: [locate(text, name) for text in cast("Sequence[Any]", value)] if many else locate(value, name)
-            }
-    return result
 
 
 def _is_text(key: str) -> bool:

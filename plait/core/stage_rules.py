@@ -23,7 +23,7 @@ def check_stages(section: StrategySection, layers: int, left_open: Collection[st
         fewer = [one for one in (most // section.virtual_stages, 1) if one and one < section.pp]
         changes: list[dict[str, Any]] = [{"strategy.pp": one} for one in dict.fromkeys(fewer)]
         if section.virtual_stages > 1:
-            changes.append({"strategy.virtual_stages": 1})
+            changes += [{"strategy.virtual_stages": 1}, {"strategy.pp": 1, "strategy.virtual_stages": 1}]
         raise JobError(problem, key="strategy.pp", changes=changes)
     again = section.recompute
     if isinstance(again, RecomputeLayers) and again.layers > layers:
