@@ -8,16 +8,17 @@ known. One that still says so when the next begins was cut off with its launcher
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.core.files import replacing
+from plait.core.codec import DOCUMENT, parse_table
+from plait.core.files import contents_within, replacing
 from plait.core.typed import checked
 
-FILE = "attempts.jsonl"
+FILE, UNREADABLE = "attempts.jsonl", "attempts.unreadable"
 MOST = 10_000
 """Attempts that are kept: of more, the newest."""
 
@@ -67,14 +68,27 @@ class Attempt:
         return json.dumps(asdict(self)) + "\n"
 
 
-def read_attempts(folder: Path) -> list[Attempt]:
-    """Of the run in ``folder``, oldest first; lines that are none are left out."""
+def read_attempts(folder: Path, unreadable: list[bytes] | None = None) -> list[Attempt]:
+    """Of the run in ``folder``, oldest first; none where the file cannot be read.
+
+    Known: a line with an attempt's keys, each of its type; a key that is missing has its default. Passed
+    over: keys of other versions, and whole lines that are no attempt, which ``unreadable`` gets.
+    """
     found: list[Attempt] = []
-    with suppress(OSError, UnicodeDecodeError):
-        for line in (folder / FILE).read_text().splitlines():
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
-                found.append(_attempt(json.loads(line)))
+    with suppress(OSError, ValueError):
+        for line in contents_within(folder / FILE, DOCUMENT).splitlines():
+            try:
+                found.append(_attempt(parse_table(line)))
+            except (ValueError, TypeError, KeyError, OverflowError):
+                if unreadable is not None and line.strip():
+                    unreadable.append(line)
     return found
+
+
+def set_aside(folder: Path, lines: Sequence[bytes]) -> None:
+    """Keep lines that are no attempts beside the file, which is written anew without them. Raises OSError."""
+    with (folder / UNREADABLE).open("ab") as file:
+        file.writelines(line + b"\n" for line in lines)
 
 
 def write_attempts(folder: Path, attempts: Sequence[Attempt]) -> None:
@@ -100,7 +114,7 @@ def _done(one: Attempt, step: int) -> int:
     return one.steps if one.resumed < 0 else max(one.steps, step - one.resumed)
 
 
-def _attempt(values: Any) -> Attempt:
+def _attempt(values: Mapping[str, Any]) -> Attempt:
     known = {one.name for one in fields(Attempt)}
     given: dict[str, Any] = {key: value for key, value in values.items() if key in known}
     given |= {key: tuple(given[key]) for key in ("ranks", "hosts") if key in given}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from plait.core.errors import DataError
 from plait.core.ring import VERBS, Kind, Ring
+from plait.core.typed import checked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,11 +178,11 @@ class Clocks:
 
     @staticmethod
     def from_dict(values: Any) -> Clocks:
-        """Raises DataError for what ``to_dict`` has not made."""
+        """Known: what ``to_dict`` makes. Raises DataError for anything else."""
         try:
             if values["version"] != 1:
                 raise DataError(f"clocks of version {values['version']}; this Plait reads version 1")
-            clocks = {str(host): Clock(**clock) for host, clock in values["clocks"].items()}
+            clocks = {str(host): Clock(**checked(Clock, clock)) for host, clock in values["clocks"].items()}
             return Clocks({int(rank): str(host) for rank, host in values["hosts"].items()}, clocks)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError("what should be the clocks of a run's hosts is something else") from None

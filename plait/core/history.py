@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plait.core.attempts import Attempt, cut_off, read_attempts, write_attempts
+from plait.core.attempts import FILE, UNREADABLE, Attempt, cut_off, read_attempts, set_aside, write_attempts
 from plait.core.codec import parse_table
 from plait.core.errors import RankFailure
 from plait.core.evidence import FILE as HANG
@@ -29,10 +30,17 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        metrics = folder / "metrics.jsonl"
-        at = metrics.stat().st_mtime if metrics.is_file() else None
+        metrics, at = folder / "metrics.jsonl", None
+        with suppress(OSError):
+            at = metrics.stat().st_mtime
         known = max(newest_checkpoint(folder), _last_logged(metrics)) or -1
-        self.attempts = cut_off(read_attempts(folder), step=known, at=at)
+        unreadable: list[bytes] = []
+        self.attempts = cut_off(read_attempts(folder, unreadable), step=known, at=at)
+        if unreadable:
+            many = f"{len(unreadable)} line{'s' * (len(unreadable) > 1)} of {FILE} cannot be read"
+            with suppress(OSError):
+                set_aside(folder, unreadable)
+                print(f"plait: warning: {many}; set aside in {UNREADABLE}", file=sys.stderr, flush=True)
 
     @property
     def last(self) -> Attempt:
@@ -143,6 +151,8 @@ class History:
 def _last_logged(metrics: Path) -> int:
     """The last step in a run's metrics; 0 if there is none."""
     with suppress(OSError, ValueError):
+        if not metrics.is_file():  # also of a pipe, which may never begin
+            return 0
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - LAST_LINES))
             line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]

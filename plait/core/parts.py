@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.core.codec import read_table
 from plait.core.evidence import FILE, Thread
 from plait.core.files import replacing
 from plait.core.typed import checked
@@ -65,11 +66,15 @@ def write_part(folder: Path, part: Part) -> None:
 
 
 def read_parts(folder: Path) -> dict[int, Part]:
-    """The answers so far, by rank; what cannot be read is left out."""
+    """The answers so far, by rank.
+
+    Known: a rank's answer with all its keys, each of its type. Passed over: an answer that is damaged, as one
+    that was never given: whoever looks for the cause asks again.
+    """
     parts: dict[int, Part] = {}
     for path in (folder / FOLDER).glob("rank-*.json"):
         try:
-            values = json.loads(path.read_text())
+            values = read_table(path)
             lists: dict[str, Any] = {name: tuple(values[name]) for name in ("stack", "reached", "missed")}
             where = values["address"]
             part = Part(**checked(Part, values | lists | {"address": tuple(where) if where else None}))

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from plait.core.codec import read_table
 from plait.core.errors import PlacementError
-from plait.core.files import contents, replacing
+from plait.core.files import replacing
 from plait.core.rank_table import RankTable
+from plait.core.typed import checked
 
 VERSION = 1
 
@@ -84,15 +86,19 @@ class Placement:
 
     @staticmethod
     def read(path: Path) -> Placement:
-        """Raises PlacementError naming the file and what is wrong in it."""
+        """The placement in a file.
+
+        Known: the keys that ``write`` writes. Refused, as PlacementError that names the file: any other key,
+        one that is missing but has no default, a value of another type, another version.
+        """
         try:
-            values = cast("dict[str, Any]", json.loads(contents(path)))
+            values = read_table(path)
             if values.pop("version") != VERSION:
                 raise ValueError(f"this Plait reads version {VERSION}")
             values.pop("gap")
             for key in ("hosts", "minipods", "heights", "spares", "preempted"):
                 values[key] = tuple(values[key])
-            return Placement(**values)
+            return Placement(**checked(Placement, values))
         except OSError as error:
             raise PlacementError(f"{path}: {error.strerror or error}.") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

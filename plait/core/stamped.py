@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from plait.core.codec import DOCUMENT, parse_table
 from plait.core.errors import JobError
-from plait.core.files import contents, reason_of
+from plait.core.files import contents_within, reason_of
 
 Content = TypeVar("Content")
 
@@ -18,15 +19,6 @@ Content = TypeVar("Content")
 def digest(values: Any) -> str:
     """sha256 over plain values, 64 hex digits, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A table whose keys each stand there once: JSON's own reader would take the last and say nothing."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise JobError("stands twice in one table", key=twice, fix="Remove one of the two")
-    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +39,7 @@ class Stamp:
     def text(self, path: Path) -> str:
         """A file's. Raises JobError where it cannot be read."""
         try:
-            return contents(path).decode()
+            return contents_within(path, DOCUMENT).decode()
         except (OSError, ValueError) as error:
             raise JobError(f"cannot be read as a {self.noun}: {reason_of(error)}", file=str(path)) from None
 
@@ -57,12 +49,9 @@ class Stamp:
         """What ``make`` makes of the text of ``file``. Raises JobError, naming the file, for a text that is
         none, of another version, or edited by hand, and where ``make`` does."""
         try:
-            parsed = json.loads(text, object_pairs_hook=_once)
-        except JobError as error:
-            raise error.in_file(file) from None
-        except (ValueError, RecursionError) as error:
+            values = parse_table(text, unique=True)
+        except ValueError as error:
             raise JobError(f"{self.broken}: {error}", file=file, fix=self.fix) from None
-        values = dict(cast("dict[str, Any]", parsed)) if isinstance(parsed, dict) else {}
         version, stamped = values.pop("version", None), values.pop("hash", None)
         if version != self.version:
             problem = f"{version!r} is not a {self.noun} version this Plait reads"

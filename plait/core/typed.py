@@ -4,6 +4,7 @@ somebody else's."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -48,7 +49,8 @@ def _is(value: Any, hint: Any) -> bool:
         pairs = cast("dict[Any, Any]", value).items() if isinstance(value, dict) else None
         return pairs is not None and all(_is(key, inner[0]) and _is(one, inner[1]) for key, one in pairs)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        return whole or isinstance(value, float)
     if hint in (int, str, bool):
         return type(value) is hint
     return isinstance(value, hint) if isinstance(hint, type) else True

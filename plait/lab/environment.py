@@ -10,6 +10,7 @@ from pathlib import Path
 
 from plait.core.env import MASTER_PORT, RankEnv, inherited
 from plait.core.errors import LaunchError
+from plait.core.files import explained
 from plait.core.lab_hosts import IFNAME, address
 from plait.lab.spec import LabSpec
 
@@ -32,15 +33,17 @@ def rank_environment(spec: LabSpec, name: str, rank: int, nodes: Sequence[int]) 
 
 
 def runtime_dir() -> Path:
-    """The folder where this user's running labs are noted, made if absent; nobody else may write there."""
+    """The folder where this user's running labs are noted, made if absent; nobody else may write there.
+    Raises LaunchError where there can be none."""
     base = inherited().get("XDG_RUNTIME_DIR")
     folder = (
         Path(base, "plait-lab")
         if base and os.path.isdir(base)
         else Path(tempfile.gettempdir(), f"plait-lab-{os.geteuid()}")
     )
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
+    with explained(f"{folder} cannot hold the list of labs", fix="Remove what is there, or set XDG_RUNTIME_DIR"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
         raise LaunchError(
             f"{folder} belongs to somebody else. Remove it, or set XDG_RUNTIME_DIR to a folder of your own."

@@ -8,13 +8,16 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from plait.core.codec import read_table
 from plait.core.errors import JobError
+from plait.core.files import explained
+from plait.core.typed import checked
 from plait.lab.environment import runtime_dir
 from plait.lab.network import Network
 from plait.lab.spec import LabSpec
@@ -66,8 +69,12 @@ class Entry:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Entry:
-        """The inverse of :meth:`to_dict`."""
+        """The inverse of :meth:`to_dict`. Raises KeyError, TypeError, ValueError or JobError for anything
+        else."""
         net = values["network"]
+        plain = {key: values[key] for key in ("name", "pid", "started", "keeper_started", "command")}
+        checked(cls, plain)
+        checked(Network, {key: net[key] for key in ("keeper", "fds", "userns")})
         spec = LabSpec.parse(values["spec"])
         network = Network(net["keeper"], tuple(net["fds"]), net["userns"], spec.mtu, spec.pods)
         return cls(
@@ -124,13 +131,14 @@ def _read(folder: Path) -> list[Entry]:
     entries: list[Entry] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            entry = Entry.from_dict(json.loads(path.read_text()))
-        except (ValueError, KeyError, TypeError, JobError):
-            entry = None  # half written by a lab that was killed, or by another version
+            entry = Entry.from_dict(read_table(path))
+        except (OSError, ValueError, KeyError, TypeError, JobError):
+            entry = None  # half written by a lab that was killed, by another version, or no file
         if entry is not None and entry.alive:
             entries.append(entry)
         else:
-            path.unlink()
+            with suppress(OSError):  # a folder, which is none of ours
+                path.unlink()
     return entries
 
 
@@ -138,9 +146,13 @@ def _read(folder: Path) -> list[Entry]:
 def _locked() -> Iterator[Path]:
     """The folder of the list, for one process at a time."""
     folder = runtime_dir()
-    with open(folder / "lock", "w") as lock:
+    with explained(f"{folder / 'lock'} cannot be opened", fix="Remove it"):
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
+    finally:
+        os.close(lock)
 
 
 def find(name: str | None = None) -> Entry:

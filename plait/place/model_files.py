@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from plait.core.codec import read_table
 from plait.core.errors import DataError
 from plait.core.files import replacing
 from plait.place.jct import JctSettings, Predictor
@@ -43,7 +44,7 @@ def load(folder: Path) -> Predictor:
     if (folder / ABOUT).exists() and not (folder / ABOUT).is_file():
         raise DataError(f"{folder} holds no model of plait queue fit: its {ABOUT} is no file")
     try:
-        about = json.loads((folder / ABOUT).read_text())
+        about = read_table(folder / ABOUT)
         if about["version"] != VERSION:
             raise DataError(f"{folder} was written in version {about['version']}; {VERSION} is read. Fit it again.")
         settings = JctSettings(**about["settings"])

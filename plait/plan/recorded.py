@@ -6,7 +6,6 @@ where they are, as far as their errors say; a few runs move what they agree on, 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.cluster import Cluster
+from plait.core.codec import parse_table
 from plait.core.errors import JobError
+from plait.core.files import contents
 from plait.core.plan import Plan
 from plait.plan.asking import point_of
 from plait.plan.calibrate import Calibrated, Known, calibrate
@@ -48,7 +49,7 @@ def read_seconds(folder: Path) -> list[float]:
     naming the line of what cannot be."""
     file = folder / METRICS
     try:
-        lines = file.read_text().splitlines()
+        lines = contents(file).decode().splitlines()
     except OSError as error:
         raise JobError(f"cannot be read: {error.strerror}", file=str(file), fix="Name a run's folder") from None
     except ValueError as error:
@@ -59,11 +60,11 @@ def read_seconds(folder: Path) -> list[float]:
 def _seconds(line: str, number: int, file: str) -> float:
     """Of one step."""
     try:
-        told = json.loads(line)["seconds"]
+        told = parse_table(line)["seconds"]
         seconds = float(told)
     except KeyError:
         raise JobError("is damaged: it has no seconds", file=file, key=f"line {number}") from None
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise JobError(f"is damaged: {error}", file=file, key=f"line {number}") from None
     if isinstance(told, bool) or not LEAST <= seconds <= MOST:
         problem = f"{told!r} are no seconds of a step"

@@ -169,7 +169,7 @@ class Session:
         for warning in restored.warnings:
             self.report.say(f"warning: {warning}")
         step = restored.step
-        if restored.state["data"] != self.feed.identity:
+        if restored.state.get("data") != self.feed.identity:
             sources = ", ".join(self.job.data.sources)
             raise CheckpointError(f"{self.folder / 'checkpoints'} belongs to other data than {sources}")
         self.optimizer.loaded(step, skipped=restored.state.get("skipped", 0))

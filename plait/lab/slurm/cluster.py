@@ -20,10 +20,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.core.codec import read_table
 from plait.core.env import inherited
 from plait.core.errors import JobError, LaunchError
 from plait.core.ports import reserved_port
 from plait.core.process import command_of
+from plait.core.typed import checked
 from plait.lab.environment import runtime_dir
 from plait.lab.registry import start_time
 from plait.lab.slurm.files import SlurmSpec, gres_conf, hosts_file, slurm_conf
@@ -67,7 +69,9 @@ class SlurmCluster:
 
     def cut(self, node: str) -> None:
         """Switch a node off: everything that runs on it is killed. Slurm finds out after some seconds."""
-        pid = json.loads((self.folder / "pids.json").read_text()).get(self._checked(node))
+        pid = read_table(self.folder / "pids.json").get(self._checked(node))
+        if not isinstance(pid, int):
+            raise LaunchError(f"{self.folder / 'pids.json'} names no process of {node}: start the cluster anew.")
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -137,9 +141,10 @@ def running() -> list[SlurmCluster]:
     found: list[SlurmCluster] = []
     for file in sorted(_folder().glob("*/cluster.json")):
         try:
-            note = json.loads(file.read_text())
-            cluster = SlurmCluster(note["name"], file.parent, note["keeper"], note["started"], tuple(note["nodes"]))
-        except (ValueError, KeyError, TypeError):  # half written
+            note = read_table(file)
+            told = {key: note[key] for key in ("name", "keeper", "started", "nodes")}
+            cluster = SlurmCluster(folder=file.parent, **checked(SlurmCluster, told | {"nodes": tuple(told["nodes"])}))
+        except (OSError, ValueError, KeyError, TypeError):  # half written, or none of ours
             continue
         if cluster.alive:
             found.append(cluster)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plait.core.errors import CheckpointError
-from plait.train.checkpoint.manifest import Manifest, OlderFormatError, Stored
+from plait.core.files import contents_within
+from plait.train.checkpoint.manifest import LARGEST, Manifest, OlderFormatError, Stored
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -183,7 +184,7 @@ class CheckpointFolder:
 
     def _manifest(self, step: int) -> Manifest:
         """Raises OSError and ValueError."""
-        manifest = Manifest.from_text((self.path(step) / MANIFEST).read_text())
+        manifest = Manifest.from_text(contents_within(self.path(step) / MANIFEST, LARGEST).decode())
         if manifest.step != step:
             raise ValueError(f"it belongs to step {manifest.step}; the folder was renamed")
         return manifest

@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from plait.core.codec import parse_table
 from plait.core.reshard import Box
 
 FORMAT = 2
+LARGEST, MOST = 256 << 20, 16_000_000
+"""Bytes and values of a manifest: with thousands of ranks it names millions of parts."""
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 
 
@@ -78,8 +81,8 @@ class Manifest:
     @staticmethod
     def from_text(text: str) -> Manifest:
         """Raises ValueError for anything but the text of an intact manifest of this format."""
-        body = json.loads(text)
-        if not isinstance(body, dict) or body.pop("crc32", None) != _crc_of(body):
+        body = parse_table(text, most=MOST)
+        if body.pop("crc32", None) != _crc_of(body):
             raise ValueError("its checksum does not match")
         if body.get("format") == 1:
             raise OlderFormatError(
@@ -100,9 +103,12 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     if wrong := [name for name in files if not _FILE.fullmatch(name)]:
         raise ValueError(f"'{wrong[0]}' is no file of a checkpoint")
     tensors = {str(key): _stored(key, entry, files) for key, entry in body["tensors"].items()}
-    if not isinstance(body["state"], dict):
+    state = body["state"]
+    if not isinstance(state, dict):
         raise ValueError("its state is no table")
-    return Manifest(int(body["step"]), int(body["serial"]), body["state"], files, tensors)
+    if not isinstance(skipped := state.get("skipped", 0), int) or skipped < 0:
+        raise ValueError(f"its state has {skipped!r} updates that were skipped")
+    return Manifest(int(body["step"]), int(body["serial"]), state, files, tensors)
 
 
 def _stored(key: str, entry: Any, files: Mapping[str, Any]) -> Stored:

@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
+from plait.core.codec import read_table
 from plait.core.files import replacing
+from plait.core.typed import checked
 from plait.train.checkpoint.ranges import Tensors
 from plait.train.checkpoint.safetensors_folder import content, header
 from plait.train.comm.objects import gather
@@ -126,8 +128,9 @@ class Memory:
         found: list[Copy] = []
         for path in sorted(self.folder.glob("rank-*.json")):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                values = json.loads(path.read_text())
+                values = read_table(path)
                 copy = Copy(*values["copy"])
+                checked(Copy, copy._asdict())
                 if (values["plan"], values["world"]) == (self.plan, self.world) and self._whole(copy):
                     found.append(copy)
         return [[Copy(*one) for one in copies] for copies in gather(found, self.group)]
