@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import pytest
+
 from plait.core.attempts import FILE, Attempt, cut_off, read_attempts, write_attempts
+from plait.core.history import History
 
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
@@ -36,3 +40,36 @@ def test_what_still_runs_when_the_next_begins_was_cut_off() -> None:
     assert (second.outcome, second.step, second.ended) == ("cut off", 8, 9.0)
     assert cut_off([running], step=-1, at=None)[0].ended is None
     assert cut_off([running], step=-1, at=3.0)[0].ended == 5.0  # what is older than it says nothing of it
+
+
+DAMAGED = ["null", "[]", pytest.param("[" * 60_000, id="deep"), '{"attempt": 1}',
+           '{"attempt": "a", "started": 1.0}', "\x00\x01",
+           '{"attempt": 1, "started": Infinity}', '{"attempt": 1, "started": 1' + "0" * 400 + "}",
+           '{"attempt": 1, "started": 1.0, "hosts": 5}',
+           '{"attempt": 1, "started": 1.0, "outcome": "glad"}']  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", DAMAGED)
+def test_a_damaged_line_is_set_aside_with_a_word_and_the_others_stay(
+    tmp_path: Path, bad: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [Attempt(attempt=number, started=5.0, outcome="failed") for number in (1, 2)]
+    (tmp_path / FILE).write_text(good[0].to_text() + bad + "\n" + good[1].to_text())
+    assert read_attempts(tmp_path) == good
+    history = History(tmp_path)
+    assert history.attempts == good
+    assert (
+        capsys.readouterr().err
+        == "plait: warning: 1 line of attempts.jsonl cannot be read; set aside in attempts.unreadable\n"
+    )
+    history.begin(1, (), "abc")
+    assert (tmp_path / "attempts.unreadable").read_text() == bad + "\n"
+    assert [one.attempt for one in read_attempts(tmp_path)] == [1, 2, 3]
+    History(tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def test_pipes_in_place_of_the_files_of_a_history_are_not_waited_for(tmp_path: Path) -> None:
+    for name in (FILE, "metrics.jsonl"):
+        os.mkfifo(tmp_path / name)
+    assert History(tmp_path).attempts == []

@@ -132,7 +132,19 @@ def test_hosts_that_share_no_group_are_compared_through_others(tmp_path: Path) -
     assert aligned([]).clocks == {"": REFERENCE}
 
 
-@pytest.mark.parametrize("values", [None, {}, {"version": 2}, {"version": 1, "hosts": [], "clocks": {}}, [1]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        {},
+        {"version": 2},
+        {"version": 1, "hosts": [], "clocks": {}},
+        [1],
+        {"version": 1, "hosts": {"0": "a"}, "clocks": {"a": {"offset": "5"}}},
+        {"version": 1, "hosts": {"0": "a"}, "clocks": {"a": {"drift": None}}},
+        {"version": 1, "hosts": {"0": "a"}, "clocks": {"a": [1]}},
+    ],
+)
 def test_what_are_no_clocks_is_told(values: object) -> None:
     with pytest.raises(DataError):
         Clocks.from_dict(values)

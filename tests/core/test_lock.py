@@ -140,7 +140,7 @@ def test_an_earlier_start_of_the_same_cluster_job_has_ended(tmp_path: Path, monk
         '{"host": 1}',
         "null",
         '{"token": "../../x"}',
-        "[" * 60_000,
+        pytest.param("[" * 60_000, id="deep"),
         damaged(since=[]),
         damaged(token="../../x"),
         damaged(pid=float("inf")),

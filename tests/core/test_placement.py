@@ -36,7 +36,21 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"version": 9, "gap": 0}', '{"version": 1, "gap": 0, "hosts": 3}', "\x00"]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 9, "gap": 0}',
+        '{"version": 1, "gap": 0, "hosts": 3}',
+        "\x00",
+        "null",
+        pytest.param("[" * 60_000, id="deep"),
+        json.dumps(PLACED.to_dict() | {"hosts": [1, 2]}),
+        json.dumps(PLACED.to_dict() | {"heights": ["a"]}),
+        json.dumps(PLACED.to_dict() | {"score": None}),
+        json.dumps(PLACED.to_dict() | {"score": float("inf")}),
+    ],
 )
 def test_broken_files(tmp_path: Path, text: str) -> None:
     file = tmp_path / "placement.json"

@@ -53,7 +53,10 @@ def test_what_is_written_is_read() -> None:
     [
         ("{", "r.json: is no recipe: Expecting property name"),
         ("[" * 100_000, "r.json: is no recipe: "),
-        ("[]", "r.json: version: None is not a recipe version this Plait reads. It reads version 3. Cook again."),
+        ("[]", "r.json: is no recipe: it is a list, no table of keys and values"),
+        ("null", "r.json: is no recipe: it is null, no table of keys and values"),
+        ("{}", "r.json: version: None is not a recipe version this Plait reads. It reads version 3. Cook again."),
+        ('{"version": Infinity}', "r.json: is no recipe: Infinity is no number of JSON"),
         (written(version=2), "r.json: version: 2 is not a recipe version this Plait reads. It reads version 3. Cook"),
         (written(salt=1), "r.json: salt: is unknown."),
         (written(grams=8), "r.json: hash: does not match the content: the recipe was edited or damaged. Take the"),

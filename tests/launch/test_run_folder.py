@@ -35,7 +35,8 @@ def test_settings_that_are_others_than_at_the_start_before_are_said_and_noted(
     assert capsys.readouterr().err == ""
 
 
-DAMAGED = ["", "null", "[]", "[" * 60_000, '{"job": 1, "vain": 2}', '{"job": "a", "vain": Infinity}',
+DAMAGED = ["", "null", "[]", pytest.param("[" * 60_000, id="deep"),
+           '{"job": 1, "vain": 2}', '{"job": "a", "vain": Infinity}',
            '{"job": "a", "vain": "2"}', '{"job": "a", "vain": -1}', "\x00"]  # fmt: skip
 
 

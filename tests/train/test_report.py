@@ -198,9 +198,9 @@ def test_metrics_of_later_steps_and_unfinished_lines_are_forgotten(tmp_path: Pat
         b'{"step": true}',
         b'{"step": -1}',
         b'{"step": 2, "loss": Infinity}',
-        b"[" * 50_000,
+        pytest.param(b"[" * 50_000, id="deep"),
         b'{"loss": 2.0}',
-        b"x" * 3_000_000,
+        pytest.param(b"x" * 3_000_000, id="long"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_set_aside_and_those_after_it_stay(tmp_path: Path, bad: bytes) -> None:

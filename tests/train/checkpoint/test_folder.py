@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +82,43 @@ def test_what_else_has_to_be_on_disk_is_there_before_a_checkpoint_counts(tmp_pat
     checkpoints.before_it_counts = lambda: seen.append([one.step for one in folder.complete()])
     checkpoints.save(2, {}, {}, wait=True)
     assert seen == [[1]] and [one.step for one in folder.complete()] == [2, 1]
+
+
+def rewritten(folder: Path, **changes: Any) -> str:
+    """A manifest whose values somebody has changed, with the checksum that belongs to them."""
+    body = json.loads((folder / "manifest.json").read_text()) | changes
+    body.pop("crc32")
+    crc = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    return json.dumps({**body, "crc32": crc})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["", "null", "[]", pytest.param("[" * 60_000, id="deep"), "\x00", '{"crc32": Infinity}', {"state": []},
+     {"state": {"skipped": "many"}}, {"files": []}, {"files": {"../x": [1, 2]}}, {"tensors": {"a": None}},
+     {"tensors": {"a": ["F32", [2], [["rank-00000.safetensors", [0], [2]]]]}},
+     {"step": "3"}, {"serial": None}],
+)  # fmt: skip
+def test_of_a_damaged_manifest_the_one_before_is_used(
+    tmp_path: Path, saved: Saved, damage: str | dict[str, Any]
+) -> None:
+    checkpoints = saved(1, 2, keep=2)
+    newest = tmp_path / "run" / "checkpoints" / "step-00000002"
+    text = damage if isinstance(damage, str) else rewritten(newest, **damage)
+    (newest / "manifest.json").write_text(text)
+    restored = checkpoints.restore({})
+    assert restored is not None and restored.step == 1
+    (warning,) = restored.warnings
+    assert "step-00000002/manifest.json: damaged" in warning and "The checkpoint of step 1 is used instead" in warning
+
+
+def test_a_pipe_for_a_manifest_is_not_waited_for(tmp_path: Path, saved: Saved) -> None:
+    checkpoints = saved(1, 2, keep=2)
+    manifest = tmp_path / "run" / "checkpoints" / "step-00000002" / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    restored = checkpoints.restore({})
+    assert restored is not None and restored.step == 1
 
 
 @pytest.mark.parametrize("shard", [{}, {"optim": 2}, {"grads": 2, "optim": 2}, {"params": 3, "grads": 3, "optim": 3},
