@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from plait.cli.main import app
 from plait.cli.on_kubernetes import InKubernetes
 from plait.core.cluster import HERE
 from plait.core.errors import JobError, LaunchError
@@ -114,7 +116,7 @@ def test_a_run_is_kept_where_it_outlives_its_pods(folder: str, pod: dict[str, An
     (tmp_path / "pod.yaml").write_text(json.dumps(pod))
     job = a_job(run={"folder": folder}, kubernetes={"pod": str(tmp_path / "pod.yaml"), "workload": "job"})
     if not says:
-        assert preview(job)
+        assert preview(job)[1]
         return
     with pytest.raises(JobError, match=rf"^run.folder: is {folder}/job.*{says}"):
         preview(job)
@@ -152,3 +154,39 @@ def test_a_line_break_in_an_option_is_refused(key: str, text: str) -> None:
     value: Any = [f"A={text}"] if key in ("env", "volumes") else text
     with pytest.raises(JobError, match=f"^kubernetes.{key}: .* holds a line break"):
         a_job(kubernetes={key: value})
+
+
+JOB_FILE = """
+[model]
+family = "gpt"
+num_layers = 2
+hidden = 32
+num_heads = 2
+max_sequence = 128
+
+[strategy]
+slices = { p1 = 1, p2 = 1 }
+
+[run]
+folder = "/data/runs"
+
+[kubernetes]
+image = "registry/plait:1"
+workload = "job"
+volumes = ["claim:/data"]
+"""
+
+
+def test_the_command_writes_what_would_be_sent_to_a_file_for_its_user_alone(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB_FILE)
+    file = tmp_path / "run.yaml"
+    words = ["train", str(tmp_path / "job.toml"), "--on", "kubernetes", "--manifests", str(file)]
+    done = CliRunner().invoke(app, [*words, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert "The manifests" in done.output
+    assert [one["kind"] for one in yaml.safe_load_all(file.read_text())] == ["Job", "ConfigMap", "Secret", "Service"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    for wrong in (words, ["train", str(tmp_path / "job.toml"), "--dry-run", "--manifests", str(file)]):
+        refused = CliRunner().invoke(app, wrong)
+        assert isinstance(refused.exception, JobError)
+        assert "--manifests: is for --dry-run --on kubernetes" in str(refused.exception)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batch(table: RankTable | None = None, world: int = 4, run: str = "{}", folder: str = "/shared/runs/job",
-          **settings: object) -> str:  # fmt: skip
+          **settings: Any) -> str:  # fmt: skip
     section = asked(
         SlurmSection.model_validate({"nodes": 2} | settings), world, table, RunSection.model_validate_json(run)
     )
@@ -114,7 +115,7 @@ def test_nodes_follow_from_the_gpus_of_a_node(
         ({"options": ["--gres=nic:1"]}, "{}", ["--gres=gpu:2", "--gres=nic:1"]),
     ],
 )
-def test_gpus_are_asked_for(settings: dict[str, object], run: str, gres: list[str]) -> None:
+def test_gpus_are_asked_for(settings: dict[str, Any], run: str, gres: list[str]) -> None:
     """One for every rank, unless the job says otherwise."""
     found = [line for line in lines_of(batch(run=run, **settings)) if line.startswith(("--gres", "--gpus", "-G"))]
     assert found == gres
@@ -124,7 +125,7 @@ def test_gpus_are_asked_for(settings: dict[str, object], run: str, gres: list[st
     ("settings", "run"),
     [({"partition": "gpu"}, "{}"), ({"gpus": 4}, "{}"), ({"gpus": 4}, '{"device": "cuda"}')],
 )
-def test_ranks_that_would_leave_a_nodes_gpus_aside_are_refused(settings: dict[str, object], run: str) -> None:
+def test_ranks_that_would_leave_a_nodes_gpus_aside_are_refused(settings: dict[str, Any], run: str) -> None:
     with pytest.raises(JobError, match=r"^run.device: .* 4 .*, and each runs 16 ranks. Use more nodes"):
         batch(world=32, run=run, **settings)
     advised = json.loads(run)
@@ -146,7 +147,7 @@ def test_ranks_that_would_leave_a_nodes_gpus_aside_are_refused(settings: dict[st
     ],
 )
 def test_a_node_is_the_runs_with_all_that_it_has_or_a_part_for_its_ranks(
-    settings: dict[str, object], asked_for: list[str]
+    settings: dict[str, Any], asked_for: list[str]
 ) -> None:
     told = lines_of(batch(run='{"threads": 3}', **settings))
     assert [line for line in told if line.startswith(("--mem", "--cpus", "-c", "--exclusive"))] == asked_for

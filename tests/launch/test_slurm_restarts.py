@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """A start of the job whose ranks end like that; its exit status. saves: the step of a checkpoint."""
 
-    def start(ended: int | PlaitError, saves: int = 0, **settings: object) -> int:
+    def start(ended: int | PlaitError, saves: int = 0, **settings: Any) -> int:
         def run(folder: Path, *arguments: object, **options: object) -> int:
             if saves:
                 (folder / "checkpoints" / f"step-{saves}").mkdir(parents=True)
