@@ -30,7 +30,13 @@ COMPARED = 64
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="A run folder, or an operation trace (.parquet) with --meta.")],
+    run: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A run folder; or recordings of others: profiler traces or flight recorder dumps, files or a "
+            "folder; or an operation trace (.parquet) with --meta."
+        ),
+    ],
     meta: Annotated[Path | None, typer.Option(help="Degrees of parallelism of an operation trace (YAML).")] = None,
     hang: Annotated[
         bool, typer.Option("--hang", help="Why its ranks wait for each other: for whom, and what that one does.")
@@ -43,26 +49,40 @@ def diagnose(
     Exit status: 0 nothing is wrong, 3 a straggler or the cause of a hang was named, 1 a hang whose cause is
     not known, 2 there is nothing that can be read.
     """
-    if hang:
-        from plait.cli.hang import hang as explain_hang
+    if meta or run[0].suffix == ".parquet":
+        raise typer.Exit(_tell(_of_trace(run, meta), json))
+    from plait.cli.foreign import as_run
 
-        raise typer.Exit(explain_hang(run, as_json=json))
-    report = _of_trace(run, meta) if meta or run.suffix == ".parquet" else _of_run(run, json)
+    with as_run(run) as folder:
+        name = str(folder) if folder in run else " ".join(str(path) for path in run[:3]) + " ..." * (len(run) > 3)
+        if hang:
+            from plait.cli.hang import hang as explain_hang
+
+            status = explain_hang(folder, as_json=json)
+        else:
+            status = _tell(replace(_of_run(folder, json), name=name), json)
+    raise typer.Exit(status)
+
+
+def _tell(report: Report, json: bool) -> int:
+    """Print what is to be said; the exit status."""
     if json:
         typer.echo(json_format.dumps(report.to_dict()))
     else:
         diagnose_page.show(report)
-    if report.stragglers or (report.hang and report.hang.certain):
-        raise typer.Exit(NAMED)
-    if report.hang:
-        raise typer.Exit(UNKNOWN)
+    if report.stragglers or report.late or (report.hang and report.hang.certain):
+        return NAMED
+    return UNKNOWN if report.hang else 0
 
 
-def _of_trace(trace: Path, meta: Path | None) -> Report:
+def _of_trace(traces: Sequence[Path], meta: Path | None) -> Report:
     from plait.core.errors import JobError
     from plait.diagnose.explain import explain
     from plait.diagnose.operations import read_meta, read_operations
 
+    trace = traces[0]
+    if len(traces) > 1:
+        raise JobError(f"{len(traces)} files are named", file=str(trace), fix="Name one operation trace")
     if meta is None:
         raise JobError(
             "a trace does not tell its degrees of parallelism", file=str(trace), fix="Name its meta file with --meta"
@@ -75,6 +95,7 @@ def _of_run(folder: Path, as_json: bool) -> Report:
     from plait.cli.hang import hang
     from plait.core.errors import DataError
     from plait.core.evidence import FILE
+    from plait.diagnose.imported import imported_notes
     from plait.diagnose.reading import read_run
 
     try:
@@ -82,8 +103,13 @@ def _of_run(folder: Path, as_json: bool) -> Report:
     except DataError as error:
         if not (folder / FILE).exists():
             raise
-        typer.echo(terminal.fitted(f"plait: {error}", sys.stderr), err=True)
-        raise typer.Exit(hang(folder, as_json=as_json)) from None
+        said = imported_notes(folder)
+        if said is None:
+            typer.echo(terminal.fitted(f"plait: {error}", sys.stderr), err=True)
+        status = hang(folder, as_json=as_json)
+        for note in (*said.notes, *said.over.lines()) if said and not as_json else ():
+            terminal.text(f"note: {note}", indent="  ")
+        raise typer.Exit(status) from None
     verdict, notes = hang_of(folder)
     report = report_of(run)
     return replace(report, hang=verdict, notes=(*notes, *report.notes))

@@ -9,6 +9,7 @@ from plait.core.text import counted, duration
 
 if TYPE_CHECKING:
     from plait.diagnose.explain import Report
+    from plait.diagnose.late import Late
     from plait.diagnose.progress import Goodput
     from plait.diagnose.shares import Drift
     from plait.diagnose.stragglers import Straggler
@@ -63,6 +64,8 @@ def _verdict(report: Report) -> None:
     terminal.say("")
     if not report.stragglers:
         _nobody(report)
+    if report.late:
+        terminal.text(_late(report.late), indent="  ")
     for one, cost in zip(report.stragglers, report.costs, strict=True):
         terminal.text(_sentence(one), indent="  ")
         if cost is not None and report.what_if:
@@ -70,6 +73,8 @@ def _verdict(report: Report) -> None:
             share = f" ({cost / step:.0%} of it)" if step > 0 else ""
             what = "it" if len(one.ranks) == 1 else "they"
             terminal.text(f"  If {what} were as the others, a step would be {_time(max(0.0, cost))} shorter{share}.")
+        elif cost is None and report.what_if and one.what != "slow link":
+            terminal.text("  What that costs is not known: the traces do not tell which messages belong together.")
     for one in report.verdicts.arrivals:
         named = {rank for straggler in report.stragglers for rank in straggler.ranks}
         if one.behind in named and one.rank != one.behind:
@@ -112,6 +117,20 @@ def _nobody(report: Report) -> None:
         else ""
     )
     terminal.text(f"No straggler.{slowest}")
+
+
+def _late(one: Late) -> str:
+    if not one.in_steps:
+        why = "dumps do not tell why"
+    elif one.computing >= 0.5 * one.seconds:
+        why = f"it computes {_time(one.computing)} longer"
+    else:
+        why = "it computes no longer than they do: its host is late (loading of data, launches, other processes)"
+    often, each = ("steps", "a step") if one.in_steps else ("its collectives", "each")
+    return (
+        f"LATE: rank {one.rank} is the last to come to {one.axis} collectives in {one.recurs:.0%} of {often}, "
+        f"{_time(one.seconds)} of {each} behind the others; {why}."
+    )
 
 
 def _sentence(one: Straggler) -> str:

@@ -25,10 +25,15 @@ def import_(
     out: Annotated[Path, typer.Option(help="The run folder to make.")],
 ) -> None:
     """Make a run folder of other tools' recordings, one file a rank; `plait diagnose` explains it."""
-    from plait.diagnose.foreign import import_traces
+    from plait.cli.foreign import imported
 
-    ranks, spans = import_traces(files, out, lambda line: typer.echo(terminal.fitted(line), err=True))
-    terminal.say(f"{out}: {spans} spans of {ranks} ranks")
+    found = imported(files, out)
+    terminal.passed_over(found.over)
+    for note in found.notes:
+        terminal.text(f"note: {note}")
+    if found.verdict and found.verdict.cause != "none":
+        terminal.text(found.verdict.why)
+    terminal.say(f"{out}: {found.spans} spans of {found.ranks} ranks")
 
 
 @app.command("export")

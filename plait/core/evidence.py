@@ -37,7 +37,8 @@ State = Literal["runs", "stopped", "ended", "unknown"]
 Thread = Literal["waits", "works", "silent", "unknown"]
 """Of the thread that trains: it waits for other ranks; it does something else; something in its process keeps
 Python from running, so that it cannot answer."""
-Cause = Literal["none", "crashed", "stopped", "host code", "cut off", "mismatch", "deadlock", "unknown"]
+Cause = Literal["none", "crashed", "stopped", "host code", "missing", "cut off", "mismatch", "deadlock", "unknown"]
+"""missing: a rank did not come to a call, and nobody tells why."""
 
 
 class Channel(NamedTuple):

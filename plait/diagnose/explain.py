@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import polars as pl
+
 from plait.core.evidence import Verdict
 from plait.core.passed_over import PassedOver
 from plait.diagnose.imbalance import Batches, Stages, batches_of, stages_of
+from plait.diagnose.late import Late, late_of
 from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.predicted import Prediction
 from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, goodput_of, loss_of
@@ -24,9 +27,10 @@ VERSION = 1
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """name: of the run or trace. axes: degrees, as far as ranks differ on them; none where nobody knows where
-    ranks stand. costs: seconds by which a step would be shorter without each straggler, None where no spans
-    were kept to replay. hang: why it hung, by what its launcher wrote down; None where nothing was.
-    passed_over: what of its files was not taken."""
+    ranks stand. costs: seconds by which a step would be shorter without each straggler; None where no spans
+    were kept to replay, or where traces of others do not tell which messages belong together. late: of
+    recordings of others, a rank whose host is late. hang: why it hung, by what its launcher wrote down; None
+    where nothing was. passed_over: what of its files was not taken."""
 
     name: str
     ranks: int
@@ -44,6 +48,7 @@ class Report:
     checkpoints: Checkpoints | None = None
     goodput: Goodput | None = None
     memory: tuple[MemoryUse, ...] = ()
+    late: Late | None = None
     hang: Verdict | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
     notes: tuple[str, ...] = ()
@@ -68,6 +73,7 @@ class Report:
             "stragglers": [
                 _straggler(one, cost) for one, cost in zip(self.stragglers, self.costs, strict=True)
             ],
+            "late": self.late and self.late._asdict(),
             "healthiest": {
                 "rank": spread.unit, "effect": spread.effect, "z": spread.z, "named_from": spread.named_from
             },
@@ -103,14 +109,17 @@ def explain(
     named = [one.ranks for one in found.stragglers if one.what != "slow link"]
     since = max((one.since for one in found.stragglers), default=None)
     replayed = what_if(recording, named, since)
-    costs = iter(replayed.costs if replayed else ())
+    costs = iter(replayed.costs if replayed and not (run and run.said and _unlinked(recording)) else ())
     metrics = run.metrics if run else ()
+    in_steps = run is None or run.said is None or run.said.steps
+    late = late_of(recording, in_steps=in_steps) if run and run.said and not found.stragglers else None
+    ours = run is not None and bool(run.plan or metrics or run.attempts)
     return Report(
         name=name,
         ranks=recording.ranks,
         axes=_axes(recording) if run is None or run.plan else {},
-        steps=steps_of(recording, metrics),
-        shares=tuple(shares(recording)),
+        steps=steps_of(recording, metrics) if in_steps else None,
+        shares=tuple(shares(recording)) if in_steps else (),
         verdicts=found,
         costs=tuple(None if one.what == "slow link" else next(costs, None) for one in found.stragglers),
         what_if=replayed,
@@ -120,8 +129,9 @@ def explain(
         prediction=prediction,
         loss=loss_of(metrics),
         checkpoints=checkpoints_of(recording, run.folder) if run else None,
-        goodput=goodput_of(recording, run.attempts, metrics, run.alive) if run else None,
+        goodput=goodput_of(recording, run.attempts, metrics, run.alive) if run and ours else None,
         memory=memory_use(metrics, memory or {}),
+        late=late,
         passed_over=run.passed_over if run else recording.passed_over,
         notes=(*notes, *recording.notes),
     )
@@ -129,6 +139,12 @@ def explain(
 
 def _axes(recording: Recording) -> dict[str, int]:
     return {axis: n for axis in ("pp", "dp", "cp", "tp") if (n := recording.grid[axis].n_unique()) > 1}
+
+
+def _unlinked(recording: Recording) -> bool:
+    """Whether it has transfers of which nobody knows the other end, so that no replay carries on a delay."""
+    transfers = recording.spans.filter(pl.col("kind") == "transfer")
+    return bool(transfers["meeting"].is_null().any())
 
 
 def _counted(**steps: int) -> dict[str, int]:

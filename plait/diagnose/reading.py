@@ -32,6 +32,7 @@ from plait.core.ring_calls import RINGS
 from plait.core.ring_hosts import host_names, read_headers
 from plait.core.rollup import PROCESSOR
 from plait.core.timeline import PLANNED
+from plait.diagnose.imported import Said, imported_notes
 from plait.diagnose.notes import Notes
 from plait.diagnose.recording import (
     ROLLUP,
@@ -61,8 +62,8 @@ TIMES = 2.0**32
 class Run:
     """metrics: lines of metrics.jsonl. attempts: times the run was started, as far as its files tell: when
     each ended, and how far it came. notes: what has to be said of its files. passed_over: what of them was
-    not taken. alive: when its metrics were last written, in seconds since 1970, if that
-    is known."""
+    not taken. alive: when its metrics were last written, in seconds since 1970, if that is known. said: what
+    was to be said of recordings of others when they were imported."""
 
     folder: Path
     plan: Plan | None
@@ -72,6 +73,7 @@ class Run:
     notes: tuple[str, ...] = field(default=())
     passed_over: PassedOver = field(default_factory=PassedOver)
     alive: float | None = None
+    said: Said | None = None
 
 
 def read_run(folder: Path, *, spans: bool = True) -> Run:
@@ -96,10 +98,11 @@ def read_run(folder: Path, *, spans: bool = True) -> Run:
         _on_one_clock(ops, folder, notes), rollups, plan, hosts=hosts, clocks_agree=agree, metrics=metrics
     )
     attempts = tuple(_lines(folder / ATTEMPTS, notes))
+    if said := imported_notes(folder):
+        said.add_to(notes)
     return Run(
         folder=folder, plan=plan, recording=recording, metrics=metrics, attempts=attempts, notes=tuple(notes.lines),
-        passed_over=notes.over,
-        alive=_alive(folder, attempts),
+        passed_over=notes.over, alive=_alive(folder, attempts), said=said,
     )  # fmt: skip
 
 
@@ -144,6 +147,8 @@ def read_timeline(folder: Path) -> Tables:
     spans, rollups = read_tables(timeline_files(folder / "timeline"), None, notes)
     if spans.is_empty() and rollups.is_empty():
         raise DataError(f"{folder} holds no timeline; train with run.timeline_steps above 0")
+    if said := imported_notes(folder):
+        said.add_to(notes)
     newest = spans if spans.height else rollups
     plan = str(newest["plan"][int(newest["step"].arg_max() or 0)])
     spans, rollups = (table.filter(pl.col("plan") == plan) for table in (spans, rollups))

@@ -234,8 +234,11 @@ def _crossings(spans: pl.DataFrame, grid: pl.DataFrame, stages: Mapping[int, int
 
 def meet(spans: pl.DataFrame) -> pl.DataFrame:
     """Spans that have axis and group, with lane, and with equal meetings for what ran together: collectives
-    of equal name and occurrence in one group."""
-    return spans.with_columns(lane=_lane(), meeting=pl.when(pl.col("kind") == "comm").then(_meeting()))
+    of equal name and occurrence in one group, and the two ends of a transfer whose group is ``from>to``."""
+    ends = (pl.col("kind") == "transfer") & pl.col("group").str.contains(r"^\d+>\d+$")
+    crossing = pl.struct("axis", "group", "seq", crosses=pl.lit(value=True)).hash()
+    met = pl.when(pl.col("kind") == "comm").then(_meeting()).when(ends).then(crossing)
+    return spans.with_columns(lane=_lane(), meeting=met)
 
 
 def _lane() -> pl.Expr:

@@ -14,7 +14,7 @@ from plait.core.errors import DataError, JobError, LaunchError
 from plait.core.evidence import Evidence, Verdict, write_hang
 from tests.cli.runs import on_terminal
 from tests.diagnose.made import At, Job, write_run, write_trace
-from tests.diagnose.test_foreign import kineto
+from tests.diagnose.theirs import dump, entry, kineto, waiting, written
 
 TIER = "unit"
 
@@ -183,3 +183,74 @@ def test_where_no_trace_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="is not empty"):
         run_cli("trace", "import", good, "--out", text)
     assert text.read_text() == "mine"
+
+
+def test_recordings_of_others_are_read_where_they_lie(tmp_path: Path) -> None:
+    """Files, or the folder that they are in; nothing is written beside them."""
+    files = written(tmp_path, *(kineto(rank, slow=1.3 if rank == 2 else 1.0) for rank in range(4)))
+    for words in (files, [tmp_path]):
+        found = run_cli("diagnose", *words)
+        assert found.exit_code == 3
+        assert "SLOW PROCESSOR: rank 2" in found.stdout
+        assert "plait-" not in found.stdout, "the folder that was made in between is nobody's concern"
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_a_late_host_is_said_in_the_text(tmp_path: Path) -> None:
+    written(tmp_path, *(kineto(rank, late=200.0 if rank == 2 else 0.0) for rank in range(4)))
+    found = run_cli("diagnose", tmp_path)
+    assert found.exit_code == 3
+    assert "LATE: rank 2 is the last to come to dp collectives in 100% of steps, 0.2 ms of a step" in found.stdout
+    assert "its host is late" in found.stdout
+    assert read(tmp_path)[1]["late"]["rank"] == 2
+
+
+def test_dumps_say_why_a_job_hangs(tmp_path: Path) -> None:
+    dumps = [dump(rank, *([] if rank == 2 else [waiting(5, 9000)]), world=4) for rank in range(3)]
+    written(tmp_path, *dumps, named="nccl_trace_rank_{}")
+    for words in (("diagnose", tmp_path), ("diagnose", "--hang", tmp_path)):
+        found = run_cli(*words)
+        assert found.exit_code == 3
+        assert "Rank 2 has not begun all-reduce 5 of default_pg group 0-3, where ranks 0, 1 wait" in found.stdout
+        assert "Rank 3 left no dump" in found.stdout
+    status, report = read(tmp_path)
+    assert (status, report["hang"]["cause"], report["hang"]["ranks"]) == (3, "missing", [2])
+    out = tmp_path / "run"
+    told = run_cli("trace", "import", *sorted(tmp_path.glob("nccl*")), "--out", out)
+    assert "Rank 2 has not begun all-reduce 5" in told.stdout
+    assert "the job has 4 ranks, and rank 3 left no file" in told.stdout
+    assert run_cli("diagnose", "--hang", out).exit_code == 3
+
+
+def test_of_healthy_dumps_nothing_is_wrong(tmp_path: Path) -> None:
+    timed, untimed = tmp_path / "timed", tmp_path / "untimed"
+    for folder, more in ((timed, {}), (untimed, {"time_created_ns": 0, "time_discovered_started_ns": 0})):
+        folder.mkdir()
+        written(folder, *(dump(rank, entry(5, 9000, 9500, **more), ended=0) for rank in range(2)))
+        for words in ((folder,), ("--hang", folder)):
+            found = run_cli("diagnose", *words)
+            assert (found.exit_code, "Nothing is wrong in the dumps" in found.stdout) == (0, True)
+
+
+def test_what_was_passed_over_is_printed_and_kept(tmp_path: Path) -> None:
+    content = kineto(1)
+    content["traceEvents"][3]["dur"] = -1
+    files = written(tmp_path, kineto(0), content)
+    said = "passed over 1 kernels of which name, time or length cannot be (the first: trace1.json: gemm)"
+    found = run_cli("trace", "import", *files, "--out", tmp_path / "run")
+    assert said in found.stderr
+    for verb in ("diagnose", "timeline"):
+        assert said in run_cli(verb, tmp_path / "run").stdout
+    assert read(tmp_path / "run")[1]["passed_over"] == [
+        {"what": "kernels of which name, time or length cannot be", "count": 1, "first": "trace1.json: gemm"}
+    ]
+
+
+def test_a_folder_that_holds_no_recordings_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("nothing")
+    with pytest.raises(DataError, match="holds no timeline"):
+        run_cli("diagnose", tmp_path)
+    with pytest.raises(DataError, match="none of 1 files could be used"):
+        run_cli("diagnose", tmp_path / "readme.txt")
+    with pytest.raises(JobError, match="Name one operation trace"):
+        run_cli("diagnose", tmp_path / "a.parquet", tmp_path / "b.parquet")

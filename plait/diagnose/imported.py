@@ -1,0 +1,51 @@
+"""What there is to say of a run's folder that was made of other tools' recordings: its ``imported.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from plait.core.codec import read_table
+from plait.core.files import reason_of, replacing
+from plait.core.passed_over import PassedOver
+from plait.diagnose.notes import Notes
+
+FILE = "imported.json"
+VERSION = 1
+
+
+class Said(NamedTuple):
+    """steps: whether spans tell of steps, as profiles do and dumps of hangs do not."""
+
+    notes: tuple[str, ...]
+    over: PassedOver
+    steps: bool
+
+    def add_to(self, notes: Notes) -> None:
+        """Say all of it there."""
+        notes.lines += [*self.notes, *self.over.lines()]
+        notes.over.add(self.over)
+
+
+def write_notes(folder: Path, notes: Sequence[str], over: PassedOver, *, steps: bool) -> None:
+    """Keep them with the folder. Raises OSError."""
+    content = {"version": VERSION, "notes": list(notes), "passed_over": over.rows(), "steps": steps}
+    with replacing(folder / FILE) as partial:
+        partial.write_text(json.dumps(content) + "\n")
+
+
+def imported_notes(folder: Path) -> Said | None:
+    """What there is to say of a folder that was imported; None of any other."""
+    if not (folder / FILE).is_file():
+        return None
+    over = PassedOver()
+    try:
+        content = read_table(folder / FILE)
+        notes = tuple(str(note) for note in content["notes"])
+        for row in content["passed_over"]:
+            over.note(str(row["what"]), str(row["first"]), int(row["count"]))
+        return Said(notes, over, content["steps"] is not False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return Said((f"{FILE} cannot be read: {reason_of(error)}",), PassedOver(), steps=True)

@@ -1,0 +1,291 @@
+"""Recordings of other tools, made into a run's folder that ``plait diagnose`` and ``plait timeline`` read:
+traces of PyTorch's profiler, dumps of its flight recorder, one file a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from plait.core.codec import Most, open_unpacked
+from plait.core.errors import DataError, JobError
+from plait.core.evidence import spoken_ranks, write_hang
+from plait.core.files import check_target, explained, kind_of, reason_of, replacing
+from plait.core.json_stream import read_stream
+from plait.core.passed_over import PassedOver
+from plait.core.timeline import SCHEMA_VERSION
+from plait.diagnose.dumps import verdict_of
+from plait.diagnose.flight_recorder import Dump, dump_spans, is_dump
+from plait.diagnose.foreign import LATEST, NS, Part
+from plait.diagnose.imported import write_notes
+from plait.diagnose.kineto import Trace
+from plait.diagnose.whose import LOW, checked_rank, numbered, rank_in
+
+if TYPE_CHECKING:
+    from plait.core.evidence import Verdict
+
+BACKWARD = r"reduce_?scatter|backward|grad"
+PICKLES = tuple(bytes([0x80, version]) for version in range(2, 6))
+FIRST = 1000
+"""ns at which the first span begins: a start of 0 is one that is not known."""
+NAMED = 8
+"""Files whose ranks are listed, at most."""
+
+
+@dataclass(kw_only=True)
+class Imported:
+    """What was read. ranks, spans: how many. notes: of the whole, for people. verdict: of dumps, why their
+    ranks wait; None where there are none."""
+
+    ranks: int = 0
+    spans: int = 0
+    over: PassedOver = field(default_factory=PassedOver)
+    notes: list[str] = field(default_factory=list[str])
+    verdict: Verdict | None = None
+
+
+@dataclass(kw_only=True)
+class _File:
+    """One that could be read. rank: None where nothing tells it. communicates: whether a trace shows any."""
+
+    path: Path
+    rank: int | None
+    part: Part
+    over: PassedOver
+    dump: Dump | None = None
+    world: int | None = None
+    communicates: bool = True
+    untold: int = 0
+    groups: int = 0
+
+
+def import_traces(files: Sequence[Path], out: Path, told: Callable[[str], None] = lambda _: None) -> Imported:
+    """Write ``out`` and say what was read; files that cannot be used are skipped, and ``told``.
+
+    Raises JobError for a folder that holds something else, LaunchError for one that cannot be written,
+    DataError where no file could be used.
+    """
+    cannot, fix = f"{out} cannot be written", "Choose another with --out"
+    with explained(cannot, fix=fix):
+        taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if taken:
+        raise JobError(f"{out} exists and is not empty", key="--out", fix="Name a new folder")
+    check_target(out / "timeline" / "rank", fix=fix)
+    found = Imported()
+    read = _by_rank(_all(files, told), found, told)
+    if not read:
+        raise DataError(f"none of {len(files)} files could be used")
+    dumps = {rank: one.dump for rank, one in read.items() if one.dump}
+    evidence = None
+    if dumps:
+        found.verdict, evidence = verdict_of(dumps)
+        if found.verdict.cause == "none" and any(one.part.spans.height for one in read.values()):
+            found.notes.append(found.verdict.why)
+    _remark(read, found)
+    for one in read.values():
+        found.over.add(one.over, one.path.name)
+    found.ranks, found.spans = len(read), sum(one.part.spans.height for one in read.values())
+    with explained(cannot, fix=fix):
+        _write(read, out, found)
+        if found.verdict and evidence is not None:
+            write_hang(out, found.verdict, evidence)
+    return found
+
+
+def recordings_in(paths: Iterable[Path]) -> list[Path]:
+    """Files, and those of folders that may be recordings: by their beginning, whatever their names are."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        found += [one for one in inside if not path.is_dir() or (kind_of(one) == "file" and _begins(one))]
+    return found
+
+
+def _begins(path: Path) -> bool:
+    head = _head(path)
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{" or head[:2] in PICKLES
+
+
+# ---- reading ----
+
+
+def _all(files: Sequence[Path], told: Callable[[str], None]) -> list[_File]:
+    found: list[_File] = []
+    for path in files:
+        try:
+            found.append(_read(path, max(LOW, 8 * len(files))))
+        except DataError as error:
+            told(f"{path} was skipped: {error}")
+    return found
+
+
+def _read(path: Path, low: int) -> _File:
+    """Raises DataError for whatever cannot be used, so that the other files are not lost with it."""
+    over = PassedOver()
+    trace, dump = Trace(over), Dump(over)
+    try:
+        header = read_stream(path, {"traceEvents": trace.add, "entries": dump.add}, over)
+    except OSError as error:
+        raise DataError(f"it cannot be read: {reason_of(error)}") from None
+    except ValueError as error:
+        raise DataError(f"{error}{_pickled(path)}") from None
+    try:
+        if isinstance(header.get("traceEvents"), int):
+            return _trace(path, trace, header, over, low)
+        if is_dump(header):
+            if header.get("entries") and not dump.entries:
+                raise DataError("none of its entries can be used")
+            return _dump(path, dump, header, over, low)
+    except UnicodeEncodeError:
+        raise DataError("a name in it holds half a character, which is no text") from None
+    except (ArithmeticError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        # A file of another tool may hold anything anywhere.
+        raise DataError(f"a value in it cannot be used: {str(error).partition(chr(10))[0][:200]}") from None
+    raise DataError("neither a PyTorch profiler trace nor a flight recorder's dump")
+
+
+def _trace(path: Path, trace: Trace, header: Mapping[str, Any], over: PassedOver, low: int) -> _File:
+    said = trace.told(header)
+    rank = rank_in(path.name, low) if said.rank is None else said.rank
+    part, comm = trace.spans(header, rank)
+    return _File(path=path, rank=rank, part=_sound(part), over=over, world=said.world, untold=comm.untold,
+                 communicates=not comm.comm.is_empty(), groups=said.groups)  # fmt: skip
+
+
+def _dump(path: Path, dump: Dump, header: Mapping[str, Any], over: PassedOver, low: int) -> _File:
+    dump.finish(header)
+    rank = rank_in(path.name, low) if dump.told is None else checked_rank(dump.told)
+    if rank is None:
+        raise DataError("it does not say whose it is: name the file rank-N... or ..._rank_N...")
+    world = 1 + max({rank, *dump.mentioned})
+    return _File(
+        path=path, rank=checked_rank(rank), part=_sound(dump_spans(dump, rank)), over=over, dump=dump, world=world
+    )
+
+
+def _sound(part: Part) -> Part:
+    """Raises DataError for times that no clock has."""
+    last = part.since + float(part.spans["end"].max() or 0.0) * NS  # type: ignore[arg-type]
+    if not -LATEST * NS <= part.since <= last <= LATEST * NS:
+        raise DataError(f"it has times more than {LATEST:.0f} seconds from 1970")
+    return part
+
+
+def _head(path: Path) -> bytes:
+    """How a file begins, unpacked; nothing of one that cannot be read."""
+    try:
+        with open_unpacked(path, Most()) as stream:
+            return stream.read(64)
+    except (OSError, ValueError):
+        return b""
+
+
+def _pickled(path: Path) -> str:
+    if _head(path)[:2] not in PICKLES:
+        return ""
+    return (
+        ". It looks like a pickle, which would run what somebody else wrote: dump as JSON instead "
+        "(torch._C._distributed_c10d._dump_fr_trace_json)"
+    )
+
+
+def _by_rank(read: Sequence[_File], found: Imported, told: Callable[[str], None]) -> dict[int, _File]:
+    """One file a rank: of several the first. Files that tell none are numbered."""
+    by_rank: dict[int, _File] = {}
+    for one in read:
+        if one.rank is None:
+            continue
+        if one.rank in by_rank:
+            told(f"{one.path} was skipped: it is of rank {one.rank}, as is {by_rank[one.rank].path}")
+        else:
+            by_rank[one.rank] = one
+    unknown = {one.path: one for one in read if one.rank is None}
+    if unknown:
+        numbers = numbered(list(unknown), {rank: one.path for rank, one in by_rank.items()})
+        for path, rank in numbers.items():
+            by_rank[rank] = unknown[path]
+        listed = [f"{rank}: {path.name}" for path, rank in list(numbers.items())[:NAMED]]
+        more = f", and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+        found.notes.append(
+            f"the ranks of {len(numbers)} files are not known: neither they nor their names tell them. They are "
+            f"numbered in the order of their names ({', '.join(listed)}{more})"
+        )
+    return dict(sorted(by_rank.items()))
+
+
+def _remark(read: Mapping[int, _File], found: Imported) -> None:
+    """What is wrong with the whole, although each file can be read."""
+    worlds = sorted({one.world for one in read.values() if one.world})
+    if len(worlds) > 1 and not any(one.dump for one in read.values()):
+        found.notes.append(f"the files are of jobs of different sizes: {', '.join(map(str, worlds[:NAMED]))} ranks")
+    world = max(worlds, default=0)
+    missing = world - len([rank for rank in read if rank < world])
+    if missing > 0:
+        some = [rank for rank in range(min(world, 65536)) if rank not in read]
+        found.notes.append(f"the job has {world} ranks, and {spoken_ranks(some)} left no file")
+    traces = {rank: one for rank, one in read.items() if one.dump is None}
+    silent = [rank for rank, one in traces.items() if not one.communicates]
+    if silent and (len(traces) > 1 or world > 1):
+        who = "any rank" if len(silent) == len(traces) else spoken_ranks(silent)
+        found.notes.append(
+            f"nothing in the trace of {who} is known as communication, although the job has "
+            f"{max(world, len(traces))} ranks: if their library's kernels have other names, they count as computation"
+        )
+    untold = sum(one.untold for one in traces.values() if one.groups > 1)
+    if untold:
+        found.notes.append(
+            f"of {untold} collectives no group is told, and the job has several: they count as one group's"
+        )
+    open_ = {rank: sum(e.open and not e.batch for e in one.dump.entries) for rank, one in read.items() if one.dump}
+    if any(open_.values()):
+        found.notes.append(
+            f"{sum(open_.values())} operations of {spoken_ranks([rank for rank, n in open_.items() if n])} had not "
+            "ended: plait diagnose --hang says who waits for whom"
+        )
+
+
+# ---- writing ----
+
+
+def _write(read: Mapping[int, _File], out: Path, found: Imported) -> None:
+    """One file a rank, as a run has them, and what there is to say."""
+    origin = min((one.part.since for one in read.values() if one.part.spans.height), default=0) - FIRST
+    (out / "timeline").mkdir(parents=True, exist_ok=True)
+    for rank, one in read.items():
+        if not one.part.spans.height:
+            continue
+        spans, twice = _finished(one.part, rank, origin)
+        if twice:
+            found.over.note("events that stand in a file twice", one.path.name, twice)
+            found.spans -= twice
+        target = out / "timeline" / f"rank-{rank:05d}-step-{int(spans['step'].max() or 0) + 1:08d}.parquet"  # type: ignore[arg-type]
+        with replacing(target) as partial:
+            spans.write_parquet(partial, metadata={"plait.timeline.version": SCHEMA_VERSION, "plait.plan": ""})
+    write_notes(out, found.notes, found.over, steps=any(one.dump is None for one in read.values()))
+
+
+def _finished(part: Part, rank: int, origin: int) -> tuple[pl.DataFrame, int]:
+    """With the rest of a timeline's columns, and times from ``origin``; how many spans stood twice.
+    Occurrences that were not counted are, in each group in the order of their starts."""
+    keys = ["step", "kind", "name", "group"]
+    backward = pl.col("name").str.to_lowercase().str.contains(BACKWARD)
+    spans = part.spans.unique(maintain_order=True).sort("start")
+    later = (part.since - origin) / NS
+    return spans.with_columns(
+        rank=pl.lit(rank, pl.Int32),
+        seq=pl.when(pl.col("seq") >= 0).then("seq").otherwise(pl.int_range(pl.len()).over(keys)),
+        layer=pl.lit(0, pl.Int64),
+        slice=pl.lit(-1, pl.Int64),
+        direction=pl.when(backward).then(pl.lit("backward")).otherwise(pl.lit("forward")),
+        start=pl.col("start") + later,
+        end=pl.col("end") + later,
+    ).with_columns(
+        start_ns=(pl.col("start") * NS).round().cast(pl.Int64), end_ns=(pl.col("end") * NS).round().cast(pl.Int64)
+    ).select(  # seconds, and the same in whole nanoseconds: whoever reads takes what it knows
+
+        "step", "rank", "kind", "name", "seq", "site", "layer", "slice", "direction", "start", "end", "bytes", "axis",
+        "group", "start_ns", "end_ns",
+    ), part.spans.height - spans.height  # fmt: skip

@@ -1,0 +1,55 @@
+"""Whose a recording is: the rank that a file says, or its content shows, or its name tells.
+
+Only words of a name that say so are taken: ``rank-3``, ``rank3``, and ``_3`` right before the extension where
+that is no process's number. Names of TensorBoard's handler (``HOST_PID.TIME.pt.trace.json``) tell no rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from plait.core.errors import DataError
+from plait.core.numbers import shown
+from plait.diagnose.tables import MOST_RANKS
+
+LOW = 1024
+"""Below this, or eight times the number of files, a number at the end of a name may be a rank."""
+_WORD = re.compile(r"(?<![a-z])(?<!local[-_.])rank[-_.=]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_NO_RANK = re.compile(r"\.\d{9,}(\.pt)?\.trace\.json|local[-_.]?rank", re.IGNORECASE)
+_LAST = re.compile(r"_(\d{1,9})(\.pt)?(\.trace)?(\.json)?(\.(gz|bz2|xz))?$", re.IGNORECASE)
+
+
+def rank_in(name: str, low: int = LOW) -> int | None:
+    """The rank that a file's name tells; None where it tells none.
+
+    >>> [rank_in(name) for name in ("rank-00003.json.gz", "rank3_trace.json", "nccl_trace_7", "trace.json")]
+    [3, 3, 7, None]
+    >>> [rank_in(name) for name in ("a_2348.171800000012345.pt.trace.json", "local_rank_3.json", "t_2024061")]
+    [None, None, None]
+    """
+    if found := _WORD.search(name):
+        return int(found[1])
+    found = None if _NO_RANK.search(name) else _LAST.search(name)
+    return int(found[1]) if found and int(found[1]) < low else None
+
+
+def checked_rank(said: Any) -> int:
+    """A rank that a file says. Raises DataError for what is none."""
+    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said < MOST_RANKS:
+        raise DataError(f"its rank is {shown(said)}, which is none")
+    return said
+
+
+def numbered(unknown: Sequence[Path], taken: Mapping[int, Path]) -> dict[Path, int]:
+    """Free ranks for files whose own nobody knows, in the order of their names."""
+    free = (rank for rank in range(len(unknown) + len(taken)) if rank not in taken)
+    return dict(zip(sorted(unknown, key=_natural), free, strict=False))
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """With numbers in a name in their own order."""
+    parts = re.split(r"(\d{1,18})", path.name)
+    return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]

@@ -1,0 +1,207 @@
+"""Recordings of other tools: PyTorch profiler traces, flight recorder dumps; whatever else is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from plait.core.errors import DataError, JobError
+from plait.core.timeline import Timeline
+from plait.diagnose.explain import explain
+from plait.diagnose.importing import import_traces
+from plait.diagnose.reading import read_run
+from plait.diagnose.tables import MOST_RANKS
+from tests.diagnose.theirs import dump, entry, host, imported, kineto
+
+
+@pytest.mark.parametrize("name", ["ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "ncclKernel_ReduceScatter(x)"])
+def test_a_profilers_traces(tmp_path: Path, name: str) -> None:
+    found, _, said = imported(tmp_path, *(kineto(rank, slow=1.3 if rank == 2 else 1.0, name=name) for rank in range(4)))
+    assert said == []
+    assert (found.ranks, found.steps) == (4, list(range(10)))
+    comm = found.spans.filter(pl.col("kind") == "comm")
+    assert set(comm["axis"]) == {"dp"}
+    assert set(comm["group"]) == {"0,1,2,3"}
+    assert set(comm["bytes"]) == {2048}
+    assert set(comm["direction"]) == {"backward"}
+    assert set(found.meetings.group_by("meeting").len()["len"]) == {4}
+    waits = found.spans.filter(pl.col("kind") == "wait", pl.col("rank") == 0)
+    exposed = (waits["end"] - waits["start"]).to_list()
+    assert exposed == pytest.approx([300e-6] * 10, abs=2e-6), "50 us of 350 are hidden"
+    report = explain(found, "run")
+    assert [(one.what, one.ranks) for one in report.stragglers] == [("slow processor", (2,))]
+    assert report.stragglers[0].seconds == pytest.approx(90e-6, abs=5e-6)
+
+
+def test_a_timeline_of_another_tool_is_a_timeline(tmp_path: Path) -> None:
+    imported(tmp_path, kineto(0), kineto(1))
+    part = next((tmp_path / "run" / "timeline").glob("rank-00001-*"))
+    spans = Timeline.read_parquet(part).spans
+    assert {span.rank for span in spans} == {1}
+    assert min(span.start for span in spans) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_without_kernels_a_profilers_operators(tmp_path: Path) -> None:
+    """As on a CPU with gloo: outermost operators, and ranges of collectives."""
+    found, _, _ = imported(tmp_path, host(0), host(1))
+    computes = found.spans.filter(pl.col("kind") == "compute")
+    assert set(computes["name"]) == {"aten::linear"}
+    assert found.steps == [3, 4, 5, 6, 7, 8]
+    assert found.spans.filter(pl.col("kind") == "comm").height == 12
+
+
+def test_flight_recorder_dumps(tmp_path: Path) -> None:
+    open_ = entry(5, 6000, None, state="started", time_discovered_completed_ns=None)
+    found, what, said = imported(tmp_path, dump(0, open_), dump(1, open_))
+    assert said == []
+    assert any("2 operations of ranks 0, 1 had not ended" in note for note in what.notes)
+    assert found.spans.height == 10
+    assert set(found.spans["group"]) == {"0,1"}
+    assert set(found.spans["bytes"]) == {128}
+    report = explain(found, "run")
+    arrival = report.verdicts.arrivals[0]
+    assert (arrival.axis, arrival.rank, arrival.lateness) == ("dp", 1, pytest.approx(100e-9, abs=1e-9))
+
+
+def test_the_rank_may_stand_in_the_files_name(tmp_path: Path) -> None:
+    content = kineto(0)
+    del content["distributedInfo"]
+    packed = tmp_path / "trace_rank_5.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(content).encode()))
+    import_traces([packed], tmp_path / "run")
+    assert read_run(tmp_path / "run").recording.spans["rank"].unique().to_list() == [5]
+
+
+def test_whatever_else_is_told_and_skipped_and_never_unpickled(tmp_path: Path) -> None:
+    good = tmp_path / "good.json"
+    good.write_text(json.dumps(kineto(0)))
+    bad = {
+        "pickled": pickle.dumps({"entries": [], "version": "2.9"}), "cut.json": json.dumps(kineto(1)).encode()[:-9],
+        "list.json": b"[1]", "other.json": b'{"a": 1}', "norank.json": json.dumps({"traceEvents": []}).encode(),
+        "empty_rank_1.json": json.dumps({"traceEvents": []}).encode(), "cut.json.gz": gzip.compress(b"{}" * 99)[:20],
+        "strange_rank_2.json": json.dumps({"version": "2.9", "rank": 2, "entries": [1, {"process_group": 3}]}).encode(),
+    }  # fmt: skip
+    for name, data in bad.items():
+        (tmp_path / name).write_bytes(data)
+    said: list[str] = []
+    files = [good, *(tmp_path / name for name in bad), tmp_path / "missing.json"]
+    assert import_traces(files, tmp_path / "run", said.append).ranks == 1
+    assert len(said) == len(bad) + 1
+    assert any("looks like a pickle" in line for line in said)
+    with pytest.raises(DataError, match="none of 1 files could be used"):
+        import_traces([tmp_path / "list.json"], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(JobError, match="is not empty"):
+        import_traces([good], tmp_path / "run")
+
+
+def odd(content: dict[str, Any], at: int, **values: Any) -> dict[str, Any]:
+    """With other values in one event or entry, those of an event's ``args`` among them."""
+    one = content["traceEvents" if "traceEvents" in content else "entries"][at]
+    for key, value in values.items():
+        (one["args"] if key in one.get("args", {}) else one)[key] = value
+    return content
+
+
+HUGE = 10**400
+RANKS = (MOST_RANKS, 10**12, 2**40, 2**31 - 1, -1, True, 1.5, "1")
+FILES = {
+    "all of them late": kineto(1) | {"baseTimeNanoseconds": 4 * 10**18},
+    "base": kineto(1) | {"baseTimeNanoseconds": HUGE},
+    "half a character": odd(kineto(1), 3, name="gemm \ud800"),
+    "half of a label": odd(kineto(1), 5, **{"Process Group Ranks": None, "Process Group Description": "\udfff"}),
+    **{f"rank {n}": kineto(1) | {"distributedInfo": {"rank": rank}} for n, rank in enumerate(RANKS)},
+    "dump's rank": dump(1) | {"rank": 10**20}, "dump's rank -1": dump(1) | {"rank": -1},
+    "dump's rank is true": dump(1) | {"rank": True},
+    "no events": kineto(1) | {"traceEvents": []},
+}  # fmt: skip
+EVENTS = {
+    "ts 1e30": (odd(kineto(1), 3, ts=1e30), "kernels of which name, time or length cannot be"),
+    "ts huge": (odd(kineto(1), 3, ts=HUGE), "kernels of which"),
+    "ts -1e30": (odd(kineto(1), 3, ts=-1e30), "kernels of"),
+    "ts is true": (odd(kineto(1), 3, ts=True), "kernels of which"),
+    "dur 1e25": (odd(kineto(1), 3, dur=1e25), "kernels of which"),
+    "dur -1": (odd(kineto(1), 3, dur=-1), "kernels of which"),
+    "dur nan": (odd(kineto(1), 3, dur=float("nan")), "numbers that JSON does not have"),
+    "ts inf": (odd(kineto(1), 3, ts=float("inf")), "numbers that JSON does not have"),
+    "no name": (odd(kineto(1), 3, name=7), "kernels of which name"),
+    "ts of a step": (odd(kineto(1), 2, ts=HUGE), "device ranges of which"),
+    "elements": (odd(kineto(1), 5, **{"In msg nelems": 10**30}), "sizes that cannot be"),
+    "seq": (odd(kineto(1), 5, Seq=10**30), "sequence numbers that cannot be"),
+    "step": (odd(kineto(1), 2, name="ProfilerStep#" + "9" * 30), "steps whose number cannot be"),
+    "long step": (odd(kineto(1), 2, name="ProfilerStep#" + "9" * 5000), "steps whose number"),
+    "members": (odd(kineto(1), 5, **{"Process Group Ranks": f"[{'9' * 5000}]"}), "groups whose members cannot be"),
+    "no object": (kineto(1) | {"traceEvents": [*kineto(1)["traceEvents"], 7, [8], None]}, "3 events that are no"),
+    "dump's name": (odd(dump(1), 0, profiling_name="\ud800"), "entries that are no objects or name no operation"),
+    "sequence": (odd(dump(1), 0, collective_seq_id=10**30), "operations without a number"),
+    "endless sequence": (odd(dump(1), 0, collective_seq_id=float("inf")), "operations without a number"),
+    "end": (odd(dump(1), 0, time_discovered_completed_ns=HUGE), "times that cannot be"),
+    "late end": (odd(dump(1), 0, time_discovered_completed_ns=10**30), "times that cannot be"),
+    "length": (odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=HUGE), "times that cannot be"),
+    "length nan": (odd(dump(1), 0, time_discovered_completed_ns=None, duration_ms=float("nan")), "numbers that JSON"),
+    "sizes": (odd(dump(1), 0, input_sizes=[[10**10] * 3]), "sizes that cannot be"),
+    "many sizes": (odd(dump(1), 0, input_sizes=[[2] * 100_000]), "sizes that cannot be"),
+    "state": (odd(dump(1), 0, state="melted"), "states of operations that are not known"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", FILES.values(), ids=FILES)
+def test_what_cannot_be_of_a_whole_file_costs_it_and_no_other(tmp_path: Path, content: dict[str, Any]) -> None:
+    found, _, said = imported(tmp_path, kineto(0), content, kineto(3))
+    assert set(found.spans["rank"]) == {0, 3}
+    assert len(said) == 1
+    assert said[0].startswith(f"{tmp_path / 'trace1.json'} was skipped: ")
+    assert len(said[0]) < 400
+    said[0].encode()
+    with pytest.raises(DataError, match="none of 1 files could be used"):
+        import_traces([tmp_path / "trace1.json"], tmp_path / "none")
+
+
+@pytest.mark.parametrize(("content", "counted"), EVENTS.values(), ids=EVENTS)
+def test_what_cannot_be_of_an_event_is_counted_and_costs_no_more(
+    tmp_path: Path, content: dict[str, Any], counted: str
+) -> None:
+    like = kineto if "traceEvents" in content else dump
+    found, what, said = imported(tmp_path, like(0), content, like(3))
+    assert said == []
+    assert set(found.spans["rank"]) == {0, 1, 3}
+    lines = what.over.lines()
+    assert any(counted in line and "trace1.json" in line for line in lines), lines
+    assert found.spans["end"].max() < 10
+    kept = read_run(tmp_path / "run").notes
+    assert set(lines) <= set(kept), "whoever reads the folder later is told, too"
+
+
+def test_a_damaged_archive_costs_no_other_file(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json.gz"
+    good.write_text(json.dumps(kineto(0)))
+    data = bytearray(gzip.compress(json.dumps(kineto(1)).encode()))
+    data[20:40] = b"\xff" * 20
+    bad.write_bytes(bytes(data))
+    said: list[str] = []
+    assert import_traces([bad, good], tmp_path / "run", said.append).ranks == 1
+    assert [str(bad) in line for line in said] == [True]
+
+
+def test_of_two_files_of_a_rank_the_first_counts(tmp_path: Path) -> None:
+    found, _, said = imported(tmp_path, kineto(0), kineto(1), dump(0))
+    first, again = tmp_path / "trace0.json", tmp_path / "trace2.json"
+    assert said == [f"{again} was skipped: it is of rank 0, as is {first}"]
+    assert found.ranks == 2
+    assert "nccl:all_reduce" not in set(found.spans["name"])
+
+
+def test_the_last_that_a_timeline_holds(tmp_path: Path) -> None:
+    content = odd(kineto(1), 2, name=f"ProfilerStep#{2**31 - 1}")
+    content["distributedInfo"]["rank"] = MOST_RANKS - 1
+    found, _, said = imported(tmp_path, kineto(0), odd(content, 5, **{"In msg nelems": 2**53}))
+    assert said == []
+    assert set(found.spans["rank"]) == {0, MOST_RANKS - 1}
+    assert 2**31 - 1 in found.steps
+    explain(found, "run")

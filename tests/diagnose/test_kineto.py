@@ -1,0 +1,313 @@
+"""The profiler's traces: what is communication, what is work, and what is said of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from plait.diagnose.explain import explain
+from plait.diagnose.reading import read_run
+from tests.diagnose.theirs import (
+    Event,
+    annotation,
+    host,
+    imported,
+    kernel,
+    kineto,
+    operator,
+    told,
+    trace,
+)
+
+NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def spans_of(folder: Path, *events: Event, rank: int = 0, **more: Any) -> pl.DataFrame:
+    """Of a trace of one rank, with a kernel that computes."""
+    gemm = [] if any(one["cat"] == "kernel" for one in events) else [kernel("gemm", 0, 10)]
+    recording, _, said = imported(folder, trace([*gemm, *events], rank, 2, **more))
+    assert said == []
+    return recording.spans
+
+
+def kinds(spans: pl.DataFrame) -> dict[str, str]:
+    return dict(spans.filter(pl.col("kind") != "wait").select("name", "kind").iter_rows())
+
+
+# ---- what is communication ----
+
+
+def launched(by: list[Event], name: str = "some_kernel", **args: Any) -> list[Event]:
+    return [kernel("gemm", 0, 10), *by, kernel(name, 200, 50, **args)]
+
+
+RUNTIME = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 105, "dur": 2}
+WAYS = {
+    "its own args": launched([], **told(0, "allreduce")),
+    "the operator that launched it": launched(
+        [operator("record_param_comms", 100, 20, **told(0, "allreduce"), **{"External id": 9})], **{"External id": 9}
+    ),
+    "the operator around that one": launched(
+        [operator("c10d::allreduce_", 99, 30), operator("record_param_comms", 100, 20, **{"External id": 9})],
+        **{"External id": 9},
+    ),
+    "when it was launched": launched(
+        [operator("record_param_comms", 100, 20, **told(0, "allreduce")), RUNTIME | {"args": {"correlation": 7}}],
+        correlation=7,
+    ),
+    "the device's range": launched(
+        [annotation("nccl:allreduce", 190, 100, tid=7, cat="gpu_user_annotation") | {"pid": 0}]
+    ),
+}
+
+
+@pytest.mark.parametrize("events", WAYS.values(), ids=WAYS)
+def test_communication_is_known_by_what_the_trace_says(tmp_path: Path, events: list[Event]) -> None:
+    assert kinds(spans_of(tmp_path, *events)) == {"gemm": "compute", "allreduce": "comm"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclKernel_AllReduce_RING_LL_Sum_half(ncclWorkElem)", "ncclDevKernel_Generic(x)", "rccl_main_kernel(x)",
+        "mscclKernel_Sum_half_Simple_false(ncclDevComm*, mscclAlgo*)", "void mscclpp::allreduce<half>(x)",
+        "oneccl_kernel_1", "void vllm::cross_device_reduce_1stage<half, 2>(x)", "two_shot_all_reduce_kernel",
+        "nvshmemi_transfer_rma", "ncclSymkDevKernel_AllGather_LL", "multimem_one_shot_allreduce",
+    ],
+)  # fmt: skip
+def test_communication_of_known_libraries_is_known_by_its_name(tmp_path: Path, name: str) -> None:
+    assert set(kinds(spans_of(tmp_path, *launched([], name))).values()) == {"compute", "comm"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_all_gather_into_tensor_wait_tensor_3", "void at::native::reduce_kernel<512, 1>(x)",
+        "void at::native::small_reduce(x)", "nccltest_gemm", "sm90_xmma_gemm_bf16", "Cijk_Ailk_Bljk_BBS", "volcclay",
+    ],
+)  # fmt: skip
+def test_computation_with_such_words_in_its_name(tmp_path: Path, name: str) -> None:
+    assert set(kinds(spans_of(tmp_path, *launched([], name))).values()) == {"compute"}
+
+
+def test_copies_within_a_collective_are_no_collectives(tmp_path: Path) -> None:
+    by = [
+        operator("record_param_comms", 100, 50, **told(0, "allgather"), **{"External id": 8}),
+        operator("aten::copy_", 110, 20, **{"External id": 9}), RUNTIME | {"ts": 115, "args": {"correlation": 7}},
+    ]  # fmt: skip
+    for number, args in enumerate(({"External id": 9}, {"correlation": 7})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert set(kinds(spans_of(folder, *launched(by, "copy_kernel", **args))).values()) == {"compute"}
+
+
+def test_a_trace_of_several_ranks_without_communication_is_remarked_on(tmp_path: Path) -> None:
+    alone = [trace([kernel("gemm", 0, 10), kernel("odd_library", 10, 90)], rank, 4) for rank in range(4)]
+    _, found, _ = imported(tmp_path, *alone)
+    assert any("nothing in the trace of any rank is known as communication" in note for note in found.notes)
+    (tmp_path / "one").mkdir()
+    _, found, _ = imported(tmp_path / "one", trace([kernel("gemm", 0, 10)], 0, 1))
+    assert found.notes == []
+
+
+# ---- transfers ----
+
+
+def test_all_to_all_is_no_transfer_although_its_kernels_send_and_receive(tmp_path: Path) -> None:
+    ways = {
+        "args": launched([], NCCL, **told(0, "all_to_allv")),
+        "operator": launched(
+            [operator("c10d::alltoall_base_", 90, 60), operator("record_param_comms", 100, 20, **{"External id": 9})],
+            NCCL, **{"External id": 9},
+        ),
+    }  # fmt: skip
+    for way, events in ways.items():
+        (tmp_path / way).mkdir()
+        spans = spans_of(tmp_path / way, *events).filter(pl.col("kind") != "compute")
+        assert set(spans["kind"]) == {"comm", "wait"}
+        assert "pp" not in set(spans["axis"])
+
+
+def test_send_and_receive_kernels_of_which_nothing_tells_are_counted(tmp_path: Path) -> None:
+    recording, found, _ = imported(tmp_path, trace(launched([], NCCL), 0, 2))
+    assert "transfer" not in set(recording.spans["kind"])
+    assert any("1 kernels of send and receive of which nothing tells what for" in line for line in found.over.lines())
+
+
+def pipeline(rank: int, *, slow: float = 1.0, peers: bool = True) -> dict[str, Any]:
+    """A stage of four, 8 steps of 4 micro-batches one after the other: receive, compute, send. Stage n
+    begins a micro-batch when the one before has sent it."""
+    ends = {"Src Rank": rank - 1, "Dst Rank": rank + 1} if peers else {}
+    events, ready = [], [0.0] * 4
+    for step in range(8):
+        begin, done = step * 4000.0, [step * 4000.0 + 10] * 4
+        for stage in range(4):
+            work = 100.0 * (slow if stage == 1 else 1.0)
+            for batch in range(4):
+                start = max(done[batch], ready[stage] if batch else begin)
+                if stage == rank:
+                    come = ready[stage] if batch else begin
+                    if stage:
+                        events.append(kernel(NCCL, come, start - come + 5, **(told(0, "recv") | ends)))
+                    events.append(kernel("gemm", start + 5, work))
+                    if stage < 3:
+                        events.append(kernel(NCCL, start + work + 5, 5, **(told(0, "send") | ends)))
+                done[batch] = ready[stage] = start + work + 10
+        events.append(annotation(f"ProfilerStep#{step}", begin, 3900, cat="gpu_user_annotation"))
+    return trace(events, rank, 4)
+
+
+def test_a_slow_rank_of_a_pipeline_has_a_cost(tmp_path: Path) -> None:
+    recording, _, _ = imported(tmp_path, *(pipeline(rank, slow=2.0) for rank in range(4)))
+    assert set(recording.spans.filter(pl.col("kind") == "transfer")["group"]) == {"0>1", "1>2", "2>3"}
+    assert set(recording.meetings.filter(pl.col("axis") == "pp").group_by("meeting").len()["len"]) == {2}
+    report = explain(recording, "run", run=read_run(tmp_path / "run"))
+    assert [(one.what, one.ranks) for one in report.stragglers] == [("slow processor", (1,))]
+    assert report.costs[0] == pytest.approx(400e-6, rel=0.1), "four micro-batches, 100 us each"
+
+
+def test_where_messages_do_not_tell_their_ends_the_cost_is_not_known(tmp_path: Path) -> None:
+    recording, _, _ = imported(tmp_path, *(pipeline(rank, slow=2.0, peers=False) for rank in range(4)))
+    report = explain(recording, "run", run=read_run(tmp_path / "run"))
+    assert [one.ranks for one in report.stragglers] == [(1,)]
+    assert report.costs == (None,)
+
+
+def test_of_a_group_of_two_the_other_end_is_known(tmp_path: Path) -> None:
+    pair = {"Process Group Ranks": "[2, 5]"}
+    spans = spans_of(tmp_path, *launched([], NCCL, **told(0, "send") | pair), rank=5)
+    assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {"5>2"}
+
+
+# ---- work ----
+
+
+def test_kernels_at_once_are_computing_once(tmp_path: Path) -> None:
+    streams = [
+        kernel("a", 0, 100),
+        kernel("b", 50, 100) | {"tid": 8},
+        kernel("c", 60, 20) | {"tid": 9},
+        kernel("d", 200, 10),
+    ]
+    work = spans_of(tmp_path, *streams).filter(pl.col("kind") == "compute")
+    assert (work["end"] - work["start"]).sum() == pytest.approx(160e-6)
+    assert explain(read_run(tmp_path / "run").recording, "run").shares[0].seconds == pytest.approx(160e-6)
+
+
+def test_operators_within_an_asynchronous_range_are_work(tmp_path: Path) -> None:
+    """As gloo writes it on the thread that trains: the range lasts while operators run."""
+    events = [annotation("gloo:all_reduce", 0, 500), operator("aten::mm", 100, 200), operator("aten::add", 350, 100)]
+    recording, _, _ = imported(tmp_path, trace(events, 0, 2))
+    work = recording.spans.filter(pl.col("kind") == "compute")
+    assert sorted(work["name"]) == ["aten::add", "aten::mm"]
+    wait = recording.spans.filter(pl.col("kind") == "wait")
+    assert (wait["end"] - wait["start"]).sum() == pytest.approx(200e-6), "what no operator hides"
+
+
+def test_waits_within_the_backward_pass_are_no_work(tmp_path: Path) -> None:
+    """FSDP2 waits for its reduce-scatter in hooks of autograd's nodes."""
+    node = "autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward"
+    events = [
+        operator(node, 0, 1000), operator("RegisterPostBackwardFunctionBackward", 1, 990),
+        operator("fsdp::chunk_cat", 10, 40), operator("c10d::_reduce_scatter_base_", 60, 700),
+        annotation("gloo:all_reduce", 70, 900, tid=2), operator("Optimizer.step#SGD.step", 1000, 100),
+        operator("aten::_foreach_add_", 1010, 50),
+    ]  # fmt: skip
+    recording, _, _ = imported(tmp_path, trace(events, 0, 2))
+    work = recording.spans.filter(pl.col("kind") == "compute")
+    assert sorted(work["name"]) == ["aten::_foreach_add_", "fsdp::chunk_cat"]
+    comm = recording.spans.filter(pl.col("kind") == "comm").row(0, named=True)
+    assert (comm["name"], comm["direction"]) == ("_reduce_scatter_base", "backward"), "gloo has none of its own"
+    assert comm["end"] - comm["start"] == pytest.approx(910e-6), "from the call on"
+
+
+def test_a_receiver_waits_in_its_operator(tmp_path: Path) -> None:
+    events = [operator("c10d::recv_", 0, 900), annotation("gloo:recv", 890, 40), operator("aten::mm", 940, 100)]
+    recording, _, _ = imported(tmp_path, trace(events, 0, 2))
+    seconds = dict(recording.spans.select("kind", pl.col("end") - pl.col("start")).iter_rows())
+    assert seconds == pytest.approx({"transfer": 930e-6, "wait": 930e-6, "compute": 100e-6})
+
+
+def test_a_wait_of_no_length_does_not_shift_the_others(tmp_path: Path) -> None:
+    """Of three collectives a step the first is hidden on one rank and not on the other."""
+
+    def one(rank: int) -> dict[str, Any]:
+        events = [kernel("gemm", 0, 100 if rank else 10)]
+        events += [kernel("ncclDevKernel_AllReduce", at, 50) | {"tid": 8} for at in (20, 200, 300)]
+        return trace(events, rank, 2)
+
+    recording, _, _ = imported(tmp_path, one(0), one(1))
+    waits = recording.spans.filter(pl.col("kind") == "wait")
+    numbers = {rank: own["seq"].to_list() for (rank,), own in waits.group_by("rank")}
+    assert numbers == {0: [0, 1, 2], 1: [1, 2]}
+
+
+def test_numbers_that_json_has_not_are_unknown_and_counted(tmp_path: Path) -> None:
+    import json
+
+    from plait.diagnose.importing import import_traces
+
+    text = json.dumps(kineto(0)).replace('"cat": "kernel"', '"cat": "kernel", "x": inf, "y": -nan, "path": "C:\\temp"')
+    (tmp_path / "trace.json").write_bytes(text.encode().replace(b"gemm2", b"gem\xffm"))
+    found = import_traces([tmp_path / "trace.json"], tmp_path / "run")
+    spans = read_run(tmp_path / "run").recording.spans
+    assert spans.filter(pl.col("kind") == "compute").height == 30
+    lines = found.over.lines()
+    assert any("60 numbers that JSON does not have, taken as unknown" in line for line in lines), lines
+    assert any("strings with a backslash or bytes that JSON does not have" in line for line in lines), lines
+
+
+# ---- whose it is ----
+
+
+def nameless(rank: int, **place: Any) -> dict[str, Any]:
+    """A trace without ``distributedInfo``."""
+    content = kineto(rank)
+    del content["distributedInfo"]
+    for event in content["traceEvents"]:
+        if "Seq" in event.get("args", {}):
+            event["args"] |= place
+    return content
+
+
+def test_the_place_in_its_groups_tells_the_rank(tmp_path: Path) -> None:
+    traces = [nameless(rank, Rank=rank) for rank in (3, 0, 2)]
+    found, what, _ = imported(tmp_path, *traces, named="node_2348{}.1718000000123456709.pt.trace.json")
+    assert set(found.spans["rank"]) == {0, 2, 3}
+    assert what.notes == ["the job has 4 ranks, and rank 1 left no file"]
+
+
+def test_numbers_in_a_name_that_are_no_ranks_are_not_taken(tmp_path: Path) -> None:
+    found, what, _ = imported(
+        tmp_path, nameless(0), nameless(1), nameless(2), named="gpu_2348{}.1718000000123456709.pt.trace.json"
+    )
+    assert set(found.spans["rank"]) == {0, 1, 2}
+    assert any("the ranks of 3 files are not known" in note and "0: gpu_23480." in note for note in what.notes)
+
+
+def test_a_rank_without_a_file_is_said(tmp_path: Path) -> None:
+    _, what, _ = imported(tmp_path, kineto(0), kineto(1), kineto(3))
+    assert what.notes == ["the job has 4 ranks, and rank 2 left no file"]
+    assert what.notes[0] in read_run(tmp_path / "run").notes
+
+
+def test_traces_of_different_jobs_are_said(tmp_path: Path) -> None:
+    other = kineto(1)
+    other["distributedInfo"]["world_size"] = 8
+    _, what, _ = imported(tmp_path, kineto(0), other)
+    assert any("jobs of different sizes: 4, 8 ranks" in note for note in what.notes)
+
+
+def test_events_that_stand_twice_are_counted(tmp_path: Path) -> None:
+    content = kineto(0)
+    content["traceEvents"].append(content["traceEvents"][5])
+    _, what, _ = imported(tmp_path, content)
+    assert any("events that stand in a file twice" in line for line in what.over.lines())
+
+
+def test_traces_of_a_host_are_complete(tmp_path: Path) -> None:
+    found, what, _ = imported(tmp_path, host(0), host(1))
+    assert (found.ranks, what.notes) == (2, [])
