@@ -58,7 +58,7 @@ class Group(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """An operation on one rank. peer: of a message, the other end's rank in the group; None of a collective.
-    Times are ns since 1970, sizes bytes; None: not known. open: whether it is not known to have ended."""
+    Times are ns since 1970, sizes bytes; None: not known."""
 
     record: int | None
     group: str
@@ -81,6 +81,7 @@ class Entry:
 
     @property
     def open(self) -> bool:
+        """Whether it is not known to have ended."""
         return self.state != "completed"
 
     @property

@@ -173,6 +173,7 @@ def _row(ops: Ops, row: int, launches: _Launches, around: int, rank: int | None)
 def row_of(
     row: int, start: float, end: float, name: str, comm: Comm | None, seq: int, ops: Ops, rank: int | None
 ) -> tuple[Any, ...]:
+    """A row of ``table_of``: what an event is, by its name and by what the trace says of the collective."""
     listed = ops.groups.get(comm.group) if comm else next(iter(ops.groups.values())) if len(ops.groups) == 1 else None
     ranks = (comm.ranks if comm else ()) or (listed.ranks if listed else ())
     label = (comm.label if comm else "") or (listed.label if listed else "")
@@ -200,6 +201,7 @@ def plain(name: str) -> str:
 
 
 def table_of(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
+    """Communication, times in microseconds. row: which event it is of."""
     schema = {
         "row": pl.Int64, "start": pl.Float64, "end": pl.Float64, "kind": pl.String, "name": pl.String,
         "axis": pl.String, "group": pl.String, "seq": pl.Int64, "bytes": pl.Int64,

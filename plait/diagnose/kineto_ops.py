@@ -65,6 +65,7 @@ class Ops(NamedTuple):
         return np.flatnonzero(self.kind == self.codes[kind])
 
     def name_of(self, row: int) -> str:
+        """What an event is called."""
         return self.names[int(self.name[row])]
 
     def comm_of(self, row: int) -> Comm | None:

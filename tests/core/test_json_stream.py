@@ -74,7 +74,7 @@ REFUSED = {
     "empty": (b"", "no JSON object"), "list": (b"[1]", "no JSON object"), "text": (b"abc", "no JSON object"),
     "cut in a header": (b'{"a": [1, 2', "cut off"), "cut in an element": (b'{"events": [{"a": 1}, {"b": ', "cut off"),
     "cut between": (b'{"events": [{"a": 1},', "cut off"), "cut after": (b'{"events": [{"a": 1}]', "cut off"),
-    "brackets crossed": (b'{"events": [{"a": 1}}', "cut off, or no JSON"), 
+    "brackets crossed": (b'{"events": [{"a": 1}}', "cut off, or no JSON"),
     "a bare word": (b'{"a": yes}', "value of its key 'a' is no JSON"),
     "two documents": (b'{"a": 1}{"b": 2}', "something follows"), "no value": (b'{"a"}', "no value follows"),
     "deep": (b'{"a": ' + b"[" * 200_000, "nested too deeply"),
