@@ -49,8 +49,7 @@ class InKubernetes(Managed):
             terminal.text("not followed, so that pods cannot be bound again: the run is not restarted if it fails")
         run = replace(run, plan=plan.to_json())
         kubernetes.submit(cluster, run)
-        place = f"kubectl -n {cluster.namespace}"
-        terminal.text(f"submitted as {run.kind} {run.name}; to end it: {place} delete {run.kind.lower()} {run.name}")
+        terminal.text(f"submitted as {run.kind} {run.name}; to end it: {kubernetes.removal(cluster, run)}")
         if follow or run.table:
             return kubernetes.follow(cluster, run, until_bound=not follow)
         return 0

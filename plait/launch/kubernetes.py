@@ -47,15 +47,22 @@ def new_name(name: str) -> str:
 
 
 def submit(cluster: Cluster, run: PodRun) -> None:
-    """Make all objects of a run; if one is refused, none is left."""
+    """Make all objects of a run; if one is refused, none is left, or what may be left is named."""
     owner = cluster.create(run.workload())
     try:
         for one in run.belongings(owner):
             cluster.create(one)
     except BaseException:
-        with suppress(LaunchError):
+        try:
             cluster.delete(run.kind, run.name)
+        except LaunchError as error:
+            say(f"{error} To remove what may be left: {removal(cluster, run)}")
         raise
+
+
+def removal(cluster: Cluster, run: PodRun) -> str:
+    """The command that ends a run."""
+    return f"kubectl -n {cluster.namespace} delete {run.kind.lower()} {run.name}"
 
 
 class Failed(LaunchError):
@@ -109,11 +116,11 @@ class _Following:
     @property
     def goes_on(self) -> str:
         """What becomes of a run that nobody follows."""
-        kind, name, place = self.run.kind.lower(), self.run.name, f"kubectl -n {self.cluster.namespace}"
         bound = ", but pods of its rank table that are started again are bound by nobody" if self.binder else ""
         return (
-            f"The run {name} is no longer followed. It goes on{bound}; its logs are in {self.run.folder / 'logs'}, as "
-            f"pods see it, and {place} delete {kind} {name} ends it. Sent again, it goes on from its last checkpoint."
+            f"The run {self.run.name} is no longer followed. It goes on{bound}; its logs are in "
+            f"{self.run.folder / 'logs'}, as pods see it, and {removal(self.cluster, self.run)} ends it. Sent again, "
+            "it goes on from its last checkpoint."
         )
 
     def to_the_end(self, signals: deque[int], until_bound: bool) -> int:

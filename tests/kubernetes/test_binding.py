@@ -346,6 +346,14 @@ def test_what_may_not_be_made_leaves_nothing(cluster: SmallCluster, what: str) -
     wait_until(lambda: nothing_left(cluster), "something is left")
 
 
+def test_what_cannot_be_removed_again_is_named(cluster: SmallCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.faults += [Fault("POST", "/configmaps", 403), Fault("DELETE", "/jobs", 503, times=99)]
+    with pytest.raises(LaunchError, match="does not let you create ConfigMap"):
+        kubernetes.submit(Cluster(patience=0.0), waiting_run(cluster))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "To remove what may be left: kubectl -n ml delete job plait-test" in told
+
+
 def test_a_name_that_is_taken_is_a_conflict_and_its_owner_stays(cluster: SmallCluster) -> None:
     kubernetes.submit(Cluster(), waiting_run(cluster))
     cluster.store.patch("Job", "plait-test", {"metadata": {"labels": {"plait.dev/run": "somebody-elses"}}})

@@ -108,6 +108,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path: Path) -> None:
         made = [body for _, what, body in cluster.store.events if what == "ADDED" and body["kind"] == "Pod"]
         assert len(made) == 2
         assert not cluster.running()
+        assert "Job" in kinds(cluster)  # to be looked at
 
 
 def test_a_run_that_is_not_followed_goes_on_alone(tmp_path: Path) -> None:
