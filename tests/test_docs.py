@@ -46,7 +46,8 @@ def test_the_readme_is_read_in_a_few_minutes() -> None:
             fenced = not fenced
         else:
             (code if fenced else prose).append(line)
-    assert len(README.splitlines()) <= 150 and len(README.split()) <= 1100
+    words = [word for word in README.split() if any(map(str.isalnum, word))]
+    assert len(README.splitlines()) <= 150 and len(words) <= 1100
     assert [line for line in code if len(line) > 100] == []
     plain = [LINK.sub("]", line).lstrip("#>-* ") for line in prose if not line.startswith("|")]
     sentences = re.split(r"(?<=[.!?:])\s", " ".join(line or "." for line in plain))
