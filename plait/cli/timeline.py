@@ -79,8 +79,11 @@ def _summarise(run: Path, measured: Tables, json: bool) -> None:
     rows = [(row.kind, row.site, row.direction, _ms(row.seconds), _ms(row.of_all)) for row in found.whats]
     terminal.table(("what", "where", "direction", "last", "all"), rows)
     if found.hidden.fraction is not None:
-        total, waiting = (part / found.lanes for part in (found.hidden.total, found.hidden.waiting))
-        terminal.say(f"communication {total * 1e3:.1f} ms a step, hidden {found.hidden.fraction:.0%}")
+        total, exposed, waiting = (part / found.lanes for part in found.hidden)
+        terminal.say(
+            f"communication {total * 1e3:.1f} ms a step: exposed {exposed * 1e3:.1f} ms, hidden "
+            f"{found.hidden.fraction:.0%}"
+        )
         if waiting > SHOWN:
             terminal.say(f"waiting beyond communication {waiting * 1e3:.1f} ms a step")
     if len(found.trend) > 1 and found.hidden.fraction is not None:
@@ -108,6 +111,7 @@ def _summary(found: Summary) -> dict[str, Any]:
         "sampled_spans": found.sampled,
         "steps": len(found.steps),
         "hidden": found.hidden.fraction,
+        "communication": {name: part / max(1, found.lanes) for name, part in found.hidden._asdict().items()},
         "per_step": rows(recent, "seconds"),
         "per_step_of_all": rows(all_of_them, "of_all"),
         "hidden_by_step": [{"first": g.first, "last": g.last, "hidden": g.hidden.fraction} for g in found.trend],

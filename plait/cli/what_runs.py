@@ -57,7 +57,7 @@ def _slices(plan: Plan) -> Iterator[str]:
     if strategy.overlap != "domino":
         yield f"overlap {strategy.overlap}"
     elif len({(one.p1, one.p2) for one in plan.choices.strategies}) > 1:
-        yield "slices timed before training"
+        yield "slices chosen before training"
     else:
         yield f"slices {strategy.p1} x {strategy.p2}"
     if strategy.sequence_parallel:

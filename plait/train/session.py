@@ -197,6 +197,7 @@ class Session:
             is_measured = done == start + 1  # the first also makes what stays
             if is_measured:
                 self._meter.begin()
+            began = time.perf_counter()  # with its data, as the step's record
             self.recorder.begins(done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded
             with self.recorder.during(Kind.DATA, "data"):
@@ -210,13 +211,13 @@ class Session:
                 stop=bool(self.control),
                 on_nan=job.on_nan,
             )
-            asked = result.stop
+            asked, seconds = result.stop, time.perf_counter() - began
             self._doubtful = self._doubtful if self.optimizer.skipped_in_a_row else 0
             if is_measured:
                 self._meter.end()
             metrics = {"step": done + 1, **result.metrics, "learning_rate": rate(done)}
             if self.report.speaks:
-                metrics |= meter.metrics(result.seconds, self.recorder.records())
+                metrics |= meter.metrics(seconds, self.recorder.records())
             else:  # nobody hears it here; the host's agent reads the ring
                 self.recorder.close_step()
             done += 1

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from plait.cli.main import app
 from plait.core.plan import Plan
 from plait.core.records import Records
+from plait.core.ring import Kind
 from plait.core.ring_calls import ring_path
 from plait.core.ring_follower import RingFollower
 from plait.core.timeline import Timeline, hidden
@@ -135,6 +136,10 @@ def test_metrics_are_possible_and_agree_with_each_other(run: Run) -> None:
 
 
 def test_the_timeline_has_what_the_metrics_have(run: Run) -> None:
+    ring = RingFollower(ring_path(run.folder, 0))
+    ring.advance()
+    table = ring.take(0, run.steps)
+    lengths = {int(row["step"]): (row["ended"] - row["started"]) / 1e9 for row in table[table["kind"] == Kind.STEP]}
     parts = [Timeline.read_parquet(path) for path in sorted((run.folder / "timeline").glob("*.parquet"))]
     spans = [span for part in parts for span in part.spans]
     assert {span.step for span in spans} == set(range(run.steps)) and {span.rank for span in spans} == {0, 1}
@@ -142,6 +147,7 @@ def test_the_timeline_has_what_the_metrics_have(run: Run) -> None:
         own = [span for span in spans if (span.step, span.rank) == (line["step"] - 1, 0)]
         inside = [span for span in own if span.kind not in ("evaluation", "checkpoint")]
         assert all(span.start <= span.end for span in own)
+        assert lengths[line["step"] - 1] == pytest.approx(line["seconds"], rel=0.1, abs=0.05)
         begin, end = min(span.start for span in inside), max(span.end for span in inside)
         assert end - begin < 1.5 * line["seconds"] + 0.1
         found = hidden(own)
@@ -160,6 +166,9 @@ def test_plait_timeline(run: Run) -> None:
     recent = {(row["kind"], row["site"], row["direction"]): row["seconds"] for row in found["per_step"]}
     for row in found["per_step_of_all"]:  # all steps are kept, so both say the same
         assert row["seconds"] == pytest.approx(recent[row["kind"], row["site"], row["direction"]], abs=1e-8)
+    comm = found["communication"]
+    assert 0 < comm["exposed"] <= comm["total"] < mean and 0 <= comm["waiting"] < mean
+    assert found["hidden"] == pytest.approx(1 - comm["exposed"] / comm["total"])
     shares = [found["hidden"], *(group["hidden"] for group in found["hidden_by_step"])]
     assert all(0 <= share <= 1 for share in shares)
     assert all(slow["seconds"] < run.longest for slow in found["slowest"])

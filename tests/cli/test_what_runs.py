@@ -78,4 +78,4 @@ def test_every_kind_of_strategy(tmp_path: Path, settings: tuple[str, ...], words
 def test_what_is_timed_before_training_is_not_said_to_be_known(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "strategy.tp=2")
     several = tuple(replace(plan.strategy, p1=p1) for p1 in (1, 2))
-    assert "(tp 2, slices timed before training)" in said(replace(plan, choices=Choices(strategies=several)))
+    assert "(tp 2, slices chosen before training)" in said(replace(plan, choices=Choices(strategies=several)))

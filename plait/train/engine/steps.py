@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,12 +24,11 @@ MAX_SKIPPED = 20
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: mean loss per target, gradient norm before clipping, seconds, whether any rank was
-    asked to stop, and how many updates the run has left out so far."""
+    """What one step gave: mean loss per target, gradient norm before clipping, whether any rank was asked to
+    stop, and how many updates the run has left out so far."""
 
     loss: float
     norm: float
-    seconds: float
     stop: bool
     skipped: int = 0
 
@@ -73,7 +71,6 @@ def train_step(
     Where loss or gradients are not finite there is no update. Raises NotFinite on every rank then, unless
     ``on_nan`` is ``skip`` and not too many were left out one after the other.
     """
-    start = time.perf_counter()
     gradients, groups, shards = optimizer.gradients, step.groups, step.shards
     gradients.zero()
     loss = step.run(batches)
@@ -96,7 +93,7 @@ def train_step(
         if on_nan == "stop" or optimizer.skipped_in_a_row >= MAX_SKIPPED:
             raise explain(lambda: step.run(batches), optimizer, groups, shards, step=number, loss=total, norm=norm)
         check_state(optimizer, groups, number - 1)  # weights that are not finite stay so, however much is left out
-    return StepResult(total, norm, time.perf_counter() - start, stops, optimizer.skipped)
+    return StepResult(total, norm, stops, optimizer.skipped)
 
 
 def evaluate(run: Run, groups: Groups, batches: Sequence[MicroBatch]) -> float:
