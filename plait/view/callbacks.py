@@ -11,10 +11,12 @@ from plait.diagnose.heat import orders
 from plait.diagnose.series import attempts_of, memory_of, series_of
 from plait.diagnose.states import STATES, Standing
 from plait.view import heat_callbacks, key_callbacks, timeline_callbacks
-from plait.view.grid_figure import STANDS_OUT, grid_figure
+from plait.view.figure_words import memory_words, prediction_words, series_words
+from plait.view.grid_figure import STANDS_OUT, grid_figure, is_flat
 from plait.view.layout import LATER, graph, place_of_figure
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure
 from plait.view.store import Snapshot, Watched, chosen_run, heat_of
+from plait.view.timeline_callbacks import besides
 from plait.view.words import nothing, seconds_text
 
 ROWS = 60
@@ -44,11 +46,12 @@ def first_paint(run: Watched) -> dict[str, Any]:
     found = order_options(snapshot)
     if not found:
         return {}
+    known: dict[str, Any] = {"orders": found, "besides": besides(snapshot.grid)}
     heat = heat_of(snapshot, "mean", None, tuple(found[0]["value"].split()), "segments")
     if heat is None:
-        return {"orders": found}
+        return known
     figure = heat_callbacks.figure_of(snapshot, heat, found[0]["value"].split(), "excess", heat_callbacks.Place())
-    return {"figure": figure, "orders": found, "version": version_of(0, snapshot)}
+    return {**known, "figure": figure, "version": version_of(0, snapshot)}
 
 
 def order_options(snapshot: Snapshot) -> list[dict[str, str]]:
@@ -63,14 +66,15 @@ def order_options(snapshot: Snapshot) -> list[dict[str, str]]:
 def _tick(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("version", "data"), Output("status", "children"), Output("order", "options"), Output("order", "value"),
+        Output("beside", "options"), Output("beside", "value"),
         Input("tick", "n_intervals"), Input("run", "value"), State("below", "data"), State("version", "data"),
-        State("order", "value"), State("status", "children"),
+        State("order", "value"), State("beside", "value"), State("status", "children"),
         # No tick while one is answered: Dash drops an answer if its question was asked again meanwhile, so
         # that a slow machine would never see any.
         running=[(Output("tick", "disabled"), True, False)],
     )  # fmt: skip
     def _look(
-        ticks: int | None, number: object, below: object, version: str, order: str | None, status: str
+        ticks: int | None, number: object, below: object, version: str, order: Any, beside: Any, status: str
     ) -> tuple[Any, ...]:
         place = number if isinstance(number, int) and 0 <= number < len(runs) else 0
         snapshot = runs[place].look(all_of_it=bool(ticks))
@@ -78,11 +82,20 @@ def _tick(app: Dash, runs: Sequence[Watched]) -> None:
         now = version_of(place, snapshot) + ":" * bool(below)
         said = line if line != status else no_update
         if now == version:
-            return no_update, said, no_update, no_update
-        options = order_options(snapshot)
-        known = [one["value"] for one in options]
+            return no_update, said, *[no_update] * 4
         # What lies below the heat map is asked for once it is there.
-        return now if below else no_update, said, options, no_update if order in known else next(iter(known), None)
+        chosen = [
+            part
+            for options, value in ((order_options(snapshot), order), (besides(snapshot.grid), beside))
+            for part in (options, _among(value, options))
+        ]
+        return now if below else no_update, said, *chosen
+
+
+def _among(value: Any, options: Sequence[dict[str, str]]) -> Any:
+    """What a choice is to be: as it is, if it is among the options, else the first of them."""
+    known = [one["value"] for one in options]
+    return no_update if value in known else next(iter(known), None)
 
 
 def _below(app: Dash) -> None:
@@ -169,8 +182,8 @@ def _grid(app: Dash, runs: Sequence[Watched]) -> None:
         found = snapshot.standings()
         if snapshot.grid is None:
             return nothing(snapshot.problem or "reading ..."), []
-        if not seen:  # three dimensions are dear where there is no GPU
-            return no_update, standing_table(found)
+        if not seen and not is_flat(snapshot.grid):  # three dimensions are dear where there is no GPU
+            return nothing("drawn as soon as it is in view"), standing_table(found)
         return grid_figure(found, snapshot.grid), standing_table(found)
 
 
@@ -197,7 +210,8 @@ def standing_table(found: Sequence[Standing]) -> list[Any]:
 def _numbers(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
         Output("series-figure", "figure"), Output("memory-figure", "figure"), Output("prediction-figure", "figure"),
-        Output("prediction-text", "children"), Input("version", "data"), State("run", "value"),
+        Output("prediction-text", "children"), Output("series-words", "children"), Output("memory-words", "children"),
+        Input("version", "data"), State("run", "value"),
         prevent_initial_call=True,
     )  # fmt: skip
     def _draw(_: str, number: object) -> tuple[Any, ...]:
@@ -206,15 +220,17 @@ def _numbers(app: Dash, runs: Sequence[Watched]) -> None:
         series = {name: series_of(one.run.metrics) for name, one in others.items() if one.run}
         prediction = snapshot.told.report.prediction if snapshot.told else None
         first = prediction_figure(prediction) if snapshot.told or snapshot.problem else nothing("reading all spans ...")
-        return series_figure(series), memory_of_run(runs[0].tools, snapshot), first, prediction_text(snapshot)
+        memory, words = memory_of_run(runs[0].tools, snapshot)
+        return series_figure(series), memory, first, prediction_text(snapshot), series_words(series), words
 
 
-def memory_of_run(tools: Any, snapshot: Snapshot) -> dict[str, Any]:
-    """Of every place of the pipeline, as predicted, and what was measured."""
+def memory_of_run(tools: Any, snapshot: Snapshot) -> tuple[dict[str, Any], str]:
+    """Of every place of the pipeline, as predicted, and what was measured; and the same in words."""
     if snapshot.run is None:
-        return nothing(snapshot.problem or "reading ...")
+        return nothing(snapshot.problem or "reading ..."), ""
     predicted = tools.memory(snapshot.run.plan) if snapshot.run.plan else ()
-    return memory_figure(predicted, memory_of(snapshot.run.metrics))
+    measured = memory_of(snapshot.run.metrics)
+    return memory_figure(predicted, measured), memory_words(predicted, measured)
 
 
 def prediction_text(snapshot: Snapshot) -> str:
@@ -229,4 +245,5 @@ def prediction_text(snapshot: Snapshot) -> str:
     if prediction.seconds is None:
         return overlap
     predicted, measured = prediction.seconds
-    return f"A step: {seconds_text(predicted)} predicted, {seconds_text(measured)} measured (median). {overlap}"
+    rows = prediction_words(prediction)
+    return f"A step: {seconds_text(predicted)} predicted, {seconds_text(measured)} measured (median). {overlap} {rows}"

@@ -1,4 +1,5 @@
-"""The tp x dp x pp grid as a picture in three dimensions, coloured by the state of each rank."""
+"""The tp x dp x pp grid as a picture, coloured by the state of each rank: flat where ranks differ on one or
+two of the axes, else in three dimensions."""
 
 from __future__ import annotations
 
@@ -11,60 +12,117 @@ from plait.diagnose.states import STATES, Standing, edges
 from plait.view.words import STATE_COLOURS, layout, plain
 
 STANDS_OUT = ("named", "crashed", "stopped", "silent", "slow")
+TP, DP, PP = 0, 1, 2
+"""Axes: tp to the right, dp (and cp) to the back, pp upwards. On a flat picture dp goes to the right before
+tp, and pp downwards."""
+LABELLED = 64
+"""Ranks of a flat picture up to which each has its number beside it."""
+MOST_ROWS, ROW = 10, 64
+"""Of a flat picture: rows that have room of their own, and pixels of each."""
+DRAWN_AS_POINTS = 2000
+"""Ranks from which on a browser is to draw with its GPU."""
+Place = tuple[int, int, int]
+
+
+def is_flat(grid: pl.DataFrame) -> bool:
+    """Whether ranks differ on two axes at most."""
+    return len(_varying(_places(grid))) < 3
 
 
 def grid_figure(found: Sequence[Standing], grid: pl.DataFrame) -> dict[str, Any]:
-    """tp to the right, dp (and cp) to the back, pp upwards; a line from each rank to those it waits for."""
+    """A point for each rank; a line from each to those it waits for."""
+    at = _places(grid)
+    varying = _varying(at)
+    flat = len(varying) < 3
+    axes = sorted((DP, TP, PP), key=lambda axis: axis not in varying)[:2] if flat else [TP, DP, PP]
+    kind = "scatter3d" if not flat else "scattergl" if len(found) > DRAWN_AS_POINTS else "scatter"
+
+    def along(places: Sequence[Place | None]) -> dict[str, list[int | None]]:
+        return {
+            name: [None if place is None else place[axis] for place in places]
+            for name, axis in zip("xyz", axes, strict=False)
+        }
+
+    pairs = [(at[waits], at[on]) for waits, on in edges(found) if waits in at and on in at]
+    lines = {
+        "type": kind, "mode": "lines", "name": "waits for", **along([end for a, b in pairs for end in (a, b, None)]),
+        "line": {"color": "#64748b", "width": 2}, "hoverinfo": "skip",
+    }  # fmt: skip
+    states = {state: [one for one in found if one.state == state and one.rank in at] for state in STATES}
+    points = [
+        {"type": kind, **along([at[one.rank] for one in own]), **_points(state, own, len(found), flat)}
+        for state, own in states.items() if own
+    ]  # fmt: skip
+    data: list[dict[str, Any]] = [lines, *points] if pairs else points
     cp = int(grid["cp"].max() or 0) + 1  # type: ignore[arg-type]
-    at = {
-        rank: (tp, dp * cp + of_cp, pp)
-        for rank, pp, dp, of_cp, tp in grid.select("rank", "pp", "dp", "cp", "tp").iter_rows()
-    }  # fmt: skip
-    size = 13 if len(found) <= 64 else 8 if len(found) <= 1024 else 4
-    data: list[dict[str, Any]] = []
-    lines: list[list[float | None]] = [[], [], []]
-    for waits, on in edges(found):
-        if waits in at and on in at:
-            for line, a, b in zip(lines, at[waits], at[on], strict=True):
-                line += [a, b, None]
-    if lines[0]:
-        data.append({
-            "type": "scatter3d", "mode": "lines", "name": "waits for", "x": lines[0], "y": lines[1], "z": lines[2],
-            "line": {"color": "#64748b", "width": 2}, "hoverinfo": "skip",
-        })  # fmt: skip
-    for state in STATES:
-        own = [one for one in found if one.state == state and one.rank in at]
-        if not own:
-            continue
-        big = state in STANDS_OUT
-        x, y, z = zip(*(at[one.rank] for one in own), strict=True)
-        data.append({
-            "type": "scatter3d", "name": f"{state} ({len(own)})",
-            "mode": "markers+text" if big and len(own) <= 20 else "markers",
-            "x": x, "y": y, "z": z, "hovertext": [_hover(one) for one in own], "hoverinfo": "text",
-            "customdata": [one.rank for one in own],
-            "text": [f"rank {one.rank}" for one in own] if big and len(own) <= 20 else None,
-            "marker": {
-                "size": size * 1.5 if big else size, "color": STATE_COLOURS[state],
-                "symbol": "diamond" if big else "circle", "opacity": 1.0 if big or len(found) <= 64 else 0.65,
-                "line": {"width": 1, "color": "#333333"} if size > 4 else {"width": 0},
-            },
-        })  # fmt: skip
-    second = "dp" if cp == 1 else f"dp x cp {cp}"
-    scene = {
-        "xaxis": _axis("tp", at, 0), "yaxis": _axis(second, at, 1), "zaxis": _axis("pp (stage)", at, 2),
-        "aspectmode": "manual",
-        "aspectratio": {"x": 0.9, "y": 1.5, "z": 0.8}, "camera": {"eye": {"x": 1.5, "y": -1.6, "z": 0.9}},
-    }  # fmt: skip
-    figure = layout(height=520, scene=scene, uirevision="grid", legend={"x": 0, "y": 1})
-    figure["margin"] = {"l": 0, "r": 0, "t": 10, "b": 0}
+    titles = {TP: "tp", DP: "dp" if cp == 1 else f"dp x cp {cp}", PP: "pp (stage)"}
+    figure = _flat(axes, varying, titles, at) if flat else _deep(titles, at)
     return {"data": data, "layout": figure}
 
 
-def _axis(title: str, at: dict[int, tuple[int, int, int]], which: int) -> dict[str, Any]:
+def _places(grid: pl.DataFrame) -> dict[int, Place]:
+    cp = int(grid["cp"].max() or 0) + 1  # type: ignore[arg-type]
+    rows = grid.select("rank", "pp", "dp", "cp", "tp").iter_rows()
+    return {rank: (tp, dp * cp + of_cp, pp) for rank, pp, dp, of_cp, tp in rows}
+
+
+def _varying(at: dict[int, Place]) -> list[int]:
+    """The axes on which ranks differ."""
+    return [axis for axis in (TP, DP, PP) if len({place[axis] for place in at.values()}) > 1]
+
+
+def _points(state: str, own: Sequence[Standing], ranks: int, flat: bool) -> dict[str, Any]:
+    big = state in STANDS_OUT
+    size = 13 if ranks <= LABELLED else 8 if ranks <= 1024 else 4
+    named = ranks <= LABELLED if flat else big and len(own) <= 20
+    away = "" if flat else "\u00a0" * 6  # in three dimensions a text begins in the middle of its point
+    return {
+        "name": f"{state} ({len(own)})", "mode": "markers+text" if named else "markers",
+        "hovertext": [_hover(one) for one in own], "hoverinfo": "text", "customdata": [one.rank for one in own],
+        "text": [f"{away}rank {one.rank}" for one in own] if named else None,
+        "textposition": "bottom center" if flat else "middle right",
+        "marker": {
+            "size": size * 1.5 if big else size, "color": STATE_COLOURS[state],
+            "symbol": "diamond" if big else "circle", "opacity": 1.0 if big or ranks <= LABELLED else 0.65,
+            "line": {"width": 1, "color": "#333333"} if size > 4 else {"width": 0},
+        },
+    }  # fmt: skip
+
+
+def _flat(axes: Sequence[int], varying: Sequence[int], titles: dict[int, str], at: dict[int, Place]) -> dict[str, Any]:
+    across, down = (1 + max((place[axis] for place in at.values()), default=0) for axis in axes)
+    one_row = axes[1] not in varying
+    figure = layout(
+        height=130 + ROW * min(down, MOST_ROWS), uirevision="grid",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        xaxis={"title": {"text": titles[axes[0]]}, "range": [-0.5, across - 0.5], "zeroline": False, **_whole(across)},
+        yaxis={
+            "title": {"text": "" if one_row else titles[axes[1]]}, "range": [down - 0.45, -0.55], "zeroline": False,
+            "showticklabels": not one_row, "showgrid": not one_row, **_whole(down),
+        },
+    )  # fmt: skip
+    figure["margin"] = {"l": 70, "r": 20, "t": 40, "b": 60}
+    return figure
+
+
+def _deep(titles: dict[int, str], at: dict[int, Place]) -> dict[str, Any]:
+    most = [1 + max(place[axis] for place in at.values()) for axis in (TP, DP, PP)]
+    scene = {
+        **{
+            f"{name}axis": {"title": {"text": titles[axis]}, "zeroline": False, **_whole(most[axis])}
+            for name, axis in zip("xyz", (TP, DP, PP), strict=True)
+        },
+        "aspectmode": "manual", "aspectratio": {"x": 0.9, "y": 1.5, "z": 0.8},
+        "camera": {"eye": {"x": 1.5, "y": -1.6, "z": 0.9}},
+    }  # fmt: skip
+    figure = layout(height=520, scene=scene, uirevision="grid", legend={"x": 0, "y": 1})
+    figure["margin"] = {"l": 0, "r": 0, "t": 10, "b": 0}
+    return figure
+
+
+def _whole(many: int) -> dict[str, Any]:
     """Whole numbers, where they are few."""
-    most = max((place[which] for place in at.values()), default=0)
-    return {"title": {"text": title}, "zeroline": False, **({"dtick": 1} if most < 16 else {})}
+    return {"dtick": 1} if many <= 16 else {}
 
 
 def _hover(one: Standing) -> str:

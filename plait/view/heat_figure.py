@@ -11,10 +11,13 @@ import polars as pl
 from plait.diagnose.heat import Heat, Pooled, Segment
 from plait.diagnose.outliers import MINIMUM
 from plait.diagnose.places import WORDS, place_of
-from plait.view.words import layout, packed, plain, seconds_text
+from plait.view.words import FONT, layout, packed, plain, seconds_text
 
 Value = Literal["excess", "seconds"]
-HEIGHT = 560
+HEIGHT, WIDTH = 560, 900
+"""Pixels: of the figure, and across all columns."""
+SINE, SMALLEST = 0.57, 7
+"""Of the angle at which labels of columns stand as long as they have room; pixels of a letter, at least."""
 NAMED = 12
 """Ranks that are pointed at, at most."""
 TICKS = 40
@@ -81,9 +84,13 @@ def column_labels(heat: Heat) -> list[Any]:
 def _columns(labels: Sequence[Any], segments: bool) -> dict[str, Any]:
     if not segments:
         return {"title": {"text": "step"}, "fixedrange": False}
+    apart = WIDTH / max(1, len(labels))
+    upright = apart * SINE < FONT["size"]
+    size = max(SMALLEST, min(FONT["size"], int(0.9 * apart))) if upright else FONT["size"]
     return {
-        "type": "category", "categoryarray": list(labels), "categoryorder": "array", "tickangle": -35,
-        "automargin": True, "range": [-0.5, len(labels) - 0.5], "fixedrange": True,
+        "type": "category", "categoryarray": list(labels), "categoryorder": "array",
+        "tickangle": -90 if upright else -35, "tickfont": {"size": size}, "automargin": True,
+        "range": [-0.5, len(labels) - 0.5], "fixedrange": True,
     }  # fmt: skip
 
 

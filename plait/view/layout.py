@@ -30,13 +30,18 @@ WITH = {
     "pp": "its pipeline", "dp": "its dp group", "tp": "its tp group", "cp": "its cp group", "host": "its host",
     "rank": "nobody else",
 }  # fmt: skip
+WORDS_OF = {
+    "grid-figure": "grid-table", "series-figure": "series-words", "memory-figure": "memory-words",
+    "prediction-figure": "prediction-text", "both-figure": "both-words",
+}  # fmt: skip
+"""Figures that are pictures for who does not see them, and where their words stand."""
 LATER = ("timeline-figure", "grid-figure", "series-figure", "memory-figure", "prediction-figure", "both-figure")
 """Figures that come to their places once the heat map is painted: plotly takes long even for empty ones."""
 
 
 def page(runs: Sequence[str], **first: Any) -> html.Div:
     """runs: names, to choose from. first: what is known already: ``figure`` and ``orders`` of the heat map,
-    ``version``."""
+    ``besides`` of the timeline, ``version``."""
     return html.Div([
         html.A("To the heat map", href="#heat", className="skip"),
         html.Header([
@@ -52,19 +57,21 @@ def page(runs: Sequence[str], **first: Any) -> html.Div:
                 html.Div(id="hang"), html.Pre("reading ...", id="text", tabIndex=0), html.Ul(id="notes"),
             ]),
             _section("heat", _heat(first)),
-            _section("timeline", _timeline()),
+            _section("timeline", _timeline(first)),
             _section("grid", [
                 html.P("Colour is a rank's state; a line goes from a rank to those it waits for."),
                 _later("grid-figure"), html.Div(id="grid-table"),
             ]),
-            _section("progress", [_later("series-figure")]),
-            _section("memory", [_later("memory-figure")]),
-            _section("predicted", [_later("prediction-figure"), html.P(id="prediction-text"), _later("both-figure")]),
+            _section("progress", [_later("series-figure"), _words("series-words")]),
+            _section("memory", [_later("memory-figure"), _words("memory-words")]),
+            _section("predicted", [
+                _later("prediction-figure"), _words("prediction-text"), _later("both-figure"), _words("both-words"),
+            ]),
             _section("attempts", [html.Div(id="attempts-table")]),
         ]),
         dcc.Interval(id="tick", interval=SECONDS * 1000),
         dcc.Store(id="version", data=first.get("version", "")),
-        dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}), dcc.Store(id="zoom", data=None),
+        dcc.Store(id="heat-at", data={}), dcc.Store(id="chosen", data={}), dcc.Store(id="zoom"),
         dcc.Store(id="seen", data=False), dcc.Store(id="keys"), dcc.Store(id="answered", data=0),
         dcc.Store(id="shown", data={}), dcc.Store(id="painted", data=False), dcc.Store(id="below", data=False),
     ], id="page")  # fmt: skip
@@ -83,7 +90,12 @@ def _section(name: str, children: list[Any]) -> html.Section:
 
 
 def _later(name: str) -> html.Div:
-    return html.Div(id=place_of_figure(name), className="figure")
+    words: dict[str, Any] = {"role": "img", **_said("labelledby", WORDS_OF[name])} if name in WORDS_OF else {}
+    return html.Div(id=place_of_figure(name), className="figure", **words)
+
+
+def _words(name: str) -> html.P:
+    return html.P(id=name, className="hint")
 
 
 def place_of_figure(name: str) -> str:
@@ -142,13 +154,14 @@ def _heat(first: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _timeline() -> list[Any]:
+def _timeline(first: dict[str, Any]) -> list[Any]:
+    besides = first.get("besides", [])
     return [
         html.Div([
             _field("Rank", dcc.Input(id="rank", type="number", min=0, step=1, debounce=True)),
             _number("step", "Step"),
             _field("Beside", dcc.Dropdown(
-                [{"label": words, "value": axis} for axis, words in WITH.items()], "pp", id="beside", clearable=False,
+                besides, besides[0]["value"] if besides else None, id="beside", clearable=False,
             )),
         ], className="controls"),
         html.P(id="clocks"),

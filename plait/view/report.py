@@ -17,6 +17,7 @@ from plait.diagnose.places import place_of
 from plait.diagnose.series import attempts_of, series_of
 from plait.diagnose.states import STATES
 from plait.view.callbacks import memory_of_run, prediction_text, status_of
+from plait.view.figure_words import series_words
 from plait.view.grid_figure import STANDS_OUT, grid_figure
 from plait.view.heat_figure import heat_figure
 from plait.view.series_figure import prediction_figure, series_figure
@@ -74,21 +75,23 @@ def _sections(watched: Watched, snapshot: Snapshot) -> Iterator[str]:
     recording = snapshot.recording
     if recording is not None:
         yield _section("heat", "Heat map", _heat(snapshot))
-        shown = shown_of(snapshot, _worth_showing(snapshot), "pp", None)
+        shown = shown_of(snapshot, _worth_showing(snapshot), None, None)
         if shown and shown.window:
             yield _section("timeline", "Timeline", _timeline(snapshot, shown))
     if snapshot.grid is not None:
         yield _section("grid", "The ranks' grid", _grid(snapshot))
     if snapshot.run is not None:
         series = {snapshot.name: series_of(snapshot.run.metrics)}
-        yield _section("progress", "Step time and loss", _figure("series-figure", series_figure(series)))
-        yield _section("memory", "Memory", _figure("memory-figure", memory_of_run(watched.tools, snapshot)))
+        yield _section(
+            "progress", "Step time and loss", _told("series-figure", series_figure(series), series_words(series))
+        )
+        memory = memory_of_run(watched.tools, snapshot)
+        yield _section("memory", "Memory", _told("memory-figure", *memory))
         prediction = snapshot.told.report.prediction if snapshot.told else None
         shown = shown_of(snapshot, {}, "rank", None)
-        both = _figure("both-figure", side_by_side(watched, snapshot, shown)) if shown else ""
-        text = _words(prediction_text(snapshot))
-        figure = _figure("prediction-figure", prediction_figure(prediction))
-        yield _section("predicted", "Predicted and measured", figure + text + both)
+        both = _told("both-figure", *side_by_side(watched, snapshot, shown)) if shown else ""
+        figure = _told("prediction-figure", prediction_figure(prediction), prediction_text(snapshot))
+        yield _section("predicted", "Predicted and measured", figure + both)
         tries = attempts_of(snapshot.run.attempts, live=snapshot.live)
         heads = ("attempt", "started (UTC)", "ended (UTC)", "outcome", "cause", "hosts", "step reached")
         table = _table(heads, tries[-ROWS:]) if tries else _words("One start, as far as the run's folder tells.")
@@ -120,7 +123,8 @@ def _heat(snapshot: Snapshot) -> str:
         heat = heat_of(snapshot, "mean", None, order, columns)
         if heat is None or not heat.columns:
             continue
-        parts.append(_figure(name, heat_figure(heat, pooled(heat, CELLS), grid, order=order, named=snapshot.named())))
+        figure = heat_figure(heat, pooled(heat, CELLS), grid, order=order, named=snapshot.named())
+        parts.append(_figure(name, figure, f"Heat map of {heat.ranks.size} ranks by {columns}."))
         if columns == "segments":
             words = [
                 f"{place_of(grid, one.rank)}: {one.share:+.1%}, {seconds_text(one.seconds, signed=True)} of a step"
@@ -144,7 +148,7 @@ def _grid(snapshot: Snapshot) -> str:
     words = "; ".join(f"{state}: {means}" for state, means in STATES.items() if state in there)
     heads = ("rank", "host", "state", "doing", "where", "error", "waits for")
     table = _table(heads, rows[:ROWS]) if rows else ""
-    return _figure("grid-figure", grid_figure(found, snapshot.grid)) + _words(words) + table
+    return _told("grid-figure", grid_figure(found, snapshot.grid), words) + table
 
 
 def _worth_showing(snapshot: Snapshot) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def _timeline(snapshot: Snapshot, shown: Shown) -> str:
     assert recording is not None and shown.window is not None
     hosts = dict(recording.grid.select("rank", "host").iter_rows())
     figure = timeline_figure(shown.window, origin=shown.origin, chosen=shown.around, hosts=hosts)
-    parts = [_words(clock_text(snapshot)), _figure("timeline-figure", figure), _words(span_text(shown, recording))]
+    parts = [_words(clock_text(snapshot)), _told("timeline-figure", figure, span_text(shown, recording))]
     if shown.around:
         for title, links in (("What it needed", shown.around.needs), ("What needed it", shown.around.needed_by)):
             parts.append(f"<h3>{title}</h3>" + _list([link_text(link, shown, recording) for link in links[:24]]))
@@ -196,12 +200,19 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _figure(name: str, figure: dict[str, Any]) -> str:
-    """A place for a figure, and what is drawn there, in a form in which no text ends the script."""
+def _told(name: str, figure: dict[str, Any], words: str) -> str:
+    """A figure, and what it shows in words."""
+    return _figure(name, figure, words) + _words(words)
+
+
+def _figure(name: str, figure: dict[str, Any], words: str = "") -> str:
+    """A place for a figure, and what is drawn there, in a form in which no text ends the script. words: for
+    who does not see it."""
     text = json.dumps(figure, allow_nan=False, default=_plain)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return f'<div id="{name}"></div><script type="application/json" data-figure="{name}">{text}</script>'
+    said = f' role="img" aria-label="{html.escape(words)}"' if words else ""
+    return f'<div id="{name}"{said}></div><script type="application/json" data-figure="{name}">{text}</script>'
 
 
 def _plain(value: Any) -> Any:

@@ -96,7 +96,8 @@ def memory_figure(predicted: Sequence[tuple[str, Mapping[str, int]]], measured: 
     for number, one in enumerate(measured):
         steps, values = thinned(one)
         data.append({
-            "type": "scatter", "mode": "lines", "name": plain(f"measured: {one.name}"), "x": steps,
+            "type": "scatter", "mode": "lines+markers" if len(steps) < 60 else "lines",
+            "name": plain(f"measured: {one.name}"), "x": steps,
             "y": [value / 2**20 for value in values], "xaxis": "x2", "yaxis": "y2" if predicted else "y",
             "line": {"color": RUNS[number % len(RUNS)], "width": 1.5},
         })  # fmt: skip

@@ -10,8 +10,10 @@ from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from plait.diagnose.dependencies import Around, Key, Link, around
 from plait.diagnose.places import place_of
+from plait.diagnose.predicted import UNMEASURED
 from plait.diagnose.recording import Recording
 from plait.diagnose.window import Window, shifted, together, window
+from plait.view.figure_words import spans_words
 from plait.view.layout import WITH
 from plait.view.moves import is_number, next_span, point_of
 from plait.view.store import Snapshot, Watched, chosen_run
@@ -80,7 +82,8 @@ def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Show
     key = key_of(chosen.get("span"))
     agree = recording.clocks_agree or bool(snapshot.clocks and not snapshot.clocks.lost)
     found = around(spans, key, clocks_agree=agree) if key and key.step == step else None
-    ranks = together(recording.grid, rank, str(beside) if str(beside) in WITH else "pp")  # type: ignore[arg-type]
+    company = str(beside) if str(beside) in WITH else besides(recording.grid)[0]["value"]
+    ranks = together(recording.grid, rank, company)  # type: ignore[arg-type]
     linked = [link.key.rank for link in (*found.needs, *found.needed_by)] if found else []
     ranks += [one for one in dict.fromkeys(linked) if one not in ranks][:LINKED]
     own = spans.filter(pl.col("rank").is_in(ranks))
@@ -89,6 +92,15 @@ def shown_of(snapshot: Snapshot, chosen: Any, beside: object, zoom: Any) -> Show
     if isinstance(zoom, list) and len(zoom) == 2 and all(map(is_number, zoom)):
         between = origin + zoom[0] / 1e3, origin + zoom[1] / 1e3
     return Shown(rank, step, spans, ranks, window(own, ranks, (step, step), between=between), origin, found)
+
+
+def besides(grid: pl.DataFrame | None) -> list[dict[str, str]]:
+    """Whom a rank can be shown beside: those of an axis on which ranks differ, of its host, nobody."""
+    if grid is None:
+        return []
+    axes = [axis for axis in ("pp", "dp", "tp", "cp") if grid[axis].n_unique() > 1]
+    hosts = ["host"] if grid["host"].drop_nulls().is_duplicated().any() else []
+    return [{"value": axis, "label": WITH[axis]} for axis in (*axes, *hosts, "rank")]
 
 
 def first_rank(snapshot: Snapshot) -> int:
@@ -231,13 +243,14 @@ def _draw(app: Dash, runs: Sequence[Watched]) -> None:
 
 def _compare(app: Dash, runs: Sequence[Watched]) -> None:
     @app.callback(
-        Output("both-figure", "figure"), Input("version", "data"), Input("chosen", "data"), State("run", "value"),
+        Output("both-figure", "figure"), Output("both-words", "children"), Input("version", "data"),
+        Input("chosen", "data"), State("run", "value"),
         prevent_initial_call=True,
     )  # fmt: skip
-    def _both(_: str, chosen: Any, number: Any) -> dict[str, Any]:
+    def _both(_: str, chosen: Any, number: Any) -> tuple[dict[str, Any], str]:
         snapshot = chosen_run(runs, number)
         shown = shown_of(snapshot, chosen, "rank", None)
-        return side_by_side(runs[0], snapshot, shown) if shown else nothing(_kept(snapshot))
+        return side_by_side(runs[0], snapshot, shown) if shown else (nothing(_kept(snapshot)), "")
 
 
 def _kept(snapshot: Snapshot) -> str:
@@ -262,12 +275,14 @@ def clock_text(snapshot: Snapshot) -> str:
     )
 
 
-def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> dict[str, Any]:
-    """The rank's step as the plan predicts it, above the step as it was."""
+def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> tuple[dict[str, Any], str]:
+    """The rank's step as the plan predicts it, above the step as it was; and both in words."""
     plan = snapshot.run.plan if snapshot.run else None
+    if plan is not None and not plan.costs:
+        return nothing("The plan holds no measured costs to be compared with."), UNMEASURED
     predicted = run.tools.predicted(plan, [shown.rank]) if plan else None
     if predicted is None or predicted.is_empty():
-        return nothing("The run has no plan that could be simulated.")
+        return nothing("The run has no plan that could be simulated."), ""
     measured = shown.spans.filter(pl.col("rank") == shown.rank)
     parts: list[pl.DataFrame] = []
     for place, part in enumerate((predicted, measured)):  # told apart by a rank of their own
@@ -276,12 +291,12 @@ def side_by_side(run: Watched, snapshot: Snapshot, shown: Shown) -> dict[str, An
         parts.append(part.with_columns(*times, rank=pl.lit(place, pl.Int32), step=pl.lit(0, pl.Int64)))
     both = window(pl.concat(parts, how="vertical_relaxed"), [0, 1], (0, 0), most=2000)
     if both is None:
-        return nothing("Neither has spans.")
+        return nothing("Neither has spans."), ""
     lanes = both.bars.select("rank", "lane").unique(maintain_order=True).iter_rows()
     titles = [f"{('predicted', 'measured')[place]} {lane}" for place, lane in lanes]
     figure = timeline_figure(both, origin=0.0, titles=titles)
     figure["layout"]["xaxis"]["title"]["text"] = f"rank {shown.rank}, step {shown.step + 1}: ms from its begin"
-    return figure
+    return figure, " ".join(map(spans_words, ("Predicted", "Measured"), (predicted, measured)))
 
 
 def span_text(shown: Shown, recording: Recording) -> str:

@@ -27,7 +27,7 @@ STATE_COLOURS = {
     "named": "#d00000", "crashed": "#8b0000", "stopped": "#c2410c", "silent": "#7c2d92", "slow": "#e07b00",
     "works": "#0f766e", "waits": "#9fb3c8", "ended": "#5b6770", "runs": "#2f855a", "unknown": "#d1d5db",
 }  # fmt: skip
-FONT = {"family": "system-ui, sans-serif", "size": 13}
+FONT: dict[str, Any] = {"family": "system-ui, sans-serif", "size": 13}
 
 
 def plain(text: object) -> str:

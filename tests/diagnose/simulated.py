@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,7 @@ from plait.core.job import Job
 from plait.core.plan import Plan
 from plait.diagnose.predicted import table_of
 from plait.diagnose.recording import grid_of, with_axes
+from plait.diagnose.tables import SPAN_COLUMNS
 from plait.plan.make import make_plan
 from plait.plan.simulate import simulate_plan
 from tests.dist.drawn import Chance, drawn_plan
@@ -33,6 +35,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "interleaved": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
     "unequal places": {"pp": 2, "dp": [2, 1], "tp": [1, 2]},
     "recomputation": {"pp": 2, "tp": 2, "recompute": "full"},
+    "three axes": {"pp": 2, "tp": 2, "dp": 2, "shard": "zero1"},
 }
 """Of GPT, whose head is tied to its embedding."""
 DRAWN = 12
@@ -56,3 +59,17 @@ def simulated(name: str) -> tuple[Plan, pl.DataFrame]:
     timeline = simulate_plan(plan, Cluster.preset("a100-80")).timeline((0, 1))
     places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
     return plan, with_axes(table_of(timeline), grid_of(plan.layout), plan.shardings, places)
+
+
+def write_simulated(folder: Path, name: str) -> Path:
+    """A run's folder with the plan and the spans."""
+    made, spans = simulated(name)
+    made.write(folder / "plan.json")
+    plan = Plan.read(folder / "plan.json")
+    (folder / "timeline").mkdir(parents=True)
+    for (rank,), own in spans.select(SPAN_COLUMNS).cast({"rank": pl.Int64}).group_by("rank"):
+        own.write_parquet(
+            folder / "timeline" / f"rank-{int(str(rank)):05d}-step-00000002.parquet",
+            metadata={"plait.timeline.version": "1", "plait.plan": plan.key},
+        )
+    return folder

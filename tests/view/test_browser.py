@@ -12,6 +12,7 @@ import pytest
 
 from plait.view.layout import LATER
 from tests.diagnose.made import write_run
+from tests.diagnose.simulated import write_simulated
 from tests.view.served import CULPRIT, SLOW, browser, served
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def opened(run: Path, chromium: Browser, *, late: float = 0.0) -> Iterator[Page]
         page.set_default_timeout(WAIT)
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
         page.goto(url)
         page.wait_for_selector("#heat-figure .heatmaplayer image")
         yield page
@@ -222,12 +224,52 @@ def test_everything_has_a_name_and_is_reached_by_tab(shown: Page) -> None:
     assert not [one for one in shown.evaluate(nameless) if 'aria-hidden="true"' not in one]
 
 
-def test_the_grid_is_drawn_when_it_comes_into_view(shown: Page) -> None:
-    shown.locator("#grid").scroll_into_view_if_needed()
+def has_data(figure: str) -> str:
+    """Whether a figure has data."""
+    return f"(document.querySelector('#{figure} .js-plotly-plot') || {{data: []}}).data.length > 0"
+
+
+def test_a_flat_grid_is_drawn_at_once(shown: Page) -> None:
     shown.wait_for_function(
-        "document.querySelector('#grid-figure .js-plotly-plot').data.some(d => d.name === 'slow (1)')"
+        "(document.querySelector('#grid-figure .js-plotly-plot') || {data: []}).data.some(d => d.name === 'slow (1)')"
     )
+    assert shown.evaluate("window.scrollY") == 0
     assert "slow: a straggler" in shown.locator("#grid-table").inner_text()
+
+
+def test_figures_have_words_and_no_more_room_than_they_take(shown: Page) -> None:
+    shown.wait_for_function(has_data("both-figure") + " || document.getElementById('both-words').innerText.length > 0")
+    shown.wait_for_function(has_data("timeline-figure"))
+    words = shown.evaluate(
+        "[...document.querySelectorAll('.figure[role=img]')].map(f => [f.id, "
+        "document.getElementById(f.getAttribute('aria-labelledby')).innerText])"
+    )
+    assert len(words) == 5
+    assert all(text for name, text in words if name != "prediction-figure-place"), words
+    room = shown.evaluate(
+        "[document.getElementById('timeline-figure-place').offsetHeight, "
+        "document.querySelector('#timeline-figure .js-plotly-plot').layout.height]"
+    )
+    assert room[0] <= room[1] + 10
+
+
+def test_three_dimensions_are_drawn_when_they_come_into_view(tmp_path: Path, chromium: Browser) -> None:
+    with opened(write_simulated(tmp_path / "run", "three axes"), chromium) as page:
+        page.wait_for_function(has_data("timeline-figure"))
+        assert "its pipeline" in page.locator("#beside").inner_text()
+        page.locator("#grid").scroll_into_view_if_needed()
+        page.wait_for_function(has_data("grid-figure"))
+        assert page.evaluate("document.querySelector('#grid-figure .js-plotly-plot').data[0].type") == "scatter3d"
+
+
+def test_a_rank_is_shown_beside_those_there_are(tmp_path: Path, chromium: Browser) -> None:
+    with opened(write_simulated(tmp_path / "run", "zero1"), chromium) as page:
+        page.wait_for_function(has_data("timeline-figure"))
+        assert "its dp group" in page.locator("#beside").inner_text()
+        page.locator("#beside").click()
+        assert page.get_by_text("its pipeline", exact=True).count() == 0
+        rows = page.evaluate("document.querySelector('#timeline-figure .js-plotly-plot').layout.yaxis.ticktext")
+        assert {row.split()[1] for row in rows} == {"0", "1"}
 
 
 def test_the_report_with_the_network_off(tmp_path: Path, chromium: Browser) -> None:

@@ -22,7 +22,8 @@ from plait.diagnose.recording import grid_of
 from plait.diagnose.series import Series
 from plait.diagnose.states import standings
 from plait.diagnose.window import window
-from plait.view.grid_figure import grid_figure
+from plait.view.figure_words import memory_words, prediction_words, series_words
+from plait.view.grid_figure import grid_figure, is_flat
 from plait.view.heat_figure import cell_text, heat_figure
 from plait.view.moves import Place, moved, next_span
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
@@ -117,9 +118,59 @@ def test_the_grid_shows_states_and_who_waits_for_whom() -> None:
     verdict = Verdict(cause="stopped", why="x", ranks=(5,), chain=())
     figure = grid_figure(standings(grid, hang=(verdict, evidence)), grid)
     named = next(trace for trace in figure["data"] if trace["name"] == "named (1)")
-    assert (named["x"], named["y"], named["z"]) == ((1,), (0,), (1,))
+    assert (named["x"], named["y"], named["z"]) == ([1], [0], [1])
     assert "<img" not in markup(figure)
     assert "&lt;img" in markup(figure)
+
+
+@pytest.mark.parametrize(
+    ("shape", "titles"),
+    [({"dp": 2}, ("dp", "")), ({"tp": 3}, ("tp", "")), ({"pp": 2, "dp": 4}, ("dp", "pp (stage)")), ({}, ("dp", "")),
+     ({"dp": 2, "tp": 2}, ("dp", "tp")), ({"dp": 2, "cp": 2}, ("dp x cp 2", ""))],
+)  # fmt: skip
+def test_ranks_that_differ_on_two_axes_are_drawn_flat(shape: dict[str, int], titles: tuple[str, str]) -> None:
+    grid = grid_of(Layout.of(**shape))
+    found = standings(grid)
+    figure = grid_figure(found, grid)
+    assert is_flat(grid)
+    assert {trace["type"] for trace in figure["data"]} == {"scatter"}
+    assert (figure["layout"]["xaxis"]["title"]["text"], figure["layout"]["yaxis"]["title"]["text"]) == titles
+    places = [place for trace in figure["data"] for place in zip(trace["x"], trace["y"], strict=True)]
+    assert len(set(places)) == len(places) == grid.height, "no rank hides another"
+    texts = [text for trace in figure["data"] for text in trace["text"]]
+    assert sorted(texts) == [f"rank {rank}" for rank in range(grid.height)]
+    assert {trace["textposition"] for trace in figure["data"]} == {"bottom center"}
+
+
+def test_of_many_ranks_of_a_flat_picture_only_colours_are_shown() -> None:
+    grid = grid_of(Layout.of(pp=64, dp=64))
+    figure = grid_figure(standings(grid), grid)
+    assert [trace["type"] for trace in figure["data"]] == ["scattergl"]
+    assert figure["data"][0]["text"] is None
+    assert figure["layout"]["height"] < 900
+
+
+def test_labels_of_many_columns_stand_upright_and_apart() -> None:
+    ranks, few, many = np.arange(2), 12, 80
+    for columns, upright in ((few, False), (many, True)):
+        segments = tuple(Segment("compute", f"site {n}", "forward") for n in range(columns))
+        values = np.ones((2, columns))
+        heat = Heat(ranks=ranks, columns=segments, seconds=values, excess=values)
+        axis = heat_figure(heat, pooled(heat), grid_of(Layout.of(dp=2)), order=("dp",))["layout"]["xaxis"]
+        assert (axis["tickangle"] == -90) == upright
+        apart = 900 / columns * (1.0 if upright else 0.57)
+        assert axis["tickfont"]["size"] <= apart
+
+
+def test_figures_are_told_in_words() -> None:
+    loss = Series("loss", (1, 2, 3), (5.0, 6.0, 4.5))
+    assert series_words({"a": [loss], "b": [loss]}).startswith("A: loss 4.5 at step 3, between 4.5 and 6. B: loss")
+    assert series_words({"a": []}) == "No step has numbers."
+    predicted = [("stage 0", {"parameters": 2**20, "buffers": 2**20})]
+    told = memory_words(predicted, [loss._replace(name="memory_tensors, rank 0", values=(2.0**20,) * 3)])
+    assert told == "Stage 0 2.0 MiB predicted; memory_tensors, rank 0 1.0 MiB at most."
+    assert memory_words([], []) == "Nothing is known of memory."
+    assert prediction_words(None) == ""
 
 
 @given(text=st.text() | st.just(HOSTILE))

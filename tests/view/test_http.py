@@ -189,7 +189,8 @@ def test_whatever_is_said_to_be_chosen(page: str, chosen: Any) -> None:
     status, answer = update(page, output, ["chosen.data"], inputs, [("run", "value", 0)])
     assert status == 200, answer
     assert answer["response"]["timeline-figure"]["figure"]["layout"]
-    status, answer = update(page, "both-figure.figure", ["chosen.data"], inputs[:2], [("run", "value", 0)])
+    output = "..both-figure.figure...both-words.children.."
+    status, answer = update(page, output, ["chosen.data"], inputs[:2], [("run", "value", 0)])
     assert status == 200, answer
 
 
