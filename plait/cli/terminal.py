@@ -18,6 +18,7 @@ import typer
 from plait.core import text as plain
 from plait.core.env import no_colour, terminal_width
 from plait.core.passed_over import PassedOver
+from plait.core.process import open_standard_streams
 
 WIDEST_TEXT = 100
 """Columns of running text: longer lines are hard to read."""
@@ -26,7 +27,9 @@ _kept: ContextVar[list[str] | None] = ContextVar("kept", default=None)
 
 
 def prepare() -> None:
-    """Let nothing that is printed fail for a character that the output cannot show."""
+    """Let nothing that is printed fail for a character that the output cannot show, or because there is no
+    output."""
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

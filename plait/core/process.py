@@ -120,6 +120,23 @@ def command_of(module: str, *arguments: str, python: str = sys.executable) -> li
     return [python, "-P", "-m", module, *arguments]
 
 
+def open_standard_streams() -> None:
+    """Where standard input, output or errors were closed (``>&-``) let there be nothing to read, and let what
+    is printed be lost. Else printing fails, or lands in the next file that is opened, which gets the
+    number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 

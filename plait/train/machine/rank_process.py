@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
+from plait.core.process import open_standard_streams
+
 
 def run_and_end(main: Callable[[], int | None]) -> NoReturn:
     """Run ``main`` and end the process with the status it returns (None: 0; if it raises, 1 and a traceback;
@@ -46,6 +48,7 @@ class _Output(io.FileIO):
 def print_to_nobody() -> None:
     """Let what this process prints be lost where nobody can read it (a terminal that was closed, a pipe whose
     reader has ended, a full disk), instead of ending training or hiding why it ends."""
+    open_standard_streams()
     sys.stdout, sys.stderr = _lossy(sys.stdout), _lossy(sys.stderr)
 
 

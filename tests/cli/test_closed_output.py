@@ -1,0 +1,43 @@
+"""Commands whose standard streams were closed: what they print is lost, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plait.core.process import command_of
+from tests.cli.runs import metrics, write_job
+
+
+def closed(*words: str, how: str = ">&-") -> subprocess.CompletedProcess[str]:
+    """A command with streams closed as a shell does it."""
+    argv = ["sh", "-c", f'exec "$@" {how}', "sh", *command_of("plait.cli.main", *words)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("how", [">&-", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["--version"], 0), (["train", "--help"], 0), (["job", "--reference", "train.steps"], 0),
+     (["schedule", "show", "1f1b", "--stages", "2", "--micro-batches", "2"], 0), (["lab", "list", "--json"], 0),
+     (["diagnose", "no-such-run"], 2), (["export", "no-such-run", "out"], 2), (["train", "no-such-job.toml"], 2)],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_command_does_what_it_does(words: list[str], status: int, how: str) -> None:
+    done = closed(*words, how=how)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("plait: " in done.stderr) == (status == 2 and "2>" not in how)
+
+
+@pytest.mark.parametrize("how", [">&-", "<&- >&- 2>&-"])
+def test_a_run_trains_and_nothing_lands_in_its_files(tmp_path: Path, how: str) -> None:
+    job = write_job(tmp_path, steps=3)
+    done = closed("train", str(job), f"run.folder={tmp_path / 'runs'}", "strategy.tp=1", how=how)
+    assert done.returncode == 0, done.stderr
+    assert [one["step"] for one in metrics(job)] == [1, 2, 3]
+    run = tmp_path / "runs" / "job"
+    assert all(line.startswith("{") for line in (run / "metrics.jsonl").read_text().splitlines())
+    assert (run / "lock.json").exists() is False and list((run / "checkpoints").iterdir())
