@@ -18,6 +18,8 @@ app = typer.Typer(no_args_is_help=True, help="Pipeline schedules: draw them, and
 Picture = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Also draw to this file (.svg, .png, .pdf); may be repeated.")
 ]
+MOST = 20_000
+"""Forward passes of a schedule that is shown: larger ones take long, and no picture has room for them."""
 Duration = Annotated[float, typer.Option(min=0.0, metavar="TIME", help="Of one micro-batch on one stage, any unit.")]
 
 
@@ -85,7 +87,7 @@ def _schedule(
 ) -> tuple[Schedule, Shape | None]:
     from plait.core.errors import ScheduleError
     from plait.core.schedule import with_edges
-    from plait.core.schedules import Shape, enough_slack, find_schedule
+    from plait.core.schedules import GENERATORS, Shape, enough_slack, find_schedule
 
     given: tuple[int, ...] = ()
     if slack:
@@ -97,10 +99,26 @@ def _schedule(
             ) from None
     elif name == "slack-1f1b":
         given = enough_slack([compute] * stages, _times(transfer, stages - 1, "--transfer"))
+    if name in GENERATORS:
+        _check_size(stages, micro_batches, chunks)
     schedule, shape = find_schedule(name, Shape(ranks=stages, micro_batches=micro_batches, chunks=chunks, slack=given))
     if skips and shape:
         schedule = with_edges(schedule, [*schedule.edges, *(_edge(text) for text in skips)])
     return schedule, shape
+
+
+def _check_size(stages: int, micro_batches: int, chunks: int) -> None:
+    """Raise ScheduleError for more than can be shown."""
+    from plait.core.errors import ScheduleError
+
+    each = stages * chunks
+    if each * micro_batches <= MOST:
+        return
+    fix = f"Choose at most {MOST // each} micro-batches" if each <= MOST else "Choose fewer stages"
+    raise ScheduleError(
+        f"--stages {stages} --micro-batches {micro_batches}: {each * micro_batches} forward passes; at most {MOST} are "
+        f"shown. {fix}; after the warm-up every micro-batch is like the one before."
+    )
 
 
 def _edge(text: str) -> tuple[int, int]:

@@ -243,6 +243,11 @@ def parse_schedule(text: str) -> Schedule:
     stages = {op.stage for ops in ranks for op in ops}
     if not stages:
         raise ScheduleError("the schedule has no op")
+    most = sum(map(len, ranks))
+    for ops in ranks:  # before anything is made for every stage and micro-batch up to the largest number
+        for op in ops:
+            if max(op.stage, op.micro_batch) >= most:
+                raise ScheduleError(f"{op} numbers a stage or micro-batch beyond the {most} ops of the schedule")
     schedule = Schedule(name, 1 + max(stages), tuple(ranks), tuple(edges), trains)
     check(schedule)
     return schedule
@@ -290,6 +295,12 @@ def check(schedule: Schedule) -> None:
 def _check_complete(schedule: Schedule, seen: set[Op]) -> None:
     """Every computation is there, and every transfer if there is any."""
     expected = set[Op]()
+    if schedule.num_stages * schedule.num_micro_batches > len(seen):  # one is missing, and soon found
+        kind: OpKind = "S" if schedule.whole else "F"
+        every = (
+            Op(stage, kind, at) for stage in range(schedule.num_stages) for at in range(schedule.num_micro_batches)
+        )
+        raise ScheduleError(f"{next(op for op in every if op not in seen)} never runs")
     for stage in range(schedule.num_stages):
         for at in range(schedule.num_micro_batches):
             if schedule.whole:

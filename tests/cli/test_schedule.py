@@ -38,6 +38,22 @@ def test_a_schedule_by_hand_goes_in_and_out(tmp_path: Path) -> None:
     assert show(str(file), "--ops").stdout == made.stdout
 
 
+STRANGE = {
+    "stage": "rank 0: 99999999F0 99999999B0",
+    "micro-batch": "rank 0: 0F99999999999 0B99999999999",
+    "missing": "rank 0: 0F9 0B0",
+    "edge": "edges: 0>99999999999\nrank 0: 0F0 0B0",
+    "many": "\n".join(f"rank {number}: {number}F{number} {number}B{number}" for number in range(20000)),
+}
+
+
+@pytest.mark.parametrize("text", list(STRANGE.values()), ids=list(STRANGE))
+def test_numbers_beyond_a_schedules_ops_are_refused_at_once(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.txt").write_text(text)
+    done = show(str(tmp_path / "mine.txt"))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) < 5, done.stderr
+
+
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"picture.{ending}"
@@ -55,6 +71,11 @@ def test_a_picture_in_a_file(tmp_path: Path, ending: str) -> None:
         (["slack-1f1b", "--slack", "1,x,1"], "whole numbers"),
         (["1f1b", "--skip", "3>1"], "edge 3>1"),
         (["1f1b", "--draw", "picture.gif"], "ends in .svg, .png, .pdf"),
+        (
+            ["1f1b", "--stages", "2000", "--micro-batches", "2000"],
+            "4000000 forward passes; at most 20000 are shown. Choose at most 10 micro-batches",
+        ),
+        (["zb-v", "--stages", "50000", "--chunks", "2"], "Choose fewer stages"),
     ],
 )
 def test_a_mistake_is_one_paragraph(arguments: list[str], says: str) -> None:
