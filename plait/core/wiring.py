@@ -11,8 +11,8 @@ from plait.core.errors import JobError
 from plait.core.hostlist import MOST_HOSTS, expand
 from plait.core.topology import FREE, UNKNOWN, Hardware, Node, State, Switch, Topology, close
 
-MOST_LEVELS = 64
-"""Deeper trees are mistakes."""
+MOST_LEVELS, MOST_SWITCHES = 64, 50_000
+"""Deeper or larger trees are mistakes."""
 _NAME = re.compile(r"[^\s,\[\]]{1,253}")
 
 
@@ -32,7 +32,7 @@ class HostLists:
     cannot become a billion names either."""
 
     def __init__(self, most: int = 5 * MOST_HOSTS) -> None:
-        self._left = most
+        self._most = self._left = most
 
     def __call__(self, value: object, where: str) -> list[str]:
         """The names of an expression, or of a list of them. Raises JobError naming ``where``."""
@@ -42,9 +42,11 @@ class HostLists:
             if not isinstance(part, str):
                 raise JobError(f"{_kind(part)} is no host list", key=where, fix='Write it as text, as in "n[001-016]"')
             try:
-                found = expand(part, min(self._left, MOST_HOSTS))
+                found = expand(part)
             except ValueError as error:
                 raise JobError(str(error), key=where) from None
+            if len(found) > self._left:
+                raise JobError(f"all lists up to here stand for more than {self._most} names", key=where)
             self._left -= len(found)
             names += found
         return names
@@ -68,7 +70,7 @@ def build(
     Raises JobError, its key the ``where`` of a wiring, for what is no tree: no switch or several tops, a
     switch or node under two switches or named twice, one that is empty or never told of, a circle.
     """
-    switches = _wired(list(wirings))
+    switches = _wired(within(list(wirings)))
     nodes = _plugged(switches, hardware or {}, states or {})
     depth = max(switch.depth for switch, _ in switches) + 1
     if levels and len(levels) != depth:
@@ -81,6 +83,13 @@ def build(
         levels=tuple(levels) or usual_levels(depth),
         name=name,
     )
+
+
+def within(wirings: list[Wiring]) -> list[Wiring]:
+    """Themselves. Raises JobError for more switches than any network has."""
+    if len(wirings) > MOST_SWITCHES:
+        raise JobError(f"more than {MOST_SWITCHES} switches", key=wirings[-1].where)
+    return wirings
 
 
 def usual_levels(depth: int) -> tuple[str, ...]:

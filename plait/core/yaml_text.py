@@ -12,7 +12,7 @@ from plait.core.errors import JobError
 
 LARGEST = 4 << 20
 """Bytes: host lists make ten thousand nodes a file of a hundredth of that, and YAML is slow to read."""
-MOST_EVENTS = 500_000
+MOST_EVENTS = 300_000
 """Values, and beginnings and ends of lists and mappings."""
 DEEPEST = 20
 """Lists and mappings in each other; a topology has six, a pod ten."""

@@ -21,6 +21,7 @@ from plait.plan.nccl_runs import points_of, positive
 
 GALVATRON_BYTES = 1 << 27
 """Its files give one bandwidth, the average over messages of 16 to 512 MiB unless told otherwise."""
+MOST_KEYS = 10_000
 _SHAPE = re.compile(r"(\d{1,6})nodes_(\d{1,6})gpus_per_node")
 _ALL_REDUCE = re.compile(r"allreduce_size_(\d{1,9})_consec_([01])")
 _SEND = re.compile(r"pp_size_(\d{1,9})")
@@ -32,6 +33,8 @@ def galvatron(values: Any, file: str, date: str) -> Profile:
     JobError for keys and values that it does not write."""
     if not isinstance(values, dict) or not values:
         raise JobError("is neither a profile nor one of Galvatron's files", file=file)
+    if len(values) > MOST_KEYS:
+        raise JobError(f"has {len(values)} keys; at most {MOST_KEYS} are read", file=file)
     if set(values) == {"overlap_coe"}:
         fix = "Measure it: plait profile. The factors of both sides are wanted, and Galvatron has one for both"
         raise JobError("says nothing of where it was measured", file=file, key="overlap_coe", fix=fix)

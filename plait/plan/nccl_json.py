@@ -18,8 +18,10 @@ from typing import Any, cast
 
 from plait.core.passed_over import PassedOver
 from plait.core.profile import Group, Profile
-from plait.plan.nccl_runs import NO_END, TESTS, WRONG, Runs, group_of, positive
+from plait.plan.nccl_runs import MOST_RANKS, NO_END, TESTS, WRONG, Runs, group_of, positive
 
+MOST_OF_A_PROCESS = 1024
+"""GPUs."""
 _NAME = re.compile(r"(\w+?)_perf\w*$")
 
 
@@ -83,9 +85,13 @@ def _ranks(config: dict[str, Any], runs: Runs) -> dict[int, dict[int, str]]:
     each = 1
     for key in ("nthreads", "ngpus"):
         count = config.get(key, 1)
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1024:
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_OF_A_PROCESS:
             raise runs.refuse(f"{str(count)[:40]} is not allowed", f"config.{key}", "Allowed: a whole number above 0")
         each *= count
+    if each > MOST_OF_A_PROCESS:
+        raise runs.refuse(
+            f"{each} GPUs of a process are not allowed", "config.ngpus", "Allowed: a whole number above 0"
+        )
     ranks: dict[int, dict[int, str]] = {}
     for number, told in enumerate(_list(config, "devices", runs)):
         where = f"config.devices[{number}]"
@@ -98,6 +104,8 @@ def _ranks(config: dict[str, Any], runs: Runs) -> dict[int, dict[int, str]]:
             fix = "Build nccl-tests with MPI=1, so that its processes are one job"
             raise runs.refuse(f"rank {rank} stands here a second time" if rank in members else "is no rank", where, fix)
         members |= dict.fromkeys(range(rank, rank + each), host)
+        if len(members) > MOST_RANKS:
+            raise runs.refuse(f"more than {MOST_RANKS} ranks", where, "Give the file as the test wrote it")
         if isinstance(device := one.get("device_info"), str) and device and device not in runs.devices:
             runs.devices.append(device)
     return ranks

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from plait.core.passed_over import PassedOver
 from plait.core.profile import Group, Profile
-from plait.plan.nccl_runs import NO_END, OTHERS, TESTS, WRONG, Runs, group_of, positive
+from plait.plan.nccl_runs import MOST_RANKS, MOST_ROWS, NO_END, OTHERS, TESTS, WRONG, Runs, group_of, positive
 
 _NAMES = "|".join(sorted((*TESTS, *OTHERS), key=len, reverse=True))
 _TEST = re.compile(rf"(?<![A-Za-z0-9_])({_NAMES})_perf")
@@ -44,6 +44,8 @@ _CELLS = {"size": r"[0-9]+", "count": r"[0-9]+", "type": r"[A-Za-z]\w*", "redop"
           "date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "clock": r"[0-9:.]+"}  # fmt: skip
 _NO_OTHER_HALF = re.compile(r"\S {30,}\S")
 """A row of which only the half in place was measured: the other is blank."""
+LONGEST_LINE = 10_000
+"""Characters: the tests' own have a tenth of that."""
 TORN = "torn rows of a table"
 
 
@@ -72,7 +74,10 @@ def read_log(text: str, file: str, date: str, over: PassedOver) -> Profile:
     where = ""
     for number, line in enumerate(text.splitlines(), 1):
         where = f"line {number}"
-        _line(log, line, where)
+        if len(line) > LONGEST_LINE:
+            over.note(f"lines of more than {LONGEST_LINE} characters", where)
+        else:
+            _line(log, line, where)
     _close(log, where, broken=True)
     return log.runs.profile(date, "nccl-tests")
 
@@ -154,6 +159,8 @@ def _ranks(log: _Log, where: str) -> tuple[Group, int]:
 
 def _rank(log: _Log, rank: int, group: int, host: str, device: str, where: str) -> None:
     members = log.ranks.setdefault(group, {})
+    if len(members) >= MOST_RANKS:
+        raise log.runs.refuse(f"more than {MOST_RANKS} ranks", where, "Keep those of one run")
     if rank in members:
         fix = "Build nccl-tests with MPI=1, so that its processes are one job"
         raise log.runs.refuse(f"rank {rank} stands here a second time", where, fix)
@@ -206,6 +213,8 @@ def _sample(log: _Log, row: dict[str, str], where: str) -> None:
     told = next((row[column] for column in preferred if row.get(column, "N/A") != "N/A"), None)
     if told is None:
         raise log.runs.refuse("has no time", where, "Give a whole table: size ... time algbw busbw")
+    if len(log.pending) >= MOST_ROWS:
+        raise log.runs.refuse(f"more than {MOST_ROWS} rows of a table", where, "Keep those that are to be used")
     if not log.pending:
         _ranks(log, where)  # whoever lacks ranks is told so at the first row
     log.pending.append((log.test, size, positive(float(told), log.runs.file, where) / 1e6, where))

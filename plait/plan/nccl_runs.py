@@ -25,6 +25,8 @@ TESTS: Mapping[str, CollectiveKind] = {
 """nccl-tests' names of what Plait uses."""
 OTHERS = ("reduce", "gather", "scatter", "hypercube", "alltoallv", "bisection")
 """Its tests of what Plait does not use."""
+MOST_ROWS, MOST_RANKS = 50_000, 200_000
+"""Of a file."""
 WRONG = "rows whose results are wrong"
 NO_END = "missing ends of tables, whose rows are taken"
 NO_BYTES = "rows of 0 bytes, which is less than one element a rank"
@@ -37,6 +39,7 @@ class Runs:
 
     file: str
     over: PassedOver
+    count: int = 0
     devices: list[str] = field(default_factory=list[str])
     versions: dict[str, str] = field(default_factory=dict[str, str])
     samples: dict[tuple[str, Group, int], dict[int, list[float]]] = field(
@@ -49,6 +52,9 @@ class Runs:
 
     def add(self, test: str, ranks: tuple[Group, int], size: int, seconds: float) -> None:
         """A sample. size: bytes as the test prints them. Of an all-to-all these are one rank's."""
+        self.count += 1
+        if self.count > MOST_ROWS:
+            raise JobError(f"has more than {MOST_ROWS} rows", file=self.file, fix="Keep those that are to be used")
         group, per_node = ranks
         whole = size * group.ranks if test == "alltoall" else size
         self.samples.setdefault((test, group, per_node), {}).setdefault(whole, []).append(seconds)
@@ -100,9 +106,10 @@ def group_of(ranks: Mapping[int, Mapping[int, str]], runs: Runs, where: str) -> 
     if len(members) < 2:
         fix = "Keep the lines '#  Rank  0 ...' of a run of at least 2 ranks"
         raise runs.refuse(f"{len(members)} ranks are named above this table", where, fix)
-    if gaps := [rank for rank in range(max(members)) if rank not in members]:
+    gap = next((number for number, rank in enumerate(sorted(members)) if number != rank), None)
+    if gap is not None:
         fix = "Give the whole log: without all ranks nobody knows the group"
-        raise runs.refuse(f"of {max(members) + 1} ranks above this table rank {gaps[0]} is missing", where, fix)
+        raise runs.refuse(f"of {max(members) + 1} ranks above this table rank {gap} is missing", where, fix)
     everybody = [host for each in ranks.values() for host in each.values()]
     hosts = [members[rank] for rank in sorted(members)]
     per_node = max(_counts(everybody).values())

@@ -13,6 +13,7 @@ Each reader counts what it passes over.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +25,11 @@ from plait.plan import nccl_json
 from plait.plan.galvatron_profile import galvatron
 from plait.plan.nccl_log import read_log
 
-LARGEST = 64 << 20
+LARGEST = 32 << 20
 """Bytes of a file, unpacked."""
-MOST_LINES = 1_000_000
+_OF_A_LAUNCHER = re.compile(r"\[(?:[0-9]+(?:,[0-9]+)?|[^]{}\"\n]{0,200}[A-Za-z/-][^]{}\"\n]{0,200})\][^,\n]")
+"""What mpirun or kubectl put before the first line: no list of JSON."""
+MOST_LINES, MOST_VALUES = 1_000_000, 2_000_000
 
 
 def import_profiles(files: Sequence[Path], over: PassedOver | None = None) -> Profile:
@@ -50,7 +53,7 @@ def import_profile(file: Path, over: PassedOver | None = None) -> Profile:
     except (OSError, ValueError) as error:
         raise JobError(f"cannot be read: {error}", file=str(file)) from None
     try:
-        if text.lstrip()[:1] not in ("{", "["):
+        if text.lstrip()[:1] not in ("{", "[") or _OF_A_LAUNCHER.match(text):
             return _log(text, str(file), date, over)
         return _document(text, str(file), date, over)
     except (ValueError, OverflowError) as error:  # thousands of digits, times that vanish, sizes beyond all memory
@@ -66,10 +69,8 @@ def _log(text: str, file: str, date: str, over: PassedOver) -> Profile:
 
 def _document(text: str, file: str, date: str, over: PassedOver) -> Profile:
     try:
-        values = parse_json(text)
+        values = parse_json(text, most=MOST_VALUES)
     except ValueError as error:
-        if text.startswith("["):  # or a log whose first line is mpirun's: [1,0]<stdout>:...
-            return _log(text, file, date, over)
         raise JobError(f"is no JSON, or only a part of it: {error}", file=file) from None
     if nccl_json.looks(values):
         return nccl_json.read_json(values, file, date, over)

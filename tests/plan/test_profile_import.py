@@ -453,6 +453,35 @@ def test_json_of_rccl_tests(tmp_path: Path) -> None:
         import_profile(document(tmp_path, [rows[1] | {"wrong": "7"}]))
 
 
+MANY: dict[str, tuple[str, str]] = {
+    "lines": ("\n" * 1_000_001, "has more than 1000000 lines"),
+    "bytes": ("x" * (33 << 20), "cannot be read: it has"),
+    "rows": ("\n".join([*ALL_REDUCE[:11], *[row(8, 1.0, 1.0)] * 50_001]), "line 50012: more than 50000 rows"),
+    "a rank far away": ("\n".join([*ALL_REDUCE[:6], ranks("z", each=1)[1].replace("Rank  0", f"Rank {10**15}"),
+                                   *ALL_REDUCE[9:]]), "rank 3 is missing"),
+    "values": ("[" + "{}," * 1_400_000 + "{}]", "at most 2000000 are read"),
+    "deep": ("[" * 100_000, "nested too deeply"),
+    "keys": (json.dumps({f"pp_size_{number}": 1.0 for number in range(10_001)}), "has 10001 keys; at most 10000"),
+    "gpus": (json.dumps(written() | {"config": {"nthreads": 1024, "ngpus": 1024, "devices": []}}), "1048576 GPUs of a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_more_than_any_run_has_is_refused(tmp_path: Path, name: str) -> None:
+    text, says = MANY[name]
+    (tmp_path / "p2p_bandwidth_1nodes_8gpus_per_node.json").write_text(text)
+    with pytest.raises(JobError, match=says):
+        import_profile(tmp_path / "p2p_bandwidth_1nodes_8gpus_per_node.json")
+
+
+def test_long_lines_are_counted(tmp_path: Path) -> None:
+    sizes, said = read(log(tmp_path, [*ALL_REDUCE[:-2], "#" * 20_000, *ALL_REDUCE[-2:]]))
+    assert (sizes, said) == (
+        [1024, 1048576],
+        ["passed over 1 lines of more than 10000 characters (the first: line 14)"],
+    )
+
+
 def test_other_lines_that_begin_with_a_number_are_passed_over(tmp_path: Path) -> None:
     found = import_profile(log(tmp_path, [*ALL_REDUCE, "4 ranks have ended"]))
     assert len(found.collectives[0].points) == 2

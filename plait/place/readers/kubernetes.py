@@ -36,6 +36,7 @@ from plait.place.readers.kubernetes_states import TAINTED, state_of
 from plait.place.readers.source import Asked, Found, Source
 from plait.place.readers.states import without_gpus, worse
 
+MOST_ITEMS = 400_000
 UNLABELLED = "nodes without the labels that name switches"
 
 
@@ -112,6 +113,8 @@ def _items(value: Any) -> list[dict[str, Any]]:
     items = [listed] if listed.get("kind") == "Node" else listed.get("items")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in cast("list[Any]", items)):
         raise JobError("not a list of objects", key="items", fix="Write it with kubectl get nodes -o json")
+    if len(cast("list[Any]", items)) > MOST_ITEMS:
+        raise JobError(f"more than {MOST_ITEMS} objects", key="items", fix="Give fewer kinds, or one namespace's pods")
     return cast("list[dict[str, Any]]", items)
 
 

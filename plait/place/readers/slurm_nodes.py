@@ -15,10 +15,11 @@ refused      a state that Slurm does not have, a node that scontrol tells of twi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from plait.core.errors import JobError
+from plait.core.hostlist import MOST_HOSTS
 from plait.core.passed_over import PassedOver
 from plait.core.text import printable
 from plait.core.topology import FREE, Hardware, State
@@ -83,6 +84,8 @@ def _of_records(text: str) -> Found:
     hardware: dict[str, Hardware] = {}
     over, line, last = PassedOver(), 1, 0
     starts = [match.start() for match in _NODE.finditer(text)]
+    if len(starts) > MOST_HOSTS:
+        raise JobError(f"{len(starts)} records of nodes; at most {MOST_HOSTS} are read")
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         line, last = line + text.count("\n", last, start), start
         record = text[start:end]
@@ -180,19 +183,21 @@ def _waits(row: Mapping[str, str]) -> bool:
     return not nodes or nodes.startswith("(") or bool({"PD", "PENDING"} & states)
 
 
-def _rows(text: str) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+def _rows(text: str) -> tuple[list[str], Iterator[tuple[str, dict[str, str]]]]:
     """The header, and of every row below it where it is and its cells; columns by ``|`` or by white space.
     The first of columns with equal names counts; what stands in brackets is no part of a name."""
     lines = text.splitlines()
     first = next((number for number, line in enumerate(lines) if _HEADER.search(line)), len(lines))
     sign = "|" if first < len(lines) and "|" in lines[first] else None
     header = [cell.strip().partition("(")[0] for cell in lines[first].split(sign)] if first < len(lines) else []
-    rows: list[tuple[str, dict[str, str]]] = []
-    for number, line in enumerate(lines[first + 1 :], first + 2):
-        cells = [cell.strip() for cell in line.split(sign, len(header) - 1)]
-        if any(cells):
-            rows.append((f"line {number}", dict(reversed(list(zip(header, cells, strict=False))))))
-    return list(dict.fromkeys(header)), rows
+
+    def rows() -> Iterator[tuple[str, dict[str, str]]]:
+        for number, line in enumerate(lines[first + 1 :], first + 2):
+            cells = [cell.strip() for cell in line.split(sign, len(header) - 1)]
+            if any(cells):
+                yield f"line {number}", dict(reversed(list(zip(header, cells, strict=False))))
+
+    return list(dict.fromkeys(header)), rows()
 
 
 def _time(text: str, where: str) -> float | None:

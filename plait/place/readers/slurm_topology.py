@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from plait.core.errors import JobError, nearest
 from plait.core.passed_over import PassedOver
 from plait.core.slurm_lines import lines
-from plait.core.wiring import HostLists, Wiring, build
+from plait.core.wiring import MOST_SWITCHES, HostLists, Wiring, build, within
 from plait.place.readers import slurm_nodes
 from plait.place.readers.slurm_wires import Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
@@ -80,6 +80,8 @@ def _told(text: str, over: PassedOver) -> _Told:
                 told.sizes = _sizes(words[kind], where)
         elif kind == "blockname":
             told.blocks.append(Block(words[kind], nodes, where))
+            if len(told.blocks) > MOST_SWITCHES:
+                raise JobError(f"more than {MOST_SWITCHES} blocks", key=where)
             if not told.sizes and words.get("blocksize"):
                 told.sizes = _sizes(words["blocksize"], where)
         elif kind == "aggregatedblock":
@@ -89,6 +91,7 @@ def _told(text: str, over: PassedOver) -> _Told:
             told.printed = told.printed or "level" in words
             below = [] if words.get("switches") == "(null)" else lists(words.get("switches", ""), where)
             told.wirings.append(Wiring(words[kind], below, nodes, where))
+            within(told.wirings)
     return told
 
 

@@ -21,9 +21,8 @@ LARGEST = 256 << 20
 """Bytes of a file, unpacked. Ten thousand nodes with all that Kubernetes knows of them are 100 to 200 MB."""
 MOST_VALUES = 5_000_000
 """Values of a JSON file."""
-LARGEST_TEXT = 64 << 20
-"""Bytes of a file that is no JSON."""
-MOST_LINES = 2_000_000
+LARGEST_TEXT, LONGEST_LINE, MOST_LINES = 32 << 20, 1 << 20, 1_000_000
+"""Characters of a file that is no JSON, and of a line of it; and lines."""
 NO_WRITER, SILENCE = 5.0, 60.0
 """Seconds that a pipe may have no writer, and that its writer may be silent."""
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -90,6 +89,8 @@ class Source:
                 raise JobError(f"more than {LARGEST_TEXT >> 20} MiB of text", file=self.where)
             if sum(map(self.text.count, _LINE_ENDS)) > MOST_LINES:
                 raise JobError(f"more than {MOST_LINES} lines", file=self.where)
+            if max(map(len, self.text.split("\n"))) > LONGEST_LINE:
+                raise JobError(f"a line of more than {LONGEST_LINE} characters", file=self.where)
         return self
 
     @cached_property

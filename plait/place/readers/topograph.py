@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.hostlist import MOST_HOSTS
 from plait.core.passed_over import PassedOver
 from plait.core.text import printable
 from plait.core.topology import Hardware
@@ -35,6 +36,8 @@ def read(source: Source, asked: Asked) -> Found:
     told: Any = source.json.get("instances") if isinstance(source.json, dict) else None
     if not isinstance(told, list):
         raise JobError("not a list", key="instances")
+    if len(cast("list[Any]", told)) > MOST_HOSTS:
+        raise JobError(f"more than {MOST_HOSTS} instances", key="instances")
     layers: dict[str, tuple[str, ...]] = {}
     domains: dict[str, tuple[str, ...]] = {}
     hardware: dict[str, Hardware] = {}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
 from plait.core.errors import JobError
 from plait.core.topology import State, Topology
-from plait.place.readers import FORMATS, read_topology
+from plait.place.readers import FORMATS, read_topology, source
 from tests.place.readers import texts
 
 ROWS = {
@@ -176,3 +177,54 @@ def test_states_of_strangers_are_said_and_left_out(tmp_path: Path) -> None:
     assert len(topology.nodes) == 8
     assert remarks.over.counts == {"nodes under no switch": 2}
     assert "login1" in remarks.over.lines()[0]
+
+
+GRAPH_OF_MANY = '{"instances": [' + ",".join(["{}"] * 200_001) + "]}"
+MANY: dict[str, tuple[str, str]] = {
+    "lines": ("SwitchName=a Nodes=n1\n" + "\n" * 1_000_000, "more than 1000000 lines"),
+    "a long line": ("SwitchName=a Nodes=" + "n1," * 400_000, "a line of more than 1048576 characters"),
+    "text": ("SwitchName=a\n" + ("x" * 1000 + "\n") * 34_000, "more than 32 MiB of text"),
+    "switches": ("".join(f"SwitchName=s{i} Nodes=n\n" for i in range(50_001)), "line 50001: more than 50000 switches"),
+    "blocks": ("".join(f"BlockName=s{i} Nodes=n{i}\n" for i in range(50_001)), "line 50001: more than 50000 blocks"),
+    "records": ("NodeName=n State=IDLE\n" * 200_001, "200001 records of nodes; at most 200000"),
+    "lists": ("SwitchName=a Nodes=n[1-200000]\n" * 6, "line 6: all lists up to here stand for more than 1000000 names"),
+    "yaml": ("- topology: a\n" + "- {topology: b}\n" * 80_000, "more than 300000 values of YAML"),
+    "yaml text": ("- topology: a\n" + "# x\n" * (1 << 20), "more than 4 MiB of YAML|more than 1000000 lines"),
+    "toml": ("version = 1\n" + "# xxxxxxx\n" * 500_000, "more than 4 MiB of TOML"),
+    "toml key": ("version = 1\n" + "a." * 60 + "a = 1\n", "a key of more than 50 parts"),
+    "quoted toml key": ("version = 1\n" + '"a" . ' * 60 + "a = 1\n", "a key of more than 50 parts"),
+    "values": ('{"instances": [' + "{}," * 2_600_000 + "{}]}", "at most 5000000 are read"),
+    "instances": (GRAPH_OF_MANY, "instances: more than 200000 instances"),
+    "objects": ('{"kind": "List", "items": [' + ",".join(["{}"] * 400_001) + "]}", "items: more than 400000 objects"),
+}
+
+
+@pytest.mark.parametrize("row", MANY)
+def test_more_than_any_cluster_has_is_refused(tmp_path: Path, row: str) -> None:
+    text, says = MANY[row]
+    with pytest.raises(JobError, match=says) as caught:
+        read_topology(write(tmp_path, text))
+    assert caught.value.file == str(tmp_path / "topology")
+
+
+def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
+    (tmp_path / "topology.gz").write_bytes(gzip.compress(bytes(257 << 20), 1))
+    with pytest.raises(JobError, match="cannot be unpacked: its gzip stream holds more than 268435456 bytes"):
+        read_topology(str(tmp_path / "topology.gz"))
+
+
+def test_a_pipe_that_nobody_writes_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(source, "NO_WRITER", 0.05)
+    with pytest.raises(JobError, match="cannot be read: nobody has opened this pipe to write"):
+        read_topology(str(tmp_path / "pipe"))
+    monkeypatch.setattr(source, "SILENCE", 0.05)
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    with pytest.raises(JobError, match="whoever opened this pipe writes nothing"):
+        read_topology(str(tmp_path / "pipe"))
+    os.close(held)
+
+
+def test_a_device(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="It is a device, no regular file"):
+        read_topology("/dev/zero")
