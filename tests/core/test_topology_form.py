@@ -109,7 +109,7 @@ def test_a_mistake_is_named_by_its_key(change: dict[str, Any], says: str) -> Non
 def test_many_short_lists_are_not_a_billion_names() -> None:
     lists = HostLists(100)
     assert len(lists("n[1-60]", "line 1")) == 60
-    with pytest.raises(JobError, match="^line 2: all lists up to here stand for more than 100 names"):
+    with pytest.raises(JobError, match=r"^line 2: all lists up to here stand for more than 100 names"):
         lists("n[61-120]", "line 2")
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plait.core.errors import JobError
 from plait.core.passed_over import PassedOver
@@ -451,6 +454,32 @@ def test_json_of_rccl_tests(tmp_path: Path) -> None:
     assert caught.value.key == "[0]"
     with pytest.raises(JobError, match="passed over 1 rows whose results are wrong"):
         import_profile(document(tmp_path, [rows[1] | {"wrong": "7"}]))
+
+
+@given(seed=st.integers(0, 10**9))
+def test_a_damaged_row_changes_the_answer_or_is_counted_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    chance = random.Random(seed)
+    whole = row(2097152, 600.0, 500.0)
+    letters = list(whole)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(letters))
+        letters[place] = chance.choice(["", letters[place] * 2, chance.choice(" \t#.-xN/0e7")])
+    damaged = "".join(letters)
+    over, points, error = PassedOver(), dict[int, float](), None
+    path = log(tmp_path_factory.mktemp("log", numbered=True), [*ALL_REDUCE[:-2], damaged, *ALL_REDUCE[-2:]])
+    try:
+        points = {point.bytes: point.seconds for point in import_profile(path, over).collectives[0].points}
+    except JobError as refused:
+        error = refused
+    if error:
+        assert error.key == "line 14" or "cannot be" in str(error)
+    elif points == {1024: 20e-6, 1048576: 250e-6, 2097152: 500e-6} and not over:
+        words, own = damaged.split()[-13:], whole.split()  # only what nobody reads was damaged
+        assert [float(words[at]) for at in (0, 8, 9, 12)] == [float(own[at]) for at in (0, 8, 9, 12)]
+    else:
+        assert over or points.get(2097152) != 500e-6
 
 
 MANY: dict[str, tuple[str, str]] = {
