@@ -102,5 +102,6 @@ def _value(quantity: str, word: str, text: str) -> float:
         problem = f"'{text}': '{word}' is no size"
         raise JobError(problem, key="plan.constraints", fix=f"Write it as in {quantity} <= 70 GiB")
     if not re.fullmatch(r"-?\d{1,18}", word):
-        raise JobError(f"'{text}': '{word}' is no whole number", key="plan.constraints")
+        fix = f"Write a whole number, as in {quantity} <= 8"
+        raise JobError(f"'{text}': '{word}' is no whole number", key="plan.constraints", fix=fix)
     return int(word)

@@ -66,12 +66,17 @@ def _walk(location: tuple[int | str, ...], root: type[BaseModel]) -> tuple[list[
         fields = {name: f for table in tables for name, f in table.model_fields.items()}
         if part in fields:
             field = fields[str(part)]
-            known, tables = list(fields), _sections(field.annotation)
+            known, tables = _writable(fields), _sections(field.annotation)
             path.append(str(part))
         elif part == location[-1] and tables and isinstance(part, str) and not _is_branch(part, tables):
-            known, field = list(fields), None
+            known, field = _writable(fields), None
             path.append(part)
     return path, known, field
+
+
+def _writable(fields: Mapping[str, FieldInfo]) -> list[str]:
+    """The keys that a file may have."""
+    return [name for name, field in fields.items() if not field.exclude]
 
 
 def _with_names(path: list[str], location: tuple[int | str, ...], values: Mapping[str, Any]) -> list[str]:

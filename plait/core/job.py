@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from plait.core.advice import same_place, tried
 from plait.core.env import specs_folder
-from plait.core.errors import JobError, nearest
+from plait.core.errors import CheckpointError, DataError, JobError, PlaitError, ScheduleError, nearest
 from plait.core.explain import explain
 from plait.core.job_paths import located
 from plait.core.job_rules import check_job
@@ -184,7 +184,10 @@ class Job(Section):
                 raise JobError(
                     f"{list(each)} has {len(each)} numbers for pp = {section.pp} places",
                     key=f"strategy.{key}",
-                    changes=[{f"strategy.{key}": each[0]}, {f"strategy.{key}": 1}, {"strategy.pp": len(each)}],
+                    changes=[
+                        *({f"strategy.{key}": one} for one in dict.fromkeys((each[0], 1))),
+                        {"strategy.pp": len(each)},
+                    ],
                 )
             found.append(each)
         return tuple(zip(*found, strict=True))
@@ -326,11 +329,22 @@ class Job(Section):
         return hash(self.content_hash)
 
 
+_ABOUT: dict[type[PlaitError], str] = {
+    ScheduleError: "strategy.schedule",
+    CheckpointError: "train.init_from",
+    DataError: "data.tokenizer",
+}
+"""Which key an error is about that a job has before it runs."""
+
+
 @contextmanager
 def naming(path: str | Path, overrides: Sequence[str] = ()) -> Generator[None]:
     """Say in errors about settings where they are set: in the job file, or on the command line."""
     try:
-        yield
+        try:
+            yield
+        except tuple(_ABOUT) as error:  # what a file says that the job names
+            raise JobError(str(error), key=_ABOUT[type(error)]) from None
     except JobError as error:
         if error.file or (error.key or "").startswith("-"):  # of another file, or an option
             raise

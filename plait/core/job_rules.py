@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from plait.core.constraint import Constraint
 from plait.core.errors import JobError
 from plait.core.experts import check_expert_parallel
 from plait.core.model import ModelSpec
@@ -21,6 +22,8 @@ def check_job(job: Job) -> None:
     check_stages(job.strategy, spec.num_layers, job.open)
     _check_batch(job)
     _check_rates(job)
+    for text in job.plan.constraints:
+        Constraint.parse(text)
     for dp, tp in dict.fromkeys(job.degrees):
         try:
             _check_place(job, spec, dp, tp)

@@ -8,6 +8,7 @@ from typing import Any
 from plait.core.errors import JobError
 from plait.core.schedules import GENERATORS, chunks_problem, own_chunks
 from plait.core.settings import RecomputeLayers, StrategySection
+from plait.core.strategy import slice_sizes
 
 MOST_STAGES = 1_000
 
@@ -32,6 +33,39 @@ def check_stages(section: StrategySection, layers: int, left_open: Collection[st
                        changes=[{"strategy.recompute.layers": layers}])  # fmt: skip
     if section.schedule in GENERATORS and "strategy.schedule" not in left_open:
         _check_chunks(section.schedule, section.virtual_stages)
+        if section.slack:
+            _check_slack(section, left_open)
+    _check_layers(section, layers, left_open)
+
+
+def _check_layers(section: StrategySection, layers: int, left_open: Collection[str]) -> None:
+    """Layers of every stage, where the job says both and how many stages there are."""
+    given, known = section.stage_layers, section.schedule in GENERATORS
+    if (
+        not given
+        or not known
+        or {"strategy.pp", "strategy.virtual_stages", "strategy.schedule"}.intersection(left_open)
+    ):
+        return
+    stages = section.pp * max(section.virtual_stages, own_chunks(section.schedule))
+    if len(given) != stages or sum(given) != layers:
+        changes: list[dict[str, Any]] = [{"strategy.stage_layers": None}]
+        if stages <= layers:
+            changes.insert(0, {"strategy.stage_layers": list(slice_sizes(layers, stages))})
+        problem = f"{list(given)} does not divide {layers} layers over {stages} stage{'s' * (stages > 1)}"
+        raise JobError(problem, key="strategy.stage_layers", changes=changes)
+
+
+def _check_slack(section: StrategySection, left_open: Collection[str]) -> None:
+    """The slack of slack-1f1b, one for every boundary between stages."""
+    changes: list[dict[str, Any]] = [{"strategy.slack": None}]
+    if section.schedule != "slack-1f1b":
+        problem = f"{list(section.slack)} is for slack-1f1b, and the schedule is {section.schedule}"
+        changes.append({"strategy.schedule": "slack-1f1b"})
+        raise JobError(problem, key="strategy.slack", changes=changes)
+    if "strategy.pp" not in left_open and len(section.slack) != section.pp - 1:
+        problem = f"{list(section.slack)} has {len(section.slack)} numbers for {section.pp - 1} boundaries of stages"
+        raise JobError(problem, key="strategy.slack", changes=changes)
 
 
 def _check_chunks(schedule: str, given: int) -> None:

@@ -92,6 +92,12 @@ def _fixed(job: Job, *, searched: bool = True) -> dict[str, list[int]]:
                     fix="Give one number, or every key of [strategy]",
                 )
             found[key] = [value if isinstance(value, int) else value[0]]
+    if searched and section.stage_layers:
+        raise JobError(
+            f"{list(section.stage_layers)} are layers of stages, around which nothing can be searched",
+            key="strategy.stage_layers",
+            fix="Leave it out, or give every key of [strategy]",
+        )
     if "cp_kind" not in said and section.cp > 1:
         found["ring"] = [job.sequence_cut.ring]
     elif "cp_kind" not in said and section.cp_kind == "ulysses":

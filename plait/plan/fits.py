@@ -160,7 +160,8 @@ def check_size(job: Job, vocab: int, there: Room | None) -> None:
             f"{in_words(there.shared)} ({there.what}). Use a smaller train.global_batch_size."
         )
     if model.num_layers > MOST_LAYERS:
-        raise JobError(f"{model.num_layers} layers are more than {MOST_LAYERS}", key="model.num_layers")
+        problem = f"{model.num_layers} layers are more than {MOST_LAYERS}"
+        raise JobError(problem, key="model.num_layers", fix=f"Use at most {MOST_LAYERS}")
     strategy = job.base_strategy
     if model.num_layers * strategy.p1 * strategy.p2 > MOST_SEGMENTS:
         raise JobError(
@@ -205,6 +206,7 @@ def _advice(job: Job, vocab: int, there: Room) -> str:
     for change in _changes(job, there):
         try:
             other = changed_job(job, change)
+            check_size(other, vocab, None)  # of millions of micro-batches no schedule is written out
             if there.holds(estimate(PlannedStep.of(other, vocab, gpu=bool(there.each)))):
                 return f"{would_fit(change)}."
         except PlaitError:  # a rule forbids it

@@ -15,7 +15,7 @@ PARTS = {
     "dp": "exposed data-parallel communication",
     "pp": "exposed transfers between stages",
     "optimizer": "the optimizer",
-    "idle": "waiting for other places",
+    "idle": "waiting for other ranks",
 }
 """Where a step goes, in words."""
 WORDS = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "shard_overlap": SHARD_OVERLAPS}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
+from plait.plan import fits
 from tests.cli.runs import on_terminal, write_job
 
 BIG = ["model.preset='llama3-405b'", "data.text='python-stdlib'",
@@ -179,3 +180,40 @@ def test_what_cannot_fit_is_not_started(tmp_path: Path) -> None:
         assert "cannot fit" in done.stderr
         assert "available" in done.stderr or "there are" in done.stderr
         assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("data.text=nowhere", "command line: data.text: .*nowhere: no such file or folder"),
+        ("data.tokenizer=none.json", "command line: data.tokenizer: .*none.json: no such tokenizer file"),
+        ("train.init_from=other", "command line: train.init_from: .*describes another model.* Set model.num_layers=9"),
+        ("strategy.schedule=latin.toml", "command line: strategy.schedule: .*cannot be read as a schedule"),
+        ("data.sequence_length=9999", "command line: data.sequence_length: .* Add text, set data.sequence_length = "),
+        ("run.device=cuda", "command line: run.device: cuda, and this machine has no GPU"),
+        ("model.vocab=3", "command line: model.vocab: 3 is less than the tokenizer's 257 tokens. Use at least 257"),
+    ],
+)
+def test_what_only_a_start_can_know_names_file_and_key_too(
+    strange: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str, says: str
+) -> None:
+    monkeypatch.chdir(strange.parent)
+    monkeypatch.setattr(fits, "gpus", list)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys, "argv", ["plait", "train", "job.toml", "strategy.tp=1", asked, "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert re.search(says, capsys.readouterr().err)
+
+
+def test_whose_vocabulary_counts_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text('[model]\npreset = "utransformer-small"\n[strategy]\ntp = 1\np1 = 1\n')
+    monkeypatch.chdir(tmp_path)
+    for asked, says in (([], True), (["model.vocab=300"], False)):
+        monkeypatch.setattr(sys, "argv", ["plait", "train", "job.toml", *asked, "data.sequence_length=32", "--dry-run"])
+        with pytest.raises(SystemExit):
+            main()
+        assert ("note: the vocabulary is the byte tokenizer's 257 tokens" in capsys.readouterr().err) == says

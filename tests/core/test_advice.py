@@ -93,6 +93,15 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GPT, {"strategy": {"dp": 4, "shard": {"params": 4, "grads": 4, "optim": 4, "secondary": 3}}},
      "strategy.shard.secondary"),
     (GPT, {"strategy": {"dp": 4, "shard": "zero3", "cuda_graphs": True}}, "strategy.cuda_graphs"),
+    (GPT, {"strategy": {"pp": 2, "stage_layers": [2, 2]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "stage_layers": [2, 2, 2]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "stage_layers": [6, 0]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "schedule": "zb-v", "stage_layers": [3, 3]}}, "strategy.stage_layers"),
+    (GPT, {"strategy": {"pp": 2, "slack": [3]}}, "strategy.slack"),
+    (GPT, {"strategy": {"pp": 3, "slack": [3], "schedule": "slack-1f1b"}}, "strategy.slack"),
+    (GPT, {"plan": {"constraints": ["tp << 3"]}}, "plan.constraints"),
+    (GPT, {"plan": {"constraints": ["color = red"]}}, "plan.constraints"),
+    (GPT, {"plan": {"constraints": ["memory <= 3"]}}, "plan.constraints"),
     (GPT, {"data": {"sequence_length": 300}}, "data.sequence_length"),
     (GPT, {"data": {"text": []}}, "data.text"),
     (GPT, {"data": {"eval_fraction": 1.0}}, "data.eval_fraction"),
@@ -147,7 +156,7 @@ def test_a_bad_job_names_file_and_key_and_its_advice_works(
     assert error.key == key
     assert error.fix, f"no advice: {error}"
     follow(tmp_path, values, error)
-    if bound := re.search(r"(?:at least|above) (-?\d+)", error.fix):
+    if "a list" not in error.fix and (bound := re.search(r"(?:at least|above) (-?\d+)", error.fix)):
         least = int(bound[1]) + error.fix.count("above")
         again = read(tmp_path, changed(values, {key: least}))
         assert again is None or not same_place(again.key, key), str(again)

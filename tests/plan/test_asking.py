@@ -110,3 +110,9 @@ def test_a_preset_is_planned_with_its_own_vocabulary_unless_the_job_says_of_what
     assert with_own_vocabulary(said) == said
     shapes = {"family": "gpt", "num_layers": 2, "hidden": 8, "num_heads": 2}
     assert "vocab" not in with_own_vocabulary(Job.from_dict({"model": shapes})).model
+
+
+def test_layers_of_stages_are_not_dropped_by_a_search() -> None:
+    values = {"model": {"preset": "gpt3-125m"}, "strategy": {"pp": 2, "tp": "auto", "stage_layers": [5, 7]}}
+    with pytest.raises(JobError, match=r"strategy\.stage_layers: \[5, 7\] are layers of stages"):
+        asked(Job.from_dict(values))

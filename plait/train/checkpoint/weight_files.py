@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from plait.core.codec import read_table
-from plait.core.errors import CheckpointError, JobError
+from plait.core.errors import CheckpointError, JobError, written
 from plait.core.files import kind_of, reason_of
 from plait.core.huggingface import read_config
 from plait.core.model import ModelSpec
@@ -74,13 +74,18 @@ def check_config(spec: ModelSpec, folder: Path, over: PassedOver | None = None) 
     if not (folder / "config.json").is_file():
         return
     theirs = read_config(folder, over)
-    for field in SAME:
-        ours, found = getattr(spec, field), getattr(theirs, field)
-        if ours != found:
-            raise CheckpointError(
-                f"{folder / 'config.json'}: describes another model: {field} is {found} there and {ours} in the job. "
-                f"Leave model.{field} out beside model.huggingface, or name another folder"
-            )
+    same = (*SAME, "max_sequence") if spec.learned_positions else SAME
+    others = {name: (getattr(theirs, name), getattr(spec, name)) for name in same}
+    others = {name: pair for name, pair in others.items() if pair[0] != pair[1]}
+    if not others:
+        return
+    told = ", ".join(f"{name} is {found} there and {ours} in the job" for name, (found, ours) in others.items())
+    plain = theirs.to_dict()
+    changes = " and ".join(f"model.{name}={written(plain[name])}" for name in others if plain[name] is not None)
+    raise CheckpointError(
+        f"{folder / 'config.json'}: describes another model: {told}. Set {changes or 'the same'}, or name another "
+        "folder"
+    )
 
 
 def stored_tensors(spec: ModelSpec, folder: Path, over: PassedOver | None = None) -> dict[str, Stored]:
