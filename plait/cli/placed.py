@@ -18,7 +18,7 @@ from plait.place.affinity import affinity_of, known_profiled, read_profiled
 from plait.place.bounds import lower_bound
 from plait.place.network import Network
 from plait.place.placing import BASELINES, METHODS, place
-from plait.place.pools import Wanted, check_still_there, gpus_per_node, pools_of, remarks_on, spots_of, types_of
+from plait.place.pools import Wanted, check_still_there, enough, gpus_per_node, pools_of, remarks_on, spots_of, types_of
 from plait.place.problem import Pool, Problem, Spares
 from plait.place.readers import Remarks
 from plait.place.repair import Repair, Spot, from_table, repair
@@ -175,7 +175,8 @@ class Asked:
         unknown = [name for name in down if name not in self.spots and name not in (*before.hosts, *before.spares)]
         if unknown:
             raise JobError(f"no node '{unknown[0]}' in the topology or the placement", key="--down")
-        broken = {node.name for node in self.tree.nodes if node.state.status == "down"} | set(down)
+        lost = (one.name for one in self.tree.nodes if one.state.status == "down" or not enough(one, self.each))
+        broken = {*lost, *down}
         failed = sorted(broken.intersection((*before.hosts, *before.spares)))
         if not failed:
             raise PlacementError(f"No node of {old} is down. Name those that failed with --down.")

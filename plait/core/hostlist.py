@@ -2,6 +2,13 @@
 
 Numbers keep the zeros before them: ``n[08-11]`` is n08, n09, n10, n11. Of several brackets the last one runs
 fastest. Nothing is written out before it is counted, so that a short text cannot become a million names.
+
+===========  ====================================================================================
+known        names, ``[first-last,number]``, several of each in a name, commas between names
+passed over  nothing
+refused      brackets without a partner, ranges that run downwards or in unequal digits, a name
+             missing between commas, blanks in a name, more names than asked for
+===========  ====================================================================================
 """
 
 from __future__ import annotations

@@ -16,7 +16,11 @@ from plait.cli.main import app
 from plait.cli.placed import Asked
 from plait.core.errors import PlacementError, PlaitError
 from plait.core.placement import Placement
+from plait.core.plan import Plan
 from plait.core.rank_table import RankTable
+from plait.core.topology import Hardware
+from plait.core.topology_form import to_dict
+from plait.place.readers import read_topology
 
 TIER = "unit"
 
@@ -76,7 +80,7 @@ def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
     assert "the least there is (1.30)" in out
     table, placed = RankTable.read(folder / "rank_table.json"), Placement.read(folder / "placement.json")
     assert (table.hosts, table.world_size) == (placed.hosts, 96)
-    assert table.plan == json.loads((folder / "plan.json").read_text())["hash"]
+    assert table.plan == Plan.read(folder / "plan.json").hash
     assert [host[0] for host in placed.hosts[:6]] == [host[0] for host in placed.hosts[6:]]
     victim = placed.hosts[3]
     args = ("--repair", "rank_table.json", "--down", victim, "--alpha", "0.3", "--out", "new/rank_table.json")
@@ -85,6 +89,18 @@ def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
     assert told["moves"][0]["new"] in placed.spares
     mended = RankTable.read(folder / "new" / "rank_table.json")
     assert sum(a != b for a, b in zip(table.hosts, mended.hosts, strict=True)) == 1
+
+
+def test_a_host_that_lost_gpus_has_failed(folder: Path) -> None:
+    (folder / "sound.toml").write_text(MIXED.format(8))
+    run(folder, "plan.json", "--topology", "sound.toml", "--alpha", "0.3", "--out", "lost/t.json")
+    victim = RankTable.read(folder / "lost" / "t.json").hosts[2]
+    whole, _ = read_topology(str(folder / "sound.toml"))
+    sick = whole.with_hardware({victim: Hardware(gpus=7)})
+    (folder / "sick.json").write_text(json.dumps(to_dict(sick)))
+    args = ("--topology", "sick.json", "--alpha", "0.3", "--repair", "lost/t.json", "--out", "lost/new.json", "--json")
+    told = json.loads(run(folder, "plan.json", *args))
+    assert [move["old"] for move in told["moves"]] == [victim]
 
 
 def test_a_job_file_is_planned_first_and_the_weights_are_explained(folder: Path) -> None:

@@ -6,6 +6,7 @@ that know states alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,7 @@ FORMATS = (
     Format("topology.yaml", "Slurm's topology.yaml", slurm_yaml.looks, slurm_yaml.read),
 )
 """In the order in which they are tried: the surest signs first."""
+_KUBERNETES_YAML = re.compile(r"^kind:[ \t]*[\"']?(?:List|Node|Pod|Topology)", re.MULTILINE)
 
 
 @dataclass
@@ -112,6 +114,8 @@ def _format(source: Source, name: str) -> Format:
     if not source.text.strip():
         raise JobError("empty")
     found = next((form for form in FORMATS if form.looks(source)), None)
+    if found is None and _KUBERNETES_YAML.search(source.text[:4096]):
+        raise JobError("objects of Kubernetes as YAML", fix="Write them with kubectl ... -o json")
     if found is None:
         what = "; ".join(f"{form.name} ({form.what})" for form in FORMATS)
         raise JobError("no format of a topology is recognised", fix=f"Name it with --format: {what}")

@@ -358,3 +358,8 @@ def test_a_config_map_of_slinkys(tmp_path: Path, packed: str) -> None:
     data["topology.conf"] = "SwitchName=a Nodes=ALL"
     with pytest.raises(JobError, match=r"data.topology.conf, line 1: ALL stands"):
         read_topology(write(tmp_path, json.dumps(value)))
+
+
+def test_yaml_of_kubernetes_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"objects of Kubernetes as YAML. Write them with kubectl ... -o json"):
+        read_topology(write(tmp_path, "apiVersion: v1\nitems: []\nkind: List\n"))
