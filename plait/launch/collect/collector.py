@@ -24,6 +24,7 @@ from pathlib import Path
 from plait.core.collecting import Collected
 from plait.core.errors import DataError, PlaitError
 from plait.core.files import replacing
+from plait.core.host_memory import sweep_memory
 from plait.core.missing import Missing
 from plait.core.process import process_since
 from plait.core.records import Records
@@ -252,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while not select.select([sys.stdin], [], [], pause)[0] or os.read(sys.stdin.fileno(), 4096):
             pause = collector.look()
         collector.finish()
+    sweep_memory()  # its starter may have been killed, and nobody else looks before the next run
     return 0
 
 
