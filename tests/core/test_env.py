@@ -58,6 +58,10 @@ def test_a_rank_is_started_with_the_callers_environment(monkeypatch: pytest.Monk
         ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE is 8. Allowed: 1 to 4"),
         ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
         ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "host0"}, "LOCAL_WORLD_SIZE is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2"}, "LOCAL_RANK is 2. Allowed: 0 to 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "-1"}, "LOCAL_RANK is -1. Allowed: 0 to 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_RANK": "-1"}, "GROUP_RANK is -1. Allowed: at least 0"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "a"}, "NODE_RANK is 'a', not a whole number"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000. Allowed: 1 to 65535"),
     ],
 )

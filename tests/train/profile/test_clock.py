@@ -30,7 +30,13 @@ def test_a_disturbed_sample_does_not_count() -> None:
 class Hours:
     """A clock that runs by its own."""
 
-    now = 0.0
+    now = others = 0.0
+
+    def thread_time(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self.now + self.others
 
     def perf_counter(self) -> float:
         return self.now
@@ -82,6 +88,20 @@ def test_where_ranks_share_cores_computation_takes_processor_seconds(crowd: floa
         while time.thread_time() < until:
             pass
     assert worked == ([] if crowd == 1 else [pytest.approx(0.02 * crowd, rel=0.2)])
+
+
+@pytest.mark.parametrize("times", [1, 8])
+def test_what_other_threads_take_counts_for_each_run(hours: Hours, times: int) -> None:
+    runs: list[int] = []
+
+    def run() -> None:
+        runs.append(0)
+        hours.spend(1.0)
+        hours.others += 3.0
+
+    hours.others = 50.0  # before
+    assert Clock(CPU, 1e3).carried(run, times) == pytest.approx(3.0)
+    assert len(runs) == times
 
 
 def test_a_part_keeps_the_crowd() -> None:
