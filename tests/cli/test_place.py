@@ -80,7 +80,7 @@ def test_a_plan_is_placed_and_repaired(folder: Path) -> None:
     assert "the least there is (1.30)" in out
     table, placed = RankTable.read(folder / "rank_table.json"), Placement.read(folder / "placement.json")
     assert (table.hosts, table.world_size) == (placed.hosts, 96)
-    assert table.plan == Plan.read(folder / "plan.json").hash
+    assert table.plan == Plan.read(folder / "plan.json").key
     assert [host[0] for host in placed.hosts[:6]] == [host[0] for host in placed.hosts[6:]]
     victim = placed.hosts[3]
     args = ("--repair", "rank_table.json", "--down", victim, "--alpha", "0.3", "--out", "new/rank_table.json")
