@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from plait.core.errors import JobError
+from plait.core.hostlist import expand
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=[ \t]*")
 _VALUE = re.compile(r'(?:"[^"]*"|[^\s"]+)*')
@@ -57,3 +58,37 @@ def _words(line: str, where: str) -> dict[str, str]:
             raise JobError(f"{key[1]} stands twice", key=where)
         words[key[1].lower()] = value.replace('"', "")
     return words
+
+
+def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
+    """Nodes so that those under one switch are neighbours, by what ``scontrol show topology`` prints; in
+    their own order where it says nothing of them. Raises JobError or ValueError for what is no such text.
+
+    >>> told = "SwitchName=s1 Nodes=b,d", "SwitchName=s0 Nodes=a,c", "SwitchName=r Switches=s0,s1"
+    >>> in_topological_order(["a", "b", "c", "d"], chr(10).join(told))
+    ['a', 'c', 'b', 'd']
+    """
+    found = [words for _, words in lines(topology)]
+    inside = {one["switchname"]: expand(one["switches"]) for one in found if one.get("switches", "(null)") != "(null)"}
+    leaves = {
+        one.get("switchname") or one.get("blockname", ""): expand(one["nodes"])
+        for one in found
+        if one.get("nodes", "(null)") != "(null)" and one.get("switchname") not in inside
+    }
+    below = {switch for switches in inside.values() for switch in switches}
+    place: dict[str, int] = {}
+    seen: set[str] = set()
+
+    def walk(switch: str) -> None:
+        if switch in seen:  # below two, or below itself
+            return
+        seen.add(switch)
+        for child in inside.get(switch, ()):
+            walk(child)
+        for node in leaves.get(switch, ()):
+            place.setdefault(node, len(place))
+
+    for switch in [*inside, *leaves]:
+        if switch not in below:
+            walk(switch)
+    return sorted(nodes, key=lambda node: place.get(node, len(place)))

@@ -24,7 +24,6 @@ from plait.core.hostlist import expand, fold
 from plait.core.process import command_of
 from plait.core.rank_table import RankTable
 from plait.core.settings import RunSection
-from plait.core.slurm_lines import lines
 from plait.core.slurm_settings import SlurmSection
 from plait.launch.watch import catching_signals, say
 
@@ -135,29 +134,29 @@ def asked(settings: SlurmSection, world_size: int, table: RankTable | None, run:
         raise JobError(problem, key="slurm.nodes", fix="Leave it out")
     nodes = len(table.hosts) if table else settings.nodes
     if not nodes:
-        each = settings.gpus if isinstance(settings.gpus, int) else gpus_of_a_node(settings.partition)
+        each = settings.gpus if isinstance(settings.gpus, int) else gpus_of_a_node(settings.partition, run.device)
         nodes = -(-world_size // min(each or 1, world_size))
     if world_size % nodes:
         fix = f"Choose a number that divides {world_size}"
         raise JobError(f"{world_size} ranks do not spread evenly over {nodes} nodes", key="slurm.nodes", fix=fix)
     ranks = world_size // nodes
-    gpus = _gpus(settings, ranks, run)
+    gpus = _gpus(settings, ranks, run.device, table.hosts if table else ())
     return settings.model_copy(update={"nodes": nodes, "gpus": gpus, "cpus": settings.cpus or ranks * run.threads})
 
 
-def _gpus(settings: SlurmSection, ranks: int, run: RunSection) -> int:
-    """GPUs of each node to ask for, of which each runs ``ranks``."""
+def _gpus(settings: SlurmSection, ranks: int, device: str, hosts: Sequence[str]) -> int:
+    """GPUs to ask for of each node, which runs ``ranks``. hosts: the nodes, if they are known."""
     if isinstance(settings.gpus, int):
         if settings.gpus:
-            check_gpus(settings.gpus, ranks, run.device, f"slurm.gpus asks for {settings.gpus} on each node")
+            check_gpus(settings.gpus, ranks, device, f"slurm.gpus asks for {settings.gpus} on each node")
         return settings.gpus
-    if run.device == "cpu" or asks_for_gpus(settings.options):
+    if device == "cpu" or asks_for_gpus(settings.options):
         return 0
-    if run.device == "cuda":
+    if device == "cuda":
         return ranks
-    there = gpus_of_a_node(settings.partition)
+    there = gpus_of_a_node(settings.partition, device, hosts)
     if there:
-        check_gpus(there, ranks, run.device, f"nodes have {there} GPUs")
+        check_gpus(there, ranks, device, f"nodes have {there} GPUs")
     return min(there, ranks)
 
 
@@ -168,11 +167,19 @@ def check_gpus(gpus: int, ranks: int, device: str, problem: str) -> None:
         raise JobError(f"{problem}, and each runs {ranks} ranks", key="run.device", fix=fix)
 
 
-def gpus_of_a_node(partition: str) -> int:
-    """The fewest GPUs that a node of the partition has; of the default one if it is empty."""
-    where = ["-p", partition] if partition else []
-    found = [line.rpartition("|") for line in command("sinfo", "-h", "-o", "%P|%G", *where).splitlines()]
-    return min((_counted(gres) for name, _, gres in found if partition or name.endswith("*")), default=0)
+def gpus_of_a_node(partition: str, device: str, hosts: Sequence[str] = ()) -> int:
+    """The fewest GPUs that one of the hosts, or else a node of the partition, has; of the default one if that
+    is empty. Raises JobError where some have none, unless ranks compute on processors in any case."""
+    if hosts:
+        counts = [_counted(one.get("Gres", "")) for one in _nodes(hosts)]
+    else:
+        where = ["-p", partition] if partition else []
+        found = [line.rpartition("|") for line in command("sinfo", "-h", "-o", "%P|%G", *where).splitlines()]
+        counts = [_counted(gres) for name, _, gres in found if partition or name.endswith("*")]
+    if device != "cpu" and 0 in counts and any(counts):
+        problem = f"some nodes have no GPUs, and others up to {max(counts)}"
+        raise JobError(problem, key="slurm.gpus", fix='Say how many each is to have, or run.device = "cpu"')
+    return min(counts, default=0)
 
 
 def gpus_of_job(job: str) -> int:
@@ -354,36 +361,10 @@ def reserve(table: RankTable, name: str, *, start: str, duration: str, users: Se
 
 def node_addresses(nodes: Sequence[str]) -> dict[str, str]:
     """Where nodes are reached, by name."""
-    lines = command("scontrol", "--oneliner", "show", "node", fold(nodes)).splitlines()
-    found = [dict(_FIELD.findall(line)) for line in lines]
-    return {one["NodeName"]: one.get("NodeAddr", one["NodeName"]) for one in found if "NodeName" in one}
+    return {one["NodeName"]: one.get("NodeAddr", one["NodeName"]) for one in _nodes(nodes)}
 
 
-def in_topological_order(nodes: Sequence[str], topology: str) -> list[str]:
-    """Nodes so that those under one switch are neighbours, by what ``scontrol show topology`` prints; in
-    their own order where it says nothing of them. Raises JobError or ValueError for what is no such text.
-
-    >>> lines = "SwitchName=s1 Nodes=b,d", "SwitchName=s0 Nodes=a,c", "SwitchName=r Switches=s0,s1"
-    >>> in_topological_order(["a", "b", "c", "d"], chr(10).join(lines))
-    ['a', 'c', 'b', 'd']
-    """
-    found = [words for _, words in lines(topology)]
-    inside = {one["switchname"]: expand(one["switches"]) for one in found if one.get("switches", "(null)") != "(null)"}
-    leaves = {
-        one.get("switchname") or one.get("blockname", ""): expand(one["nodes"])
-        for one in found
-        if one.get("nodes", "(null)") != "(null)" and one.get("switchname") not in inside
-    }
-    below = {switch for switches in inside.values() for switch in switches}
-    place: dict[str, int] = {}
-
-    def walk(switch: str) -> None:
-        for child in inside.get(switch, ()):
-            walk(child)
-        for node in leaves.get(switch, ()):
-            place.setdefault(node, len(place))
-
-    for switch in [*inside, *leaves]:
-        if switch not in below:
-            walk(switch)
-    return sorted(nodes, key=lambda node: place.get(node, len(place)))
+def _nodes(names: Sequence[str]) -> list[dict[str, str]]:
+    """What Slurm says of nodes."""
+    told = command("scontrol", "--oneliner", "show", "node", fold(names)).splitlines()
+    return [one for one in (dict(_FIELD.findall(line)) for line in told) if "NodeName" in one]

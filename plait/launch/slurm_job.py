@@ -25,6 +25,7 @@ from plait.core.plan import CHANGED, Plan
 from plait.core.process import command_of
 from plait.core.progress import Progress
 from plait.core.rank_table import NAME, RankTable
+from plait.core.slurm_lines import in_topological_order
 from plait.launch import slurm
 from plait.launch.agents import Agents
 from plait.launch.hang import Suspicion
@@ -127,7 +128,7 @@ def _table(folder: Path, nodes: Sequence[str], world_size: int) -> RankTable:
             raise PlacementError(f"{world_size} ranks do not spread evenly over the {len(nodes)} nodes of this job.")
         ordered = list(nodes)
         with suppress(LaunchError, JobError, ValueError):  # a cluster without switches, or with none that we can read
-            ordered = slurm.in_topological_order(nodes, slurm.command("scontrol", "show", "topology"))
+            ordered = in_topological_order(nodes, slurm.command("scontrol", "show", "topology"))
         table = RankTable(tuple(ordered), world_size // len(nodes))
     if table.world_size != world_size:
         raise PlacementError(f"The rank table has {table.world_size} ranks, and the run needs {world_size}.")

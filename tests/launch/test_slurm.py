@@ -13,9 +13,10 @@ from plait.core.errors import JobError, LaunchError
 from plait.core.job import Job
 from plait.core.rank_table import RankTable
 from plait.core.settings import RunSection
+from plait.core.slurm_lines import in_topological_order
 from plait.core.slurm_settings import SlurmSection
 from plait.launch import slurm
-from plait.launch.slurm import Batch, asked, in_topological_order
+from plait.launch.slurm import Batch, asked
 
 TIER = "unit"
 
@@ -119,6 +120,24 @@ def test_gpus_are_asked_for(settings: dict[str, Any], run: str, gres: list[str])
     """One for every rank, unless the job says otherwise."""
     found = [line for line in lines_of(batch(run=run, **settings)) if line.startswith(("--gres", "--gpus", "-G"))]
     assert found == gres
+
+
+def test_nodes_of_which_some_have_gpus_are_told_apart_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "command", lambda *argv: "p*|gpu:8\np*|(null)\n")
+    for nodes in (0, 2):
+        with pytest.raises(JobError, match=r"^slurm\.gpus: some nodes have no GPUs, and others up to 8. Say how many"):
+            batch(nodes=nodes)
+        assert "--gres=gpu:4" in batch(nodes=nodes, gpus=4)
+        assert "--gres" not in batch(nodes=nodes, run='{"device": "cpu"}')
+
+
+def test_of_a_rank_table_its_own_hosts_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(*argv: str) -> str:
+        assert argv[-2:] == ("node", "n[7,2]")
+        return "NodeName=n7 Gres=gpu:h100:2(S:0) NodeAddr=n7\nNodeName=n2 Gres=gpu:4 NodeAddr=n2\n"
+
+    monkeypatch.setattr(slurm, "command", answer)
+    assert "#SBATCH --gres=gpu:2" in batch(RankTable(("n7", "n2"), 2), nodes=0)
 
 
 @pytest.mark.parametrize(
@@ -251,5 +270,7 @@ def test_nodes_that_the_topology_does_not_name_come_last_in_their_own_order() ->
     text = "SwitchName=core Level=1 Nodes=n[1-4] Switches=b,a\nSwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n[3-4]\n"
     assert in_topological_order(["n1", "x2", "n2", "x1", "n3", "n4"], text) == ["n3", "n4", "n1", "n2", "x2", "x1"]
     assert in_topological_order(["n2", "n1"], "") == ["n2", "n1"]
+    circle = "SwitchName=r Switches=a\nSwitchName=a Switches=b\nSwitchName=b Switches=a,l\nSwitchName=l Nodes=n2\n"
+    assert in_topological_order(["n1", "n2"], circle) == ["n2", "n1"]
     blocks = "BlockName=b1 BlockIndex=0 Nodes=n[3-4] BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n[1-2] BlockSize=2\n"
     assert in_topological_order(["n1", "n2", "n3", "n4"], blocks) == ["n3", "n4", "n1", "n2"]
