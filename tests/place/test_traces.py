@@ -92,6 +92,7 @@ def test_openb(tmp_path: Path) -> None:
     found = trace_of(OPENB, tmp_path)
     assert (found.schema, found.id, found.duration.tolist()) == ("alibaba-openb", ("p0", "p1"), [80.0, 55.0])
     assert found.dropped == {"never started": 1, "still there at the end": 1, "asks for no GPU": 1}
+    assert found.changed == {"part of a GPU counted as a whole one": 1}
     assert found.preemptible.tolist() == [False, True]
     assert found.categories["type"].codes.tolist() == [-1, 0]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from plait.place.traces.table import Trace, build
-from plait.place.traces.times import seconds
+from plait.place.traces.times import pandas, seconds
 
 COLUMNS = frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time",
                      "scheduled_time"))  # fmt: skip
@@ -28,6 +28,7 @@ COLUMNS = frozenset(("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", 
 def read(frame: Any, path: Path) -> Trace:
     """The pods of a table of this form. Their quality of service stands for a group."""
     ended = seconds(frame["deletion_time"]).values
+    asked, milli = (pandas().to_numeric(frame[name], errors="coerce") for name in ("num_gpu", "gpu_milli"))
     over = ended == np.nanmax(ended) if len(frame) and np.isfinite(ended).any() else np.zeros(len(frame), bool)
     return build(
         frame,
@@ -36,7 +37,7 @@ def read(frame: Any, path: Path) -> Trace:
         submit="creation_time",
         start="scheduled_time",
         end="deletion_time",
-        gpus="num_gpu",
+        gpus=asked.where((asked != 1) | (milli <= 0) | (milli >= 1000), milli / 1000),
         id="name",
         numbers={"cpus": "cpu_milli", "memory": "memory_mib", "gpu_share": "gpu_milli"},
         categories={"group": "qos", "type": "gpu_spec"},
