@@ -291,11 +291,15 @@ def _check_files(job: Job, folder: Path, place: Place) -> None:
         return
     from plait.cli import terminal
     from plait.cli.planned import model_notes, vocabulary_note
+    from plait.core.errors import JobError, LaunchError
     from plait.train.checkpoint.weight_files import check_weights
     from plait.train.data.check import check_data
     from plait.train.data.tokenizer import load_tokenizer
 
-    _check_folder(folder)
+    try:
+        _check_folder(folder)
+    except LaunchError as error:
+        raise JobError(str(error), key="run.folder") from None
     over = model_notes(job)
     over.add(check_data(job.data, job.train, folder / "corpus"))
     vocab = load_tokenizer(job.data.tokenizer).vocab

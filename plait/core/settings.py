@@ -59,8 +59,8 @@ class DataSection(Section):
     """What to train on."""
 
     text: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = STDLIB
-    """Files and folders, or ``python-stdlib``, the source of Python's standard library, which is always
-    there."""
+    """Files and folders of plain text in UTF-8, or ``python-stdlib``, the source of Python's standard
+    library, which is always there."""
     pattern: str = "*"
     """Which files of a folder."""
     tokenizer: str = BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,33 @@ def test_what_would_change_the_numbers_is_refused_by_its_name(
     tmp_path: Path, base: dict[str, Any], change: dict[str, Any], key: str
 ) -> None:
     assert read(tmp_path, base)
-    assert refused(tmp_path, base | change).key == key
+    error = refused(tmp_path, base | change)
+    assert error.key == key
+    assert read(tmp_path, advised(base | change, error)), "the advice works"
+
+
+def advised(values: dict[str, Any], error: JobError) -> dict[str, Any]:
+    """The config with what the error says changed."""
+    fix, key = error.fix or "", error.key or ""
+    top, _, inner = key.partition(".")
+    table = dict(values[top]) if inner else dict(values)
+    name = inner or top
+    if supported := re.match(r"Supported: ([^,]*)", fix):
+        word = supported[1]
+        value = json.loads(word) if word in ("true", "false", "1.0", "{}") else word
+        table[name] = [value] if name == "architectures" else value
+        if word == "without it":
+            del table[name]
+        if name.startswith("rope_"):
+            table[name] = {"rope_type": word}
+    elif fix == "Make the two equal":
+        table["resid_pdrop"] = table["embd_pdrop"]
+    elif "needs it" in fix or "Give a number" in fix:
+        table[name] = 2.0
+    else:
+        assert re.match("Keep one|Take it out|Leave it out|Known here", fix), fix
+        del table[name]
+    return {**values, top: table} if inner else table
 
 
 @pytest.mark.parametrize(
