@@ -27,7 +27,7 @@ LONGEST = 1 << 20
 """Characters of one element of a long array, at most."""
 HEADER = 4 << 20
 """Characters of any other value, at most."""
-AHEAD, CHUNK = 1 << 16, 1 << 18
+AHEAD, CHUNK = 1 << 14, 1 << 16
 """Characters that are at hand wherever a value begins, and that are read at once: what fails to be read is
 told at the cost of what is at hand."""
 LEAST_UNPACKED, TIMES = 64 << 20, 64
@@ -171,7 +171,7 @@ class _Reader:
             if self.ended or there > most:
                 raise ValueError("it is cut off, or no JSON" if self.ended else
                                  f"a value in it has more than {most} characters")  # fmt: skip
-            self._fill(4 * there)
+            self._fill(min(16 * there, most + CHUNK))
 
     def _mended(self, end: int) -> Any:
         """The value until ``end``, which is no strict JSON; what is beside it is counted."""

@@ -47,7 +47,8 @@ class Slow(NamedTuple):
 @dataclass(frozen=True)
 class Summary:
     """spans: how many are kept of the last steps, sampled: of others. lanes: steps of ranks whose spans are
-    kept. steps: that are known at all, from 0. slowest: the longest first."""
+    kept. steps: that are known at all, from 0. hidden: of nothing where spans tell communication alone.
+    slowest: the longest first."""
 
     spans: int
     sampled: int
@@ -71,11 +72,17 @@ def summarise(spans: pl.DataFrame, sampled: pl.DataFrame, rollups: pl.DataFrame)
         sampled=sampled.height,
         lanes=lanes,
         steps=tuple(known),
-        hidden=hidden_in(recent),
+        hidden=hidden_in(recent if _tells_work(spans) else recent.clear()),
         whats=_whats(spans, rollups, lanes),
         trend=_trend(by_lane),
         slowest=_slowest(rollups),
     )
+
+
+def _tells_work(spans: pl.DataFrame) -> bool:
+    """Whether spans tell more than communication, so that what was hidden can be known: dumps of hangs do
+    not."""
+    return bool((~spans["kind"].is_in(["comm", "transfer"])).any())
 
 
 def _whats(spans: pl.DataFrame, rollups: pl.DataFrame, lanes: int) -> tuple[What, ...]:

@@ -254,3 +254,10 @@ def test_a_folder_that_holds_no_recordings_is_refused(tmp_path: Path) -> None:
         run_cli("diagnose", tmp_path / "readme.txt")
     with pytest.raises(JobError, match="Name one operation trace"):
         run_cli("diagnose", tmp_path / "a.parquet", tmp_path / "b.parquet")
+
+
+def test_dumps_do_not_tell_what_was_hidden(tmp_path: Path) -> None:
+    files = written(tmp_path, dump(0), dump(1))
+    run_cli("trace", "import", *files, "--out", tmp_path / "run")
+    assert "hidden" not in run_cli("timeline", tmp_path / "run").stdout
+    assert json.loads(run_cli("timeline", tmp_path / "run", "--json").stdout)["hidden"] is None
