@@ -19,6 +19,8 @@ LABELLED = 64
 """Ranks of a flat picture up to which each has its number beside it."""
 MOST_ROWS, ROW = 10, 64
 """Of a flat picture: rows that have room of their own, and pixels of each."""
+POINTED = 20
+"""Ranks of a picture in three dimensions that have their numbers beside them, at most."""
 DRAWN_AS_POINTS = 2000
 """Ranks from which on a browser is to draw with its GPU."""
 Place = tuple[int, int, int]
@@ -56,7 +58,8 @@ def grid_figure(found: Sequence[Standing], grid: pl.DataFrame) -> dict[str, Any]
     data: list[dict[str, Any]] = [lines, *points] if pairs else points
     cp = int(grid["cp"].max() or 0) + 1  # type: ignore[arg-type]
     titles = {TP: "tp", DP: "dp" if cp == 1 else f"dp x cp {cp}", PP: "pp (stage)"}
-    figure = _flat(axes, varying, titles, at) if flat else _deep(titles, at)
+    pointed = [one.rank for state in STANDS_OUT for one in states[state]][:POINTED]
+    figure = _flat(axes, varying, titles, at) if flat else _deep(titles, at, pointed)
     return {"data": data, "layout": figure}
 
 
@@ -73,14 +76,12 @@ def _varying(at: dict[int, Place]) -> list[int]:
 
 def _points(state: str, own: Sequence[Standing], ranks: int, flat: bool) -> dict[str, Any]:
     big = state in STANDS_OUT
-    size = 13 if ranks <= LABELLED else 8 if ranks <= 1024 else 4
-    named = ranks <= LABELLED if flat else big and len(own) <= 20
-    away = "" if flat else "\u00a0" * 6  # in three dimensions a text begins in the middle of its point
+    size = (13 if flat else 9) if ranks <= LABELLED else 8 if ranks <= 1024 else 4
+    named = flat and ranks <= LABELLED
     return {
         "name": f"{state} ({len(own)})", "mode": "markers+text" if named else "markers",
         "hovertext": [_hover(one) for one in own], "hoverinfo": "text", "customdata": [one.rank for one in own],
-        "text": [f"{away}rank {one.rank}" for one in own] if named else None,
-        "textposition": "bottom center" if flat else "middle right",
+        "text": [f"rank {one.rank}" for one in own] if named else None, "textposition": "bottom center",
         "marker": {
             "size": size * 1.5 if big else size, "color": STATE_COLOURS[state],
             "symbol": "diamond" if big else "circle", "opacity": 1.0 if big or ranks <= LABELLED else 0.65,
@@ -105,13 +106,18 @@ def _flat(axes: Sequence[int], varying: Sequence[int], titles: dict[int, str], a
     return figure
 
 
-def _deep(titles: dict[int, str], at: dict[int, Place]) -> dict[str, Any]:
+def _deep(titles: dict[int, str], at: dict[int, Place], pointed: Sequence[int]) -> dict[str, Any]:
+    """pointed: ranks whose numbers are written beside them, as a text of a point would be within it."""
     most = [1 + max(place[axis] for place in at.values()) for axis in (TP, DP, PP)]
     scene = {
         **{
             f"{name}axis": {"title": {"text": titles[axis]}, "zeroline": False, **_whole(most[axis])}
             for name, axis in zip("xyz", (TP, DP, PP), strict=True)
         },
+        "annotations": [
+            {**dict(zip("xyz", at[rank], strict=True)), "text": f"rank {rank}", "ax": 30, "ay": -24, "arrowhead": 0}
+            for rank in pointed
+        ],
         "aspectmode": "manual", "aspectratio": {"x": 0.9, "y": 1.5, "z": 0.8},
         "camera": {"eye": {"x": 1.5, "y": -1.6, "z": 0.9}},
     }  # fmt: skip

@@ -94,7 +94,7 @@ def _bars(
 def _dependencies(
     chosen: Around, rows: Mapping[tuple[int, str], int], origin: float
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A frame around the span; an arrow from the end of what it needs to its start, and from its end on."""
+    """A frame around the span; an arrow from the end of what it needs to it, and from its end on."""
     one = chosen.span
     row = rows.get((one["rank"], one["lane"]))
     if row is None:
@@ -109,9 +109,13 @@ def _dependencies(
         at = _row_of(link, rows)
         if at is None:
             continue
-        there = (link.start if link.why == "member" else link.end if needed else link.start) - origin
-        here = start if needed else end
-        tail, head = ((there * 1e3, at), (here, row)) if needed else ((here, row), (there * 1e3, at))
+        # An arrow goes on in time: to the end of a wait that began before what it waited for was over.
+        if needed:
+            there = ((link.start if link.why == "member" else link.end) - origin) * 1e3
+            tail, head = (there, at), (start if there <= start else end, row)
+        else:
+            there = ((link.start if link.start >= one["end"] else link.end) - origin) * 1e3
+            tail, head = (end, row), (there, at)
         arrows.append({
             "x": head[0], "y": head[1], "ax": tail[0], "ay": tail[1],
             "xref": "x", "yref": "y", "axref": "x", "ayref": "y",

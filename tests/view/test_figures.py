@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from plait.view.series_figure import memory_figure, prediction_figure, series_fi
 from plait.view.timeline_figure import rows_of, timeline_figure
 from plait.view.words import packed, plain
 from tests.diagnose.made import write_run
+from tests.diagnose.simulated import simulated
 from tests.view.served import CULPRIT, SLOW
 
 TIER = "unit"
@@ -110,6 +112,21 @@ def test_the_timeline_draws_spans_and_what_one_depends_on(recording: Any) -> Non
     assert numbers == list(range(shown.bars.height))
 
 
+def test_arrows_go_on_in_time() -> None:
+    _, spans = simulated("zero1")
+    step = spans.filter(pl.col("step") == 1)
+    shown = window(step, [0, 1], (1, 1))
+    assert shown
+    drawn = 0
+    for row in step.filter(pl.col("kind").is_in(["wait", "comm"])).iter_rows(named=True):
+        chosen = around(step, Key(*(row[name] for name in Key._fields)))
+        figure = timeline_figure(shown, origin=shown.begin, chosen=chosen)
+        for arrow in figure["layout"]["annotations"]:
+            drawn += 1
+            assert arrow["ax"] <= arrow["x"] + 1e-6
+    assert drawn > 50
+
+
 def test_the_grid_shows_states_and_who_waits_for_whom() -> None:
     grid = grid_of(Layout.of(pp=2, dp=2, tp=2))
     evidence = [
@@ -119,6 +136,9 @@ def test_the_grid_shows_states_and_who_waits_for_whom() -> None:
     figure = grid_figure(standings(grid, hang=(verdict, evidence)), grid)
     named = next(trace for trace in figure["data"] if trace["name"] == "named (1)")
     assert (named["x"], named["y"], named["z"]) == ([1], [0], [1])
+    [label] = figure["layout"]["scene"]["annotations"]
+    assert (label["text"], label["x"], label["y"], label["z"]) == ("rank 5", 1, 0, 1)
+    assert abs(label["ax"]) + abs(label["ay"]) > named["marker"]["size"], "beside its point"
     assert "<img" not in markup(figure)
     assert "&lt;img" in markup(figure)
 
@@ -181,8 +201,6 @@ def test_no_text_is_markup(text: str) -> None:
 
 
 def test_hostile_names_are_shown_as_they_are(tmp_path: Path) -> None:
-    import polars as pl
-
     run = write_run(tmp_path / "run", SLOW)
     part = next((run / "timeline").glob("*.parquet"))
     spans = pl.read_parquet(part).with_columns(name=pl.lit(HOSTILE), site=pl.lit(HOSTILE), kind=pl.lit(HOSTILE))
