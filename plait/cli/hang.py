@@ -12,6 +12,7 @@ import typer
 
 from plait.cli import terminal
 from plait.core.errors import DataError
+from plait.core.passed_over import PassedOver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,15 +30,16 @@ def hang(folder: Path, *, as_json: bool) -> int:
     What the launcher found is read again. Without it, the evidence is put together here: of a run that goes
     on, or of one whose ranks were started by torchrun or a cluster manager.
     """
-    verdict, evidence = _found(folder)
+    verdict, evidence, over = _found(folder)
     if as_json:
-        typer.echo(json.dumps({"verdict": asdict(verdict), "evidence": [_short(one) for one in evidence]}))
+        found = {"verdict": asdict(verdict), "evidence": [_short(one) for one in evidence]}
+        typer.echo(json.dumps(found | {"passed_over": over.rows()}))
     else:
         _tell(verdict, evidence)
     return FOUND if verdict.certain else 0 if verdict.cause == "none" else 1
 
 
-def _found(folder: Path) -> tuple[Verdict, list[Evidence]]:
+def _found(folder: Path) -> tuple[Verdict, list[Evidence], PassedOver]:
     from plait.core.evidence import FILE, read_hang
     from plait.diagnose.hang import localise
     from plait.launch.gather import gather
@@ -45,13 +47,16 @@ def _found(folder: Path) -> tuple[Verdict, list[Evidence]]:
     if not folder.is_dir():
         raise DataError(f"{folder} is no run's folder.")
     if (folder / FILE).exists():
-        return read_hang(folder / FILE)
+        return *read_hang(folder / FILE), PassedOver()
     gathered = gather(folder)
     if not gathered.headers:
         raise DataError(f"{folder} has no rings: nothing is known of its ranks. {' '.join(gathered.problems)}".strip())
     for problem in gathered.problems:
         typer.echo(terminal.fitted(f"plait: left out: {problem}", sys.stderr), err=True)
-    return localise(gathered.evidence, world=len(gathered.evidence), **deadlines_of(folder)), gathered.evidence
+    over = PassedOver()
+    over.note("rings that cannot be read", next(iter(gathered.problems), ""), len(gathered.problems))
+    verdict = localise(gathered.evidence, world=len(gathered.evidence), **deadlines_of(folder))
+    return verdict, gathered.evidence, over
 
 
 def deadlines_of(folder: Path) -> dict[str, float]:

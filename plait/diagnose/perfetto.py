@@ -49,6 +49,21 @@ class Event(NamedTuple):
     track: Track
 
 
+class Told(NamedTuple):
+    """What is told of a span. began, ended: ns since the first begin."""
+
+    rank: int
+    label: str
+    kind: str
+    direction: str
+    step: int
+    slice: int
+    layer: int
+    bytes: int
+    began: int
+    ended: int
+
+
 def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None) -> int:
     """As ``write_perfetto``, in the older form."""
     laid = _laid(spans)
@@ -62,21 +77,19 @@ def write_json(spans: pl.DataFrame, path: Path, grid: pl.DataFrame | None = None
         {"ph": "M", "pid": track.rank, "tid": tid, "name": "thread_name", "args": {"name": track.name}}
         for track, tid in number.items()
     ]
-    placed = {event.row: event.track for events in tracks.values() for event in events}
-    rows = laid.rows(named=True)
+    placed = {event.row: number[event.track] for events in tracks.values() for event in events}
+    rows = _told(laid)
     for at, row in enumerate(rows):
-        where = {"pid": row["rank"], "tid": number[placed[at]]}
-        args = {"step": row["step"] + 1, **{key: row[key] for key in ("slice", "layer", "bytes")}}
         found.append({
-            "ph": "X", **where, "name": row["label"], "cat": f"{row['kind']},{row['direction']}",
-            "ts": row["began"] / 1e3, "dur": (row["ended"] - row["began"]) / 1e3, "args": args,
+            "ph": "X", "pid": row.rank, "tid": placed[at], "name": row.label, "cat": f"{row.kind},{row.direction}",
+            "ts": row.began / 1e3, "dur": (row.ended - row.began) / 1e3,
+            "args": {"step": row.step + 1, "slice": row.slice, "layer": row.layer, "bytes": row.bytes},
         })  # fmt: skip
     for flow, (wait, on) in enumerate(_arrows(laid)):
-        arrow = {"id": flow, "name": "dependency", "cat": "flow"}
-        since = rows[on]["began"]
-        for at, ends, when in ((on, {"ph": "s"}, since), (wait, {"ph": "f", "bp": "e"}, rows[wait]["began"])):
-            where = {"pid": rows[at]["rank"], "tid": number[placed[at]]}
-            found.append({**ends, **arrow, **where, "ts": max(since, when) / 1e3})
+        since = rows[on].began
+        for at, ends, when in ((on, {"ph": "s"}, since), (wait, {"ph": "f", "bp": "e"}, max(since, rows[wait].began))):
+            where = {"pid": rows[at].rank, "tid": placed[at], "ts": when / 1e3}
+            found.append({**ends, "id": flow, "name": "dependency", "cat": "flow", **where})
     with replacing(path) as partial:
         partial.write_text(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}))
     return laid.height
@@ -119,7 +132,7 @@ def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePac
         packet.track_descriptor.parent_uuid = _process_uuid(track.rank)
         packet.track_descriptor.name = track.name
         yield packet
-    rows = laid.rows(named=True)
+    rows = _told(laid)
     starts, ends = _flows(_arrows(laid))
     for number, event in enumerate(_in_order(tracks)):
         packet = TracePacket(timestamp=event.at, trusted_packet_sequence_id=SEQUENCE)
@@ -130,12 +143,13 @@ def _packets(laid: pl.DataFrame, grid: pl.DataFrame | None) -> Iterator[TracePac
         told.type = TrackEvent.TYPE_SLICE_BEGIN if event.begins else TrackEvent.TYPE_SLICE_END
         if event.begins:
             row = rows[event.row]
-            told.name = row["label"]
-            told.categories.append(row["kind"])
+            told.name = row.label
+            told.categories.append(row.kind)
             told.flow_ids.extend(starts.get(event.row, ()))
-            told.debug_annotations.add(name="step", int_value=row["step"] + 1)
-            for key in ("slice", "layer", "bytes"):
-                told.debug_annotations.add(name=key, int_value=row[key])
+            for name, value in (
+                ("step", row.step + 1), ("slice", row.slice), ("layer", row.layer), ("bytes", row.bytes),
+            ):  # fmt: skip
+                told.debug_annotations.add(name=name, int_value=value)
         elif event.row in ends:  # an arrow goes on in time: a wait may begin before what it waits for, and ends after
             told.terminating_flow_ids.append(ends[event.row])
         yield packet
@@ -164,6 +178,10 @@ def _laid(spans: pl.DataFrame) -> pl.DataFrame:
     ]
     named = pl.when(pl.col("kind").is_in(WAITS)).then(pl.format("{} {}", "kind", "name")).otherwise("name")
     return spans.with_columns(*ns, label=named).sort("began", -pl.col("ended"), maintain_order=True)
+
+
+def _told(laid: pl.DataFrame) -> list[Told]:
+    return [Told(*row) for row in laid.select(Told._fields).iter_rows()]
 
 
 def _tracks(laid: pl.DataFrame) -> dict[Track, list[Event]]:

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from plait.cli.main import app
 from plait.core.errors import DataError
 from plait.core.evidence import Verdict, Wait, write_hang
+from plait.core.ring_calls import ring_path
+from plait.core.ring_writer import RingWriter, this_process
 from tests.cli.runs import write_job
 from tests.diagnose.planted import draw_case
 from tests.ports import own_port
@@ -38,6 +40,16 @@ def test_what_the_launcher_found_is_read_again(tmp_path: Path) -> None:
     as_json = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--hang", "--json"])
     assert json.loads(as_json.output)["verdict"]["ranks"] == [0]
     assert len(json.loads(as_json.output)["evidence"]) == case.world
+
+
+def test_rings_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    for rank in range(2):
+        RingWriter(ring_path(tmp_path, rank), this_process(rank=rank, world=3, capacity=64)).close()
+    ring_path(tmp_path, 2).write_bytes(b"nothing")
+    done = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--hang", "--json"])
+    [row] = json.loads(done.stdout)["passed_over"]
+    assert (row["what"], row["count"]) == ("rings that cannot be read", 1)
+    assert str(ring_path(tmp_path, 2)) in row["first"]
 
 
 @pytest.mark.parametrize("exists", [True, False])
