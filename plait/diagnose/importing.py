@@ -22,7 +22,7 @@ from plait.diagnose.flight_recorder import Dump, dump_spans, is_dump
 from plait.diagnose.foreign import LATEST, NS, Part
 from plait.diagnose.imported import write_notes
 from plait.diagnose.kineto import Trace
-from plait.diagnose.whose import LOW, checked_rank, numbered, rank_in
+from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path
 
 if TYPE_CHECKING:
     from plait.core.evidence import Verdict
@@ -149,7 +149,7 @@ def _read(path: Path, low: int) -> _File:
 
 def _trace(path: Path, trace: Trace, header: Mapping[str, Any], over: PassedOver, low: int) -> _File:
     said = trace.told(header)
-    rank = rank_in(path.name, low) if said.rank is None else said.rank
+    rank = rank_by_path(path, low) if said.rank is None else said.rank
     part, comm = trace.spans(header, rank)
     return _File(path=path, rank=rank, part=_sound(part), over=over, world=said.world, untold=comm.untold,
                  communicates=not comm.comm.is_empty(), groups=said.groups)  # fmt: skip
@@ -157,7 +157,7 @@ def _trace(path: Path, trace: Trace, header: Mapping[str, Any], over: PassedOver
 
 def _dump(path: Path, dump: Dump, header: Mapping[str, Any], over: PassedOver, low: int) -> _File:
     dump.finish(header)
-    rank = rank_in(path.name, low) if dump.told is None else checked_rank(dump.told)
+    rank = rank_by_path(path, low) if dump.told is None else checked_rank(dump.told)
     if rank is None:
         raise DataError("it does not say whose it is: name the file rank-N... or ..._rank_N...")
     world = 1 + max({rank, *dump.mentioned})

@@ -11,9 +11,10 @@
 | "In msg nelems", "Group size", "Rank", "Src Rank", "Dst Rank"        | ``record_param_comms``             |
 | ``distributedInfo``, ``baseTimeNanoseconds``                         | known                              |
 | other phases (``M``, ``i``, ``s``, ``f``, ``C``), ``python_function``| known, not needed                  |
-| ``overhead``, ``Trace``, ``cuda_sync`` and other categories          |                                    |
+| ``overhead``, ``Trace``, ``cuda_sync`` and others of ``UNNEEDED``    |                                    |
 | events that are no objects; kernels, operators and steps of which    | passed over, counted               |
-| time, length, name or number cannot be; begin and end events         |                                    |
+| time, length, name or number cannot be; begin and end events; events |                                    |
+| of categories that are not known                                     |                                    |
 | a file without any kernel or operator; one that is not Kineto's      | refused                            |
 
 Communication is told by what the trace says of a kernel (``plait.diagnose.kineto_comm``); what else runs is
@@ -47,8 +48,14 @@ KINDS = {
     "kernel": "kernels", "gpu_memcpy": "copies", "gpu_memset": "copies", "cpu_op": "operators",
     "gpu_user_annotation": "device ranges", "user_annotation": "ranges", "cuda_runtime": "launches",
     "cuda_driver": "launches", "privateuse1_runtime": "launches", "xpu_runtime": "launches",
+    "Kernel": "kernels", "Memcpy": "copies", "Memset": "copies", "Operator": "operators", "Runtime": "launches",
 }  # fmt: skip
-"""What becomes of events, by their category."""
+"""What becomes of events, by their category; with capitals in versions of PyTorch before 1.13."""
+UNNEEDED = {
+    "python_function", "overhead", "Trace", "cuda_sync", "cuda_event", "cuda_profiler_range", "cpu_instant_event",
+    "user_defined", "glow_runtime", "xpu_overhead", "async_cpu_to_gpu", "async_gpu",
+}  # fmt: skip
+"""Categories that are known and tell nothing that is asked for."""
 RANGES = ("ranges", "device ranges")
 CODES = {kind: code for code, kind in enumerate(dict.fromkeys(KINDS.values()))}
 LONGEST_NAME = 60
@@ -98,6 +105,8 @@ class Trace:
         kind = KINDS.get(category) if type(category) is str else None
         if kind is None or kind in RANGES:
             if type(name) is not str or not (RANGE.match(name) or STEP.match(name)):
+                if kind is None and category not in UNNEEDED:
+                    self.over.note("events of other categories", str(category)[:LONGEST_NAME])
                 return None
             kind = kind or "ranges"
         start: Any = event.get("ts")

@@ -18,7 +18,7 @@ from plait.diagnose.tables import MOST_RANKS
 LOW = 1024
 """Below this, or eight times the number of files, a number at the end of a name may be a rank."""
 _WORD = re.compile(r"(?<![a-z])(?<!local[-_.])rank[-_.=]?(\d{1,9})(?!\d)", re.IGNORECASE)
-_NO_RANK = re.compile(r"\.\d{9,}(\.pt)?\.trace\.json|local[-_.]?rank", re.IGNORECASE)
+_NO_RANK = re.compile(r"\.\d{9,}(\.pt)?\.trace\.json|local[-_.]?rank|kineto_activities|pid[-_.]?\d", re.IGNORECASE)
 _LAST = re.compile(r"_(\d{1,9})(\.pt)?(\.trace)?(\.json)?(\.(gz|bz2|xz))?$", re.IGNORECASE)
 
 
@@ -34,6 +34,14 @@ def rank_in(name: str, low: int = LOW) -> int | None:
         return int(found[1])
     found = None if _NO_RANK.search(name) else _LAST.search(name)
     return int(found[1]) if found and int(found[1]) < low else None
+
+
+def rank_by_path(path: Path, low: int = LOW) -> int | None:
+    """The rank that a file's name tells, or the word for it in its folder's: ``rank0/trace.json``."""
+    told = rank_in(path.name, low)
+    if told is None and (found := _WORD.search(path.parent.name)):
+        return int(found[1])
+    return told
 
 
 def checked_rank(said: Any) -> int:

@@ -20,6 +20,7 @@ from tests.diagnose.theirs import (
     operator,
     told,
     trace,
+    written,
 )
 
 NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -311,3 +312,27 @@ def test_events_that_stand_twice_are_counted(tmp_path: Path) -> None:
 def test_traces_of_a_host_are_complete(tmp_path: Path) -> None:
     found, what, _ = imported(tmp_path, host(0), host(1))
     assert (found.ranks, what.notes) == (2, [])
+
+
+def test_categories_of_old_versions_and_unknown_ones(tmp_path: Path) -> None:
+    old = {"cat": "Kernel"}
+    events = [
+        kernel("gemm", 0, 10) | old,
+        kernel("ncclKernel_AllReduce", 10, 10) | old,
+        kernel("x", 0, 5) | {"cat": "odd"},
+    ]
+    recording, found, _ = imported(tmp_path, trace(events, 0, 2))
+    assert kinds(recording.spans) == {"gemm": "compute", "ncclKernel_AllReduce": "comm"}
+    assert found.over.rows() == [{"what": "events of other categories", "count": 1, "first": "trace0.json: odd"}]
+
+
+def test_a_folder_may_tell_the_rank_and_a_process_number_does_not(tmp_path: Path) -> None:
+    from plait.diagnose.importing import import_traces
+
+    files = []
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}").mkdir()
+        files += written(tmp_path / f"rank{rank}", nameless(rank), named="trace.json")
+    assert import_traces(files, tmp_path / "run").notes == ["the job has 4 ranks, and ranks 2, 3 left no file"]
+    pids = written(tmp_path, nameless(0), nameless(1), named="libkineto_activities_4{}.json")
+    assert "ranks of 2 files are not known" in import_traces(pids, tmp_path / "again").notes[0]
