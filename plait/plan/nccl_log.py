@@ -38,6 +38,8 @@ _LIBRARY = re.compile(r"\b([NR])CCL version\s*:?\s*([0-9][\w.]*)")
 _CODE = re.compile(r"\bnccl-library=([0-9]{4,6})\b")
 _TYPE = r"(?:u?int(?:8|32|64)?|char|half|float(?:16|32|64)?|double|bfloat16|f8e[0-9]m[0-9]|fp8\w*)"
 _LIKE_A_ROW = re.compile(r"^\s*[0-9]+(?:\s*$|\s+[0-9]+(?:\s|$))")
+_BEGUN = re.compile(r"(?:^|\s)[0-9]+\s+[0-9]+(?:\s|$)")
+"""A row that another one broke into."""
 _ROW_ANYWHERE = re.compile(rf"\b[0-9]+\s+[0-9]+\s+{_TYPE}\s+(?:[a-z]+\s+-?[0-9]+\s+)?[0-9]")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|inf|nan)\*?|N/A", re.IGNORECASE)
 _CELLS = {"size": r"[0-9]+", "count": r"[0-9]+", "type": r"[A-Za-z]\w*", "redop": r"[A-Za-z]\w*", "root": r"-?[0-9]+",
@@ -185,6 +187,8 @@ def _row(log: _Log, line: str, where: str) -> None:
         columns = tuple(one for one in columns if one.endswith(" in place") or one in _CELLS)
     if not _fits(columns, own) and len(words) > many and not _LIKE_A_ROW.match(line):
         own = words[-many:]  # something else stands before this line than before the heading
+        if _fits(columns, own) and _BEGUN.search(" ".join(words[:-many])):
+            log.runs.over.note(TORN, where)
     if _fits(columns, own):
         _sample(log, dict(zip(columns, own, strict=True)), where)
     elif _LIKE_A_ROW.match(" ".join(words[log.lead :])) or _ROW_ANYWHERE.search(line):

@@ -1,0 +1,76 @@
+"""Files of traces that are none, or hostile: one clear error within bounds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.errors import DataError
+from plait.place.traces.read import read_trace
+from tests.place.made_up import trace_of
+from tests.place.test_traces import PAI, PHILLY
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (
+            "8ca5,worker,1.0,Terminated,1000023.6,1001069.1,600.0,29.2,200.0,MISC",
+            "above it, such as job_name,task_name,i",
+        ),
+        ("5,60,8", "'5' is none.*such as submit_time,duration,num_gpus"),
+        ("5;60;8", "the first line is a job"),
+    ],
+)
+def test_a_table_without_names_of_columns(tmp_path: Path, first: str, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        trace_of(f"{first}\n{first}\n", tmp_path)
+    named = trace_of(f"{PAI.splitlines()[0]}\n8ca5,worker,1.0,Terminated,1.0,2.0,600.0,29.2,200.0,MISC\n", tmp_path)
+    assert named.gpus.tolist() == [2]  # as advised
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"PK\x03\x04rest", "is packed with zip. Unpack it, or pack it with gzip, bzip2 or xz"),
+        (b"\x28\xb5\x2f\xfdrest", "is packed with zstd"),
+        (b"a," * 600 + b"b\n", "601 columns; at most 500"),
+        (b"\0" * (2 << 20), "a line of more than|larger than field limit"),
+        (b"\xff\xfea\x00", "no readable table"),
+        (b"\n\n  \n", "is empty"),
+        (gzip.compress(b"submit,duration,gpus\n" + b"1,1,1\n" * 2_000_001), "more than 2,000,000 rows of 3 columns"),
+        (gzip.compress(b"submit,duration,gpus\n1,1," + b"1" * (3 << 20)), "a line of more than 1048576 bytes"),
+        (gzip.compress(b"submit,duration,gpus\n" + b"\n" * 4_000_001), "more than 4000000 lines"),
+    ],
+    ids=range(9),
+)
+def test_hostile_tables(tmp_path: Path, data: bytes, says: str) -> None:
+    (tmp_path / "t.csv").write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        read_trace(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda job: job.update(attempts=3),
+        lambda job: job["attempts"][0].update(detail=3),
+        lambda job: job["attempts"][0]["detail"][0].update(gpus=3),
+    ],
+)
+def test_a_philly_log_with_other_types(tmp_path: Path, change: Any) -> None:
+    log = json.loads(json.dumps(PHILLY))
+    change(log[0])
+    with pytest.raises(DataError, match=r"entry 0: .* is no list"):
+        trace_of(json.dumps(log), tmp_path, "log.json")
+
+
+def test_a_packed_philly_log_with_odd_times(tmp_path: Path) -> None:
+    log = json.loads(json.dumps(PHILLY))
+    log[0]["attempts"][0] |= {"start_time": [1], "end_time": {}}
+    (tmp_path / "log.json.gz").write_bytes(gzip.compress(json.dumps(log).encode()))
+    assert read_trace(tmp_path / "log.json.gz").duration.tolist() == [120.0]
