@@ -40,7 +40,8 @@ def cpsat(problem: Problem) -> Answer:
     solver.parameters.max_time_in_seconds = problem.limit
     solver.parameters.num_workers = 2
     status = solver.solve(model.model)
-    if status == cp_model.INFEASIBLE and not start:
+    legal = start if start and _is_free_of_extras(problem) else None
+    if status == cp_model.INFEASIBLE and not legal:
         if merged > 1:
             raise PlacementError(f"No placement that keeps {merged} neighbouring rows together. Free more nodes.")
         raise PlacementError(
@@ -48,8 +49,8 @@ def cpsat(problem: Problem) -> Answer:
             "nodes, keep fewer spares or forbid less."
         )
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        if start and _is_free_of_extras(problem):
-            return start
+        if legal:
+            return legal
         raise PlacementError(f"No placement was found in {problem.limit:g} s. Allow more with --limit.")
     proven = (solver.best_objective_bound - 2) / _scale(problem) if merged == 1 else bound
     note = "optimal" if status == cp_model.OPTIMAL and merged == 1 else f"stopped after {problem.limit:g} s"

@@ -116,3 +116,26 @@ def test_json_of_rccl_tests(tmp_path: Path) -> None:
     assert caught.value.key == "[0]"
     with pytest.raises(JobError, match="passed over 1 rows whose results are wrong"):
         import_profile(document(tmp_path, [rows[1] | {"wrong": "7"}]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda v: v.update(config=3), "config: is no table"),
+        (lambda v: v["config"].update(ngpus=1000, devices=[{"rank": 1000 * n, "hostname": "a"} for n in range(201)]),
+         "more than 200000 ranks"),
+        (lambda v: v["results"][0].update(size=-1), "has no size"),
+        (lambda v: v["results"][0].update(size=True), "has no size"),
+        (lambda v: v["config"]["devices"][0].update(rank=-1), "is no rank"),
+    ],
+)  # fmt: skip
+def test_json_of_other_types(tmp_path: Path, change: Any, says: str) -> None:
+    value = written()
+    change(value)
+    with pytest.raises(JobError, match=says):
+        import_profile(document(tmp_path, value))
+
+
+def test_a_row_of_rccl_tests_without_a_name(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="has no name and size"):
+        import_profile(document(tmp_path, [{"algBw": 1, "inPlace": 1, "size": 8}]))

@@ -363,3 +363,26 @@ def test_a_config_map_of_slinkys(tmp_path: Path, packed: str) -> None:
 def test_yaml_of_kubernetes_is_refused_with_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"objects of Kubernetes as YAML. Write them with kubectl ... -o json"):
         read_topology(write(tmp_path, "apiVersion: v1\nitems: []\nkind: List\n"))
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (node_list(), "no nodes in the list. Write it with kubectl get nodes"),
+        (node_list({"kind": "Job", "metadata": {"name": "j"}}), "no nodes in the list"),
+        (node_list(node("n1", {BLOCK: "b"}) | {"status": {"allocatable": 3}}), "n1.status.allocatable: not an object"),
+        (node_list(pod("a", "n1", 0) | {"spec": {"nodeName": "n1", "containers": [{"resources": {"limits": 3}}]}}),
+         r"items\[0\].spec.containers.resources.limits: not an object"),
+        (json.dumps({"instances": [{"id": "a", "labels": 3}]}), r"instances\[0\].labels: not an object"),
+        (json.dumps({"instances": [{"id": "a", "attributes": [3]}]}), r"instances\[0\].attributes: not an object"),
+    ],
+)  # fmt: skip
+def test_lists_that_tell_nothing(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        read_topology(write(tmp_path, text))
+
+
+def test_states_of_another_cluster(tmp_path: Path) -> None:
+    states = write(tmp_path, "NODELIST STATE\nz1 idle\n", "states")
+    with pytest.raises(JobError, match="tells of other nodes, such as 'z1', than the topology, such as 'n001'"):
+        read_topology(write(tmp_path, texts.KUEUE), states=[states])

@@ -1,0 +1,121 @@
+"""What placing, replaying and their files refuse: each guard once, with what it says to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.core.errors import DataError, JobError, PlacementError
+from plait.place.brute import MOST, brute_force
+from plait.place.cpsat import cpsat
+from plait.place.exact import exact
+from plait.place.model_files import load
+from plait.place.network import Network
+from plait.place.placing import place
+from plait.place.problem import Problem, Spares
+from plait.place.traces.columns import parse_columns
+from plait.place.traces.read import read_trace
+from plait.place.traces.table import build
+from plait.place.traces.times import pandas
+from plait.place.workload import MOST_JOBS, copies_of
+from tests.place.made_up import trace_of
+
+UNEQUAL = Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools)
+
+
+def test_what_enumeration_cannot_say() -> None:
+    for problem in (UNEQUAL, Problem.plain(2, 2, [9], spares=Spares(per_row=1)), Problem.plain(2, 2, [9], price=1.0)):
+        with pytest.raises(PlacementError, match="for plain matrices of equal columns: use --method cpsat"):
+            brute_force(problem)
+    with pytest.raises(PlacementError, match=r"There are 8.5e\+10 ways to place this job, too many to try"):
+        brute_force(Problem.plain(9, 3, [9, 9, 9, 9]))
+    assert brute_force(Problem.plain(3, 2, [9, 9])).note  # few enough
+    assert MOST == 5_000_000
+    with pytest.raises(PlacementError, match="No placement has room for all nodes"):
+        brute_force(Problem.plain(2, 2, [1, 1]))
+
+
+def test_what_no_solver_finds() -> None:
+    with pytest.raises(PlacementError, match="forbidden pairs leave none"):
+        cpsat(Problem.plain(3, 1, [5, 1], forbidden=frozenset({(0, "m000")})))
+    many = Problem(heights=(400, 399), pools=Problem.plain(1, 1, [9] * 400).pools)
+    with pytest.raises(PlacementError, match=r"799 cells of unequal groups over 400 pools.*--avoid"):
+        cpsat(many)
+    assert place(replace(many, heights=(3, 2)), "cpsat").hosts
+
+
+def test_what_the_closed_form_cannot_say() -> None:
+    with pytest.raises(PlacementError, match="beyond the closed form: use --method cpsat"):
+        exact(UNEQUAL)
+    assert exact(Problem.plain(2, 2, [1, 1, 1, 1])).cells
+
+
+def test_scores_that_are_none() -> None:
+    with pytest.raises(PlacementError, match=r"'cost' is nothing to score by. Use spread or seconds"):
+        Problem.plain(2, 2, [4], by="cost")
+    with pytest.raises(PlacementError, match="Score by spread"):
+        Problem.plain(2, 2, [4], by="seconds")
+
+
+def test_spares_that_are_not_there() -> None:
+    with pytest.raises(PlacementError, match=r"[Kk]eep fewer spares"):
+        place(Problem.plain(2, 2, [5], spares=Spares(total=2)), "exact")
+    placed = place(Problem.plain(2, 2, [6], spares=Spares(total=2)), "exact")
+    assert len(placed.spares) == 2
+
+
+NUMBERS = {"rate": 1e9, "collective_loss": 0.2, "p2p_loss": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("rate", "0.5", "0.5 is no rate"), ("rate", "'x'", "'x' is no rate"), ("p2p_loss", "1.0", "1.0 is no p2p_loss"),
+        ("p2p_loss", "-0.1", "-0.1 is no p2p_loss"), ("crossing", "0.5", "0.5 is no crossing"),
+        ("crossing", "2e6", "2000000.0 is no crossing"), ("crossing", "'x'", "'x' is no crossing"),
+    ],
+)  # fmt: skip
+def test_figures_of_a_network(tmp_path: Path, key: str, value: str, says: str) -> None:
+    def text(figures: Mapping[str, object]) -> str:
+        return "".join(f"[{name}]\nvalue = {told}\n" for name, told in figures.items())
+
+    file = tmp_path / "network.toml"
+    file.write_text(text(NUMBERS | {"crossing": 1.5}))
+    assert Network.read(file).conflicts == 1.5
+    file.write_text(text({**NUMBERS, key: value}))
+    with pytest.raises(JobError, match=says) as caught:
+        Network.read(file)
+    assert caught.value.key == key
+    file.write_text("crossing = 3\n" + text(dict(NUMBERS)))
+    with pytest.raises(JobError, match="is no crossing"):
+        Network.read(file)
+
+
+def test_a_model_that_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "model.json").mkdir()
+    with pytest.raises(DataError, match=r"its model.json is no file"):
+        load(tmp_path)
+
+
+def test_traces_that_are_not_asked_for_rightly(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("submit,duration,gpus\n1,2,3\n")
+    with pytest.raises(JobError, match="no column is given"):
+        read_trace(tmp_path / "t.csv", {})
+    with pytest.raises(JobError, match="'gpus' is given twice"):
+        parse_columns("gpus=a,gpus=b")
+    with pytest.raises(DataError, match="is no regular file"):
+        read_trace(tmp_path)
+    frame = pandas().DataFrame({"at": [1], "gpus": [1]})
+    with pytest.raises(DataError, match="A trace needs a duration, or an end"):
+        build(frame, name="t", schema="s", submit="at", gpus="gpus")
+
+
+def test_more_jobs_than_can_be_played_back(tmp_path: Path) -> None:
+    found = trace_of("submit,duration_s,gpus\n0,3600,1\n3600,3600,1\n", tmp_path)
+    most = MOST_JOBS * found.span / float((found.duration + found.span).sum())
+    assert copies_of(found, gpus=8, copies=most * 0.999, load=None, window=None)[2] == most * 0.999
+    with pytest.raises(DataError, match="a replay has at most 5,000,000"):
+        copies_of(found, gpus=8, copies=most * 1.001, load=None, window=None)
