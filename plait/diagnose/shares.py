@@ -39,8 +39,8 @@ class Share(NamedTuple):
 
 class Drift(NamedTuple):
     """Median seconds of a step in the first and in the last quarter. grew: what changed most, and by how many
-    seconds; of: that is this share of the change of the mean step, which is more than 1 where something else
-    changed the other way."""
+    seconds, likewise; of: that is this share of the change, more than 1 where something else changed the
+    other way."""
 
     first: float
     last: float
@@ -191,23 +191,35 @@ def drift_of(recording: Recording) -> Drift | None:
     if abs(last - first) < max(CHANGED * first, CLEAR * error):
         return None
     coarse = len(steady(recording)) < len(steps)
-    before, after = (_means(recording, some, coarse=coarse) for some in (steps[:quarter], steps[-quarter:]))
+    before, after = (_typical(recording, some, coarse=coarse) for some in (steps[:quarter], steps[-quarter:]))
     grown = {what: after.get(what, 0.0) - before.get(what, 0.0) for what in {*before, *after} - set(AFTER)}
     direction = 1 if last > first else -1
     grew = max(sorted(grown), key=lambda what: direction * grown[what], default="rest")
-    change, by = sum(grown.values()), grown.get(grew, 0.0)
-    return Drift(first, last, grew, by, by / change if change * direction > 0 else 0.0)
+    by = grown.get(grew, 0.0)
+    return Drift(first, last, grew, by, by / (last - first))
 
 
-def _means(recording: Recording, steps: Sequence[int], *, coarse: bool = False) -> dict[str, float]:
-    """Seconds of the mean rank's step, which they add up to with ``rest``, and of what comes after it.
-    coarse: where some steps have roll-ups only, which tell no axes and not what passes between ops."""
+def _means(recording: Recording, steps: Sequence[int]) -> dict[str, float]:
+    """Seconds of the mean rank's step, which they add up to with ``rest``, and of what comes after it."""
     lanes = max(1, recording.rollup.filter(pl.col("step").is_in(list(steps))).select("step", "rank").n_unique())
+    found = dict(_seconds(recording, steps).group_by("what").agg(pl.col("seconds").sum() / lanes).iter_rows())
+    length = float(np.mean([recording.seconds[step] for step in steps if step in recording.seconds] or [0.0]))
+    inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
+    return found | ({"rest": length - inside} if length > inside else {})
+
+
+def _typical(recording: Recording, steps: Sequence[int], *, coarse: bool) -> dict[str, float]:
+    """Medians over steps of the mean rank's seconds, as those of whole steps are. coarse: where some steps
+    have roll-ups only, which tell no axes and not what passes between ops."""
     rows = _seconds(recording, steps)
     if coarse:
         what = pl.col("what").replace({"tp": "exposed", "dp": "exposed", "cp": "exposed", "pp": "bubble"})
         rows = rows.filter(pl.col("what") != "host").with_columns(what=what)
-    found = dict(rows.group_by("what").agg(pl.col("seconds").sum() / lanes).iter_rows())
-    length = float(np.mean([recording.seconds[step] for step in steps if step in recording.seconds] or [0.0]))
-    inside = sum(seconds for what, seconds in found.items() if what not in AFTER)
-    return found | ({"rest": length - inside} if length > inside else {})
+    ranks = recording.rollup.group_by("step").agg(ranks=pl.col("rank").n_unique())
+    sums = rows.group_by("step", "what").agg(pl.col("seconds").sum()).join(ranks, on="step")
+    table = sums.with_columns(pl.col("seconds") / pl.col("ranks")).pivot("what", index="step", values="seconds")
+    lengths = pl.DataFrame({"step": list(steps), "length": [recording.seconds[step] for step in steps]})
+    table = table.with_columns(pl.exclude("step").fill_null(0.0)).join(lengths, on="step")
+    inside = [name for name in table.columns if name not in ("step", "length", *AFTER)]
+    table = table.with_columns(rest=(pl.col("length") - pl.sum_horizontal(inside)).clip(0))
+    return {name: float(table[name].median() or 0.0) for name in (*inside, "rest")}  # type: ignore[arg-type]
