@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -15,12 +15,13 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     known = get_type_hints(kind)
-    return {one.name: known[one.name] for one in fields(kind)}
+    names: Iterable[str] = [one.name for one in fields(kind)] if is_dataclass(kind) else cast("Any", kind)._fields
+    return {name: known[name] for name in names}
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values, if each is of its field's type; lists count as tuples. Raises TypeError for one that is
-    not, and ValueError for a number that is not finite."""
+    """The values, if each is of the type that its field has in ``kind``, a dataclass or a named tuple; lists
+    count as tuples. Raises TypeError for one that is not, and ValueError for a number that is not finite."""
     for name, value in values.items():
         if (hint := _hints(kind).get(name)) and not _is(value, hint):
             raise TypeError(f"{name} = {value!r} is no {hint}")

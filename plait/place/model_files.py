@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.core.codec import read_table
 from plait.core.errors import DataError
-from plait.core.files import replacing
+from plait.core.files import contents, replacing
 from plait.place.jct import JctSettings, Predictor
 
 VERSION = 1
@@ -69,6 +69,6 @@ def _boosters(model: Predictor) -> dict[str, Any]:
 def _read(file: Path) -> Any:
     gbm = import_module("lightgbm")
     try:
-        return gbm.Booster(model_str=file.read_text())
+        return gbm.Booster(model_str=contents(file).decode())
     except gbm.basic.LightGBMError as error:
         raise ValueError(f"{file.name}: {error}") from None

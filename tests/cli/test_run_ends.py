@@ -291,3 +291,14 @@ def test_states_in_memory_are_newer_than_checkpoints_and_are_removed(finished: P
     assert re.search("the state after step (8|10) is still in memory", output)
     assert curve(job) == curve(finished)
     assert not memory_of(tmp_path / "runs" / "job").exists()
+
+
+def test_states_in_memory_go_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    job = write_job(tmp_path, steps=100_000, every=0)
+    process = start(job, "run.memory_every=2")
+    wait_for_step(process, job, 5)
+    folder = memory_of(tmp_path / "runs" / "job")
+    assert folder.is_dir()
+    process.kill()
+    process.communicate(timeout=60)
+    _until(lambda: not folder.exists())
