@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from plait.cli import terminal
+from plait.core.passed_over import PassedOver
 from plait.plan.estimate import Estimate, Place
 from plait.plan.fits import KINDS, Room, in_words
 
@@ -29,11 +30,12 @@ AXES = {
 """What is sent on an axis, and which one it is hidden with."""
 
 
-def show(name: str, found: Estimate, there: Room | None, as_json: bool) -> None:
-    """Print the estimate of the job called ``name``."""
-    if as_json:
+def show(name: str, found: Estimate, there: Room | None, over: PassedOver | None) -> None:
+    """Print the estimate of the job called ``name``. over: print JSON, with what was passed over."""
+    if over is not None:
         values = found.to_dict() | {"fits": there.holds(found) if there else None}
         values["available"] = {"per_rank": there.each or there.shared // found.world_size} if there else None
+        values["passed_over"] = over.rows()
         terminal.say(json.dumps(values))
         return
     terminal.text(name)

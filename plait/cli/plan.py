@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from plait.core.job import Job
+    from plait.core.passed_over import PassedOver
     from plait.core.plan import Plan
     from plait.lab import LabSpec
     from plait.plan.answer import Answer, Candidate, Planner
@@ -115,7 +116,8 @@ def plan(
     if emit:
         _emit(best.job, emit)
     elif as_json:
-        _print_json(found, at, measured, {"plan": target and str(target), "what_if": line.factors})
+        more = {"plan": target and str(target), "what_if": line.factors, "passed_over": line.over.rows()}
+        _print_json(found, at, measured, more)
     else:
         _show(found, measured, explain)
         _say_where(target, picture)
@@ -149,6 +151,7 @@ class _CommandLine:
         from plait.cli.planned import lab_spec, the_cluster
         from plait.core.errors import JobError
         from plait.core.job import Job
+        from plait.core.passed_over import PassedOver
         from plait.core.plan import Plan
         from plait.plan.answer import Planner
         from plait.plan.asking import with_own_vocabulary
@@ -157,7 +160,7 @@ class _CommandLine:
         from plait.train.data.tokenizer import load_tokenizer
 
         self.written: Plan | None = None
-        self.factors = parse_changes(changes)
+        self.factors, self.over = parse_changes(changes), PassedOver()
         if file.suffix == ".json":
             if overrides:
                 problem = f"'{overrides[0]}' would change the plan"
@@ -167,7 +170,7 @@ class _CommandLine:
         else:
             as_written = Job.read(file, overrides).named(file.stem)
             job = with_own_vocabulary(as_written)
-            _say_what_is_passed_over(as_written)
+            self.over = _passed_over(as_written)
         self.lab = lab_spec(on)
         there = the_cluster(job, self.lab)
         if warning := other_device(job, there):
@@ -177,9 +180,9 @@ class _CommandLine:
         self.planner = Planner(job, cluster, vocab)
 
 
-def _say_what_is_passed_over(job: Job) -> None:
-    """What of the model's files, and of weights that lie here, is not taken, and whose vocabulary is; refuse
-    weights of another model."""
+def _passed_over(job: Job) -> PassedOver:
+    """Say what of the model's files, and of weights that lie here, is not taken, and whose vocabulary is;
+    refuse weights of another model."""
     from plait.cli import terminal
     from plait.cli.planned import model_notes, vocabulary_note
     from plait.train.checkpoint.weight_files import check_weights
@@ -190,6 +193,7 @@ def _say_what_is_passed_over(job: Job) -> None:
         over.add(check_weights(Path(job.train.init_from), job.model_spec(vocab)))
     terminal.passed_over(over)
     terminal.note(vocabulary_note(job, vocab, own=True))
+    return over
 
 
 def job_of(plan: Plan, file: Path) -> Job:

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from plait.cli.running import Place
     from plait.core.job import Job
+    from plait.core.passed_over import PassedOver
     from plait.core.plan import Plan
     from plait.lab import LabSpec
 
@@ -174,14 +175,18 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
     from plait.cli.running import Managed
     from plait.core.experts import refuse_experts
     from plait.core.job import Job
+    from plait.core.passed_over import PassedOver
     from plait.plan.estimate import PlannedStep, estimate
     from plait.plan.fits import check_device, check_fits, check_size, room
     from plait.train.data.tokenizer import load_tokenizer
 
+    over = PassedOver()
     if file.suffix == ".json":
-        plan, folder = _written(file, overrides, place)
-        there = room(plan.job.run.device if plan.job else "auto", plan.layout.world_size) if place.ours else None
-        job = plan.job
+        plan, folder = _written(file, overrides, place, over)
+        job, device = plan.job, plan.job.run.device if plan.job else "auto"
+        if place.ours:
+            check_device(device, plan.layout.world_size)
+        there = room(device, plan.layout.world_size) if place.ours else None
         step = PlannedStep.of_plan(plan, gpu=bool(there and there.each))
     else:
         job = Job.read(file, overrides).named(file.stem)
@@ -195,12 +200,12 @@ def _show(file: Path, overrides: list[str], place: Place, as_json: bool) -> None
         there = room(job.run.device, job.world_size) if place.ours else None
         check_size(job, vocab, None)
         if job.world_size <= CHECKED:
-            _of_job(job, vocab, place)
+            _of_job(job, vocab, place, over)
         else:
-            _check_files(job, folder, place)
+            _check_files(job, folder, place, over)
         step = PlannedStep.of(job, vocab, gpu=bool(there and there.each))
     found = estimate(step)
-    show(f"{file}, which would run in {folder}", found, there, as_json)
+    show(f"{file}, which would run in {folder}", found, there, over if as_json else None)
     if there and job:
         check_fits(job, found, step.model.vocab, there)
     if isinstance(place, Managed) and job and not as_json:
@@ -246,17 +251,17 @@ def _planned(job: Job, place: Place, *, refuse: bool = False) -> tuple[Plan, Pat
     return _of_job(job, vocab, place), job.run.path
 
 
-def _of_job(job: Job, vocab: int, place: Place) -> Plan:
+def _of_job(job: Job, vocab: int, place: Place, over: PassedOver | None = None) -> Plan:
     """The plan of a job that leaves nothing to the planner, or the one with which an earlier start of it goes
     on."""
     from plait.plan.make import make_plan
 
     fresh = make_plan(job, place.hosts, vocab=vocab)
-    _check_files(job, job.run.path, place)
+    _check_files(job, job.run.path, place, over)
     return fresh.continued(job.run.path / "plan.json")
 
 
-def _written(file: Path, overrides: list[str], place: Place) -> tuple[Plan, Path]:
+def _written(file: Path, overrides: list[str], place: Place, over: PassedOver | None = None) -> tuple[Plan, Path]:
     """A plan as it stands, and the folder that its job names; only where it runs may be set anew."""
     from dataclasses import replace
 
@@ -278,13 +283,14 @@ def _written(file: Path, overrides: list[str], place: Place) -> tuple[Plan, Path
     plan = replace(plan, job=job)
     plan = refine(plan, Measurements()) if plan.choices.any else plan
     plan.of_the_same_job(folder / "plan.json")
-    _check_files(job, folder, place)
+    _check_files(job, folder, place, over)
     return plan, folder
 
 
-def _check_files(job: Job, folder: Path, place: Place) -> None:
+def _check_files(job: Job, folder: Path, place: Place, counted: PassedOver | None = None) -> None:
     """Refuse at once what ranks would refuse, seconds later: a folder that cannot be written, data that
-    are not there or not enough, weights that are not there or another model's."""
+    are not there or not enough, weights that are not there or another model's. Say what of them is passed
+    over, and count it in ``counted``."""
     from plait.cli.running import Managed
 
     if isinstance(place, Managed) and not place.shares_files:
@@ -308,6 +314,8 @@ def _check_files(job: Job, folder: Path, place: Place) -> None:
         over.add(check_weights(Path(job.train.init_from), spec))
     _check_processors(job, place)
     terminal.passed_over(over)
+    if counted is not None:
+        counted.add(over)
     terminal.note(vocabulary_note(job, vocab, own=False))
 
 

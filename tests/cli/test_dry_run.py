@@ -217,3 +217,18 @@ def test_whose_vocabulary_counts_is_said(
         with pytest.raises(SystemExit):
             main()
         assert ("note: the vocabulary is the byte tokenizer's 257 tokens" in capsys.readouterr().err) == says
+
+
+def test_what_is_passed_over_stands_in_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_job(tmp_path)
+    (tmp_path / "text" / "empty.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["plait", "train", job.name, "--dry-run", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr()
+    first = str(tmp_path / "text" / "empty.txt")
+    assert json.loads(told.out)["passed_over"] == [{"what": "empty files", "count": 1, "first": first}]
+    assert told.err == f"note: passed over 1 empty files (the first: {first})\n"
