@@ -1,7 +1,12 @@
 """A run's folder as a recording: the only place that knows which files there are.
 
 In and below ``timeline`` are spans, of some steps, and roll-ups, which are kept of all
-(``plait.diagnose.tables``). What cannot be read is left out, and said.
+(``plait.diagnose.tables``).
+
+    known          timelines, plan.json, metrics.jsonl, attempts.jsonl, rank_table.json, clocks.json, rings
+    passed over    those that are damaged, pipes or devices; lines that are no objects of JSON, numbers that
+                   cannot be, lines beyond those that are read (all counted)
+    refused        a folder that is none, or holds no timeline
 """
 
 from __future__ import annotations

@@ -2,8 +2,13 @@
 cannot be read.
 
 Spans and roll-ups of any number of ranks and steps, as ``plait.core.timeline`` and ``plait.core.rollup``
-write them; times are seconds (``start``, ``sum``) or whole nanoseconds (``start_ns``, ``sum_ns``). What
-cannot be read is left out, and said.
+write them; times are seconds (``start``, ``sum``) or whole nanoseconds (``start_ns``, ``sum_ns``).
+
+    known          columns and versions of timelines, roll-ups and totals
+    passed over    files that are damaged, of other versions or programs, of other plans, or that hold far
+                   more than their size; rows without numbers or of impossible ones (all counted); other
+                   columns
+    refused        a folder of which nothing is left
 """
 
 from __future__ import annotations
