@@ -235,6 +235,7 @@ def predict(
     if as_json:
         typer.echo(json.dumps(source(jobs) | {"level": fitted.settings.level, "bucket_s": BUCKET, "jobs": rows}))
         return
+    terminal.passed_over(jobs.over)
     terminal.title(f"Predicted hours of the last {counted(len(rows), 'job')}")
     header = ("job", "GPUs", "typical", "mean", f"{fitted.settings.level:.0%} end within", "ran")
     terminal.table(

@@ -46,6 +46,7 @@ def source(jobs: Trace) -> dict[str, Any]:
         "rows": jobs.rows,
         "jobs": len(jobs),
         "dropped": dict(jobs.dropped),
+        "passed_over": jobs.over.rows(),
         "changed": dict(jobs.changed),
         "read": list(jobs.how),
     }

@@ -85,8 +85,11 @@ def test_a_model_is_fitted_and_asked(jobs: Path, tmp_path: Path) -> None:
     assert {"ln seconds", "10-minute buckets, at most 4 h"} <= set(found["rmse"])
     said = json.loads(queue("predict", tmp_path / "model", jobs, "--last", 3, "--json").stdout)
     assert len(said["jobs"]) == 3 and all(row["upper_s"] > 0 for row in said["jobs"])
-    table = queue("predict", tmp_path / "model", jobs, "--last", 3).stdout.splitlines()
+    told = queue("predict", tmp_path / "model", jobs, "--last", 3)
+    table = told.stdout.splitlines()
     assert "90% end within" in table[1] and len(table) == 6
+    assert said["passed_over"] == [{"what": "rows (no submission time)", "count": 1, "first": ""}]
+    assert "note: passed over 1 rows (no submission time)" in told.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.core.errors import DataError
+from plait.core.passed_over import PassedOver
 from plait.place.traces.times import Times, lengths, pandas, seconds
 
 Floats = NDArray[np.float64]
@@ -56,6 +57,14 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.submit)
+
+    @property
+    def over(self) -> PassedOver:
+        """Rows left out, as other readers count them."""
+        over = PassedOver()
+        for reason, count in self.dropped.items():
+            over.note(f"rows ({reason})", count=count)
+        return over
 
     @property
     def end(self) -> Floats:
