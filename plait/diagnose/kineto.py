@@ -4,7 +4,7 @@
 |----------------------------------------------------------------------|------------------------------------|
 | events ``X`` of ``kernel``, ``gpu_memcpy``, ``gpu_memset``           | known: what a device did           |
 | events ``X`` of ``cpu_op`` and ranges such as ``gloo:all_reduce``    | known: what a trace without kernels|
-|----------------------------------------------------------------------|------------------------------------|
+|                                                                      | tells, and who launched a kernel   |
 | ``cuda_runtime``, ``cuda_driver``: ``correlation``                   | known: when a kernel was launched  |
 | ``user_annotation``, ``gpu_user_annotation``: ``ProfilerStep#N``     | known: steps; without, all is one  |
 | ``args``: "Collective name", "Process Group ...", "Seq", "dtype",    | known, on kernels and on           |

@@ -7,6 +7,7 @@ time than the others; the smaller of both counts, so that clocks that differ are
 
 from __future__ import annotations
 
+from math import exp, lgamma, log, log1p
 from typing import NamedTuple
 
 import polars as pl
@@ -15,8 +16,9 @@ from plait.diagnose.recording import Recording
 
 LEAST = 0.05
 """Share of a step from which on lateness is told."""
-OFTEN = 0.5
-"""Share of steps in which it must be the same rank."""
+OFTEN, CHANCE = 0.75, 0.02
+"""Share of steps in which it must be the same rank, and how likely that may be by chance: of two ranks one is
+always the last."""
 FEWEST = 3
 """Steps, or meetings where there are no steps."""
 LEAST_SECONDS = 1e-3
@@ -65,9 +67,15 @@ def late_of(recording: Recording, *, in_steps: bool) -> Late | None:
     if found.is_empty():
         return None
     rank, n, seconds, axis = found.sort("n", "rank", descending=[True, False]).row(0)
-    if n < max(FEWEST, OFTEN * of):
+    if n < max(FEWEST, OFTEN * of) or _by_chance(n, of, 1 / int(members["members"].max() or 1)) > CHANCE:  # type: ignore[arg-type]
         return None
     return Late(int(rank), str(axis), float(seconds), n / of, _computes_longer(recording, int(rank)), in_steps)
+
+
+def _by_chance(times: int, of: int, share: float) -> float:
+    """How likely it is that a rank is the last so often or more, if each is as likely to be."""
+    ways = (lgamma(of + 1) - lgamma(n + 1) - lgamma(of - n + 1) for n in range(times, of + 1))
+    return sum(exp(way + n * log(share) + (of - n) * log1p(-share)) for n, way in enumerate(ways, times))
 
 
 def _computes_longer(recording: Recording, rank: int) -> float:

@@ -63,3 +63,14 @@ def test_dumps_have_no_steps_and_tell_who_comes_last(tmp_path: Path) -> None:
     assert (found.steps, found.shares, found.goodput) == (None, (), None)
     assert found.late is not None
     assert (found.late.rank, found.late.in_steps, found.late.seconds) == (1, False, pytest.approx(6e-3))
+
+
+def test_of_two_ranks_one_is_always_the_last(tmp_path: Path) -> None:
+    """Seven of ten steps are no proof."""
+    traces = [kineto(rank) for rank in range(2)]
+    for rank, content in enumerate(traces):
+        behind = kineto(rank, late=200.0)["traceEvents"]
+        content["traceEvents"] = [
+            behind[n] if ((n // 5) % 10 < 7) == (rank == 0) else one for n, one in enumerate(content["traceEvents"])
+        ]
+    assert report(tmp_path, *traces).late is None
