@@ -29,7 +29,7 @@ from plait.core.passed_over import PassedOver
 from plait.core.text import counted, printable
 from plait.core.topology import FREE, Hardware, State
 from plait.place.readers.chains import from_chains
-from plait.place.readers.kubernetes_gpus import hardware
+from plait.place.readers.kubernetes_gpus import KEPT_BACK, hardware, kept_back
 from plait.place.readers.kubernetes_labels import chains_of
 from plait.place.readers.kubernetes_pods import at, held
 from plait.place.readers.kubernetes_states import TAINTED, state_of
@@ -163,6 +163,9 @@ def _hardware(
         if not isinstance(found, dict):
             raise JobError("not an object", key=f"{name}.status.allocatable")
         made[name] = hardware(cast("dict[str, Any]", found), labels[name], name, over)
+        whole = at(item, name, "status", "capacity")
+        if isinstance(whole, dict):
+            over.note(KEPT_BACK, name, kept_back(cast("dict[str, Any]", whole), cast("dict[str, Any]", found)))
         if found and made[name].gpus is None:
             silent.append(name)
     if any(one.gpus is not None for one in made.values()):

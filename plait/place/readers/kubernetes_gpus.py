@@ -20,6 +20,8 @@ _OTHER = re.compile(
 )
 _PRODUCT = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
 _REPLICAS = "nvidia.com/gpu.replicas"
+_COUNT = re.compile(r"[0-9]{1,4}")
+KEPT_BACK = "GPUs that their nodes do not give away (capacity above allocatable)"
 PARTS = "nodes with parts of GPUs (MIG slices, shared GPUs), which are no whole ones"
 OTHERS = "nodes with accelerators that are no GPUs"
 
@@ -46,6 +48,12 @@ def hardware(found: Mapping[str, Any], labels: Mapping[str, str], name: str, ove
     return Hardware(gpus=gpus, device=printable(device)[:60])
 
 
+def kept_back(capacity: Mapping[str, Any], allocatable: Mapping[str, Any]) -> int:
+    """GPUs that a node has and does not give away: they are sick, or kept for something."""
+    had, given = ([str(told.get(key, 0)) for key in WHOLE] for told in (capacity, allocatable))
+    return sum(int(a) - int(b) for a, b in zip(had, given, strict=True) if _COUNT.fullmatch(a) and _COUNT.fullmatch(b))
+
+
 def _shared(labels: Mapping[str, str], device: str) -> str:
     """Why one of the resource is less than a GPU; empty where it is one."""
     if "-MIG-" in device:
@@ -56,6 +64,6 @@ def _shared(labels: Mapping[str, str], device: str) -> str:
 
 
 def _amount(value: object, where: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,4}", str(value)):
+    if not _COUNT.fullmatch(str(value)):
         raise JobError(f"{str(value)[:60]!r} GPUs", key=where)
     return int(cast("str", value))

@@ -23,7 +23,7 @@ from plait.core.passed_over import PassedOver
 from plait.core.slurm_lines import lines
 from plait.core.wiring import MOST_SWITCHES, HostLists, Wiring, build, within
 from plait.place.readers import slurm_nodes
-from plait.place.readers.slurm_wires import Block, nodes_of, of_blocks, with_nodes
+from plait.place.readers.slurm_wires import NO_SIZES, Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 
 _LINE = re.compile(
@@ -75,7 +75,7 @@ def _told(text: str, over: PassedOver) -> _Told:
         nodes = nodes_of(lists, words.get("nodes"), where)
         if kind == "blocksizes":
             if words[kind] == "-1":
-                over.note("block sizes of -1, as where none was found", where)
+                over.note(NO_SIZES, where)
             else:
                 told.sizes = _sizes(words[kind], where)
         elif kind == "blockname":

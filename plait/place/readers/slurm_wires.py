@@ -13,6 +13,7 @@ from plait.core.wiring import HostLists, Wiring, build, usual_levels
 
 TOP = "fabric"
 EMPTY = "switches without nodes"
+NO_SIZES = "block sizes of -1, as where none was found"
 PHANTOMS = "blocks without nodes, whose places in their group stay empty"
 
 

@@ -5,7 +5,8 @@ flat; a partition uses one of them.
 known        topology, cluster_default, tree (switches: switch, children, nodes, link_speed), block
              (block_sizes, blocks: block, nodes), flat
 passed over  topologies that are not the one asked for; switches and blocks without nodes, which
-             Slurm allows (a block keeps its place in its group)
+             Slurm allows (a block keeps its place in its group); block_sizes of -1, as Topograph
+             wrote where it had found none
 refused      other keys, aliases, a flat topology or a ring where it is the one asked for,
              ``nodes: ALL``, what is no tree
 ===========  =======================================================================================
@@ -22,7 +23,7 @@ from plait.core.passed_over import PassedOver
 from plait.core.topology import Topology
 from plait.core.wiring import HostLists, Wiring, build
 from plait.core.yaml_text import load
-from plait.place.readers.slurm_wires import Block, nodes_of, of_blocks, with_nodes
+from plait.place.readers.slurm_wires import NO_SIZES, Block, nodes_of, of_blocks, with_nodes
 from plait.place.readers.source import Asked, Found, Source
 
 _LOOKS = re.compile(r"^[ \t]*-?[ \t]*[\"']?topology[\"']?\s*:", re.MULTILINE)
@@ -83,6 +84,9 @@ def _topology(entry: dict[str, Any], name: str, over: PassedOver) -> Topology:
     where = f"{name}.block"
     told = _mapping(entry["block"], ("block_sizes", "blocks"), where)
     sizes = _list(told.get("block_sizes", []), f"{where}.block_sizes")
+    if sizes == [-1]:
+        over.note(NO_SIZES, f"{where}.block_sizes")
+        sizes = []
     if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 for size in sizes):
         raise JobError("not a list of sizes", key=f"{where}.block_sizes")
     blocks: list[Block] = []

@@ -386,3 +386,12 @@ def test_states_of_another_cluster(tmp_path: Path) -> None:
     states = write(tmp_path, "NODELIST STATE\nz1 idle\n", "states")
     with pytest.raises(JobError, match="tells of other nodes, such as 'z1', than the topology, such as 'n001'"):
         read_topology(write(tmp_path, texts.KUEUE), states=[states])
+
+
+def test_gpus_that_a_node_does_not_give_away_are_counted(tmp_path: Path) -> None:
+    item = with_resources("n1", {"nvidia.com/gpu": "6"})
+    item["status"]["capacity"] = {"nvidia.com/gpu": "8"}
+    topology, remarks = read_topology(write(tmp_path, node_list(item)))
+    assert topology.node("n1").hardware.gpus == 6
+    assert list(remarks.over.counts.values()) == [2]
+    assert "do not give away" in remarks.over.lines()[0]

@@ -222,6 +222,9 @@ def test_sizes_of_minus_one_are_none(tmp_path: Path) -> None:
     topology, remarks = read_topology(write(tmp_path, "BlockName=a Nodes=n1\nBlockName=b Nodes=n2\nBlockSizes=-1"))
     assert topology.levels == ("fabric", "block")
     assert sum(remarks.over.counts.values()) == 1
+    text = "- topology: t\n  block: {block_sizes: [-1], blocks: [{block: a, nodes: n1}, {block: b, nodes: n2}]}"
+    found, said = read_topology(write(tmp_path, text))
+    assert (found.levels, said.over.counts) == (topology.levels, remarks.over.counts)
 
 
 @pytest.mark.parametrize(
