@@ -238,14 +238,11 @@ def test_a_flat_grid_is_drawn_at_once(shown: Page) -> None:
 
 
 def test_figures_have_words_and_no_more_room_than_they_take(shown: Page) -> None:
-    shown.wait_for_function(has_data("both-figure") + " || document.getElementById('both-words').innerText.length > 0")
     shown.wait_for_function(has_data("timeline-figure"))
-    words = shown.evaluate(
-        "[...document.querySelectorAll('.figure[role=img]')].map(f => [f.id, "
-        "document.getElementById(f.getAttribute('aria-labelledby')).innerText])"
-    )
-    assert len(words) == 5
-    assert all(text for name, text in words if name != "prediction-figure-place"), words
+    told = "document.getElementById(f.getAttribute('aria-labelledby')).innerText"
+    figures = "[...document.querySelectorAll('.figure[role=img]')]"
+    shown.wait_for_function(f"{figures}.every(f => f.id === 'prediction-figure-place' || {told}.length > 0)")
+    assert shown.evaluate(f"{figures}.length") == 5
     room = shown.evaluate(
         "[document.getElementById('timeline-figure-place').offsetHeight, "
         "document.querySelector('#timeline-figure .js-plotly-plot').layout.height]"
