@@ -201,7 +201,8 @@ def job_of(plan: Plan, file: Path) -> Job:
     from plait.core.errors import JobError
 
     if plan.job is None:
-        raise JobError("was made without a job file and says nothing of a cluster", file=str(file))
+        problem = "was made without a job file and says nothing of a cluster"
+        raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
     return plan.job
 
 

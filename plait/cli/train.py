@@ -277,7 +277,8 @@ def _written(file: Path, overrides: list[str], place: Place, over: PassedOver | 
             fix = "Only run.*, slurm.* and kubernetes.* may be set; for all else change the job file and plan again"
             raise JobError(f"'{setting}' would change the plan", file=str(file), fix=fix)
     if plan.job is None:
-        raise JobError("was made without a job file and says nothing of data or steps", file=str(file))
+        problem = "was made without a job file and says nothing of data or steps"
+        raise JobError(problem, file=str(file), key="job", fix="Name a plan that plait plan or plait train wrote")
     job = plan.job.changed(overrides)
     folder = job.run.path
     plan = replace(plan, job=job)

@@ -196,7 +196,7 @@ def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], RopeScaling | None]:
     for name in ("rope_parameters", "rope_scaling"):
         if table := config.get(name):
             if not isinstance(table, dict):
-                raise JobError(f"{shown(table)} is not a table", key=name)
+                raise JobError(f"{shown(table)} is not a table", key=name, fix="Leave it out for plain positions")
             tables[name] = cast("dict[str, Any]", table)
     if len(tables) == 2 and tables["rope_parameters"] != tables["rope_scaling"]:
         raise JobError("differs from rope_parameters, its newer name", key="rope_scaling", fix="Keep one of the two")

@@ -71,7 +71,7 @@ def look_up(asked: str) -> Table | tuple[Key, ...]:
     keys = [key for table in tables for key in table.keys]
     parts = asked.split(".")
     if asked in RENAMED:
-        raise JobError(f"is called {RENAMED[asked]} now", key=asked)
+        raise JobError(f"is called {RENAMED[asked]} now", key=asked, fix=f"Ask for {RENAMED[asked]}")
     exact = tuple(key for key in keys if key.name == asked or key.name.startswith(asked + "."))
     # `part in rest` moves on behind what it finds: the parts must come in this order, the last one last.
     like = (key for key in keys for rest in [iter(key.name.split("."))] if all(part in rest for part in parts))

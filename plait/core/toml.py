@@ -100,7 +100,8 @@ def override(
         for section in sections:
             inner = table.get(section, {})
             if not isinstance(inner, dict):
-                raise JobError(f"'{section}' is a value and has no key '{last}'", file=COMMAND_LINE, key=key)
+                problem = f"'{section}' is a value and has no key '{last}'"
+                raise JobError(problem, file=COMMAND_LINE, key=key, fix=f"Set {section} itself")
             table[section] = table = dict(cast("dict[str, Any]", inner))
         table[last] = text if is_text(key) and not isinstance(value, str) else value
         keys.add(key)

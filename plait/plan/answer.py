@@ -136,7 +136,8 @@ class Planner:
         """Of the job. Raises JobError for more layers than anything is planned for."""
         model = self.job.model_spec(self.vocab)
         if model.num_layers > MOST_LAYERS:
-            raise JobError(f"{model.num_layers:,} layers are more than {MOST_LAYERS:,}", key="model.num_layers")
+            problem = f"{model.num_layers:,} layers are more than {MOST_LAYERS:,}"
+            raise JobError(problem, key="model.num_layers", fix=f"Use at most {MOST_LAYERS}")
         return model
 
     @cached_property
@@ -319,7 +320,7 @@ class Planner:
             closed = step_seconds(self.model, points, self.cluster, sequence=sequence, precision=precision)
         if self.model.experts:
             if closed is None:
-                raise JobError("are unequal places, and experts are planned for equal ones", key="strategy.dp")
+                raise JobError("are unequal places; experts need equal ones", key="strategy.dp", fix="Give one number")
             seconds, parts = float(closed.total[0]), closed_parts(closed)
         else:
             simulated = simulate_plan(plan, self.cluster)

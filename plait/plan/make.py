@@ -93,7 +93,8 @@ def assemble_plan(
         schedule = with_transfers(with_edges(schedule, tensors), proven=generated)
     elif set(schedule.edges) != set(tensors):
         wanted = " ".join(f"{a}>{b}" for a, b in tensors)
-        raise JobError(f"{schedule.name} has other edges than the model, which has {wanted}", key="strategy.schedule")
+        problem = f"{schedule.name} has other edges than the model, which has {wanted}"
+        raise JobError(problem, key="strategy.schedule", fix=f"Write edges: {wanted} in it")
     if not (draft and generated):  # checks lists, too
         dry_run(schedule, transfers="rendezvous")
     streams = {one.sequence_parallel for one in design.choices.strategies} or {design.strategy.sequence_parallel}
@@ -150,7 +151,7 @@ def _check_fits(schedule: Schedule, layout: Layout, workload: Workload) -> None:
     places, count = len(layout.degrees), workload.num_micro_batches
     if len(schedule.ranks) != places:
         problem = f"{schedule.name} is for {len(schedule.ranks)} places, the job has {places}"
-        raise JobError(problem, key="strategy.schedule")
+        raise JobError(problem, key="strategy.schedule", changes=[{"strategy.pp": len(schedule.ranks)}])
     if schedule.num_micro_batches != count:
         raise JobError(
             f"{schedule.name} is for {schedule.num_micro_batches} micro-batches, a step has {count}",

@@ -172,7 +172,8 @@ def _train(rank: RankEnv, control: Control, folder: Path, store: Store | None) -
     refuse_experts(plan.model)
     if plan.layout.world_size != rank.world_size:
         problem = f"the job needs {plan.layout.world_size} ranks, and {rank.world_size} were started"
-        raise JobError(problem, key="strategy")
+        fix = f"Start {plan.layout.world_size}, or change strategy.tp, dp, pp or cp"
+        raise JobError(problem, key="strategy", fix=fix)
     if (folder / NAME).is_file():
         RankTable.read(folder / NAME).check(rank.rank, rank.world_size, this_host())
     if rank.rank or control.launched:

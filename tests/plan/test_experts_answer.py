@@ -54,3 +54,9 @@ def test_lists_refuse_what_they_do_not_know() -> None:
         with pytest.raises(JobError) as refused:
             call()
         assert refused.value.key == "model.experts"
+
+
+def test_experts_at_unequal_places_are_refused() -> None:
+    asked = planner(strategy={"pp": 2, "dp": [2, 4], "tp": [4, 2], "schedule": "1f1b"})
+    with pytest.raises(JobError, match=r"strategy\.dp: are unequal places; experts need equal ones\. Give one number"):
+        asked.predict(asked.job)
