@@ -132,12 +132,12 @@ def hang_of(folder: Path) -> tuple[Verdict | None, list[str]]:
 
 def report_of(run: Run) -> Report:
     """What is said of a run that gets on, with what its plan predicts."""
-    from plait.core.memory_peaks import peaks_of
+    from plait.core.memory_peaks import PROCESS, peaks_of
     from plait.diagnose.explain import explain
 
     prediction, notes = _prediction(run.plan, run.recording) if run.plan else (None, [])
     memory = {}
-    if run.plan and peaks_of(run.metrics):
+    if run.plan and (peaks_of(run.metrics) or peaks_of(run.metrics, PROCESS)):
         memory = {place: sum(kinds.values()) for place, kinds in predicted_memory(run.plan)}
     notes = [*run.notes, *notes]
     return explain(run.recording, str(run.folder), run=run, prediction=prediction, memory=memory, notes=notes)

@@ -11,7 +11,8 @@ from plait.core.memory_peaks import PROCESS, peaks_of
 class MemoryUse(NamedTuple):
     """Bytes of a stage's rank. predicted: None where nothing is. measured: what tensors took of the ``rank``
     where they took the most; None where no metrics tell. process: what that rank's process had at most, its
-    interpreter and libraries included; None where that is not known."""
+    interpreter and libraries included (where nobody knows of tensors, of the largest process); None where
+    that is not known."""
 
     place: str
     predicted: int | None
@@ -24,8 +25,9 @@ def memory_use(metrics: Sequence[Mapping[str, Any]], predicted: Mapping[str, int
     """By stage; nothing where none was measured. predicted: of a rank of each."""
     measured, processes = peaks_of(metrics), peaks_of(metrics, PROCESS)
     found: list[MemoryUse] = []
-    for place in dict.fromkeys([*predicted, *measured]):
-        size, rank = max(((size, rank) for rank, size in measured.get(place, {}).items()), default=(None, None))
-        process = processes.get(place, {}).get(rank) if rank is not None else None
-        found.append(MemoryUse(place, predicted.get(place), size, rank, process))
-    return tuple(found) if measured else ()
+    for place in dict.fromkeys([*predicted, *measured, *processes]):
+        tensors, own = measured.get(place, {}), processes.get(place, {})
+        rank = max(tensors or own, key=(tensors or own).__getitem__, default=None)
+        known = (tensors.get(rank), rank, own.get(rank)) if rank is not None else (None, None, None)
+        found.append(MemoryUse(place, predicted.get(place), *known))
+    return tuple(found) if measured or processes else ()

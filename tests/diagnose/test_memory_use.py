@@ -66,6 +66,11 @@ def test_a_run_says_what_its_ranks_took(tmp_path: Path) -> None:
         assert all(2**17 < size < processes[stage][rank] < 2**32 for rank, size in ranks.items())
 
 
+def test_where_nobody_knows_of_tensors_a_process_is_told() -> None:
+    lines = [{"step": 5, PROCESS: {"stage 0, rank 0": 900, "stage 0, rank 1": 950}}]
+    assert memory_use(lines, {"stage 0": 110}) == (MemoryUse("stage 0", 110, None, 1, 950),)
+
+
 def test_what_earlier_versions_said_of_processes_is_compared_with_nothing() -> None:
     lines = [{"step": 5, "memory_peak": {"stage 0, rank 0": 10**9}}]
     assert memory_use(lines, {"stage 0": 110}) == () and memory_of(lines) == []
