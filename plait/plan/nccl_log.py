@@ -28,7 +28,7 @@ _NAMES = "|".join(sorted((*TESTS, *OTHERS), key=len, reverse=True))
 _TEST = re.compile(rf"(?<![A-Za-z0-9_])({_NAMES})_perf")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(?:\S*/)?(\w+?)(?:_perf\w*)?\s*$")
 _RANK = re.compile(
-    r"#\s+Rank\s+([0-9]+)\s+(?:Group\s+([0-9]+)\s+)?Pid\s+[0-9]+\s+on\s+(\S+)\s+device\s+[0-9]+\s+\[[^]]*\]\s*(.*)"
+    r"#\s+Rank\s+([0-9]+)\s+(?:Group\s+([0-9]+)\s+)?(?:Pid\s+[0-9]+\s+)?on\s+(\S+)\s+device\s+[0-9]+\s+\[[^]]*\]\s*(.*)"
 )
 _ANY_RANK = re.compile(r"#\s+Rank\s+[0-9]")
 _HEAD = re.compile(r"#\s+size\s+count\b")

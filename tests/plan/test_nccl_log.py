@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,10 @@ def test_a_row_that_another_broke_into_is_counted_beside_it(tmp_path: Path) -> N
 def test_other_lines_that_begin_with_a_number_are_passed_over(tmp_path: Path) -> None:
     found = import_profile(log(tmp_path, [*ALL_REDUCE, "4 ranks have ended"]))
     assert len(found.collectives[0].points) == 2
+
+
+def test_ranks_without_a_process_number(tmp_path: Path) -> None:
+    """As the first versions named them."""
+    lines = [re.sub(r"Group +\d+ Pid \d+ ", "", line) for line in ALL_REDUCE]
+    assert lines != ALL_REDUCE
+    assert read(log(tmp_path, lines)) == ([1024, 1048576], [])
