@@ -8,6 +8,9 @@
 In the second form rank 0 does what ``plait train`` does before it starts ranks: it takes the run's lock, has
 the run planned by a process of its own, and tells the others the folder, which all machines must see.
 
+torchrun lets Python import from the working directory first; PYTHONSAFEPATH=1 in its environment keeps what
+lies there out, as ``plait train`` does.
+
 Only what needs no torch is imported at the top: a rank listens from the beginning, and torch takes seconds.
 """
 
