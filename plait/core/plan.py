@@ -25,7 +25,8 @@ from plait.core.layout import Layout, SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.plan_file import Boundaries, Degrees, check_tables, list_of, table, table_of
 from plait.core.reshard_plan import ReshardPlan
-from plait.core.schedule import Edge, Schedule, parse_schedule
+from plait.core.schedule import Edge, Schedule
+from plait.core.schedule_text import parse_schedule
 from plait.core.segment_costs import SegmentCosts
 from plait.core.settings import ITEMSIZE, Precision, Section, Seed
 from plait.core.sharding import Sharding

@@ -222,44 +222,6 @@ class Schedule:
         return "\n".join([*head, *(f"rank {rank}: {' '.join(map(str, ops))}" for rank, ops in enumerate(self.ranks))])
 
 
-def parse_schedule(text: str) -> Schedule:
-    """A schedule from its text form, checked (``check``). Raises ScheduleError naming the line or the op."""
-    name, edges, ranks, trains = "by hand", list[Edge](), list[tuple[Op, ...]](), True
-    for number, line in enumerate(text.splitlines(), 1):
-        key, _, rest = line.strip().partition(":")
-        if key.startswith("#"):
-            name = line.strip().lstrip("# ") if number == 1 else name
-        elif key == "forward only":
-            trains = False
-        elif key == "edges":
-            edges += [_parse_edge(word) for word in rest.split()]
-        elif key == f"rank {len(ranks)}":
-            ranks.append(tuple(parse_op(word) for word in rest.split()))
-        elif line.strip():
-            raise ScheduleError(
-                f"line {number} of the schedule is neither a comment nor 'edges: 0>1 ...' "
-                f"nor 'rank {len(ranks)}: 0F0 ...'"
-            )
-    stages = {op.stage for ops in ranks for op in ops}
-    if not stages:
-        raise ScheduleError("the schedule has no op")
-    most = sum(map(len, ranks))
-    for ops in ranks:  # before anything is made for every stage and micro-batch up to the largest number
-        for op in ops:
-            if max(op.stage, op.micro_batch) >= most:
-                raise ScheduleError(f"{op} numbers a stage or micro-batch beyond the {most} ops of the schedule")
-    schedule = Schedule(name, 1 + max(stages), tuple(ranks), tuple(edges), trains)
-    check(schedule)
-    return schedule
-
-
-def _parse_edge(word: str) -> Edge:
-    match = re.fullmatch(r"(\d+)>(\d+)", word)
-    if not match:
-        raise ScheduleError(f"'{word}' is no edge between stages; one looks like 0>3")
-    return int(match[1]), int(match[2])
-
-
 def check(schedule: Schedule) -> None:
     """Raise ScheduleError, naming the op, unless every rank's list is whole and in an order in which it could
     run alone.

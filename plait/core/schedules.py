@@ -28,7 +28,8 @@ from itertools import accumulate, pairwise
 
 from plait.core.errors import ScheduleError, nearest
 from plait.core.files import contents, reason_of
-from plait.core.schedule import Op, OpKind, Schedule, parse_schedule
+from plait.core.schedule import Op, OpKind, Schedule
+from plait.core.schedule_text import parse_schedule
 from plait.core.strategy import slice_sizes
 
 

@@ -61,10 +61,10 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str, str]] = {
     "zero": (lambda v: v["products"][0].update(seconds=0), "products[0].seconds", "at least 1e-12"),
     "nan": (
         lambda v: v["collectives"][0]["points"][0].update(seconds=float("nan")),
-        "points[0].seconds",
-        "at least 1e-12",
+        "",
+        "NaN is no number of JSON",
     ),
-    "infinite": (lambda v: v["products"][0].update(seconds=float("inf")), "products[0].seconds", "at least 1e-12"),
+    "infinite": (lambda v: v["products"][0].update(seconds=float("inf")), "", "Infinity is no number of JSON"),
     "text": (lambda v: v["products"][0].update(m="8"), "products[0].m", "a whole number"),
     "a kind": (lambda v: v["collectives"][0].update(kind="gossip"), "collectives[0].kind", '"all_reduce"'),
     "unknown": (lambda v: v["machine"].update(colour="red"), "machine.colour", "unknown key"),

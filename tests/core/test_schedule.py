@@ -16,10 +16,10 @@ from plait.core.schedule import (
     check,
     ends,
     parse_op,
-    parse_schedule,
     with_edges,
     with_transfers,
 )
+from plait.core.schedule_text import parse_schedule
 from plait.core.schedules import GENERATORS, Shape, generate
 
 EVERY = [(name, ranks, count) for name in GENERATORS for ranks in (1, 2, 3, 4) for count in (1, 2, 4, 5, 9)]

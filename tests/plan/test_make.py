@@ -14,7 +14,8 @@ from plait.core.job import Job
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
 from plait.core.plan import Plan, Workload
-from plait.core.schedule import Schedule, parse_schedule, with_transfers
+from plait.core.schedule import Schedule, with_transfers
+from plait.core.schedule_text import parse_schedule
 from plait.core.schedules import Shape, generate
 from plait.core.strategy import Strategy
 from plait.plan.make import Design, assemble_plan, make_plan
