@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.core import attempts
 from plait.core.attempts import FILE, Attempt, cut_off, read_attempts, write_attempts
 from plait.core.history import History
 
@@ -40,6 +41,35 @@ def test_what_still_runs_when_the_next_begins_was_cut_off() -> None:
     assert (second.outcome, second.step, second.ended) == ("cut off", 8, 9.0)
     assert cut_off([running], step=-1, at=None)[0].ended is None
     assert cut_off([running], step=-1, at=3.0)[0].ended == 5.0  # what is older than it says nothing of it
+
+
+def test_an_attempt_of_which_nothing_is_known_has_never_trained(tmp_path: Path) -> None:
+    """A line of which only number and start were written."""
+    (tmp_path / FILE).write_text('{"attempt": 1, "started": 1}\n')
+    (one,) = read_attempts(tmp_path)
+    assert (one.resumed, one.step, one.steps, one.writing, one.world) == (-1, -1, 0, 0, 0)
+    assert (one.outcome, one.ended, one.ranks, one.hosts) == ("running", None, (), ())
+    assert cut_off([one], step=12, at=None)[0].steps == 0, "where it began is not known"
+
+
+def test_steps_of_one_that_was_cut_off_are_those_since_it_resumed() -> None:
+    from_start = Attempt(attempt=1, started=1.0, resumed=0)
+    told = Attempt(attempt=1, started=1.0, resumed=5, step=9, steps=4)
+    assert [cut_off([from_start], step=3, at=2.0)[0].steps, cut_off([told], step=12, at=2.0)[0].steps] == [3, 7]
+    (before,) = cut_off([told], step=6, at=2.0)  # the last logged step is older than what ranks have said
+    assert (before.steps, before.step) == (4, 9)
+
+
+def test_of_more_attempts_than_are_kept_the_newest_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MOST", 2)
+    write_attempts(tmp_path, [Attempt(attempt=number, started=1.0) for number in (1, 2, 3)])
+    assert [one.attempt for one in read_attempts(tmp_path)] == [2, 3]
+
+
+def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        write_attempts(tmp_path / "gone", [])
+    assert not (tmp_path / "gone").exists()
 
 
 DAMAGED = ["null", "[]", pytest.param("[" * 60_000, id="deep"), '{"attempt": 1}',
