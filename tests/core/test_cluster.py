@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.cluster import Cluster
+from plait.core.cluster import HERE, Cluster, Hosts
 from plait.core.env import specs_folder
 from plait.core.errors import JobError
 
@@ -42,6 +42,12 @@ def test_those_that_ship_are_as_they_should_be(name: str) -> None:
         ("ranks_per_node = 8", "ranks_per_node = 3", "tiers.ranks"),
         ("ranks = 0", "ranks = 12", "tiers.ranks"),
         ("ranks = 0", "ranks = 4", "tiers.ranks"),
+        ("ranks = 0", "ranks = 8", "tiers.ranks"),
+        (*own("slow_computation", 0.99), "efficiency.slow_computation.value"),
+        (*own("memory", 0), "efficiency.memory.value"),
+        (*own("inside.share", 0), "efficiency.inside.share.value"),
+        (*own("across.share", 0), "efficiency.across.share.value"),
+        ('efficiency = "hopper"', 'efficiency = "hoper"', "efficiency"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, key: str) -> None:
@@ -109,3 +115,61 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text(H100, encoding="utf-8-sig")
     assert Cluster.read(file) == Cluster.preset("h100")
+
+
+@pytest.mark.parametrize(("nodes", "connected"), [(0, True), (2, True), (3, False)])
+def test_the_outermost_tier_connects_all_nodes(tmp_path: Path, nodes: int, connected: bool) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"nodes = {nodes}\n" + H100.replace("ranks = 0", "ranks = 16"))
+    if connected:
+        assert Cluster.read(file).nodes == nodes
+    else:
+        with pytest.raises(JobError, match=r"tiers\.network\.ranks: does not connect all nodes"):
+            Cluster.read(file)
+
+
+def test_ranks_that_are_neighbours_meet_in_the_innermost_tier_that_holds_them(tmp_path: Path) -> None:
+    cluster = Cluster.preset("h100")
+    assert [cluster.tier_of(span) for span in (1, 8, 9, 10**6)] == [0, 0, 1, 1]
+    file = tmp_path / "mine.toml"
+    file.write_text(H100.replace("ranks = 0", "ranks = 16"))
+    assert [Cluster.read(file).tier_of(span) for span in (8, 9, 16, 17)] == [0, 1, 1, 1]
+
+
+def test_a_host_is_limited_by_the_first_tier_beyond_it(tmp_path: Path) -> None:
+    assert Cluster.preset("h100").hosts == Hosts(ranks_per_host=8, rate=8 * 50e9)
+    file = tmp_path / "mine.toml"
+    file.write_text(H100.partition('[[tiers]]\nname = "network"')[0])
+    assert Cluster.read(file).hosts == Hosts(ranks_per_host=8, rate=None)  # one node
+
+
+def test_ranks_fill_one_host_after_the_other() -> None:
+    assert Hosts(ranks_per_host=2).of(5) == (0, 0, 1, 1, 2)
+    assert HERE.of(3) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("kind", "like"), [("cpu", "cpu"), ("cuda", "ampere")])
+def test_what_a_file_leaves_out_follows_from_its_device(kind: str, like: str, tmp_path: Path) -> None:
+    file, named = tmp_path / "mine.toml", tmp_path / "named.toml"
+    text = H100.replace("[device]\n", f'[device]\nkind = "{kind}"\n')
+    file.write_text(text.replace('efficiency = "hopper"\n', ""))
+    named.write_text(text.replace("hopper", like))
+    assert Cluster.read(file) == Cluster.read(named)
+    assert (Cluster.read(file).overhead.context.value < 1e9) == (kind == "cpu")
+
+
+def test_a_table_of_efficiency_replaces_single_constants(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    told = f"value = 0.5, {ORIGIN}"
+    file.write_text(H100.replace(
+        'efficiency = "hopper"',
+        f'efficiency = {{ like = "hopper", inside = {{ share = {{ {told} }} }}, memory = {{ {told} }} }}',
+    ))  # fmt: skip
+    found, hopper = Cluster.read(file).efficiency, Cluster.preset("h100").efficiency
+    assert (found.inside.share.value, found.memory.value) == (0.5, 0.5)
+    assert found.inside.latency == hopper.inside.latency
+    assert found.across == hopper.across
+    assert found.matmul == hopper.matmul
+    file.write_text(H100.replace('efficiency = "hopper"', "efficiency = { matmul = 5 }"))
+    with pytest.raises(JobError, match=r"efficiency\."):
+        Cluster.read(file)

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.codec import parse_json, parse_table, read_json, read_unpacked, unpacked
+from plait.core.codec import (
+    Most,
+    open_unpacked,
+    parse_json,
+    parse_table,
+    read_json,
+    read_table,
+    read_unpacked,
+    unpacked,
+)
 
 PACKERS = pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 
@@ -69,3 +78,75 @@ def test_files_have_limits_and_are_regular(tmp_path: Path) -> None:
     for odd in (tmp_path / "pipe", Path("/dev/zero"), tmp_path / "missing"):
         with pytest.raises(OSError, match=r"pipe|device|No such"):
             read_unpacked(odd)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, bytes])
+def test_a_stream_is_read_line_by_line_whatever_packed_it(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(pack(b"rank 0\nrank 1\nrank 2"))
+    with open_unpacked(tmp_path / "text", Most()) as stream:
+        assert list(stream) == [b"rank 0\n", b"rank 1\n", b"rank 2"]
+
+
+@pytest.mark.parametrize(
+    ("most", "why"),
+    [
+        (Most(size=10), None),
+        (Most(size=9), "it holds more than 9 bytes"),
+        (Most(lines=3), None),
+        (Most(lines=2), "it holds more than 2 lines"),
+        (Most(line=4), None),
+        (Most(line=3), "it has a line of more than 3 bytes"),
+    ],
+)
+def test_a_stream_has_limits(most: Most, why: str | None, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"a\nb\nc\ndddd")
+    with open_unpacked(tmp_path / "text", most) as stream:
+        if why is None:
+            assert len(stream.read()) == 10
+        else:
+            with pytest.raises(ValueError, match=why):
+                stream.read()
+
+
+def test_a_line_is_as_long_as_its_parts(tmp_path: Path) -> None:
+    """A stream comes in pieces; a line may begin in one and end in another."""
+    piece = 1 << 20
+    (tmp_path / "text").write_bytes(b"\n" + b"a" * piece + b"a" * piece + b"\n")
+    with open_unpacked(tmp_path / "text", Most(line=2 * piece)) as stream:
+        assert len(stream.read()) == 2 * piece + 2
+    with open_unpacked(tmp_path / "text", Most(line=piece)) as stream, pytest.raises(ValueError, match="a line of"):
+        stream.read()
+
+
+@PACKERS
+def test_a_stream_that_ends_too_early_is_damaged(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    packed = pack(os.urandom(4000))
+    (tmp_path / "text").write_bytes(packed[: len(packed) // 2])
+    with open_unpacked(tmp_path / "text", Most()) as stream, pytest.raises(ValueError, match="it is damaged"):
+        stream.read()
+
+
+def test_a_stream_is_of_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match="no regular file"):
+            open_unpacked(odd, Most())
+    with pytest.raises(OSError, match="No such file"):
+        open_unpacked(tmp_path / "missing", Most())
+
+
+def test_a_key_may_stand_twice_only_where_nobody_minds(tmp_path: Path) -> None:
+    text = '{"a": 1, "b": {"c": 2, "d": 3, "c": 4}}'
+    (tmp_path / "table.json").write_text(text)
+    assert parse_table(text)["b"]["c"] == read_table(tmp_path / "table.json")["b"]["c"] == 4
+    for read in (lambda: parse_table(text, unique=True), lambda: read_table(tmp_path / "table.json", unique=True)):
+        with pytest.raises(ValueError, match="the key 'c' stands twice"):
+            read()
+    assert parse_table('{"a": 1, "b": {"a": 2}}', unique=True) == {"a": 1, "b": {"a": 2}}
+
+
+def test_as_many_values_are_read_as_may_be() -> None:
+    assert parse_json("[1, 2, {}]", most=4) == [1, 2, {}]  # as counted: brackets, braces and commas
+    for text in ("[1, 2, {}]", b"[1, 2, {}]"):
+        with pytest.raises(ValueError, match="it may hold 4 values; at most 3"):
+            parse_json(text, most=3)

@@ -122,3 +122,8 @@ def test_what_knows_no_experts_refuses_them() -> None:
     with pytest.raises(JobError, match="8 experts a layer can be planned for, and not be trained yet") as refused:
         refuse_experts(with_experts())
     assert refused.value.key == "model.experts"
+
+
+@pytest.mark.parametrize(("capacity", "load"), [(0.0, 2.0), (0.5, 1.0), (1.0, 2.0), (1.25, 2.0)])
+def test_experts_compute_no_more_rows_than_there_are(capacity: float, load: float) -> None:
+    assert Experts(count=8, per_token=2, capacity=capacity).load == load

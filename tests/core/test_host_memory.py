@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from plait.core import host_memory
-from plait.core.host_memory import OWNER, close_memory, memory_of, open_memory, sweep_memory
+from plait.core.errors import JobError
+from plait.core.host_memory import OWNER, close_memory, lose_memory, memory_of, open_memory, sweep_memory
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +68,30 @@ def test_what_is_no_owner_is_passed_over(tmp_path: Path, shared: Path) -> None:
     os.mkfifo(shared / f"plait-{os.geteuid()}-d")
     sweep_memory()
     assert len(list(shared.iterdir())) == 4
+
+
+def test_what_hosts_had_is_lost_with_them(tmp_path: Path) -> None:
+    lose_memory(tmp_path / "a", ["host0"])  # there may be none
+    open_memory(tmp_path / "a")
+    for host in ("host0", "host1"):
+        (memory_of(tmp_path / "a") / host).mkdir()
+    lose_memory(tmp_path / "a", ["host0", "host2"])
+    assert sorted(path.name for path in memory_of(tmp_path / "a").iterdir()) == ["host1", OWNER]
+
+
+def test_a_machine_without_such_memory_is_named(tmp_path: Path, shared: Path) -> None:
+    shared.rmdir()
+    with pytest.raises(
+        JobError, match=r"run\.memory_every: .*shm cannot hold copies of the state: No such file.* to 0"
+    ):
+        open_memory(tmp_path / "a")
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(JobError, match="No space left on device"):
+        open_memory(tmp_path / "a")
+    assert list(shared.iterdir()) == []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.layout import AXES, Axis, Layout
+from plait.core.layout import AXES, Axis, Layout, Mesh, SequenceCut
 
 degrees = st.integers(1, 4)
 layouts = st.builds(Layout.of, pp=degrees, dp=degrees, cp=degrees, tp=degrees)
@@ -53,3 +53,67 @@ def test_places_that_differ_share_out_the_ranks_in_order(layout: Layout) -> None
     for rank in range(layout.world_size):
         assert layout.rank(**layout.coordinates(rank)) == rank
         assert rank in layout.mesh_of(rank).group_of(rank, "replicas")
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "told"),
+    [({"pp": 2}, "pp=2 outside 0..1"), ({"pp": -1}, "pp=-1 outside"), ({"cp": 3}, "cp=3 outside 0..2"),
+     ({"dp": 4}, "dp=4 outside 0..3"), ({"dp": -1}, "dp=-1 outside"), ({"tp": 5}, "tp=5 outside 0..4"),
+     ({"tp": -1}, "tp=-1 outside")],
+)  # fmt: skip
+def test_every_coordinate_has_bounds(coordinates: dict[str, int], told: str) -> None:
+    layout = Layout.of(pp=2, dp=4, cp=3, tp=5)
+    assert layout.rank(pp=1, dp=3, cp=2, tp=4) == layout.world_size - 1 == 119
+    with pytest.raises(ValueError, match=told):
+        layout.rank(**coordinates)
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_has_bounds(rank: int) -> None:
+    with pytest.raises(ValueError, match=rf"rank {rank} outside 0\.\.3"):
+        Layout.of(dp=4).place_of(rank)
+
+
+def test_a_mesh_of_two_replicas_of_two_sequence_parts_of_three() -> None:
+    mesh = Mesh(6, dp=2, cp=2, tp=3)
+    assert mesh.ranks == range(6, 18) and mesh.replicas == 4
+    assert [mesh.replica(rank) for rank in mesh.ranks] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    groups = [mesh.group_of(10, axis) for axis in ("tp", "cp", "dp", "replicas")]
+    assert groups == [(9, 10, 11), (7, 10), (10, 16), (7, 10, 13, 16)]
+    assert mesh.coordinates(10) == {"dp": 0, "cp": 1, "tp": 1}
+    assert mesh.rank(dp=0, cp=1, tp=1) == 10
+
+
+def test_places_that_differ_are_not_uniform() -> None:
+    assert Layout.of(pp=3, dp=2).uniform
+    assert not Layout(((2, 1), (1, 2))).uniform
+
+
+cuts = st.integers(1, 4).flatmap(
+    lambda ring: st.integers(1, 4).map(lambda each: SequenceCut(cp=ring * each, ring=ring))
+)
+
+
+@given(cuts, st.integers(1, 3))
+def test_a_sequence_is_shared_out_once_and_evenly(cut: SequenceCut, each: int) -> None:
+    """Rings pair a chunk from the front with its mirror image: causal attention costs all the same."""
+    sequence = 2 * cut.cp * each
+    own = [[at for run in cut.tokens(sequence, rank) for at in run] for rank in range(cut.cp)]
+    assert sorted(at for tokens in own for at in tokens) == list(range(sequence))
+    assert {len(tokens) for tokens in own} == {2 * each}
+    assert all(tokens == sorted(tokens) for tokens in own)
+    for rank in range(cut.cp):
+        group = cut.ulysses_group(rank)
+        together = {at for other in group for at in own[other]}
+        assert rank in group and len(group) == cut.ulysses
+        if cut.ring > 1:
+            assert together == {sequence - 1 - at for at in together}
+
+
+def test_groups_of_a_cut_of_rings_of_two() -> None:
+    cut = SequenceCut(cp=6, ring=2)
+    assert [cut.ulysses_group(rank) for rank in (0, 2, 3, 5)] == [(0, 1, 2), (0, 1, 2), (3, 4, 5), (3, 4, 5)]
+    assert [cut.ring_group(rank) for rank in (0, 2, 3, 5)] == [(0, 3), (2, 5), (0, 3), (2, 5)]
+    assert cut.tokens(12, 1) == [range(2, 3), range(9, 10)]
+    assert cut.tokens(24, 0) == [range(4)] and cut.tokens(24, 2) == [range(20, 24)]
+    assert SequenceCut(cp=3).tokens(12, 1) == [range(4, 8)]

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import JobError
-from plait.core.profile import Curve, Group, Machine, Point, Product, Profile, joined, wire_share
+from plait.core.profile import Curve, Group, Machine, Point, Product, Profile, by_module, joined, wire_share
+from plait.core.segment_costs import SegmentCosts
 
 PAIR = Group(ranks=2, per_node=2, nodes=1)
 MACHINE = Machine(device="X1", kind="cuda", memory=80 << 30, ranks=2, ranks_per_node=2, backend="nccl")
@@ -129,3 +130,67 @@ def test_a_group_knows_where_its_ranks_are(per_node: int, minipod: int, ranks: i
 def test_bytes_of_a_ring(kind: Any, ranks: int) -> None:
     """Each rank passes one of n pieces on, n - 1 times; twice for an all-reduce."""
     assert wire_share(kind, ranks) * ranks == pytest.approx((ranks - 1) * (2 if kind == "all_reduce" else 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "share"),
+    [("all_to_all", 2, 1 / 4), ("all_to_all", 4, 3 / 16), ("broadcast", 4, 1.0), ("send", 2, 1.0)],
+)
+def test_bytes_of_what_is_no_ring(kind: Any, ranks: int, share: float) -> None:
+    assert wire_share(kind, ranks) == share
+
+
+@pytest.mark.parametrize(
+    ("group", "told"),
+    [
+        (PAIR, "2 ranks, in a node"),
+        (Group(ranks=2, per_node=1, nodes=2), "2 ranks, one on each of 2 nodes"),
+        (Group(ranks=4, per_node=2, nodes=2), "4 ranks, on 2 nodes"),
+        (Group(ranks=4, per_node=2, nodes=2, minipods=2), "4 ranks, on 2 nodes of 2 minipods"),
+    ],
+)
+def test_a_group_in_words(group: Group, told: str) -> None:
+    assert str(group) == told
+
+
+def test_what_measured_sizes_say_of_links_and_processors() -> None:
+    found = curve(1e-3, 4e-3, group=Group(ranks=4, per_node=4, nodes=1))
+    assert found.latency == 1e-3
+    assert found.bandwidth == 4096 * 1.5 / 4e-3  # of four ranks each moves half as much again
+    assert Product(m=2, k=3, n=5, precision="fp32", seconds=0.5).rate == 120.0
+
+
+def test_seconds_of_ops_are_those_of_modules() -> None:
+    costs = {"attn.F": 1.0, "attn.R": 0.5, "attn.L": 0.25, "attn.D": 2.0, "attn.C": 1.0, "attn.W": 3.0, "mlp.F": 7.0,
+             "attn.N": 0.5, "mlp.N": 1.5, "mlp.J": 4.0, "head.N": 99.0, "other.F": 99.0, "mlp.Q": 99.0}  # fmt: skip
+    assert by_module(SegmentCosts(costs, {})) == {
+        ("attn", "forward"): 1.75, ("attn", "input gradient"): 3.0, ("attn", "weight gradient"): 3.0,
+        ("mlp", "forward"): 7.0, ("norm", "forward"): 1.0, ("norm", "input gradient"): 4.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("group", "fits"),
+    [({"ranks": 4, "per_node": 2, "nodes": 2}, True), ({"ranks": 2, "per_node": 2, "nodes": 2}, True),
+     ({"ranks": 3, "per_node": 2, "nodes": 2}, True), ({"ranks": 5, "per_node": 2, "nodes": 2}, False),
+     ({"ranks": 2, "per_node": 2, "nodes": 3}, False)],
+)  # fmt: skip
+def test_ranks_of_a_group_fit_on_its_nodes(group: dict[str, int], fits: bool) -> None:
+    values = profile(curve(1e-3, group=Group(**group))).to_dict()
+    if fits:
+        assert Profile.from_dict(values).collectives[0].group == Group(**group)
+    else:
+        with pytest.raises(JobError, match="not on these nodes"):
+            Profile.from_dict(values)
+
+
+def test_a_cluster_is_as_large_as_the_largest_of_its_profiles() -> None:
+    """And its device that of a profile which says what it is; the one with more memory."""
+    small = profile(curve(1e-3))
+    large = Machine(kind="cuda", memory=96 << 30, ranks=16, ranks_per_node=4, backend="nccl")
+    named = large.model_copy(update={"device": "X2", "ranks": 8})
+    machine = joined([small, small.model_copy(update={"machine": large})]).machine
+    assert (machine.device, machine.ranks, machine.ranks_per_node, machine.memory) == ("X1", 16, 4, 80 << 30)
+    machine = joined([small.model_copy(update={"machine": named}), small]).machine
+    assert (machine.device, machine.ranks, machine.memory) == ("X2", 8, 96 << 30)
+    assert joined([small.model_copy(update={"machine": large})]).machine == large
