@@ -62,7 +62,7 @@ def test_a_process_is_told_by_its_number_and_when_it_began(proc: Path, letter: s
     (proc / "7" / "stat").write_text(stat(letter, 5000))
     state = process.process_state(7)
     assert state == ProcessState(letter, 5000)
-    assert state.stopped == stopped
+    assert state is not None and state.stopped == stopped
     assert process.process_since(7, 5000) == (state if there else None)
     assert process.process_since(7, 4999) is None, "another has its number now"
 
