@@ -1,0 +1,203 @@
+"""Plait's internals as plain values, for the golden files. A redesign edits this module and no other here.
+
+Every function takes an input of ``tests.golden.inputs`` and gives numbers and texts in words of the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from plait.core.cluster import Cluster, Hosts
+from plait.core.env import specs_folder
+from plait.core.job import Job
+from plait.core.model import ModelSpec
+from plait.core.plan import Plan
+from plait.core.reshard_plan import messages
+from plait.core.timeline import Timeline
+from plait.diagnose.explain import explain
+from plait.diagnose.hang import localise
+from plait.diagnose.reading import recorded
+from plait.place.placing import place
+from plait.place.problem import Problem
+from plait.plan.answer import Candidate, Planner
+from plait.plan.closed_form import step_seconds
+from plait.plan.closed_memory import step_memory
+from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.make import make_plan
+from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.plan.simulate import simulate_plan
+from tests.diagnose import made
+from tests.diagnose.planted import draw_case
+from tests.diagnose.standstill import DEADLINE
+
+Values = dict[str, Any]
+VOCABULARY = 32_000
+MANY = 1500
+"""Spans of a job that are kept one by one, at most."""
+SLOWER = 1.3
+
+
+# ---- a job: its lists, schedule, messages, timeline and estimate ----
+
+
+def of_job(values: Values) -> Values:
+    """Everything that follows from a job."""
+    job = Job.from_dict(values)
+    on = Cluster.preset(job.cluster.preset) if "cluster" in values else None
+    plan = make_plan(job, Hosts(ranks_per_host=8 if on else 1, rate=1e9), vocab=VOCABULARY if on else 1)
+    return {
+        "schedule": str(plan.schedule).splitlines(),
+        "lists": _lists(plan, on),
+        "messages": _messages(plan),
+        "estimate": estimate(PlannedStep.of_plan(plan, gpu=on is not None)).to_dict(),
+        **_simulated(plan, on),
+    }
+
+
+def _lists(plan: Plan, on: Cluster | None) -> Values:
+    """The list of every kind of stage and phase, by pipeline rank, stage and phase."""
+    simulation = simulate_plan(plan, on).simulation
+    found = Values()
+    for own, lists in zip(simulation.places, simulation.lists, strict=True):
+        if lists.place is own:  # others of its kind run the same
+            for (at, phase), listed in lists.listed.items():
+                found[f"pipeline rank {own.index}, stage {at}, {phase}"] = " ".join(map(str, listed))
+    return found
+
+
+def _messages(plan: Plan) -> Values:
+    """What crosses every boundary: tensor, layouts, and messages as source > destination: elements."""
+    return {
+        f"{'sequence-parallel ' if parallel else ''}{a}>{b} {name}": {
+            "source": str(one.source), "destination": str(one.destination), "predicted": one.predicted,
+            "messages": [f"{each.src}>{each.dst} {each.step}[{each.start}:{each.stop}]" for each in messages(one)],
+        }
+        for parallel, edges in plan.reshards.items()
+        for (a, b), named in edges.items()
+        for name, one in named.items()
+    }  # fmt: skip
+
+
+def _simulated(plan: Plan, on: Cluster | None) -> Values:
+    """Seconds of a step by axis, and the spans of each pipeline rank's first rank."""
+    found = simulate_plan(plan, on)
+    firsts = [mesh.ranks[0] for mesh in plan.layout.meshes]
+    return {
+        "seconds": {"step": found.seconds, "exposed": found.exposed, "places": [dict(one) for one in found.places]},
+        "timeline": _spans(found.timeline(ranks=firsts)),
+    }
+
+
+def _spans(timeline: Timeline) -> Values:
+    """Columns, in the order of begin. Those of a large job are summed by kind, or the file would be large."""
+    spans = sorted(timeline.spans, key=lambda span: (span.rank, span.start, span.end, span.kind, span.name))
+    if len(spans) > MANY:
+        sums: dict[str, list[float]] = {}
+        for span in spans:
+            word = span.name.rpartition(".")[2].rstrip("0123456789")
+            one = sums.setdefault(f"{span.rank} {span.kind} {span.direction} {word}", [0, 0.0, 0])
+            one[:] = one[0] + 1, one[1] + span.seconds, one[2] + span.bytes
+        return {"count": len(spans), "sums": sums}
+    return {
+        "spans": [f"{one.rank} {one.kind} {one.direction} {one.seq} {one.name} {one.bytes}" for one in spans],
+        "start": [span.start for span in spans],
+        "end": [span.end for span in spans],
+    }
+
+
+# ---- columns of strategies ----
+
+
+def of_points(name: str, rows: Sequence[Values]) -> Values:
+    """Seconds and bytes of strategies in closed form, by part. name: a model and a cluster."""
+    model, _, preset = name.partition(" on ")
+    spec, cluster = ModelSpec.preset(model, specs_folder() / "models"), Cluster.preset(preset)
+    points = Points.of([_row(one) for one in rows])
+    seconds = step_seconds(spec, points, cluster, sequence=2048)
+    memory = step_memory(spec, points, sequence=2048)
+    return {"seconds": _columns(asdict(seconds)), "memory": _columns(asdict(memory))}
+
+
+def _row(values: Values) -> dict[str, int]:
+    """Words as numbers of the columns."""
+    words = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "overlap": OVERLAPS, "shard_overlap": SHARD_OVERLAPS}
+    return {key: words[key].index(value) if key in words else value for key, value in values.items()}
+
+
+def _columns(found: Values) -> Values:
+    return {name: np.asarray(column).tolist() for name, column in found.items()}
+
+
+# ---- the planner's answers ----
+
+
+def of_question(asked: Values) -> list[Values]:
+    """The ten best strategies, with what is predicted of each."""
+    job = Job.from_dict(
+        {
+            "model": {"preset": asked["model"]},
+            "data": {"sequence_length": asked["sequence"]},
+            "train": {"global_batch_size": asked["batch"], "precision": "bf16-mixed"},
+            "cluster": {"preset": asked["cluster"], "ranks": asked["ranks"]},
+            "plan": {"top": 10},
+        }
+    )
+    answer = Planner(job, Cluster.preset(asked["cluster"]), VOCABULARY).answer()
+    return [_candidate(one) for one in answer.candidates]
+
+
+def _candidate(one: Candidate) -> Values:
+    return {
+        "point": dict(one.point), "seconds": one.seconds, "low": one.low, "high": one.high,
+        "closed_form": one.closed_form, "parts": dict(one.parts), "memory": one.most_memory, "mfu": one.mfu,
+    }  # fmt: skip
+
+
+# ---- placements ----
+
+
+def of_problem(values: Values) -> Values:
+    """The minipod of every cell, its score and bound."""
+    problem = Problem.plain(values["rows"], values["columns"], values["free"], alpha=values["alpha"])
+    found = place(problem)
+    return {"minipods": " ".join(found.minipods), "score": found.score, "bound": found.bound}
+
+
+# ---- verdicts ----
+
+
+def of_standstill(kind: str) -> Values:
+    """Who is said to hold up a run that stands still."""
+    case = draw_case(kind, 7)
+    found = localise(case.evidence, world=case.world, deadline=DEADLINE)
+    return {"cause": found.cause, "ranks": sorted(found.ranks), "hosts": sorted(found.hosts)}
+
+
+def of_slow_run(kind: str) -> Values:
+    """Who is said to be slow in a recorded run, by how much, and where the time goes."""
+    slow = {
+        "clean": made.Job(dp=4, pp=2, steps=30),
+        "processor": made.Job(dp=4, pp=2, steps=30, compute=_slow_processor),
+        "link": made.Job(dp=4, pp=4, steps=30, transfer=_slow_link),
+        "late": made.Job(dp=4, pp=2, steps=30, launch=_late),
+        "noisy": made.Job(dp=4, pp=2, steps=30, jitter=0.1),
+    }[kind]
+    spans = made.spans_of_job(replace(slow, seed=11))
+    report = explain(recorded(spans, spans.clear().select("step", "rank"), made.plan_of(slow)), kind).to_dict()
+    return {key: report[key] for key in ("stragglers", "healthiest", "shares", "steps", "axes")}
+
+
+def _slow_processor(at: made.At) -> float:
+    return (0.1 if at.way == "forward" else 0.2) * (SLOWER if (at.dp, at.stage) == (1, 1) else 1.0)
+
+
+def _slow_link(at: made.At) -> float:
+    return made.TRANSFER * (40.0 if (at.dp, at.stage) == (2, 1) else 1.0)
+
+
+def _late(at: made.At) -> float:
+    return 0.03 if (at.dp, at.stage) == (3, 0) else 0.0
