@@ -18,7 +18,7 @@ FILES = sorted((ROOT / "plait").rglob("*.py"))
 VERBS = {"plan", "place", "train", "diagnose", "launch", "lab"}
 TRAIN = ("profile", "tune", "engine", "checkpoint", "record", "data", "model", "comm", "machine")
 """Folders of ``plait/train``: each imports only itself and those after it."""
-MAX_LINES = 400
+MAX_LINES = 600
 
 # A library that only the files listed may import: it is slow to load, heavy, or belongs to one decision.
 ONLY_IN = {
