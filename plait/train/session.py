@@ -196,7 +196,7 @@ class Session:
             self.control.doing(f"step {done + 1}", step=done)
             is_measured = done == start + 1  # the first also makes what stays
             if is_measured:
-                self._meter.begin()
+                self._meter.begin(part, self.optimizer)
             began = time.perf_counter()  # with its data, as the step's record
             self.recorder.begins(done)
             part.pipeline.ahead()  # parameters are gathered while data are loaded

@@ -30,7 +30,7 @@ class CudaMeter(MemoryMeter):
         super().__init__()
         self._device = device
 
-    def begin(self) -> None:
+    def begin(self, *roots: object) -> None:
         self._peak = torch.cuda.max_memory_reserved(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 

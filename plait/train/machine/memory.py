@@ -9,13 +9,19 @@ back.
 from __future__ import annotations
 
 import ctypes
-import gc
-from typing import NamedTuple
+from collections import deque
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from plait.core.process import forget_peak, process_memory
+
+_PLAIN = (str, bytes, int, float, complex, ModuleType, type, type(None))
+"""Holds no tensor that stays."""
+_EMPTY = CellType()
+"""A variable of a function that has no value yet."""
 
 
 class Taken(NamedTuple):
@@ -34,10 +40,11 @@ class MemoryMeter:
         self._started: int | None = None
         self._held = self._peak = 0
 
-    def begin(self) -> None:
-        """A step begins; nothing of another is under way."""
+    def begin(self, *roots: object) -> None:
+        """A step begins; nothing of another is under way. roots: objects that hold what stays from step to
+        step."""
         self._peak = process.peak if (process := process_memory()) else 0
-        self._held = held_by_tensors()
+        self._held = held_by_tensors(*roots)
         known = give_back() and forget_peak()
         self._started = process.now if known and (process := process_memory()) else None
 
@@ -52,14 +59,41 @@ class MemoryMeter:
         return Taken(self._tensors, max(self._peak, process.peak) if process else None)
 
 
-def held_by_tensors() -> int:
-    """Bytes of the host's memory in tensors that Python knows, each storage once."""
+def held_by_tensors(*roots: object) -> int:
+    """Bytes of the host's memory in tensors that objects hold, at any depth, each storage once.
+
+    The objects are followed one by one: the collector's list of all objects also has tuples that another
+    thread is still making, which no other may hold.
+    """
     found: dict[int, int] = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), Tensor) and one.device.type == "cpu" and one.layout == torch.strided:
-            storage = one.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
+    seen, left = set[int](), list(roots)
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, _PLAIN):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            left.append(one.grad)
+            if one.device.type == "cpu" and one.layout == torch.strided:
+                storage = one.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+            continue
+        left += _inside(one)
     return sum(found.values())
+
+
+def _inside(one: object) -> list[Any]:
+    """What an object holds: items, attributes, what a function has bound."""
+    if isinstance(one, dict):
+        return [*one.values()]
+    if isinstance(one, list | tuple | set | frozenset | deque):
+        return [*one]
+    if isinstance(one, FunctionType):
+        return [cell.cell_contents for cell in one.__closure__ or () if cell != _EMPTY]
+    if isinstance(one, MethodType):
+        return [one.__self__]
+    slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in slots)]
 
 
 def give_back() -> bool:

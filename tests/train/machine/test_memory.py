@@ -11,25 +11,38 @@ from plait.train.machine.memory import MemoryMeter, held_by_tensors
 MIB = 1 << 20
 
 
-def test_tensors_are_counted_once_however_many_views_they_have() -> None:
-    before = held_by_tensors()
-    whole = torch.ones(3 * MIB)
-    parts = [*whole.split(MIB), whole.view(3, MIB).T, torch.nn.Parameter(whole)]
-    assert held_by_tensors() - before == 4 * 3 * MIB
-    del parts
+class Slotted:
+    __slots__ = ("kept", "missing")
+
+    def __init__(self, kept: object) -> None:
+        self.kept = kept
+
+
+def test_tensors_are_counted_once_however_deep_they_lie_and_however_many_views_they_have() -> None:
+    whole, captured, bound = torch.ones(3 * MIB), torch.ones(MIB), torch.nn.Linear(1024, 1024)
+    weight = bound.weight
+    weight.grad = torch.ones(1024, 1024)
+    roots = {
+        "views": [*whole.split(MIB), whole.view(3, MIB).T, torch.nn.Parameter(whole)],
+        "slots": Slotted({"deep": (whole[0], None)}),
+        "functions": [lambda: captured, bound.forward],
+    }
+    roots["itself"] = roots
+    assert held_by_tensors(roots) == 4 * (3 * MIB + MIB + 1024 * 1024 + 1024 + 1024 * 1024)
+    assert held_by_tensors(Slotted(None), 3, "text", torch.ones(4, device="meta")) == 0
 
 
 def test_a_step_takes_what_there_was_and_what_it_needs_at_most() -> None:
     kept, meter = torch.ones(10 * MIB), MemoryMeter()
     for size in (40, 10):  # what was freed before counts neither way
-        meter.begin()
-        held = held_by_tensors()
+        meter.begin(kept)
+        held = held_by_tensors(kept)
         for _ in range(2):  # one after the other
             torch.ones(size * MIB).add_(1)
         meter.end()
         taken = meter.taken()
         assert taken.tensors is not None and taken.process is not None
-        assert held >= 40 * MIB
+        assert held == 40 * MIB
         beyond = taken.tensors - held - size * 4 * MIB
         assert -MIB < beyond < 32 * MIB, "the process may take more meanwhile"
         assert taken.process >= (40 + 160) * MIB
