@@ -73,12 +73,12 @@ class Activity:
 
 @dataclass(frozen=True)
 class Load:
-    """What sizes depend on besides. whole: some stages are the whole model. fused_norm: as for
+    """What sizes depend on besides. whole: some stages are the whole model. gpu: as for
     ``activations``."""
 
     sequence: int
     itemsize: int
-    fused_norm: bool
+    gpu: bool
     whole: bool
 
 
@@ -136,7 +136,7 @@ def _deferred(model: ModelSpec, structure: Structure, tp: int, load: Load) -> tu
     at_once, later = (
         stage_activations(
             model, replace(strategy, overlap=overlap), Stage(1, 3, 1, layers), batch=structure.p1,
-            sequence=load.sequence, itemsize=load.itemsize, phases=("F", "B"), fused_norm=load.fused_norm,
+            sequence=load.sequence, itemsize=load.itemsize, phases=("F", "B"), gpu=load.gpu,
         )
         for overlap in OVERLAPPED
     )  # fmt: skip
@@ -151,7 +151,7 @@ def _known_tables(_model: ModelSpec, _structure: Structure, _load: Load) -> dict
 
 def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
-    columns = _Columns.of(model, structure, degrees, load.sequence, load.itemsize, load.fused_norm)
+    columns = _Columns.of(model, structure, degrees, load.sequence, load.itemsize, load.gpu)
     found = np.zeros((2 * len(degrees), OWN))
     names = [name for name in TYPES if name != "whole" or load.whole]
     few = {name: _walked(model, columns, name, structure, FEW) for name in names}
@@ -230,7 +230,7 @@ class _Columns(Sizes):
         degrees: Sequence[Degrees],
         sequence: int,
         itemsize: int,
-        fused: bool,
+        gpu: bool,
     ) -> _Columns:
         """For one structure."""
         graph = SegmentGraph(
@@ -241,12 +241,12 @@ class _Columns(Sizes):
             Sizes(
                 model,
                 Strategy(tp=tp, cp=cp, ring=ring, p1=structure.p1, sequence_parallel=structure.sequence_parallel),
-                graph, structure.p1 * share, sequence, itemsize, fused,
+                graph, structure.p1 * share, sequence, itemsize, gpu,
             )
             for share in (1, 2)
             for tp, cp, ring in degrees
         ]  # fmt: skip
-        made = _Columns(model, each[0].strategy, graph, structure.p1, sequence, itemsize, fused)
+        made = _Columns(model, each[0].strategy, graph, structure.p1, sequence, itemsize, gpu)
         made.each, made.count, made.known = each, len(each), {}
         made.shares = cast("Any", [_column(one.shares[at] for one in each) for at in range(structure.p1)])
         made.tokens = cast("Any", _column(one.tokens for one in each))
@@ -284,8 +284,23 @@ class _Columns(Sizes):
     def looked_up(self, op: SegmentOp) -> int:
         return self._sizes("looked_up", op)
 
-    def head(self, op: SegmentOp) -> int:
-        return self._sizes("head", op)
+    def head(self, op: SegmentOp, itemsize: int) -> int:
+        return self._known(f"head{itemsize}", op, lambda: _column(one.head(op, itemsize) for one in self.each))
+
+    def loss(self, op: SegmentOp) -> int:
+        return self._sizes("loss", op)
+
+    def normed(self, op: SegmentOp) -> int:
+        return self._sizes("normed", op)
+
+    def widened(self, op: SegmentOp) -> int:
+        return self._sizes("widened", op)
+
+    def hashed(self, op: SegmentOp) -> int:
+        return self._sizes("hashed", op)
+
+    def product(self, op: SegmentOp) -> int:
+        return self._known(f"product{op.part}", op, lambda: _column(one.product(op) for one in self.each))
 
     def shared(self, op: SegmentOp) -> Shared:
         return self._known("shared", op, lambda: self._shared([one.shared(op) for one in self.each]))

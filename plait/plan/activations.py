@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from plait.core.model import ModelSpec
 from plait.core.segment_costs import segment_costs
@@ -19,7 +20,7 @@ from plait.core.segments import LAYERS, Action, Phase, SegmentGraph, SegmentOp
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 from plait.plan.orders import known_order
-from plait.plan.segment_sizes import Core, Sizes
+from plait.plan.segment_sizes import MASTER, Core, Sizes
 from plait.plan.shared_walk import NOTHING, SharedWalk
 
 
@@ -50,17 +51,16 @@ def activations(
     sequence: int,
     itemsize: int,
     phases: Sequence[Phase] = ("F", "B"),
-    fused_norm: bool = False,
+    gpu: bool = False,
 ) -> Activations:
     """Of a micro-batch of ``batch`` x ``sequence`` on one rank of a stage.
 
     phases: in which a micro-batch runs: ``step``, ``F B``, or ``F I W``.
-    fused_norm: whether RMSNorm keeps its input only (GPU kernels do; on a CPU torch also keeps the normalised
-    numbers).
+    gpu: whether ranks have one each: what a kernel keeps and works with differs.
     """
     costs = segment_costs(spec, strategy, batch=batch, sequence=sequence)
     graph = SegmentGraph.of(spec, strategy, stage)
-    walk = Walk(Sizes(spec, strategy, graph, batch, sequence, itemsize, fused_norm))
+    walk = Walk(Sizes(spec, strategy, graph, batch, sequence, itemsize, gpu))
 
     def order(phase: Phase) -> Sequence[Action]:
         return known_order(replace(graph, phase=phase), strategy.overlap, costs, batch)
@@ -82,10 +82,9 @@ class Walk(SharedWalk):
         self.full_again = self.graph.recompute == "full"
         self._flying, self._spare = Counter[int](), Counter[int]()
         self._crossing: list[tuple[SegmentOp, str]] = []
-        tokens = sizes.tokens * sum(sizes.shares)
-        self._hold(
-            SegmentOp("embed", 0, "R", 0), "tokens", 32 * tokens
-        )  # numbers, targets, where their rows arrive: four of 8 bytes
+        # Of 8 bytes each: numbers, targets; which rows are sent, and where they arrive.
+        tokens = sizes.tokens * sum(sizes.shares) * (32 if self.graph.embeds else 16)
+        self._hold(SegmentOp("embed", 0, "R", 0), "tokens", tokens)
 
     def run(self, actions: Sequence[Action]) -> int:
         """One phase. Returns the most at any moment of it."""
@@ -110,7 +109,6 @@ class Walk(SharedWalk):
                 self._hold(op, "came", 2 * self.sizes.stream(op))
             if op.site == "enter":
                 self._free(op, "g", holder="h")
-                self._free(op, "g", holder="operand")
         self._crossing.clear()
 
     def _hold_crossing(self, op: SegmentOp, name: str, size: int, *holders: str) -> None:
@@ -141,9 +139,10 @@ class Walk(SharedWalk):
             case "all_to_all" | "rotate", _:
                 self._sent(op)
             case "all_gather", "N" | "M":
-                self._hold(op, "full", self.sizes.full(op), "input")
+                self._hold(op, "full", self.sizes.full(op), *self._reads(op, "input"))
             case "all_gather", "J":
-                self._hold(self._before(op), "g_full", self.sizes.full(op), "operand")
+                before = self._before(op)
+                self._hold(before, "g_full", self.sizes.full(op), *self._reads(before, "gradient"))
             case "all_gather", "R":
                 self._hold(op, "y", self.sizes.full(op))
             case "reduce_scatter", "R":
@@ -165,9 +164,15 @@ class Walk(SharedWalk):
 
     def _N(self, op: SegmentOp) -> None:  # noqa: N802
         stream, before = self.sizes.stream(op), self._before(op)
-        biased = self.sizes.spec.has_bias or bool(self.sizes.spec.dropout) or before.site == "embed"
+        spec, embeds = self.sizes.spec, before.site == "embed"
+        # What is added to it, or comes out of a table, is there beside it.
+        biased = 1 + spec.learned_positions if embeds else int(spec.has_bias)
         stream = stream // (2 if op.site == "up" else 1)  # as it comes in
-        self._spike(stream * (1 + (biased or op.site == "leave")))  # what leaves is copied
+        if before.site not in ("enter", "down", "up"):
+            # What leaves is copied. With dropout: what is added, dropped and not, beside the mask.
+            beside = max(biased, bool(spec.dropout), op.site == "leave")
+            self._spike(stream * (1 + beside))
+            self._spike(stream * biased + self._hashed(op))
         if op.site == "leave":
             self._hold_crossing(op, "h", stream)
         else:
@@ -176,7 +181,14 @@ class Walk(SharedWalk):
         if op.site in ("down", "up"):
             self._resample(op)
         elif op.site != "leave":
-            self._normalise(op)
+            self._normalise(op, keep="M" not in self.graph.again(op.site, op.layer))
+
+    def _hashed(self, op: SegmentOp) -> int:
+        """What the mask of the stream that comes into a segment takes while it is drawn; nothing where
+        nothing was added to it."""
+        if self._before(op).site in ("enter", "down", "up"):
+            return NOTHING
+        return self.sizes.hashed(op) // (2 if op.site == "up" else 1)
 
     def _resample(self, op: SegmentOp) -> None:
         """What a down or an up makes is the next segment's stream."""
@@ -191,15 +203,27 @@ class Walk(SharedWalk):
                 self._hold(op, "skip", stream)
             self._spike(stream * 5 // 2)
 
-    def _normalise(self, op: SegmentOp) -> None:
-        stream, sharded = self.sizes.stream(op), self.sizes.sharded > 1
-        extra = stream if self.sizes.spec.family == "llama" and not self.sizes.fused else NOTHING
-        self._hold(op, "n_saved", extra)
-        self._hold(op, "n", stream, *(("norm",) if sharded else ("norm", "input")))
+    def _normalise(self, op: SegmentOp, *, keep: bool) -> None:
+        """keep: for a gradient."""
+        stream, sharded, extra = self.sizes.stream(op), self.sizes.sharded > 1, self.sizes.normed(op)
+        unfused = self.sizes.spec.family == "llama" and not self.sizes.gpu
+        narrow = self.sizes.itemsize < self.sizes.master
+        self._spike(stream + extra + (self.sizes.widened(op) if unfused and narrow else 0))
+        self._hold(op, "n_saved", extra if keep else NOTHING)
+        self._hold(op, "n", stream, *(("norm",) if sharded else ("norm", *self._reads(op, "input"))))
+
+    def _reads(self, op: SegmentOp, what: Literal["input", "gradient"]) -> list[str]:
+        """Who reads a sublayer's input, or the gradient of its output, last: the weight gradients of its
+        first weights, or of its second."""
+        parts = self.graph.parts(op.site, "W")
+        return [f"W{part}" for part in range(parts) if parts == 1 or part % 2 == (what == "input")]
 
     def _F(self, op: SegmentOp) -> None:  # noqa: N802
         if op.site == "head":
-            self._hold(op, "logits", self.sizes.head(op), "loss", "operand")
+            narrow, wide = (self.sizes.head(op, size) for size in (self.sizes.itemsize, self.sizes.master))
+            self._hold(op, "loss", self.sizes.loss(op))
+            self._spike(wide + (narrow if self.sizes.itemsize < self.sizes.master else 0))
+            self._hold(op, "logits", wide)
             return
         self._project(op)
         if self.graph.shared(op.site):
@@ -212,8 +236,8 @@ class Walk(SharedWalk):
             self._free(op, *([f"z{number}"] if self.full_again else []))
         if "M" in self.graph.again(op.site, op.layer):
             self._free(op, "n_saved")
-            self._free(op, "n", holder="norm")
-            self._free(op, "n", "full", holder="input")
+            for holder in ("norm", *self._reads(op, "input")):
+                self._free(op, "n", "full", holder=holder)
 
     def _own(self, op: SegmentOp) -> list[tuple[int, Core]]:
         """(number, core) of the branches that no other rank has a part in: attention's is the first."""
@@ -224,7 +248,7 @@ class Walk(SharedWalk):
             self._hold(op, f"z{number}", core.z)
 
     def _activate(self, op: SegmentOp, number: int, core: Core) -> None:
-        self._spike(core.o + core.saved + core.forward)
+        self._spike(core.forward)
         self._hold(op, f"o{number}", core.o)
 
     def _R(self, op: SegmentOp) -> None:  # noqa: N802
@@ -239,12 +263,17 @@ class Walk(SharedWalk):
             self._free(op, *(["o0"] if "X" in self.graph.again(op.site, op.layer) else []))
 
     def _L(self, op: SegmentOp) -> None:  # noqa: N802
-        """The gradient takes the logits' place."""
+        """The gradient takes the logits' place, unless it is narrower."""
+        narrow = self.sizes.head(op, self.sizes.itemsize)
+        if self.sizes.itemsize < self.sizes.master:
+            self._spike(narrow)
+        self._free(op, "logits", "loss")
+        self._hold(op, "g_logits", narrow, "C", "W0")
 
     # ---- backward ----
 
     def _M(self, op: SegmentOp) -> None:  # noqa: N802
-        self._normalise(op)
+        self._normalise(op, keep=True)
 
     def _A(self, op: SegmentOp) -> None:  # noqa: N802
         if self.full_again:
@@ -256,10 +285,11 @@ class Walk(SharedWalk):
             self._hold(op, f"saved{number}", core.saved)
 
     def _D(self, op: SegmentOp) -> None:  # noqa: N802
+        self._free(op, "g_y", holder="D")
         if self.graph.shared(op.site):
             self._back(op)
         for number, core in self._own(op):
-            self._spike(core.o + core.z + core.backward)  # gradients of o and z
+            self._spike(core.backward)
             self._hold(op, f"g_z{number}", core.z, "C", "operand")
             self._free(op, f"saved{number}", f"z{number}")
 
@@ -268,35 +298,50 @@ class Walk(SharedWalk):
             self._hold(op, "g_n", self.sizes.full(op))
         if op.part == self.graph.parts(op.site, "C") - 1:
             self._free(op, "g_z0", "g_z1", holder="C")
-            self._free(op, "logits", holder="loss")
+            self._free(op, "g_logits", holder="C")
 
     def _W(self, op: SegmentOp) -> None:  # noqa: N802
+        number, first = divmod(op.part, 2)
         if op.site == "embed":
-            self._spike(2 * self.sizes.full(op))
-        last = op.part == (1 if self.graph.shared(op.site) else self.graph.parts(op.site, "W") - 1)
-        if op.site in LAYERS and op.part % 2 == 0:
-            self._free(op, f"o{op.part // 2}")
-        if op.site in LAYERS and op.part % 2:
-            self._free(op, f"g_z{op.part // 2}", holder="operand")
-        if self.graph.attention and op.site in LAYERS and op.part == (2 if op.site == "block" else 0):
-            self._free(op, "g", "g_full", holder="operand")
-        if last:
-            self._free(op, "logits", "g", "g_full", holder="operand")
-            self._free(op, "n", "full", holder="input")
+            self._spike(self.sizes.full(op) + (self.sizes.widened(op) if self.sizes.itemsize < MASTER else 0))
+        else:
+            self._spike(self.sizes.product(op))
+        if op.site in LAYERS:
+            self._free(op, *([] if first else [f"o{number}"]))
+            self._free(op, *([f"g_z{number}"] if first else []), holder="operand")
+        self._free(op, "g_logits", "g", "g_y", "g_full", "n", "full", holder=f"W{op.part}")
 
     def _J(self, op: SegmentOp) -> None:  # noqa: N802
         stream, before = self.sizes.stream(op), self._before(op)
         normed = op.site not in ("down", "up", "leave")
-        unfused = self.sizes.spec.family == "llama" and not self.sizes.fused and normed
-        self._spike(stream * (4 if unfused else 3 if op.site == "down" else 1))
+        unfused = self.sizes.spec.family == "llama" and not self.sizes.gpu and normed
+        self._spike(self.sizes.widened(op) * 4 if unfused else stream * (3 if op.site == "down" else 1))
+        self._free(op, "n_saved")
         if op.site == "up":
             down, elsewhere = op._replace(site="down"), ("down", op.layer) not in self.graph.places
             (self._hold_crossing if elsewhere else self._hold)(down, "g_skip", stream)
             stream = stream // 2
-        holders = "h", *(() if self.sizes.sharded > 1 else ("operand",))
-        # What comes from another stage, or goes there, lives as long as the phase.
         ends = op.site == "leave" or before[0] == "enter"
-        (self._hold_crossing if ends else self._hold)(before, "g", stream, *holders)
-        self._free(op, "h", "n_saved", "g_n", "g_shard", "pairs", "skip", "g_skip")
+        self._give(op, before, stream, ends=ends)
+        self._free(op, "h", "g_n", "g_shard", "pairs", "skip", "g_skip")
         self._free(op, "n", holder="norm")
         self._free(op, "g", holder="h")
+
+    def _give(self, op: SegmentOp, before: SegmentOp, stream: int, *, ends: bool) -> None:
+        """The gradient of the stream that leaves ``before``. ends: it comes from another stage, or goes
+        there, so it lives as long as the phase."""
+        hold, dropped = self._hold_crossing if ends else self._hold, bool(self.sizes.spec.dropout)
+        embeds = before.site == "embed"
+        if before.site not in (*LAYERS, "embed"):
+            hold(before, "g", stream, "h")
+            return
+        # Where a sequence is sharded, the gradient is gathered to be read.
+        reads = self._reads(before, "gradient") if self.sizes.sharded == 1 else ["W0" if embeds else "D"]
+        if not dropped:
+            hold(before, "g", stream, *(reads if embeds else ["h", *reads]))
+            return
+        self._spike(stream + self._hashed(op))
+        self._spike(3 * stream)
+        if not embeds:
+            hold(before, "g", stream, "h")
+        self._hold(before, "g_y", stream, *reads)

@@ -283,7 +283,7 @@ class _OnePlace:
         return {
             stage.index: stage_activations(
                 step.model, self.strategy, _alike(step.model, stage), batch=self.share, sequence=step.workload.sequence,
-                itemsize=step.workload.itemsize, phases=phases, fused_norm=step.gpu,
+                itemsize=step.workload.itemsize, phases=phases, gpu=step.gpu,
             )
             for stage in self.stages
         }  # fmt: skip

@@ -44,7 +44,7 @@ def stage_activations(
     sequence: int,
     itemsize: int,
     phases: tuple[Phase, ...],
-    fused_norm: bool = False,
+    gpu: bool = False,
 ) -> Activations:
     """As ``activations``, whatever the number of layers: what the first do is found by walking, and equal
     layers more keep as much more each."""
@@ -53,7 +53,7 @@ def stage_activations(
         some = None if strategy.recompute_layers is None else again
         return activations(
             model, replace(strategy, overlap=overlap, recompute_layers=some), replace(stage, num_layers=again + plain),
-            batch=batch, sequence=sequence, itemsize=itemsize, phases=phases, fused_norm=fused_norm,
+            batch=batch, sequence=sequence, itemsize=itemsize, phases=phases, gpu=gpu,
         )  # fmt: skip
 
     count, limit = stage.num_layers, strategy.recompute_layers

@@ -129,6 +129,7 @@ class SharedWalk(Bookkeeping):
         self._free(op, "going")
         self._hold(op, "kernel", each.lse + each.expanded)
         self._hold(op, "given", each.query, "sent", *(["kernel"] if keeps else []))
+        self._spike(each.forward)
         self._free(op, "come")
         if keeps:
             self._hold(op, "leaf", each.there)
@@ -169,7 +170,7 @@ class SharedWalk(Bookkeeping):
         if op.part == 0:
             self._free(op, "going")
         if shared.ring == 1:
-            self._spike(2 * each.there + each.expanded)
+            self._spike(2 * each.there + each.expanded + each.backward)
             self._free(op, "leaf", "kernel", "come")
             self._free(op, "given", holder="kernel")
             self._hold(op, "going", each.there)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -106,7 +107,8 @@ class GlooWire:
     One worker thread: collectives use the link one after the other in the order in which they start, so that
     the first is there as early as can be; the wrapper's two would halve each other's bandwidth. A
     reduce-scatter that sends each rank its share only: gloo's own is an all-reduce that throws most of its
-    result away.
+    result away. An all-gather without a second copy of the result, which gloo's own makes whenever its thread
+    comes to it.
     """
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
@@ -132,16 +134,28 @@ class GlooWire:
         if kind == "all_reduce":
             return self._gloo.allreduce([result], c10d.AllreduceOptions())  # a sum
         if kind == "all_gather":
-            return self._gloo._allgather_base(result, source, c10d.AllgatherOptions())
+            return self._gather(result, source)
         if kind in ("all_to_all", "rotate"):
-            out, into = _splits(kind, source, self.rank, self.size)
-            return self._gloo.alltoall_base(result.view(-1), source.view(-1), into, out, c10d.AllToAllOptions())
+            return self._exchange(kind, result, source)
         spare = self._spare[source.numel(), source.dtype]
         received = spare.pop() if spare else torch.empty(source.numel(), dtype=source.dtype, device=source.device)
         parts = received.view(self.size, *result.shape)
         return _ScatteredSum(
             self._gloo.alltoall_base(parts, source, [], [], c10d.AllToAllOptions()), parts, result, spare
         )
+
+    def _exchange(self, kind: Collective, result: Tensor, source: Tensor) -> Handle:
+        out, into = _splits(kind, source, self.rank, self.size)
+        return self._gloo.alltoall_base(result.view(-1), source.view(-1), into, out, c10d.AllToAllOptions())
+
+    def _gather(self, result: Tensor, source: Tensor) -> Handle:
+        """Shares go round, each to where it stays; the worker thread begins with one when the one before has
+        come."""
+        shares = result.view(self.size, -1)
+        if source.data_ptr() != shares[self.rank].data_ptr():
+            shares[self.rank].copy_(source.view(-1))
+        at = [shares[(self.rank - step) % self.size] for step in range(self.size)]
+        return _Several([self._exchange("rotate", came, gone) for gone, came in pairwise(at)])
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> Handle:
         """To a rank, by its place in the group."""
@@ -165,6 +179,23 @@ def _splits(kind: Collective, source: Tensor, rank: int, size: int) -> tuple[lis
         return [source.numel() // size] * size, [source.numel() // size] * size
     to, of = (rank + 1) % size, (rank - 1) % size
     return [source.numel() * (at == to) for at in range(size)], [source.numel() * (at == of) for at in range(size)]
+
+
+class _Several:
+    """Transfers in flight that end in the order in which they started."""
+
+    def __init__(self, works: Sequence[Handle]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+    def get_future(self) -> Future[object]:
+        return self.works[-1].get_future()
+
+    def is_completed(self) -> bool:
+        return self.works[-1].is_completed()
 
 
 class _ScatteredSum:

@@ -18,7 +18,7 @@ from torch import Tensor
 from plait.core.env import single_threaded_compiler
 from plait.train.model import formulas
 from plait.train.model.dropout import Mask
-from plait.train.model.kernels import Scale, Statistics, Summands
+from plait.train.model.kernels import Scale, Scores, Statistics, Summands
 
 Table = Mapping[str, Callable[..., Any]]
 """By the names of ``formulas.ALL``."""
@@ -68,10 +68,16 @@ class Compiled:
         """Queries and keys in one call."""
         return _Rotation.apply(q, k, cos, sin, self.functions)  # type: ignore[no-any-return]
 
-    def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
-        """Softmax and mask in one pass; the mask is drawn again backward."""
-        rows = self._rows(mask, mask.samples[:, None], mask.others[None, :])
-        return _Weights.apply(products, root, rows, *self._thresholds(mask), self.functions)  # type: ignore[no-any-return]
+    def weights(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """Softmax and mask in one pass."""
+        return self.functions["weights"](*self._scores(scores), *self._thresholds(scores.mask))
+
+    def weights_gradient(self, scores: Scores, lse: Tensor, gradient: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in one pass, the mask drawn again."""
+        products, root, queries, heads = self._scores(scores)
+        return self.functions["weights_gradient"](
+            gradient, products, root, lse, own, queries, heads, *self._thresholds(scores.mask)
+        )
 
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
         """The mask is drawn where it is used."""
@@ -81,6 +87,9 @@ class Compiled:
         """Two passes."""
         beyond_here = beyond if beyond < logits.shape[1] else None
         return logits, self.functions["local_loss"](logits, rows, here, beyond_here)
+
+    def _scores(self, scores: Scores) -> tuple[Tensor, float, Tensor, Tensor]:
+        return scores.products, scores.root, scores.queries, scores.heads
 
     def _summands(self, sum_: Summands) -> tuple[Any, ...]:
         h, y, bias, mask = sum_
@@ -172,22 +181,6 @@ class _Rotation(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors  # both halves of the table are the same, so its transpose turns back
         return *ctx.of["rotate_back"](*gradients, cos, sin), None, None, None
-
-
-class _Weights(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, products: Tensor, root: float, rows: Tensor, least: Tensor, scale: Tensor, of: Table
-    ) -> Tensor:
-        weights, dropped = of["weights"](products.detach().flatten(0, 1), root, rows, least, scale)
-        ctx.of, ctx.root = of, root
-        ctx.save_for_backward(weights, rows, least, scale)
-        return dropped.view(products.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.of["weights_gradient"](gradients[0].flatten(0, 1), ctx.root, *ctx.saved_tensors)
-        return found.view(gradients[0].shape), None, None, None, None, None
 
 
 def _kind(scale: Scale) -> str:

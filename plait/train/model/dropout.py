@@ -19,16 +19,22 @@ _SITES: dict[str, int] = {"embed": 1, "attn": 2, "mlp": 3, "core": 4}
 _MASK = 0xFFFFFFFF
 
 
-def mix(x: Tensor | int) -> Tensor | int:
-    """A bijection of 32-bit integers whose output bits each depend on all input bits."""
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
-    return x ^ (x >> 16)
-
-
 def fold(key: Tensor | int, value: Tensor | int) -> Tensor | int:
     """``key`` with one more component; works elementwise and on plain numbers alike."""
-    return mix((key ^ ((value * 0x9E3779B1) & _MASK)) & _MASK)
+    return _mix(key ^ ((value * 0x9E3779B1) & _MASK))
+
+
+def _mix(x: Tensor | int) -> Tensor | int:
+    """A bijection of 32-bit integers whose output bits each depend on all input bits. A tensor is consumed:
+    what works in place takes 16 bytes a number at most (``plait.core.dropout``)."""
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x &= _MASK
+    x ^= x >> 15
+    x *= 0x846CA68B
+    x &= _MASK
+    x ^= x >> 16
+    return x
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class DropoutKey:
         return found
 
     def _of_step(self) -> Tensor | int:
-        key = mix(self.seed & _MASK)
+        key = _mix(self.seed & _MASK)
         for part in (self.seed >> 32, self.step):
             key = fold(key, part & _MASK)
         return key
@@ -71,11 +77,13 @@ class DropoutKey:
     def attention(self, probability: float, layer: int, samples: Tensor, heads: Tensor, like: Tensor) -> Tensor:
         """Multiplier [B, N, S, S] for attention weights shaped so; heads [N] are global head indices."""
         positions = torch.arange(like.shape[-1], device=samples.device)
-        rows = fold(fold(self.site(layer, "core"), samples[:, None]), heads[None, :])
-        assert isinstance(rows, Tensor)
-        rows = fold(rows[:, :, None], positions)
-        assert isinstance(rows, Tensor)
-        return _keep(probability, fold(rows[:, :, :, None], positions), like)
+        return _keep(probability, of_weights(self.heads(layer, samples, heads), positions, positions), like)
+
+    def heads(self, layer: int, samples: Tensor, heads: Tensor) -> Tensor:
+        """What the attention weights of a sample's head share, [B, N]."""
+        found = fold(fold(self.site(layer, "core"), samples[:, None]), heads[None, :])
+        assert isinstance(found, Tensor)
+        return found
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,28 @@ class Mask:
         """The multiplier of hidden states shaped so."""
         return self.dropout.hidden(self.probability, self.layer, self.site, self.samples, self.others, like)
 
-    def attention(self, like: Tensor) -> Tensor:
-        """The multiplier of attention weights shaped so."""
-        return self.dropout.attention(self.probability, self.layer, self.samples, self.others, like)
+    @property
+    def heads(self) -> Tensor:
+        """What the attention weights of a sample's head share, [B, N]."""
+        return self.dropout.heads(self.layer, self.samples, self.others)
+
+    def weights(self, heads: Tensor, queries: Tensor, like: Tensor) -> Tensor:
+        """The multiplier of attention weights [M, queries, keys]. heads: [M] of ``heads``. queries: their
+        positions; keys are the sequence's first."""
+        keys = torch.arange(like.shape[-1], device=like.device)
+        return _keep(self.probability, of_weights(heads, queries, keys), like)
+
+
+def of_weights(heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """The hashes of attention weights [..., queries, keys], of what ``heads`` says of each head."""
+    rows = fold(heads[..., None], queries)
+    assert isinstance(rows, Tensor)
+    found = fold(rows[..., None], keys)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def _keep(probability: float, bits: Tensor | int, like: Tensor) -> Tensor:
     """1 / (1 - probability) where the hashed bits keep the element, else 0."""
     assert isinstance(bits, Tensor)
-    return (bits >= int(probability * 2**32)).to(like.dtype) * (1.0 / (1.0 - probability))
+    return (bits >= int(probability * 2**32)).to(like.dtype).mul_(1.0 / (1.0 - probability))

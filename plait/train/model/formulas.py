@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.train.model.dropout import fold
+from plait.train.model.dropout import fold, of_weights
 from plait.train.model.rope import rotate as turned
 
 Dropout = tuple[Tensor, Tensor, Tensor]
@@ -108,21 +108,25 @@ def rotate_back(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
     return turned(q, cos, -sin), turned(k, cos, -sin)
 
 
-def weights(products: Tensor, root: float, rows: Tensor, least: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal softmax of products / root, [R, S, S], and the same with dropout."""
-    s = products.shape[-1]
-    at = torch.arange(s, device=products.device)
-    seen = torch.where(at[None, :] <= at[:, None], products / root, -math.inf)
-    found = seen.softmax(dim=-1)
-    return found, found * _mask_of_weights(rows, least, scale, found)
+def weights(
+    products: Tensor, root: float, queries: Tensor, heads: Tensor, least: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Causal softmax with dropout of products / root, [M, queries, keys], and its log-sum-exp."""
+    seen = _seen(products, root, queries)
+    lse = seen.logsumexp(dim=-1)
+    found = (seen - lse[..., None]).exp()
+    return (found * _mask_of_weights(heads, queries, least, scale, found)).to(products.dtype), lse
 
 
 def weights_gradient(
-    gradient: Tensor, root: float, found: Tensor, rows: Tensor, least: Tensor, scale: Tensor
-) -> Tensor:
-    """Of products, from that of the dropped weights."""
-    through = gradient * _mask_of_weights(rows, least, scale, found)
-    return found * (through - (through * found).sum(-1, keepdim=True)) / root
+    gradient: Tensor, products: Tensor, root: float, lse: Tensor, own: Tensor, queries: Tensor, heads: Tensor,
+    least: Tensor, scale: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The weights again, and the gradient of products from that of the weights."""
+    found = (_seen(products, root, queries) - lse[..., None]).exp()
+    kept = _mask_of_weights(heads, queries, least, scale, found)
+    through = found * (_wide(gradient) * kept - own[..., None]) / root
+    return (found * kept).to(products.dtype), through.to(products.dtype)
 
 
 # ---- the residual stream ----
@@ -194,10 +198,13 @@ def _kept(bits: Tensor | int, least: Tensor, scale: Tensor, like: Tensor) -> Ten
     return (_tensor(bits) >= least).to(like.dtype) * scale.to(like.dtype)
 
 
-def _mask_of_weights(rows: Tensor, least: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-    at = torch.arange(like.shape[-1], device=like.device)
-    hashed = _tensor(fold(rows[:, None], at))
-    return _kept(fold(hashed[:, :, None], at), least, scale, like)
+def _seen(products: Tensor, root: float, queries: Tensor) -> Tensor:
+    keys = torch.arange(products.shape[-1], device=products.device)
+    return torch.where(keys[None, :] <= queries[:, None], _wide(products) / root, -math.inf)
+
+
+def _mask_of_weights(heads: Tensor, queries: Tensor, least: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+    return _kept(of_weights(heads, queries, torch.arange(like.shape[-1], device=like.device)), least, scale, like)
 
 
 def _tensor(found: Tensor | int) -> Tensor:

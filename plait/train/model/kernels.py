@@ -39,8 +39,22 @@ class Summands(NamedTuple):
     mask: Mask | None
 
 
+class Scores(NamedTuple):
+    """Attention of some queries before its softmax.
+
+    products: of queries and keys, [M, queries, keys], by (sample, head); consumed. root: what divides them.
+    queries: their positions; keys are the sequence's first. heads: [M], of ``Mask.heads``.
+    """
+
+    products: Tensor
+    root: float
+    queries: Tensor
+    heads: Tensor
+    mask: Mask
+
+
 class Kernels(Protocol):
-    """All of them. ``activate``, ``rotate`` and ``weights`` are differentiable."""
+    """All of them. ``activate`` and ``rotate`` are differentiable."""
 
     fuses: bool
     """Whether ``join_norm`` is to be called where a norm follows a join."""
@@ -71,8 +85,15 @@ class Kernels(Protocol):
         """Rotary positions of [S, B, N, D]; the tables are [S, 1, 1, D]."""
         ...
 
-    def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
-        """Causal softmax of products / root, [B, N, S, S], with dropout by (sample, head)."""
+    def weights(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        """Causal softmax with dropout, shaped as the products, and the log-sum-exp of every query."""
+        ...
+
+    def weights_gradient(self, scores: Scores, lse: Tensor, gradient: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """The same weights once more, and the gradient of the products from that of the weights, consumed.
+
+        own: [M, queries], of every query its output times the gradient of that.
+        """
         ...
 
     def drop(self, x: Tensor, mask: Mask) -> Tensor:
@@ -118,11 +139,19 @@ class Eager:
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
-    def weights(self, products: Tensor, root: float, mask: Mask) -> Tensor:
-        scores, s = products / root, products.shape[-1]
-        scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=scores.device).triu(1), float("-inf"))
-        dropped = mask.attention(scores)
-        return scores.softmax(dim=-1) * dropped
+    def weights(self, scores: Scores) -> tuple[Tensor, Tensor]:
+        found = _seen(scores)
+        maximum = found.amax(dim=-1, keepdim=True)
+        total = found.sub_(maximum).exp_().sum(dim=-1, keepdim=True)
+        found.div_(total).mul_(scores.mask.weights(scores.heads, scores.queries, found))
+        return found.to(scores.products.dtype), (total.log_().add_(maximum)).squeeze(-1)
+
+    def weights_gradient(self, scores: Scores, lse: Tensor, gradient: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        found, dtype = _seen(scores).sub_(lse[..., None]).exp_(), gradient.dtype
+        kept = scores.mask.weights(scores.heads, scores.queries, found)
+        dropped = (found * kept).to(dtype)
+        through = gradient.to(found.dtype).mul_(kept).sub_(own[..., None]).mul_(found).div_(scores.root)
+        return dropped, through.to(dtype)
 
     def join(self, sum_: Summands) -> Tensor:
         h, y, bias, mask = sum_
@@ -153,6 +182,18 @@ class Eager:
 
 
 EAGER = Eager()
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In which sums are made."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _seen(scores: Scores) -> Tensor:
+    """Products / root where a query sees a key, in the products' place."""
+    keys = torch.arange(scores.products.shape[-1], device=scores.products.device)
+    later = keys[None, :] > scores.queries[:, None]
+    return scores.products.to(wide(scores.products.dtype)).div_(scores.root).masked_fill_(later, float("-inf"))
 
 
 def gradients_of(result: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Sequence[Tensor]:

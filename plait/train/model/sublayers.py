@@ -16,8 +16,6 @@ activations.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +24,7 @@ from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 from plait.train.model.basics import JoinGradient, Norm, SliceContext, Weight
 from plait.train.model.dropout import DropoutSite, Mask
+from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import Summands
 from plait.train.model.rope import Rope
 from plait.train.model.sequence import ALONE, FLASH, SequenceGroup
@@ -124,14 +123,10 @@ class Attention(Sublayer):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        # The fused kernels draw their own random numbers; masks that do not depend on order need the weights
-        # in the open.
-        if grouped:
-            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         first = self.first_head + self.sequence.ulysses.rank * q.shape[1]
         heads = torch.arange(first, first + q.shape[1], device=q.device)
         mask = Mask(dropout, self.spec.attention_dropout, self.layer, "core", context.samples, heads)
-        return context.kernels.weights(q @ k.transpose(2, 3), math.sqrt(q.shape[3]), mask) @ v
+        return attend(q, k, v, mask, context.kernels)
 
 
 class Mlp(Sublayer):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.core.dropout import Blocks
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 from plait.train.model.compiled import Compiled
@@ -98,21 +99,28 @@ class WarmUp:
         cos, sin = self._zeros(s, 1, 1, size), self._zeros(s, 1, 1, size)
         q, k, _ = self._zeros(s, b, sum(heads), size, marked=()).split(heads, dim=2)
         yield "rotate", (*(self._marked(t, 0, 1) for t in (q, k)), cos, sin)
-        # As attention's backward leaves them: [B, S, N, D], or where heads were repeated [B, N, S, D].
-        g_q = self._zeros(b, s, heads[0], size, marked=()).transpose(0, 1)
-        grouped = heads[0] != heads[1]
-        g_k = self._zeros(b, heads[1], s, size, marked=()).permute(2, 0, 1, 3)
-        g_k = g_k if grouped else self._zeros(b, s, heads[1], size, marked=()).transpose(0, 1)
+        # As attention's backward leaves them: [B, S, N, D], or where heads were repeated [B, N, S, D]; with
+        # dropout [S, B, N, D].
+        g_q, g_k = (self._zeros(b, s, n, size, marked=()).transpose(0, 1) for n in heads[:2])
+        if self.dropout and self.spec.attention_dropout:
+            g_q, g_k = (self._zeros(s, b, n, size, marked=()) for n in heads[:2])
+        elif heads[0] != heads[1]:
+            g_k = self._zeros(b, heads[1], s, size, marked=()).permute(2, 0, 1, 3)
         yield "rotate_back", (*(self._marked(t, 0, 1) for t in (g_q, g_k)), cos, sin)
 
     def _weights(self, cut: Slice) -> Iterator[Example]:
-        s, heads = cut.sequence, self.spec.num_heads // cut.strategy.tp
-        products, gradient, found = (self._zeros(cut.samples * heads, s, s) for _ in range(3))
-        root = math.sqrt(self.spec.head_size)
-        hashes, constants = self._numbers(cut.samples * heads), self._constants()
-        yield "rows", (self._numbers(), self._numbers(cut.samples, 1), self._numbers(1, heads))
-        yield "weights", (products, root, hashes, *constants)
-        yield "weights_gradient", (gradient, root, found, hashes, *constants)
+        strategy, sequence = cut.strategy, cut.sequence * cut.strategy.cp  # heads are exchanged, if anything
+        heads, kv_heads = (
+            max(1, n // strategy.tp // strategy.cp) for n in (self.spec.num_heads, self.spec.num_kv_heads)
+        )
+        group, gpu, root = heads // kv_heads, self.device.type == "cuda", math.sqrt(self.spec.head_size)
+        blocks = Blocks(cut.samples * kv_heads, group, sequence, gpu)
+        for rows, queries in sorted({(b - a, d - c) for (a, b), (c, d) in blocks}, reverse=True):
+            products, gradient = (self._zeros(rows * group, queries, sequence) for _ in range(2))
+            lse, own = (self._zeros(rows * group, queries, wide=True) for _ in range(2))
+            at, hashes = self._numbers(queries, marked=()), self._numbers(rows * group)
+            yield "weights", (products, root, at, hashes, *self._constants())
+            yield "weights_gradient", (gradient, products, root, lse, own, at, hashes, *self._constants())
 
     def _loss(self, rows: int) -> Iterator[Example]:
         logits, targets = self._zeros(rows, self.vocab, wide=True), self._numbers(rows)
@@ -122,9 +130,9 @@ class WarmUp:
         dtype = torch.float32 if wide and self.dtype != torch.float64 else self.dtype
         return self._marked(torch.zeros(shape, dtype=dtype, device=self.device), *marked)
 
-    def _numbers(self, *shape: int) -> Tensor:
+    def _numbers(self, *shape: int, marked: tuple[int, ...] | None = None) -> Tensor:
         found = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        return self._marked(found, *range(len(shape)))
+        return self._marked(found, *(range(len(shape)) if marked is None else marked))
 
     def _constants(self) -> tuple[Tensor, Tensor]:
         return self._numbers(), torch.ones((), dtype=torch.float64, device=self.device)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from plait.core import dropout
+from plait.core.dropout import Blocks
 from plait.train.model import sequence
+from plait.train.model.dropout import DropoutKey, Mask
+from plait.train.model.dropped_attention import attend
+from plait.train.model.kernels import EAGER
 from plait.train.model.sequence import plain_attention, plain_attention_backward
 
 
@@ -53,3 +61,40 @@ def test_which_heads_go_to_whom_is_made_once() -> None:
     assert found.tolist() == [0, 0, 1, 1]
     assert sequence.chosen_heads(4, 8, 2, device) is found
     assert sequence.chosen_heads(2, 8, 4, device).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("weights", [1 << 17, 600])
+@pytest.mark.parametrize(("samples", "heads", "kv_heads", "tokens"), [(2, 4, 2, 8), (3, 4, 4, 37), (2, 6, 1, 50)])
+def test_dropped_attention_in_blocks_is_that_with_all_weights_in_memory(
+    samples: int, heads: int, kv_heads: int, tokens: int, weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dropout, "ON_CPU", weights)
+    key, numbers, own = DropoutKey(3, 5), torch.arange(samples) + 7, torch.arange(heads) + 2
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(tokens, samples, n, 8) for n in (heads, kv_heads, kv_heads, heads)]
+    *qkv, gradient = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).permute(1, 2, 0, 3) for shape in shapes
+    )
+    leaves = [one.requires_grad_() for one in qkv]
+
+    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
+        later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        found = (q @ k.transpose(2, 3) / math.sqrt(8)).masked_fill(later, -math.inf).softmax(-1)
+        return (found * key.attention(0.3, 1, numbers, own, found)) @ v
+
+    mask = Mask(key, 0.3, 1, "core", numbers, own)
+    results = [whole(*leaves), attend(leaves[0], leaves[1], leaves[2], mask, EAGER)]
+    want, found = ([one, *torch.autograd.grad(one, leaves, gradient)] for one in results)
+    torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(("rows", "group", "tokens"), [(1, 1, 1), (40, 1, 1024), (7, 8, 300), (2, 4, 100_000)])
+def test_blocks_hold_every_weight_once(rows: int, group: int, tokens: int, gpu: bool) -> None:
+    blocks = Blocks(rows, group, tokens, gpu)
+    sizes = [((b - a) * group * (d - c) * tokens) for (a, b), (c, d) in blocks]
+    assert sum(sizes) == rows * group * tokens * tokens
+    assert max(sizes) == blocks.weights
+    least = group * min(tokens, dropout.LEAST) * tokens
+    assert blocks.weights <= max(least, dropout.ON_GPU if gpu else dropout.ON_CPU)

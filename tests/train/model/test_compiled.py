@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from plait.core import dropout
 from plait.train.model import formulas
 from plait.train.model.compiled import Compiled
 from plait.train.model.dropout import DropoutKey, Mask
+from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER, Scale, Summands
 from plait.train.model.rope import Rope
 from tests.models import llama
@@ -91,9 +93,15 @@ def test_rotary_positions() -> None:
     assert_alike(lambda kernels, *both: kernels.rotate(*both, *Rope(spec).tables(S, q)), [q, k])
 
 
-def test_attention_weights() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", [1 << 17, 64])
+def test_attention_with_dropout(dtype: torch.dtype, weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one block, and in many."""
+    monkeypatch.setattr(dropout, "ON_CPU", weights)
+    monkeypatch.setattr(dropout, "LEAST", 2)
     mask = Mask(KEY, 0.3, 1, "core", torch.tensor([3, 9]), torch.arange(2, 6))
-    assert_alike(lambda kernels, products: kernels.weights(products, 2.0, mask), [made(2, 4, S, S)])
+    heads = [made(2, 4 if at == 0 else 2, S, 8, dtype=dtype, seed=at) for at in range(3)]
+    assert_alike(lambda kernels, *qkv: attend(*qkv, mask, kernels), heads)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])

@@ -1,0 +1,147 @@
+"""Causal attention whose weights are dropped by counter (``plait.train.model.dropout``): fused kernels draw
+their own random numbers, so it is computed here, in blocks (``plait.core.dropout``).
+
+A block's weights are forgotten. For the backward only attention's output and the log-sum-exp of its scores
+are kept, and weights and masks are made once more (arXiv 2205.14135). Key/value heads are shared by their
+queries' group without copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.core.dropout import Block, Blocks
+from plait.train.model.dropout import Mask
+from plait.train.model.kernels import Kernels, Scores, wide
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels) -> Tensor:
+    """Of [B, N, S, D] queries; keys and values may have fewer heads. Differentiable."""
+    return _Attention.apply(q, k, v, mask, kernels)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What both directions read."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+    kernels: Kernels
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """In which order."""
+        b, kv_heads, sequence, _ = self.k.shape
+        return Blocks(b * kv_heads, self.q.shape[1] // kv_heads, sequence, self.q.is_cuda)
+
+    @cached_property
+    def heads(self) -> Tensor:
+        """The mask's, [B, N_kv, G]."""
+        return self.by_rows(self.mask.heads)
+
+    def by_rows(self, x: Tensor) -> Tensor:
+        """[B, N, ...] as [B, N_kv, G, ...]."""
+        return x.unflatten(1, (-1, self.blocks.group))
+
+    def part(self, block: Block) -> _Part:
+        """Of one block."""
+        (first, last), (begin, end) = block
+        numbers, kv_heads = torch.arange(first, last, device=self.q.device), self.k.shape[1]
+        rows = numbers // kv_heads, numbers % kv_heads
+        # What is compiled is compiled for whole rows.
+        keys = slice(0, self.q.shape[2] if self.kernels.fuses else end)
+        at = (*rows, slice(None), slice(begin, end))
+        return _Part(self, at, (*rows, keys), self.by_rows(self.q)[at].flatten(1, 2))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One block of r rows: of so many samples' key/value heads. at: its queries in [B, N_kv, G, S, ...].
+    seen: its keys in [B, N_kv, S, ...]. q: [r, G * queries, D]."""
+
+    inputs: _Inputs
+    at: tuple[Any, ...]
+    seen: tuple[Any, ...]
+    q: Tensor
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Numbers of samples, and of key/value heads."""
+        return self.at[:2]
+
+    def scores(self) -> Scores:
+        """Products [r * G, queries, keys], not divided yet."""
+        inputs, queries = self.inputs, self.at[3]
+        products = torch.bmm(self.q, inputs.k[self.seen].transpose(1, 2))
+        positions = torch.arange(queries.start, queries.stop, device=self.q.device)
+        return Scores(
+            products.view(-1, len(positions), products.shape[2]), math.sqrt(self.q.shape[2]), positions,
+            inputs.heads[self.rows].flatten(), inputs.mask,
+        )  # fmt: skip
+
+    def forward(self, out: Tensor, lse: Tensor) -> None:
+        """Writes the block's share of both."""
+        inputs = self.inputs
+        weights, sums = inputs.kernels.weights(self.scores())
+        found = torch.bmm(weights.view(*self.q.shape[:2], -1), inputs.v[self.seen])
+        inputs.by_rows(out)[self.at] = found.unflatten(1, (inputs.blocks.group, -1))
+        inputs.by_rows(lse)[self.at] = sums.view(len(self.q), inputs.blocks.group, -1)
+
+    def backward(self, gradient: Tensor, out: Tensor, lse: Tensor, of_q: Tensor, sums: Sequence[Tensor]) -> None:
+        """Writes the block's share of queries' gradient, and adds what it has of keys' and values', ``sums``
+        [r, S, D]."""
+        inputs = self.inputs
+        gradient, out, lse = (inputs.by_rows(t)[self.at].flatten(1, 2) for t in (gradient, out, lse))
+        own, scores = gradient.to(lse.dtype).mul(out).sum(-1), self.scores()
+        shape = scores.products.shape
+        through = torch.bmm(gradient, inputs.v[self.seen].transpose(1, 2)).view(shape)
+        weights, products = (
+            t.view(*self.q.shape[:2], -1)
+            for t in inputs.kernels.weights_gradient(scores, lse.view(shape[:2]), through, own.view(shape[:2]))
+        )
+        inputs.by_rows(of_q)[self.at] = torch.bmm(products, inputs.k[self.seen]).unflatten(1, (inputs.blocks.group, -1))
+        keys = self.seen[2]
+        sums[0][:, keys] += torch.bmm(products.transpose(1, 2), self.q)
+        sums[1][:, keys] += torch.bmm(weights.transpose(1, 2), gradient)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, kernels: Kernels) -> Tensor:
+        inputs = _Inputs(q, k, v, mask, kernels)
+        out, lse = _as_activations(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+        for block in inputs.blocks:
+            inputs.part(block).forward(out, lse)
+        ctx.mask, ctx.kernels = mask, kernels
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        inputs = _Inputs(q, k, v, ctx.mask, ctx.kernels)
+        of_q, of_k, of_v = (_as_activations(t) for t in (q, k, v))
+        sums = list[Tensor]()
+        for block in inputs.blocks:
+            part = inputs.part(block)
+            if block.queries[0] == 0:
+                sums = [lse.new_zeros((len(part.q), *k.shape[2:])) for _ in range(2)]
+            part.backward(gradients[0], out, lse, of_q, sums)
+            if block.queries[1] == q.shape[2]:
+                of_k[part.rows], of_v[part.rows] = (t.to(k.dtype) for t in sums)
+        return of_q, of_k, of_v, None, None
+
+
+def _as_activations(x: Tensor) -> Tensor:
+    """Room for as much as [B, N, S, D], laid out as [S, B, N, D]: the heads of a token are side by side."""
+    b, n, s, d = x.shape
+    return x.new_empty((s, b, n, d)).permute(1, 2, 0, 3)
