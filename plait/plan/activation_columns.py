@@ -1,8 +1,8 @@
 """Bytes of activations of many strategies: the walk of ``plait.plan.activations`` on columns of sizes.
 
 Which tensors are made, kept and let go of depends on few things (``Structure``); how large they are, on
-degrees and sequences. So every structure is walked once, with a column of degrees, for two sizes of the batch
-and two numbers of layers; all that follows is linear in both. Orders are those without overlap: what is kept
+degrees and sequences. So every structure is walked once, with a column of degrees and micro-batches, for two
+numbers of layers; all that follows is linear in these. Orders are those without overlap: what is kept
 does not depend on them. What domino's lists keep longer is found by walking one of them (``deferred``).
 """
 
@@ -31,8 +31,8 @@ from plait.plan.segment_sizes import Core, Shared, Sizes
 
 Bytes = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Degrees = tuple[int, int, int]
-"""tp, cp, ring."""
+Degrees = tuple[int, int, int, int]
+"""tp, cp, ring; sequences of a micro-batch."""
 
 ROUND = 3
 """Ranks of a ring from which on no more tensors exist at once."""
@@ -83,8 +83,8 @@ class Load:
 
 
 def stage_tables(model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Degrees], Load]]) -> list[Bytes]:
-    """Of each that is asked [2, degrees, OWN]: bytes of each size of ``plait.plan.live``, [0] for every
-    micro-batch and [1] for every sequence of it. What was asked before is remembered."""
+    """Of each that is asked [degrees, OWN]: bytes of each size of ``plait.plan.live``. What was asked before
+    is remembered."""
     known = [_known_tables(model, structure, load) for structure, _, load in asked]
     new = [[one for one in degrees if one not in tables] for tables, (_, degrees, _) in zip(known, asked, strict=True)]
     missing = [at for at, degrees in enumerate(new) if degrees]
@@ -93,10 +93,8 @@ def stage_tables(model: ModelSpec, asked: Sequence[tuple[Structure, Sequence[Deg
     )
     for at, told in zip(missing, walked, strict=True):
         table = np.array(told)
-        known[at].update({one: table[:, place] for place, one in enumerate(new[at])})
-    return [
-        np.stack([tables[one] for one in degrees], axis=1) for tables, (_, degrees, _) in zip(known, asked, strict=True)
-    ]
+        known[at].update(zip(new[at], table, strict=True))
+    return [np.stack([tables[one] for one in degrees]) for tables, (_, degrees, _) in zip(known, asked, strict=True)]
 
 
 def shared_degrees(cp: Ints, ring: Ints) -> tuple[Ints, Ints]:
@@ -152,7 +150,7 @@ def _known_tables(_model: ModelSpec, _structure: Structure, _load: Load) -> dict
 def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degrees], load: Load) -> Bytes:
     model = replace(model, num_layers=FEW + 2)  # as many as are walked at most, the one before a stage included
     columns = _Columns.of(model, structure, degrees, load.sequence, load.itemsize, load.gpu)
-    found = np.zeros((2 * len(degrees), OWN))
+    found = np.zeros((len(degrees), OWN))
     names = [name for name in TYPES if name != "whole" or load.whole]
     few = {name: _walked(model, columns, name, structure, FEW) for name in names}
     # What a layer more keeps does not depend on what else the stage has.
@@ -166,9 +164,7 @@ def _walked_table(model: ModelSpec, structure: Structure, degrees: Sequence[Degr
         found[:, BACKWARD + kind] = one.backward - FEW * np.maximum(kept_layer, held_layer)
         found[:, WEIGHT + kind] = one.weight - FEW * held_layer
     found[:, KEPT_LAYER], found[:, HELD_LAYER] = kept_layer, held_layer
-    # Batches of one and of two sequences a slice.
-    one, two = found[: len(degrees)], found[len(degrees) :]
-    return np.stack([2 * one - two, (two - one) / structure.p1])
+    return found
 
 
 def _walked(
@@ -197,7 +193,7 @@ def _walked(
         if phase not in only:
             break
         peaks[phase] = cast("Bytes", walk.run(_order(replace(graph, phase=phase))))
-        walk.hand_over(split=phase == "I")
+        walk.hand_over()
         left[phase] = cast("Bytes", walk.now)
     back = "I" if structure.split else "B"
     return Activity(
@@ -221,7 +217,7 @@ class _Walk(Walk):
 
 
 class _Columns(Sizes):
-    """Every size as a column: of all degrees for one sequence a slice, then for two."""
+    """Every size as a column: of all degrees."""
 
     @staticmethod
     def of(
@@ -241,10 +237,9 @@ class _Columns(Sizes):
             Sizes(
                 model,
                 Strategy(tp=tp, cp=cp, ring=ring, p1=structure.p1, sequence_parallel=structure.sequence_parallel),
-                graph, structure.p1 * share, sequence, itemsize, gpu,
+                graph, micro, sequence, itemsize, gpu,
             )
-            for share in (1, 2)
-            for tp, cp, ring in degrees
+            for tp, cp, ring, micro in degrees
         ]  # fmt: skip
         made = _Columns(model, each[0].strategy, graph, structure.p1, sequence, itemsize, gpu)
         made.each, made.count, made.known = each, len(each), {}

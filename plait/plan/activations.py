@@ -68,7 +68,7 @@ def activations(
     moments = list[tuple[int, int]]()
     for phase in phases:
         peak = walk.run(order(phase))
-        walk.hand_over(split=phase == "I")
+        walk.hand_over()
         moments.append((walk.now, peak))
     (kept, forward), (held, backward), (_, weights) = (*moments, (0, 0), (0, 0))[:3]
     return Activations(kept, forward, backward, held, weights, walk.staging)
@@ -100,13 +100,10 @@ class Walk(SharedWalk):
         self._top()
         return self.peak
 
-    def hand_over(self, *, split: bool) -> None:
-        """After a phase: what crosses the ends of the stage is the pipeline's from now on. split: the first
-        part of a backward is over, and what came in and its gradient stay for the second."""
+    def hand_over(self) -> None:
+        """After a phase: what crosses the ends of the stage is the pipeline's from now on."""
         for op, name in self._crossing:
             self._free(op, name, holder="stage")
-            if op.site == "enter" and split:
-                self._hold(op, "came", 2 * self.sizes.stream(op))
             if op.site == "enter":
                 self._free(op, "g", holder="h")
         self._crossing.clear()

@@ -123,13 +123,14 @@ class _Rows:
                 bool(self.split[at]),
                 SharedAttention(int(ulysses[at]), int(ring[at])) if points.cp[at] > 1 else None,
             )
-            first, each = distinct([points.tp[which], points.cp[which], points.ring[which]])
-            degrees = [(int(points.tp[i]), int(points.cp[i]), int(points.ring[i])) for i in which[first]]
+            columns = [column[which] for column in (points.tp, points.cp, points.ring, points.micro)]
+            first, each = distinct(columns)
+            degrees = cast("list[Degrees]", list(zip(*(column[first].tolist() for column in columns), strict=True)))
             load = Load(self.sequence, self.itemsize, self.options.gpu, bool((points.pp[which] == 1).any()))
             asked.append((structure, degrees, load))
             degrees_of.append(each)
-        for which, at, (base, each) in zip(kinds, degrees_of, stage_tables(self.model, asked), strict=True):
-            found[which] = base[at] + each[at] * points.micro[which, None]
+        for which, at, table in zip(kinds, degrees_of, stage_tables(self.model, asked), strict=True):
+            found[which] = table[at]
         if self.at_least:  # what is kept is there at the end of a forward and at the beginning of a backward
             for peak, lasting in ((FORWARD, KEPT), (BACKWARD, KEPT), (WEIGHT, HELD)):
                 found[:, peak : peak + len(TYPES)] = found[:, lasting : lasting + len(TYPES)]

@@ -67,9 +67,13 @@ class Sizes:
         # Without a kernel of its own, torch keeps the normalised numbers, and what it converts.
         return statistics + self.widened(op) * (rms and not self.gpu) * (1 if self.itemsize == self.master else 2)
 
+    def wide(self, size: int) -> int:
+        """A tensor of that size, in which sums are made."""
+        return size // self.itemsize * self.master
+
     def widened(self, op: SegmentOp) -> int:
         """A stream in which sums are made."""
-        return self.stream(op) // self.itemsize * self.master
+        return self.wide(self.stream(op))
 
     def hashed(self, op: SegmentOp) -> int:
         """What drawing a mask of a stream takes."""

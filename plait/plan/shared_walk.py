@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from plait.core.attention_ops import SharedAttention
 from plait.core.segments import SegmentGraph, SegmentOp
-from plait.plan.segment_sizes import Shared, Sizes
+from plait.plan.segment_sizes import MASTER, Shared, Sizes
 
 NOTHING = 0
 """A size that is known to be none, of any column."""
@@ -113,12 +113,17 @@ class SharedWalk(Bookkeeping):
             self._whole(op, each, keeps=self.graph.backward and not self._again(op))
             return
         self._drop(op, op.part - 1)
-        kernel = (each.query + each.lse) // (2 if op.part else 1) + each.expanded
-        self._spike(self.sizes.larger(kernel, 2 * (each.query + each.lse)))
+        sums = self.sizes.wide(each.query)  # what is found of each block is added up in fp32 at least
         if op.part == 0:
-            self._hold(op, "found", each.query + each.lse)
+            self._spike(each.query + each.lse + self.sizes.larger(each.expanded, sums + each.lse))
+            self._hold(op, "found", sums + each.lse)
+        else:
+            self._spike((each.query + each.lse) // 2 + self.sizes.larger(each.expanded, sums // 2))
         if op.part < shared.ring - 1:
             return
+        self._spike(each.query)
+        self._free(op, "found")
+        self._hold(op, "found", each.query + each.lse)
         self._drop(op, op.part)
         self._hold(op, "going" if shared.ulysses > 1 else "o0", each.query)
         if self._again(op):
@@ -170,19 +175,20 @@ class SharedWalk(Bookkeeping):
         if op.part == 0:
             self._free(op, "going")
         if shared.ring == 1:
-            self._spike(2 * each.there + each.expanded + each.backward)
+            self._spike(self.sizes.larger(2 * each.there + each.expanded, each.there + each.backward))
             self._free(op, "leaf", "kernel", "come")
             self._free(op, "given", holder="kernel")
             self._hold(op, "going", each.there)
             return
         last = op.part == shared.ring - 1
         if op.part == 0:
-            self._hold(op, "g_q", each.query)
+            self._hold(op, "g_q", self.sizes.wide(each.query))
         self._drop(op, op.part)
-        self._hold(op, "g_own" if last else f"g_block{op.part}", each.block)
-        # Of another's block half of the queries see all, or all see half. The kernel copies two tensors.
+        self._hold(op, "g_own" if last else f"g_block{op.part}", self.sizes.wide(each.block) if last else each.block)
+        # Of another's block half of the queries see all, or all see half. Gradients are added up in fp32 at
+        # least.
         keys = self.sizes.larger(each.block, each.expanded) + each.expanded
-        self._spike(keys + 3 * each.query // (1 if last else 2))
+        self._spike(keys + (each.query + self.sizes.wide(each.query)) // (1 if last else 2))
         if last:
             self._free(op, "found", "q", "g_o", "come", "block0")
         elif op.part == shared.ring - 2:
@@ -193,12 +199,15 @@ class SharedWalk(Bookkeeping):
         if op.part:
             self._free(op, f"g_block{op.part}", "g_block0" if op.part == 1 else f"g_come{op.part - 2}")
 
-    def _come_home(self, op: SegmentOp, ring: int) -> None:
+    def _come_home(self, op: SegmentOp, each: Shared, ring: int) -> None:
+        """The sums are rounded to what the model computes in."""
+        if self.sizes.itemsize < MASTER:
+            self._spike(2 * each.query + each.block)
         self._free(op, f"g_come{ring - 2}", "g_block0" if ring == 2 else f"g_come{ring - 3}")
 
     def _E(self, op: SegmentOp) -> None:  # noqa: N802
         shared, each = self._shared(op)
-        self._come_home(op, shared.ring)
+        self._come_home(op, each, shared.ring)
         self._hold(op, "going", each.there)
         self._free(op, "g_own", "g_q")
 
@@ -209,7 +218,7 @@ class SharedWalk(Bookkeeping):
             self._free(op, "going", "come")
             self._spike(each.there + self.sizes.larger(each.turning, each.turned + each.first + each.tables))
         else:
-            self._come_home(op, shared.ring)
+            self._come_home(op, each, shared.ring)
             self._spike(self.sizes.larger(each.turning, each.turned + each.first + each.tables))
             self._free(op, "g_own", "g_q")
         self._hold(op, "g_z0", each.first, "C", "operand")

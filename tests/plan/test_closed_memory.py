@@ -138,12 +138,12 @@ def test_slices_keep_together_what_a_whole_keeps(
 ) -> None:
     cp, ring = (attention.ulysses * attention.ring, attention.ring) if attention else (1, 1)
     asked = [
-        (Structure(recompute, tp > 1, parallel, p1, split, attention), [(tp, cp, ring)], Load(1024, 2, True, True))
+        (Structure(recompute, tp > 1, parallel, p1, split, attention), [(tp, cp, ring, 4)], Load(1536, 2, True, True))
         for tp, parallel in ((1, False), (2, False), (2, True))
         for p1 in (1, 2, 4)
     ]
     lasting = [*range(KEPT, KEPT + len(TYPES)), *range(HELD, HELD + len(TYPES)), KEPT_LAYER, HELD_LAYER]
-    kept = [(base + 4 * each)[0, lasting].tolist() for base, each in stage_tables(LLAMA, asked)]
+    kept = [table[0, lasting].tolist() for table in stage_tables(LLAMA, asked)]
     for at in range(0, len(kept), 3):
         assert sum(kept[at]) > 0
         assert kept[at] == kept[at + 1] == kept[at + 2]
