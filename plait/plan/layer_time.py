@@ -125,7 +125,7 @@ class Layer:
                 keys=self.sequence,
                 head_size=model.head_size,
                 backward=backward,
-                fused=self.options.fused_attention,
+                fused=np.asarray(self.options.fused_attention) & (np.asarray(model.attention_dropout) == 0),
             )
             * self.options.attention_work
         )

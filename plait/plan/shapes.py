@@ -20,7 +20,8 @@ Number = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """Of a decoder-only transformer; gated, learned_positions, tied_embeddings: 0 or 1.
+    """Of a decoder-only transformer; gated, learned_positions, tied_embeddings: 0 or 1. attention_dropout:
+    with any, attention is no fused kernel.
 
     experts: routed experts of a layer, 0 for a dense model; routed: of them, how many a token goes to,
     without those that drop it; expert_ffn: width of one; shared_ffn: of all shared ones; expert_share: of the
@@ -38,6 +39,7 @@ class Shapes:
     tied_embeddings: Number
     learned_positions: Number = 0
     max_sequence: Number = 0
+    attention_dropout: Number = 0
     experts: Number = 0
     routed: Number = 0
     expert_ffn: Number = 0

@@ -148,3 +148,13 @@ def test_tries_that_are_left_out_would_come_out_twice(
     assert few < len(every)
     monkeypatch.setattr(overlap, "_tries", lambda _: every)
     assert domino_order(graph, costs(0.9), 6) == found
+
+
+@pytest.mark.parametrize("again", [0, 1, 16, 31, 32, None])
+def test_fewer_layers_are_of_the_kinds_that_there_are(again: int | None) -> None:
+    """Some recomputed and some not, if it is so in the whole: either kind is extrapolated."""
+    graph = SegmentGraph(num_layers=32, recompute="full", recomputed=again)
+    few = overlap._fewer(graph, 4)
+    kinds = [{"A" in found.again("mlp", layer) for layer in range(found.num_layers)} for found in (graph, few)]
+    assert few.num_layers == 4
+    assert kinds[0] == kinds[1]

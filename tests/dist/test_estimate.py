@@ -18,17 +18,35 @@ GPT = {"family": "gpt", "num_layers": 4, "hidden": 128, "num_heads": 8}
 LLAMA = GPT | {"family": "llama", "num_kv_heads": 4, "ffn_hidden": 352}
 U = GPT | {"family": "utransformer", "num_layers": 5, "levels": 2}
 BLOCK = GPT | {"parallel_block": True}
-TOLERANCE = 0.05
+TOLERANCE = 0.03
+DROPS = {"dropout": 0.1, "attention_dropout": 0.1}
 
 
-def job(model: dict[str, Any], strategy: dict[str, Any], batch: int = 8, micro: int = 2) -> dict[str, Any]:
+def job(
+    model: dict[str, Any],
+    strategy: dict[str, Any],
+    batch: int = 8,
+    micro: int = 2,
+    precision: str = "fp32",
+    sequence: int = 256,
+) -> dict[str, Any]:
     """Nothing is timed, so that the strategy is the one that the estimate knows."""
     return {
-        "model": model | {"vocab": 96, "max_sequence": 256},
-        "data": {"sequence_length": 256},
-        "train": {"global_batch_size": batch, "micro_batch_size": micro},
+        "model": {"vocab": 96} | model | {"max_sequence": sequence},
+        "data": {"sequence_length": sequence},
+        "train": {"global_batch_size": batch, "micro_batch_size": micro, "precision": precision},
         "strategy": {"slices": {}, "schedule": "1f1b"} | strategy,
     }
+
+
+def bf16(model: dict[str, Any], strategy: dict[str, Any], batch: int = 8, micro: int = 2) -> dict[str, Any]:
+    """As ``job``, on longer sequences."""
+    return job(model, strategy, batch, micro, "bf16-mixed", 384)
+
+
+def again(kind: str, layers: int) -> dict[str, Any]:
+    """Recomputation of some layers of a stage."""
+    return {"recompute": {"kind": kind, "layers": layers}}
 
 
 JOBS = {
@@ -61,6 +79,52 @@ MORE = {
     "tied, sharded": job(GPT, {"pp": 2, "dp": 2, "shard": "zero1"}, micro=2),
     "tied, unequal places": job(GPT, {"pp": 2, "dp": [2, 1], "tp": [1, 2]}, micro=2),
     "unequal places": job(LLAMA, {"pp": 2, "dp": [2, 1], "tp": [1, 2]}, micro=1),
+}
+
+
+WIDE = {"vocab": 9000}
+JOBS |= {
+    "dropped": job(GPT | DROPS, {"tp": 2}, batch=4),
+    "domino, dropped, in bf16": bf16(LLAMA | {"dropout": 0.1}, {"tp": 2, "slices": {"p1": 2, "p2": 2}}, batch=2),
+    "zero3 of a large vocabulary": bf16(LLAMA | WIDE, {"dp": 2, "shard": "zero3"}, batch=4),
+    "no layer again": job(GPT, {"pp": 2} | again("full", 0), batch=4),
+    "sliced, sequence parallel": bf16(
+        GPT | {"dropout": 0.2}, {"tp": 2, "sequence_parallel": True, "slices": {"p1": 2}}, batch=4, micro=4
+    ),
+}
+MORE |= {
+    "attention dropout of a long sequence": job(
+        GPT | {"num_layers": 3, "attention_dropout": 0.1}, {}, batch=3, micro=3, sequence=512
+    ),
+    "dropped llama, recomputed": bf16(LLAMA | DROPS, {"recompute": "full"}, batch=6, micro=3),
+    "dropped block": job(BLOCK | DROPS, {"tp": 2, "slices": {"p1": 2}, "recompute": "selective"}, batch=4),
+    "dropped utransformer": bf16(U | DROPS, {"tp": 2}),
+    "dropped ulysses": bf16(LLAMA | DROPS, {"cp": 2, "dp": 2, "shard": "zero2"}, batch=4),
+    "dropped ulysses, recomputed": job(GPT | DROPS, {"cp": 2, "recompute": "full"}, batch=4),
+    "dropped pipeline": bf16(GPT | DROPS, {"pp": 2, "schedule": "zb-h1"}, batch=12),
+    "dropped zb-v": job(LLAMA | DROPS, {"pp": 2, "schedule": "zb-v"}, batch=12),
+    "dropped zb-h2": job(GPT | {"dropout": 0.1}, {"pp": 2, "schedule": "zb-h2"}, batch=12),
+    "ring in bf16": bf16(LLAMA | {"dropout": 0.1}, {"cp": 2, "cp_kind": "ring", "recompute": "full"}, batch=4),
+    "sliced ring": job(GPT, {"cp": 2, "cp_kind": "ring", "slices": {"p1": 2}, "recompute": "full"}),
+    "llama in bf16": bf16(LLAMA | {"num_kv_heads": 2, "num_layers": 3}, {}, batch=3, micro=3),
+    "gpt of a large vocabulary": bf16(GPT | WIDE, {"tp": 2, "sequence_parallel": True}),
+    "tied in bf16": bf16(GPT | WIDE | {"tied_embeddings": True}, {"dp": 2, "shard": "zero1"}, batch=4),
+    "domino, sharded": bf16(
+        LLAMA | WIDE, {"tp": 2, "dp": 2, "shard": "zero3", "slices": {"p1": 2, "p2": 2}}, batch=8, micro=4
+    ),
+    "domino, recomputed": job(LLAMA, {"tp": 2, "slices": {"p1": 2, "p2": 4}, "recompute": "full"}, batch=4, micro=4),
+    "domino of a block": job(BLOCK, {"tp": 2, "slices": {"p1": 2, "p2": 2}, "recompute": "full"}, batch=4),
+    "async": bf16(GPT, {"tp": 2, "overlap": "async"}, batch=4),
+    "sync": bf16(LLAMA, {"tp": 2, "overlap": "sync", "sequence_parallel": True}, batch=4),
+    "four slices": job(GPT | {"dropout": 0.1}, {"tp": 2, "slices": {"p1": 4}}, batch=4, micro=4),
+    "uneven slices": job(LLAMA, {"tp": 2, "slices": {"p1": 2}}, batch=3, micro=3),
+    "one layer again": bf16(GPT | {"dropout": 0.1}, {"pp": 2} | again("full", 1), batch=4),
+    "all layers again": job(LLAMA, {"pp": 2} | again("full", 2), batch=4),
+    "one layer again, selectively": job(BLOCK, {"tp": 2} | again("selective", 1), batch=4),
+    "sequence parallel stages, dropped": bf16(
+        GPT | DROPS, {"pp": 2, "tp": 2, "sequence_parallel": True, "slices": {"p1": 2}}, batch=8
+    ),
+    "fp64": job(LLAMA | DROPS, {"tp": 2}, batch=4, precision="fp64"),
 }
 
 

@@ -32,8 +32,12 @@ GIB = 1 << 30
 SHAPES: dict[str, Any] = {"num_layers": 24, "hidden": 512, "num_heads": 8, "vocab": 1000, "max_sequence": 4096}
 LLAMA = ModelSpec(family="llama", num_kv_heads=4, ffn_hidden=1408, **SHAPES)
 GPT = ModelSpec(family="gpt", **SHAPES)
+DROPS = {"dropout": 0.1, "attention_dropout": 0.1}
 MODELS = {
     "llama": LLAMA,
+    "dropped llama": replace(LLAMA, **DROPS),
+    "dropped gpt": replace(GPT, **DROPS),
+    "dropped block": replace(GPT, parallel_block=True, **DROPS),
     "mha": replace(LLAMA, num_kv_heads=8),
     "gpt": GPT,
     "block": replace(GPT, parallel_block=True, tied_embeddings=False),
@@ -128,6 +132,25 @@ def test_what_is_needed_at_least_is_not_more_than_what_is_needed(
         assume(False)
     least, found = (step_memory(MODELS[name], points, sequence=1024, at_least=told) for told in (True, False))
     assert 0 < least.allocated[0] <= found.allocated[0]
+
+
+STAGE = SHAPES["num_layers"] // 2
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+@pytest.mark.parametrize("recompute", [1, 2])
+@pytest.mark.parametrize("layers", [0, 1, STAGE, STAGE + 1])
+def test_some_layers_of_a_stage_are_recomputed(model: str, recompute: int, layers: int) -> None:
+    """From none to all of them and more."""
+    row = {"pp": 2, "tp": 2, "micro": 2, "num_micro": 4, "overlap": SYNC, "recompute": recompute}
+    found, walked = both(MODELS[model], row | {"recompute_layers": layers}, sequence=1024)
+    assert found.allocated[0] == pytest.approx(walked.most.memory.total, rel=0.01)
+    least, most = (both(MODELS[model], row | other, sequence=1024)[0].activations[0] for other in (ALL, NONE))
+    assert found.activations[0] == {0: most, 1: found.activations[0]}.get(layers, least)
+    assert least <= found.activations[0] <= most
+
+
+ALL, NONE = {"recompute_layers": -1}, {"recompute": 0}
 
 
 @pytest.mark.parametrize("attention", [None, SharedAttention(2, 1), SharedAttention(1, 3), SharedAttention(2, 2)])

@@ -14,6 +14,7 @@ from plait.core.strategy import Strategy
 from plait.plan import rates
 from plait.plan.costs import cluster_costs
 from plait.plan.layer_time import Layer, Options
+from plait.plan.loose_model import model_of
 from plait.plan.points import Points
 from plait.plan.shapes import Shapes
 from tests.plan.machines import cluster
@@ -93,6 +94,33 @@ def test_a_device_is_never_faster_than_its_host() -> None:
     found = costs(machine=cluster(**{**QUIET, "host_layer": 10.0}), p1=2).compute
     layer = sum(value for key, value in found.items() if key.split(".")[0] in ("attn", "mlp") and key[-1] in "NFR")
     assert layer == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_only_ranks_that_share_layers_launch_collectives(tp: int) -> None:
+    """Of a layer's forward, of which nothing is hidden: lists and closed form are held to the same host."""
+    slow = cluster(**{**QUIET, "host_layer": 10.0, "host_collective": 3.0})
+    found = costs(machine=slow, tp=tp, overlap="sync")
+    held = [value for key, value in found.compute.items() if key.split(".")[0] in ("attn", "mlp") and key[-1] in "NFR"]
+    sent = [value for key, value in found.collective.items() if key in ("attn.R", "mlp.R")]
+    assert sum(held) + sum(sent) == pytest.approx(10.0 + 2 * 3.0 * (tp > 1))
+
+
+def test_attention_with_dropout_is_no_fused_kernel() -> None:
+    dropped = replace(LLAMA, attention_dropout=0.1)
+    plain, unfused = costs().compute["attn.F"], costs(dropped).compute["attn.F"]
+    assert unfused > plain
+    layers = [layer_of(model) for model in (LLAMA, dropped)]
+    assert layers[1].attention_forward.item() > layers[0].attention_forward.item()
+    assert (layers[1].attention_forward - layers[0].attention_forward).item() == pytest.approx(unfused - plain)
+    shapes = model_of(Shapes.of(dropped))
+    assert shapes.attention_dropout == 0.1
+
+
+def layer_of(model: ModelSpec) -> Layer:
+    """Of the same micro-batch, in closed form."""
+    points = Points.of([{"micro": 4, "num_micro": 1}])
+    return Layer(Shapes.of(model), points, cluster(**QUIET), model.max_sequence, "bf16-mixed", Options())
 
 
 def test_attention_that_is_shared_sends_what_it_exchanges() -> None:
