@@ -54,8 +54,10 @@ class Blocks:
 
     @property
     def weights(self) -> int:
-        """Attention weights of the largest block."""
-        return self.rows_at_once * self.group * self.queries * self.sequence
+        """Attention weights of the largest block: those that its queries see."""
+        whole = self.sequence // self.queries * self.queries
+        largest = max(self.queries * whole, (self.sequence - whole) * self.sequence)
+        return self.rows_at_once * self.group * largest
 
     def forward(self, size: int, itemsize: int) -> int:
         """Bytes beside what attention is given and gives, at most. size: numbers of a head."""

@@ -91,10 +91,10 @@ def test_dropped_attention_in_blocks_is_that_with_all_weights_in_memory(
 
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize(("rows", "group", "tokens"), [(1, 1, 1), (40, 1, 1024), (7, 8, 300), (2, 4, 100_000)])
-def test_blocks_hold_every_weight_once(rows: int, group: int, tokens: int, gpu: bool) -> None:
+def test_blocks_hold_every_query_once(rows: int, group: int, tokens: int, gpu: bool) -> None:
     blocks = Blocks(rows, group, tokens, gpu)
-    sizes = [((b - a) * group * (d - c) * tokens) for (a, b), (c, d) in blocks]
-    assert sum(sizes) == rows * group * tokens * tokens
-    assert max(sizes) == blocks.weights
+    found = [((b - a) * group, d - c, d) for (a, b), (c, d) in blocks]
+    assert sum(heads * queries for heads, queries, _ in found) == rows * group * tokens
+    assert max(heads * queries * keys for heads, queries, keys in found) == blocks.weights
     least = group * min(tokens, dropout.LEAST) * tokens
     assert blocks.weights <= max(least, dropout.ON_GPU if gpu else dropout.ON_CPU)

@@ -101,7 +101,7 @@ def test_attention_with_dropout(dtype: torch.dtype, weights: int, monkeypatch: p
     monkeypatch.setattr(dropout, "LEAST", 2)
     mask = Mask(KEY, 0.3, 1, "core", torch.tensor([3, 9]), torch.arange(2, 6))
     heads = [made(2, 4 if at == 0 else 2, S, 8, dtype=dtype, seed=at) for at in range(3)]
-    assert_alike(lambda kernels, *qkv: attend(*qkv, mask, kernels), heads)
+    assert_alike(lambda kernels, q, k, v: attend(q, k, v, mask, kernels), heads)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
