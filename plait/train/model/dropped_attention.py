@@ -121,13 +121,15 @@ class _Attention(torch.autograd.Function):
         out, lse = _as_activations(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         for block in inputs.blocks:
             inputs.part(block).forward(out, lse)
+        # Where this is captured, a replay writes both anew, of which autograd must not be told.
+        ctx.kept = out.detach(), lse
         ctx.mask, ctx.kernels = mask, kernels
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        (q, k, v), (out, lse) = ctx.saved_tensors, ctx.kept
         inputs = _Inputs(q, k, v, ctx.mask, ctx.kernels)
         of_q, of_k, of_v = (_as_activations(t) for t in (q, k, v))
         sums = list[Tensor]()
@@ -143,5 +145,4 @@ class _Attention(torch.autograd.Function):
 
 def _as_activations(x: Tensor) -> Tensor:
     """Room for as much as [B, N, S, D], laid out as [S, B, N, D]: the heads of a token are side by side."""
-    b, n, s, d = x.shape
-    return x.new_empty((s, b, n, d)).permute(1, 2, 0, 3)
+    return torch.empty_permuted(x.shape, (2, 0, 1, 3), dtype=x.dtype, device=x.device)  # no view of anything
