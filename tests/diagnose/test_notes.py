@@ -1,0 +1,68 @@
+"""What was left out: lines for people, counts for programs, and both kept with a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.core.passed_over import PassedOver
+from plait.diagnose.imported import FILE, imported_notes, write_notes
+from plait.diagnose.notes import Notes
+
+
+@pytest.mark.parametrize(("count", "lines"), [(11, 11), (12, 1)])
+def test_many_of_a_kind_are_one_line(count: int, lines: int) -> None:
+    notes = Notes()
+    notes.left_out("rings", {f"r{n}": "it is cut" for n in range(count)})
+    assert len(notes.lines) == lines
+    assert notes.lines[0] == ("r0: it is cut" if lines > 1 else "12 rings were left out, such as: r0: it is cut")
+    assert notes.over.rows() == [{"what": "rings", "count": count, "first": "r0"}]
+
+
+def test_nothing_that_was_left_out_is_said_of_nothing() -> None:
+    notes = Notes()
+    notes.left_out("rings", {})
+    notes.say("clocks were compared")
+    assert (notes.lines, notes.over.rows()) == (["clocks were compared"], [])
+    notes.count("3 lines are none", "lines", 3, "line 7")
+    assert notes.lines == ["clocks were compared", "3 lines are none"]
+    assert notes.over.rows() == [{"what": "lines", "count": 3, "first": "line 7"}]
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_an_imported_folder_keeps_what_there_is_to_say(tmp_path: Path, steps: bool) -> None:
+    assert imported_notes(tmp_path) is None
+    over = PassedOver()
+    over.note("events", "trace.json", 4)
+    write_notes(tmp_path, ["a rank left no file"], over, steps=steps)
+    said = imported_notes(tmp_path)
+    assert said is not None
+    assert (said.notes, said.over.rows(), said.steps) == (("a rank left no file",), over.rows(), steps)
+    notes = Notes()
+    notes.say("first")
+    said.add_to(notes)
+    assert notes.lines == ["first", "a rank left no file", *over.lines()]
+    assert notes.over.rows() == over.rows()
+
+
+WHOLE = {"version": 1, "notes": [], "passed_over": [], "steps": False}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[]", *(json.dumps({key: value for key, value in WHOLE.items() if key != lost}) for lost in
+                     ("notes", "passed_over", "steps")),
+        json.dumps(WHOLE | {"passed_over": [{"what": "x", "first": "y", "count": "many"}]}),
+        json.dumps(WHOLE | {"passed_over": [7]}), json.dumps(WHOLE | {"notes": 7}),
+    ],
+)  # fmt: skip
+def test_what_was_kept_and_is_damaged_is_told(tmp_path: Path, content: Any) -> None:
+    (tmp_path / FILE).write_text(content)
+    said = imported_notes(tmp_path)
+    assert said is not None
+    assert said.notes[0].startswith(f"{FILE} cannot be read: ")
+    assert (said.over.rows(), said.steps) == ([], True)
