@@ -47,18 +47,17 @@ def aligned(recording: Recording) -> Alignment:
         n=pl.len(), offset=apart.median(), spread=(apart - apart.median()).abs().median() * SIGMA
     ).filter(pl.col("n") >= LEAST)  # fmt: skip
     edges: dict[str, list[tuple[str, float, float]]] = {}
-    for host, other, _, offset, spread in pairs.iter_rows():
+    for host, other, _, offset, spread in pairs.sort("host", "host_other").iter_rows():
         edges.setdefault(host, []).append((other, offset, spread))
     names = list(dict.fromkeys(hosts.values()))
-    led: dict[str, tuple[float, float]] = {names[0]: (0.0, 0.0)} if names else {}
-    queue = list(led)
-    while queue:  # along the pairs that are compared best
-        queue.sort(key=lambda name: led[name][1])
-        host = queue.pop(0)
-        for other, offset, spread in sorted(edges.get(host, []), key=lambda edge: edge[2]):
-            if other not in led:
-                led[other] = led[host][0] - offset, led[host][1] + spread
-                queue.append(other)
+    led: dict[str, tuple[float, float]] = {}
+    reached: dict[str, tuple[float, float]] = {names[0]: (0.0, 0.0)} if names else {}
+    while reached:  # the surest first, so that every host is led along the pairs that are compared best
+        host = min(reached, key=lambda name: reached[name][1])
+        led[host] = offset, error = reached.pop(host)
+        for other, ahead, spread in edges.get(host, []):
+            if other not in led and (other not in reached or error + spread < reached[other][1]):
+                reached[other] = offset - ahead, error + spread
     errors = [error for _, error in led.values()]
     return Alignment(
         {rank: led[host][0] for rank, host in hosts.items() if host in led}, 3 * float(np.max(errors, initial=0.0)),

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ from plait.core.model import ModelSpec
 from plait.core.plan import Plan, Workload
 from plait.core.schedules import Shape, generate
 from plait.core.strategy import Strategy
+from plait.diagnose.recording import ROLLUP, SPANS, Recording, grid_of, meetings_of, rollup_of
 from plait.plan.make import Design, assemble_plan
 
 TRANSFER = 1e-3
@@ -196,3 +197,21 @@ def write_run(folder: Path, job: Job, *, hosts: int = 0) -> Path:
         names = tuple(f"h{n}" for n in range(hosts))
         RankTable(names, job.dp * job.pp // hosts).write(folder / "rank_table.json")
     return folder
+
+
+def spans_of(*rows: Mapping[str, object]) -> pl.DataFrame:
+    """Spans as a recording has them, of rows in which only what matters is told."""
+    usual = {
+        "step": 1, "rank": 0, "kind": "compute", "name": "mlp0.F0", "seq": 0, "site": "mlp", "layer": 0, "slice": 0,
+        "direction": "forward", "start": 0.0, "end": 1.0, "bytes": 8, "axis": "", "group": "", "lane": "processor",
+        "meeting": None,
+    }  # fmt: skip
+    return pl.DataFrame([{**usual, **row} for row in rows], schema=SPANS)
+
+
+def recording_of(spans: pl.DataFrame, layout: Layout, **more: Any) -> Recording:
+    """Those spans and the sums of them alone."""
+    return Recording(
+        grid=grid_of(layout), rollup=rollup_of(spans, complete=False).cast(ROLLUP), meetings=meetings_of(spans),  # type: ignore[arg-type]
+        spans=spans, **more,
+    )  # fmt: skip

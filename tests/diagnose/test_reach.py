@@ -35,9 +35,7 @@ def ranks(missed: str, reached: str = "", hosts: str = "abcde") -> list[Evidence
         ("01 02", "01", (["a"], False)),
     ],
 )
-def test_the_fewest_hosts_that_explain_what_is_missed(
-    missed: str, reached: str, hosts: tuple[list[str], bool]
-) -> None:
+def test_the_fewest_hosts_that_explain_what_is_missed(missed: str, reached: str, hosts: tuple[list[str], bool]) -> None:
     assert cut_off(ranks(missed, reached), EVERYBODY) == hosts
 
 

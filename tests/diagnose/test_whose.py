@@ -37,7 +37,7 @@ def test_a_files_name_is_asked_before_its_folder() -> None:
 
 @pytest.mark.parametrize("said", [True, "3", 1.0, None, -1, MOST_RANKS])
 def test_what_is_no_rank_is_refused(said: Any) -> None:
-    with pytest.raises(DataError, match="its rank is .*, which is none"):
+    with pytest.raises(DataError, match=r"its rank is .+, which is none"):
         checked_rank(said)
 
 
