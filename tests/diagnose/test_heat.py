@@ -110,3 +110,128 @@ def test_nothing_recorded_is_no_error() -> None:
     heat = heat_of_segments(by_segment(rollup([])), GRID)
     assert (heat.columns, unlike(heat)) == ((), [])
     assert heat_of_steps(rollup([]), GRID).columns == ()
+
+
+def heat_of(own: list[float], *, waiting: float = 0.0) -> Heat:
+    """Ranks 10, 11 ... of one stage with so many seconds of a segment of own work, and one of waiting."""
+    seconds = np.array([[one, waiting * n] for n, one in enumerate(own)])
+    columns = Segment("compute", "mlp", "forward"), Segment("wait", "mlp", "forward")
+    return Heat(
+        ranks=np.arange(len(own)) + 10, columns=columns, seconds=seconds, excess=excess_of(seconds, [0] * len(own))
+    )
+
+
+def test_who_is_unlike_the_others_in_numbers() -> None:
+    """Shares of 0, 2, 4, 0 and -2 %: their median is 0, and the median distance from it 2 %."""
+    found = unlike(heat_of([1.0, 1.02, 1.04, 1.0, 0.98], waiting=9.0))
+    assert [one.rank for one in found] == [12, 11]
+    assert found[0] == pytest.approx((12, 0.04, 0.04, 0.04 / (1.4826 * 0.02)))
+    assert found[1] == pytest.approx((11, 0.02, 0.02, 0.02 / (1.4826 * 0.02)))
+
+
+def test_only_so_many_who_have_so_much_more_are_listed() -> None:
+    assert [one.rank for one in unlike(heat_of([1.0, 1.0, 1.0, 1.0011, 1.0009]))] == [13]
+    many = heat_of([1.0] * 13 + [1 + n / 100 for n in range(1, 13)])
+    assert [one.rank for one in unlike(many)] == list(range(34, 24, -1)), "ten"
+    assert [one.rank for one in unlike(many, 2)] == [34, 33]
+    assert unlike(heat_of([1.0])) == [], "nobody is beside"
+    assert unlike(heat_of([0.0, 0.0, 0.0])) == []
+    assert unlike(heat_of([1.0, 1.0, 1.0])) == []
+
+
+def test_ranks_that_are_all_alike_but_one_have_a_finite_z() -> None:
+    [one] = unlike(heat_of([1.0, 1.0, 1.0, 1.5]))
+    assert one.z == pytest.approx(0.5 / 1e-9)
+
+
+def test_what_is_own_work() -> None:
+    kinds = {
+        "compute": True,
+        "data": True,
+        "host": True,
+        "own work": True,
+        "wait": False,
+        "comm": False,
+        "optimizer": False,
+    }
+    assert {kind: Segment(kind, "mlp").own for kind in kinds} == kinds
+
+
+@pytest.mark.parametrize(
+    ("segment", "text"),
+    [
+        (("compute", "mlp", "forward"), "mlp forward"), (("comm", "mlp", "backward"), "comm mlp backward"),
+        (("data", "data", ""), "data"), (("compute", "", ""), "compute"), (("compute", "compute", ""), "compute"),
+    ],
+)  # fmt: skip
+def test_segments_in_words(segment: tuple[str, str, str], text: str) -> None:
+    assert str(Segment(*segment)) == text
+
+
+def test_columns_stand_own_work_first_and_the_longest_first() -> None:
+    rows = [
+        (0, 0, "transfer", "p", "", 1, 9.0), (0, 0, "odd", "p", "", 1, 99.0), (0, 0, "wait", "p", "", 1, 8.0),
+        (0, 0, "compute", "attn", "forward", 1, 1.0), (0, 1, "compute", "attn", "forward", 1, 1.0),
+        (0, 0, "compute", "mlp", "forward", 1, 1.5), (0, 0, "compute", "attn", "backward", 1, 1.5),
+        (0, 0, "host", "p", "", 1, 50.0), (0, 9, "compute", "mlp", "forward", 1, 7.0),
+    ]  # fmt: skip
+    heat = heat_of_segments(by_segment(rollup(rows), "sum"), GRID)
+    assert [str(one) for one in heat.columns] == [
+        "mlp forward", "attn forward", "attn backward", "host p", "wait p", "transfer p", "odd p",
+    ]  # fmt: skip
+    assert heat.seconds.shape == (8, 7), "rank 9 is none of them"
+    assert heat.seconds[0].tolist() == [1.5, 1.0, 1.5, 50.0, 8.0, 9.0, 99.0]
+    assert np.isnan(heat.seconds[1, 0]) and np.isnan(heat.seconds[7]).all()
+    assert heat.excess[0, 1] == 0.0 and np.isnan(heat.excess[0, 0]), "alone at it"
+
+
+def test_steps_of_all_own_work_and_of_one_segment() -> None:
+    rows = [
+        (3, 0, "compute", "mlp", "forward", 1, 1.0), (3, 0, "compute", "mlp", "backward", 1, 2.0),
+        (3, 0, "wait", "mlp", "forward", 1, 4.0), (5, 0, "host", "mlp", "forward", 1, 8.0),
+        (5, 0, "compute", "attn", "forward", 1, 16.0),
+    ]  # fmt: skip
+    found = heat_of_steps(rollup(rows), GRID)
+    assert (found.columns, found.seconds[0].tolist()) == ((3, 5), [3.0, 24.0])
+    assert heat_of_steps(rollup(rows), GRID, segment=Segment("own work", "")).seconds[0].tolist() == [3.0, 24.0]
+    one = heat_of_steps(rollup(rows), GRID, segment=Segment("compute", "mlp", "forward"))
+    assert (one.columns, one.seconds[0].tolist()) == ((3,), [1.0])
+
+
+def test_percentiles_and_ops() -> None:
+    sums = rollup([(n, 0, "compute", "mlp", "forward", n % 2, float(n)) for n in range(11)])
+    assert by_segment(sums, "p90")["seconds"].to_list() == [9.0]
+    assert by_segment(sums, "mean of an op")["seconds"].to_list() == [11.0]
+    alone = rollup([(0, 0, "compute", "mlp", "forward", 0, 3.0)])
+    assert by_segment(alone, "spread")["seconds"].to_list() == [0.0]
+    assert by_segment(alone, "mean of an op")["seconds"].to_list() == [3.0]
+
+
+def test_orders_need_axes_on_which_ranks_differ() -> None:
+    assert orders(grid_of(Layout.of(dp=1))) == [("dp",)]
+    assert orders(grid_of(Layout.of(dp=2), ["a", "a"])) == [("dp",)], "one host"
+    assert orders(grid_of(Layout.of(dp=2), ["a"])) == [("dp",)], "nobody knows the other"
+    assert list(ranks_in(grid_of(Layout.of(dp=3)), ("odd",))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("most", "window", "shape"),
+    [(512, None, (0, 1, 10)), (10, None, (0, 1, 10)), (9, None, (0, 2, 5)), (4, (2, 7), (2, 2, 3)), (4, (9, 9), (9, 1, 1)),
+     (4, (50, 60), (9, 1, 1)), (4, (-5, 3), (0, 1, 3)), (4, (3, 99), (3, 2, 4))],
+)  # fmt: skip
+def test_rows_of_a_window(most: int, window: tuple[int, int] | None, shape: tuple[int, int, int]) -> None:
+    """first, rows of a cell, cells."""
+    seconds = np.arange(10.0)[:, None]
+    found = pooled(Heat(ranks=np.arange(10) + 5, columns=(0,), seconds=seconds, excess=seconds - 4), most, window)
+    first, size, cells = shape
+    last = min(10, first + size * cells) if window is None else min(10, max(window[1], first + 1))
+    assert (found.first, found.size, len(found.rank)) == shape
+    shown = [min(first + size * (n + 1), last) - 1 for n in range(cells)]
+    assert found.rank[:, 0].tolist() == [5 + row for row in shown], "the furthest above its equals"
+    assert found.seconds[:, 0].tolist() == shown and found.excess[:, 0].tolist() == [row - 4 for row in shown]
+
+
+def test_of_ranks_without_equals_the_longest_is_shown() -> None:
+    seconds = np.array([[1.0], [3.0], [2.0], [np.nan]])
+    found = pooled(Heat(ranks=np.arange(4), columns=(0,), seconds=seconds, excess=np.full((4, 1), np.nan)), 1)
+    assert (found.rank[0, 0], found.seconds[0, 0]) == (1, 3.0)
