@@ -216,8 +216,8 @@ def test_orders_need_axes_on_which_ranks_differ() -> None:
 
 @pytest.mark.parametrize(
     ("most", "window", "shape"),
-    [(512, None, (0, 1, 10)), (10, None, (0, 1, 10)), (9, None, (0, 2, 5)), (4, (2, 7), (2, 2, 3)), (4, (9, 9), (9, 1, 1)),
-     (4, (50, 60), (9, 1, 1)), (4, (-5, 3), (0, 1, 3)), (4, (3, 99), (3, 2, 4))],
+    [(512, None, (0, 1, 10)), (10, None, (0, 1, 10)), (9, None, (0, 2, 5)), (4, (2, 7), (2, 2, 3)),
+     (4, (9, 9), (9, 1, 1)), (4, (50, 60), (9, 1, 1)), (4, (-5, 3), (0, 1, 3)), (4, (3, 99), (3, 2, 4))],
 )  # fmt: skip
 def test_rows_of_a_window(most: int, window: tuple[int, int] | None, shape: tuple[int, int, int]) -> None:
     """first, rows of a cell, cells."""

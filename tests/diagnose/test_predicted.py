@@ -23,7 +23,8 @@ def step(number: int, rank: int, compute: float, comm: float, waits: float) -> l
     """Computation, and beside its end communication that outlasts it by ``waits``."""
     at, until = {"step": number, "rank": rank}, compute + waits
     return [
-        op(compute, **at), {**TP, **at, "start": until - comm, "end": until}, {**WAIT, **at, "start": compute, "end": until},
+        op(compute, **at), {**TP, **at, "start": until - comm, "end": until},
+        {**WAIT, **at, "start": compute, "end": until},
     ]  # fmt: skip
 
 
@@ -35,7 +36,8 @@ def prediction(recording: Recording, *rows: dict[str, object]) -> Prediction | N
 LAYOUT = Layout.of(pp=1, dp=1, tp=2)
 SEEN = recording_of(
     spans_of(
-        *step(0, 0, 50.0, 20.0, 10.0), *step(1, 0, 3.0, 2.0, 1.0), *step(2, 0, 5.0, 2.0, 1.0), *step(2, 1, 70.0, 2.0, 1.0),
+        *step(0, 0, 50.0, 20.0, 10.0), *step(1, 0, 3.0, 2.0, 1.0), *step(2, 0, 5.0, 2.0, 1.0),
+        *step(2, 1, 70.0, 2.0, 1.0),
         {"step": 1, "name": "unplanned", "end": 9.0}, {"step": 1, "kind": "optimizer", "name": "optimizer", "end": 9.0},
         {"step": 1, "kind": "comm", "name": "reduce mlp0", "axis": "dp", "end": 9.0},
     ),
