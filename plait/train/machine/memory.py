@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from contextlib import suppress
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -74,9 +75,9 @@ def held_by_tensors(*roots: object) -> int:
         seen.add(id(one))
         if isinstance(one, Tensor):
             left.append(one.grad)
-            if one.device.type == "cpu" and one.layout == torch.strided:
-                storage = one.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
+            if one.layout == torch.strided and (storage := one.untyped_storage()).device.type == "cpu":
+                with suppress(RuntimeError):  # what a compiler traced with has no memory
+                    found[storage.data_ptr()] = storage.nbytes()
             continue
         left += _inside(one)
     return sum(found.values())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from plait.train.machine.memory import MemoryMeter, held_by_tensors
 
@@ -30,6 +32,16 @@ def test_tensors_are_counted_once_however_deep_they_lie_and_however_many_views_t
     roots["itself"] = roots
     assert held_by_tensors(roots) == 4 * (3 * MIB + MIB + 1024 * 1024 + 1024 + 1024 * 1024)
     assert held_by_tensors(Slotted(None), 3, "text", torch.ones(4, device="meta")) == 0
+
+
+def test_what_a_compiler_traces_with_takes_no_memory() -> None:
+    """Such tensors outlive a compilation, and say that they are on a CPU."""
+    with FakeTensorMode():
+        fake = torch.ones(3 * MIB)
+    with FunctionalTensorMode():
+        functional = FunctionalTensor.to_functional(torch.ones(3 * MIB))
+    assert (fake.device.type, functional.device.type) == ("cpu", "cpu")
+    assert held_by_tensors([fake, functional, torch.ones(MIB)]) == 4 * MIB
 
 
 def test_a_step_takes_what_there_was_and_what_it_needs_at_most() -> None:
