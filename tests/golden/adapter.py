@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from plait.core.reshard_plan import messages
 from plait.core.timeline import Timeline
 from plait.diagnose.explain import explain
 from plait.diagnose.hang import localise
+from plait.diagnose.operations import read_meta, read_operations
 from plait.diagnose.reading import recorded
+from plait.diagnose.recording import Recording
 from plait.place.placing import place
 from plait.place.problem import Problem
 from plait.plan.answer import Candidate, Planner
@@ -39,6 +43,9 @@ VOCABULARY = 32_000
 MANY = 1500
 """Spans of a job that are kept one by one, at most."""
 SLOWER = 1.3
+CASES = range(5, 8)
+"""Seeds of runs that stand still, of each kind."""
+DUST = 1e-9
 
 
 # ---- a job: its lists, schedule, messages, timeline and estimate ----
@@ -170,33 +177,76 @@ def of_problem(values: Values) -> Values:
 # ---- verdicts ----
 
 
-def of_standstill(kind: str) -> Values:
-    """Who is said to hold up a run that stands still."""
-    case = draw_case(kind, 7)
-    found = localise(case.evidence, world=case.world, deadline=DEADLINE)
-    return {"cause": found.cause, "ranks": sorted(found.ranks), "hosts": sorted(found.hosts)}
+def of_standstill(kind: str) -> list[Values]:
+    """Who is said to hold up runs that stand still, why, and who waits for whom."""
+    cases = [draw_case(kind, seed) for seed in CASES]
+    return [asdict(localise(case.evidence, world=case.world, deadline=DEADLINE)) for case in cases]
 
 
 def of_slow_run(kind: str) -> Values:
-    """Who is said to be slow in a recorded run, by how much, and where the time goes."""
+    """All that is said of a recorded run: who is slow, since when, by how much, and where the time goes."""
     slow = {
         "clean": made.Job(dp=4, pp=2, steps=30),
         "processor": made.Job(dp=4, pp=2, steps=30, compute=_slow_processor),
         "link": made.Job(dp=4, pp=4, steps=30, transfer=_slow_link),
         "late": made.Job(dp=4, pp=2, steps=30, launch=_late),
         "noisy": made.Job(dp=4, pp=2, steps=30, jitter=0.1),
+        "host": made.Job(dp=4, pp=2, steps=30, compute=_slow_host),
+        "path": made.Job(dp=4, pp=2, steps=30, transfer=_slow_path),
+        "drift": made.Job(dp=2, pp=2, steps=41, compute=_drifting),
+        "uneven": made.Job(dp=3, pp=2, steps=12, compute=_uneven),
+        "trace": made.Job(dp=3, pp=2, steps=12, compute=_slow_processor),
     }[kind]
-    spans = made.spans_of_job(replace(slow, seed=11))
-    report = explain(recorded(spans, spans.clear().select("step", "rank"), made.plan_of(slow)), kind).to_dict()
-    return {key: report[key] for key in ("stragglers", "healthiest", "shares", "steps", "axes")}
+    job = replace(slow, seed=11)
+    if kind == "trace":
+        with TemporaryDirectory() as folder:
+            trace, meta = made.write_trace(Path(folder), job)
+            return _said(read_operations(trace, read_meta(meta)))
+    spans = made.spans_of_job(job)
+    hosts = {rank: f"h{rank // 2}" for rank in range(job.dp * job.pp)} if kind in ("host", "path") else None
+    return _said(recorded(spans, spans.clear().select("step", "rank"), made.plan_of(slow), hosts=hosts))
+
+
+def _said(recording: Recording) -> Values:
+    """What stands in a report. What is next to nothing is nothing: differences of equal numbers."""
+    report = explain(recording, "run").to_dict()
+    return {key: _without_dust(report[key]) for key in report.keys() - {"version", "run", "passed_over"}}
+
+
+def _without_dust(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_dust(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_dust(each) for each in value]
+    return 0.0 if isinstance(value, float) and abs(value) < DUST else value
 
 
 def _slow_processor(at: made.At) -> float:
-    return (0.1 if at.way == "forward" else 0.2) * (SLOWER if (at.dp, at.stage) == (1, 1) else 1.0)
+    return _length(at) * (SLOWER if (at.dp, at.stage) == (1, 1) else 1.0)
+
+
+def _slow_host(at: made.At) -> float:
+    return _length(at) * (SLOWER if at.stage == 1 and at.dp >= 2 and at.step >= 8 else 1.0)
+
+
+def _drifting(at: made.At) -> float:
+    return _length(at) * (1 + at.step / 100)
+
+
+def _uneven(at: made.At) -> float:
+    return _length(at) * (0.6 + 0.2 * ((7 * at.step + 3 * at.dp + 5 * at.micro_batch) % 5))
+
+
+def _length(at: made.At) -> float:
+    return 0.1 if at.way == "forward" else 0.2
 
 
 def _slow_link(at: made.At) -> float:
     return made.TRANSFER * (40.0 if (at.dp, at.stage) == (2, 1) else 1.0)
+
+
+def _slow_path(at: made.At) -> float:
+    return made.TRANSFER * (40.0 if at.dp >= 2 else 1.4 if at.dp == 1 else 1.0)
 
 
 def _late(at: made.At) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from tests.diagnose.planted import PLANTERS
 from tests.dist.drawn import Chance, drawn_plan
 
 Values = dict[str, Any]
@@ -21,9 +22,9 @@ QUESTIONS: tuple[Values, ...] = (
     {"model": "gpt3-1.3b", "cluster": "v100", "ranks": 8, "sequence": 2048, "batch": 64},
 )
 """What the planner is asked."""
-STANDSTILLS = ("stopped", "killed", "two groups", "cut", "clean")
-"""Kinds of runs that stand still (``tests.diagnose.planted``), one of each."""
-SLOW = ("clean", "processor", "link", "late", "noisy")
+STANDSTILLS = tuple(PLANTERS)
+"""Kinds of runs that stand still."""
+SLOW = ("clean", "processor", "link", "late", "noisy", "host", "path", "drift", "uneven", "trace")
 """Kinds of recorded runs (``tests.golden.adapter``)."""
 
 
