@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 
@@ -80,3 +81,12 @@ def test_the_longest_thing_that_is_sent_is_taken(pair: tuple[Channel, socket.soc
         theirs.sendall(whole[start : start + 10_000])
         found = ours.receive()
     assert found == Error(text)
+
+
+def test_a_ranks_end_is_not_for_what_it_starts() -> None:
+    ours, theirs = Channel.pair()
+    theirs.set_inheritable(True)
+    channel = Channel.inherited(os.dup(theirs.fileno()))
+    assert not channel.taken().get_inheritable()
+    for end in (ours, channel, theirs):
+        end.close()

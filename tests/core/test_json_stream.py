@@ -77,6 +77,7 @@ REFUSED = {
     "brackets crossed": (b'{"events": [{"a": 1}}', "cut off, or no JSON"),
     "a bare word": (b'{"a": yes}', "value of its key 'a' is no JSON"),
     "two documents": (b'{"a": 1}{"b": 2}', "something follows"), "no value": (b'{"a"}', "no value follows"),
+    "a number as a key": (b"{5: 1}", "no JSON|no text"), "a list as a key": (b'{[1]: 1}', "a key in it is no text"),
     "deep": (b'{"a": ' + b"[" * 200_000, "nested too deeply"),
     "deep element": (b'{"events": [' + b"[" * 200_000, "nested too deeply"),
     "cut gzip": (gzip.compress(b'{"events": []}')[:-9], "damaged"),

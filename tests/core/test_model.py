@@ -331,6 +331,7 @@ def test_plain_values_round_trip() -> None:
         ({"rope_scaling": SCALING | {"factor": "8"}}, "rope_scaling.factor"),
         ({"rope_scaling": SCALING | {"high_freq_factor": math.inf}}, "rope_scaling.high_freq_factor"),
         ({"rope_scaling": SCALING | {"low_freq_factor": 4.0}}, "rope_scaling.low_freq_factor"),
+        ({"rope_scaling": SCALING | {"low_freq_factor": 0.0}}, "rope_scaling.low_freq_factor"),
         ({"rope_scaling": SCALING | {"original_max_positions": 8192.0}}, "rope_scaling.original_max_positions"),
         ({"rope_scaling": SCALING | {"original_max_positions": -1}}, "rope_scaling.original_max_positions"),
         *(

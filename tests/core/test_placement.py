@@ -23,6 +23,10 @@ def test_what_follows_from_it() -> None:
     assert PLACED.seconds == 3
     assert replace(PLACED, dp_seconds=None).seconds is None
     assert replace(PLACED, score=0.0, bound=0.0).gap == 0
+    assert replace(PLACED, score=0.5, bound=0.0).gap == 1  # any score is infinitely far from none
+    assert replace(PLACED, score=PLACED.bound).gap == 0
+    assert replace(PLACED, pp_seconds=None).seconds is None
+    assert replace(PLACED, ep_seconds=0.5).seconds == 3.5
     table = PLACED.rank_table
     assert (table.hosts, table.world_size, table.plan) == (("n2", "n1"), 16, "p")
     with pytest.raises(PlacementError, match="n1 more than once"):

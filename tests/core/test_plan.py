@@ -11,9 +11,10 @@ import pytest
 from plait.core.cluster import HERE
 from plait.core.errors import JobError
 from plait.core.job import Job
-from plait.core.plan import Plan
+from plait.core.plan import Choices, Plan
 from plait.core.refine import Measurements, Timed, refine
 from plait.core.segment_costs import SegmentCosts
+from plait.core.strategy import Strategy
 from plait.plan.make import make_plan
 
 
@@ -232,3 +233,31 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: str | None) -> None
     with pytest.raises(JobError) as caught:
         Plan.read(file)
     assert caught.value.file == str(file)
+
+
+def test_a_plan_whose_parts_do_not_fit_each_other_cannot_be(plan: Plan) -> None:
+    two = make(strategy={"pp": 2, "tp": 1, "p1": 1})
+    with pytest.raises(JobError, match="shardings: 2 for 1 meshes"):
+        replace(plan, shardings=plan.shardings * 2)
+    with pytest.raises(JobError, match=r"a schedule of 1 places, 1 stages with 2 meshes and 2 ranges"):
+        replace(two, schedule=plan.schedule)
+    with pytest.raises(JobError, match=r"a schedule of 2 places, 2 stages with 2 meshes and 1 ranges"):
+        replace(two, stages=plan.stages)
+
+
+def test_replicas_share_out_the_sequences_of_a_micro_batch() -> None:
+    plan = make(strategy={"pp": 2, "dp": [2, 3], "tp": [2, 1], "p1": 1}, train={"global_batch_size": 8,
+                "micro_batch_size": 4})  # fmt: skip
+    sequences = plan.workload.micro_batch
+    shares = [plan.largest_share(0), plan.largest_share(1)]
+    assert shares == [-(-sequences // 2), -(-sequences // 3)]
+    assert [plan.strategy_of(place).tp for place in (0, 1)] == [2, 1]
+    rows = [plan.rows_of(rank, 7) for rank in range(plan.layout.world_size)]
+    assert rows == [slice(0, 4), slice(0, 4), slice(4, 7), slice(4, 7), slice(0, 3), slice(3, 5), slice(5, 7)]
+
+
+@pytest.mark.parametrize("key", ["shard_overlap", "slack", "compile", "cuda_graphs"])
+def test_each_choice_of_timed_steps_is_one(key: str) -> None:
+    assert not Choices().any
+    assert Choices(**{key: True}).any
+    assert Choices(strategies=(Strategy(),)).any

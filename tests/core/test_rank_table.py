@@ -90,3 +90,14 @@ def test_a_rank_elsewhere_is_named(rank: int, host: str) -> None:
 def test_another_number_of_ranks_is_named() -> None:
     with pytest.raises(PlacementError, match="3 ranks were started, and the rank table has 4"):
         PLACED.check(0, 3, "n1")
+
+
+def test_a_host_that_is_not_there_is_named() -> None:
+    with pytest.raises(PlacementError, match="The host n9 is not in the rank table of 2 hosts"):
+        RankTable(("n1", "n2"), 2).node_rank("n9")
+
+
+@pytest.mark.parametrize(("hosts", "ranks"), [((), 1), (("n1",), 0), (("n1",), -1)])
+def test_a_table_has_hosts_and_they_have_ranks(hosts: tuple[str, ...], ranks: int) -> None:
+    with pytest.raises(PlacementError, match="at least one host and one rank of each"):
+        RankTable(hosts, ranks)

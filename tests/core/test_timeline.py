@@ -133,3 +133,13 @@ def test_the_fraction_lies_between_zero_and_one(several: list[Span]) -> None:
     ordered = [span(s.kind, min(s.start, s.end), max(s.start, s.end), step=s.step, rank=s.rank) for s in several]
     fraction = hidden(ordered).fraction
     assert fraction is None or 0 <= fraction <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "lane"),
+    [("comm", "network"), ("transfer", "network"), ("wait", "processor"), ("compute", "processor"),
+     ("idle", "processor"), ("checkpoint", "processor")],
+)  # fmt: skip
+def test_which_resource_a_span_occupies(kind: SpanKind, lane: str) -> None:
+    one = Span(0, 0, kind, "a", 0, "", 0, 0, "", 1.5, 4.0)
+    assert (one.lane, one.seconds) == (lane, 2.5)

@@ -1,0 +1,21 @@
+"""What follows from the settings of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.core.settings import RunSection
+
+
+@pytest.mark.parametrize(
+    ("timeout", "deadline", "call", "first"),
+    [
+        (100.0, 0.0, 50.0, 90.0),  # four times as long, and not until the others give up
+        (100.0, 10.0, 10.0, 40.0),
+        (100.0, 95.0, 95.0, 95.0),
+        (1000.0, 225.0, 225.0, 900.0),
+    ],
+)
+def test_deadlines(timeout: float, deadline: float, call: float, first: float) -> None:
+    run = RunSection(timeout=timeout, hang_deadline=deadline)
+    assert (run.call_deadline, run.first_deadline) == (call, first)
