@@ -96,16 +96,6 @@ def test_a_device_is_never_faster_than_its_host() -> None:
     assert layer == pytest.approx(20.0)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_only_ranks_that_share_layers_launch_collectives(tp: int) -> None:
-    """Of a layer's forward, of which nothing is hidden: lists and closed form are held to the same host."""
-    slow = cluster(**{**QUIET, "host_layer": 10.0, "host_collective": 3.0})
-    found = costs(machine=slow, tp=tp, overlap="sync")
-    held = [value for key, value in found.compute.items() if key.split(".")[0] in ("attn", "mlp") and key[-1] in "NFR"]
-    sent = [value for key, value in found.collective.items() if key in ("attn.R", "mlp.R")]
-    assert sum(held) + sum(sent) == pytest.approx(10.0 + 2 * 3.0 * (tp > 1))
-
-
 def test_attention_with_dropout_is_no_fused_kernel() -> None:
     dropped = replace(LLAMA, attention_dropout=0.1)
     plain, unfused = costs().compute["attn.F"], costs(dropped).compute["attn.F"]
@@ -121,6 +111,40 @@ def layer_of(model: ModelSpec) -> Layer:
     """Of the same micro-batch, in closed form."""
     points = Points.of([{"micro": 4, "num_micro": 1}])
     return Layer(Shapes.of(model), points, cluster(**QUIET), model.max_sequence, "bf16-mixed", Options())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "launched", "exposed"),
+    [
+        ({}, 10.0, (0.0, 0.0)),
+        ({"p1": 2}, 20.0, (0.0, 0.0)),
+        ({"tp": 2, "overlap": "sync"}, 12.0, (1.0, 1.0)),
+        ({"tp": 2, "overlap": "none"}, 12.0, (0.0, 0.0)),
+        ({"tp": 2, "overlap": "async"}, 12.0, (1.0, 0.0)),
+        ({"tp": 2, "p1": 2, "p2": 2}, 24.0, (0.25, 0.25)),
+        ({"cp": 2}, 10.0, (1.0, 1.0)),
+    ],
+)
+def test_collectives_take_the_host_time_and_give_it_some(
+    strategy: dict[str, Any], launched: float, exposed: tuple[float, float]
+) -> None:
+    """Launches of two collectives a layer and direction where tensors are split; what of a collective nothing
+    hides is time in which the host gets ahead."""
+    slow = cluster(**{**QUIET, "host_layer": 10.0, "host_collective": 1.0}, rates=0.01)
+    made = {"overlap": "sync", **strategy} if "cp" in strategy else strategy
+    found = costs(machine=slow, **made)
+    for kinds, share in zip(("NFTKR", "DSGHEZCWJ"), exposed, strict=True):
+        device, sent = (
+            sum(each for key, each in table.items() if key.split(".")[0] in ("attn", "mlp") and key[-1] in kinds)
+            for table in (found.compute, found.collective)
+        )
+        assert (sent > 0.01) == bool({"tp", "cp"} & set(strategy))
+        assert device == pytest.approx(launched - share * sent, rel=1e-9)
+
+
+def test_a_host_that_keeps_up_costs_nothing() -> None:
+    quick = cluster(**{**QUIET, "host_layer": 1e-6, "host_collective": 1e-6})
+    assert costs(machine=quick, tp=2).compute == costs(machine=cluster(**QUIET), tp=2).compute
 
 
 def test_attention_that_is_shared_sends_what_it_exchanges() -> None:

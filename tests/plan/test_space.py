@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -114,6 +114,21 @@ def test_points_are_different_and_coarser_spaces_are_parts_of_the_whole() -> Non
     cells = list(cells_of(asked, Coarseness()))
     assert rows(enumerate_cells(asked, cells, most=10**9)) == rows(whole)
     assert len(list(cells_of(asked, Coarseness(COARSEST)))) <= len(cells)
+
+
+@pytest.mark.parametrize(
+    ("tp", "domain", "fine", "coarse"),
+    [(1, 8, {1, 2, 4, 8}, {1, 8}), (2, 8, {1, 2, 4, 8}, {1, 2, 8}), (4, 8, {1, 2, 4, 8}, {1, 4, 8}),
+     (2, 4, {1, 2, 4, 8}, {1, 4, 8}), (2, 1, {1, 2, 4, 8}, {1, 8})],
+)  # fmt: skip
+def test_coarse_rings_exchange_heads_within_the_innermost_links(
+    tp: int, domain: int, fine: set[int], coarse: set[int]
+) -> None:
+    """All heads, all rings, and heads among the ranks of a domain with rings between them."""
+    model = replace(MODEL, num_heads=64, num_kv_heads=64)
+    asked = replace(space(8 * tp, 8, fixed={"pp": [1], "tp": [tp], "cp": [8]}), model=model, domain=domain)
+    for level, want in ((1, fine), (2, coarse)):
+        assert {cell.ring for cell in cells_of(asked, Coarseness(level))} == want
 
 
 def test_a_coarser_space_keeps_what_the_job_asks_for() -> None:
