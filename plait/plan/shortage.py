@@ -78,7 +78,7 @@ class Shortage:
     def _advice(self, missing: int) -> str:
         """The nearest change with which something fits."""
         asked = self.asked
-        if self.bound < self.limit and missing <= SURE * self.limit:
+        if missing <= SURE * self.limit:  # so it is the job's own limit that is too low
             enough = -(-missing // (SURE * MEMORY_STEP)) * MEMORY_STEP
             raised = in_words(int(enough)) if enough <= self.limit else in_words(int(self.limit))
             limits = " and ".join(f"'{one.text}'" for one in asked.constraints if _is_limit(one))

@@ -1,0 +1,144 @@
+"""What is advised where nothing fits, for memory that a formula makes up: each kind of advice, the nearest
+first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.core.constraint import Constraint
+from plait.core.errors import InfeasiblePlan
+from plait.core.model import ModelSpec
+from plait.plan.points import RECOMPUTES, Points
+from plait.plan.shortage import SURE, Shortage
+from plait.plan.space import SearchRequest, enumerate_space
+
+MODEL = ModelSpec(family="gpt", num_layers=8, hidden=1024, num_heads=16, vocab=32000, max_sequence=8200)
+FULL = RECOMPUTES.index("full")
+GIB = 1 << 30
+Memory = Callable[[Points], Any]
+
+
+def asked(*constraints: str, ranks: int = 4, batch: int = 8, **more: Any) -> SearchRequest:
+    sequence, shard = more.pop("sequence", 1024), more.pop("shard", None)
+    return SearchRequest(
+        model=MODEL, ranks=ranks, domain=min(8, ranks), global_batch=batch, sequence=sequence, fixed=more, shard=shard,
+        constraints=tuple(map(Constraint.parse, constraints)),
+    )  # fmt: skip
+
+
+def even(gib: float) -> Memory:
+    """The same at every point."""
+    return lambda points: np.full(len(points), gib)
+
+
+def short(one: SearchRequest, limit: float, memory: Memory) -> Shortage:
+    """limit, memory: in GiB."""
+    return Shortage(one, limit * GIB, lambda points: memory(points) * GIB)
+
+
+def told(one: SearchRequest, limit: float, memory: Memory) -> str:
+    points = enumerate_space(one, most=2_000)
+    error = short(one, limit, memory).told(points, memory(points) * GIB)
+    assert isinstance(error, InfeasiblePlan)
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("one", "memory", "advice"),
+    [
+        (asked("tp = 1", "pp <= 2"), lambda p: 2 / p.tp,
+         "It would fit without 'tp = 1' in plan.constraints, as with tp = 4"),
+        (asked("pp <= 2", "tp = 1"), lambda p: 2 / p.tp,
+         "It would fit without 'tp = 1' in plan.constraints, as with tp = 4"),
+        (asked("recompute = none"), lambda p: np.where(p.recompute == FULL, 0.5, 2),
+         "It would fit without 'recompute = none' in plan.constraints, as with recompute = full"),
+        (asked("ulysses = 1", cp=[4], sequence=8192), lambda p: 2 * p.ring / p.cp,
+         "It would fit without 'ulysses = 1' in plan.constraints, as with ulysses = 4"),
+        (asked(shard="zero1"), lambda p: 2 / p.params,
+         "It would fit with strategy.shard=auto, as with params = 4, grads = 4, optim = 4"),
+        (asked(params=[1]), lambda p: 2 / p.params, "It would fit with strategy.shard=auto"),
+        (asked(tp=[1], pp=[1]), lambda p: 2 / p.pp, "It would fit with strategy.pp=auto"),
+        (asked(recompute=[0], recompute_layers=[-1]), lambda p: np.where(p.recompute == FULL, 0.5, 2),
+         "It would fit with strategy.recompute=auto"),
+        (asked(micro=[4]), lambda p: p.micro / 2, "It would fit with train.micro_batch_size=auto"),
+        (asked(ranks=16, batch=16, sequence=8200), lambda p: 12.5 / p.cp / p.tp,
+         "data.sequence_length = 8192 would do, which more ranks can share"),
+        (asked(), lambda p: 24 / p.ranks,
+         "32 ranks would do, 8 times as many; or use a smaller model, shorter sequences"),
+        (asked(), lambda p: 4 * 62 / p.ranks, "256 ranks would do, 64 times as many; or use a smaller model, shorter"),
+        (asked(), lambda p: 4 * 63 / p.ranks,
+         "Use a smaller model, shorter sequences: 64 times as many ranks would not do"),
+        (asked("tp = 1", "pp = 1"), lambda p: np.where((p.tp == 2) & (p.pp == 2), 0.5, 3),
+         "It would fit if everything in plan.constraints but memory, and in strategy, were left open"),
+        (asked(tp=[1], pp=[1]), lambda p: np.where((p.tp == 2) & (p.pp == 2), 0.5, 3),
+         "It would fit if everything in plan.constraints but memory, and in strategy, were left open"),
+    ],
+)  # fmt: skip
+def test_the_nearest_change_is_named(one: SearchRequest, memory: Memory, advice: str) -> None:
+    """With which what is asked for takes at most 97 % of what there is."""
+    said = told(one, 1, memory)
+    assert said.startswith("No strategy fits: the smallest of ")
+    assert f" than the 1 GiB there are. {advice}" in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "advice"),
+    [
+        (80, "'memory <= 2.25 GiB' in place of 'memory <= 1 GiB' would do"),
+        (2.25, "'memory <= 2.25 GiB' in place of 'memory <= 1 GiB' would do"),
+        (2.1, "'memory <= 2.1 GiB' in place of 'memory <= 1 GiB' would do"),
+        (2 / SURE, "in place of 'memory <= 1 GiB' would do"),
+        (2.05, "64 times as many ranks would not do"),
+    ],
+)
+def test_a_limit_that_is_set_too_low_is_raised_as_far_as_there_is_memory(limit: float, advice: str) -> None:
+    said = told(asked("memory <= 1 GiB"), limit, even(2))
+    assert "needs 2 GiB on a rank (pp=1 dp=4 cp=1 tp=1, micro-batches of 1), 1 GiB more than the 1 GiB allowed" in said
+    assert advice in said
+
+
+def test_the_lowest_of_several_limits_counts() -> None:
+    limits = ["memory <= 3 GiB", "memory < 1 GiB", "memory >= 0.5 GiB"]
+    assert short(asked(*limits), 80, even(1)).bound == GIB
+    assert short(asked("memory >= 3 GiB"), 2, even(1)).bound == 2 * GIB
+    assert short(asked("memory <= 3 GiB"), 2, even(1)).bound == 2 * GIB
+    said = told(asked(*limits), 80, even(2))
+    assert "'memory <= 2.25 GiB' in place of 'memory <= 3 GiB' and 'memory < 1 GiB' would do" in said
+
+
+def test_a_limit_that_holds_is_no_condition_to_be_dropped() -> None:
+    said = told(asked("memory <= 1 GiB", "tp = 1"), 1, lambda points: 2 / points.tp)
+    assert "It would fit without 'tp = 1'" in said
+
+
+def test_more_memory_than_anything_takes_is_asked_for() -> None:
+    said = told(asked("memory >= 3 GiB"), 2, lambda points: 8 / points.tp / points.pp)
+    assert said.startswith(
+        "No strategy meets 'memory >= 3 GiB' in plan.constraints: those that fit into the 2 GiB there are, of "
+    )
+    assert "need 2 GiB to 2 GiB on a rank. 'memory >= 1.94 GiB' would do" in said
+
+
+@pytest.mark.parametrize(
+    ("constraints", "fixed", "memory", "fits"),
+    [
+        ((), {}, even(0.97), True),
+        ((), {}, even(0.98), False),
+        (("memory <= 0.5 GiB",), {}, even(0.6), False),
+        (("memory >= 0.5 GiB",), {}, even(0.4), False),
+        (("memory >= 0.5 GiB",), {}, even(0.6), True),
+        (("memory = 0.5 GiB",), {}, even(0.6), False),
+        (("tp = 3",), {}, even(0.1), False),
+        ((), {"micro": [4]}, lambda points: points.micro / 4, False),
+        ((), {"micro": [2, 4]}, lambda points: points.micro / 4, True),
+    ],
+)
+def test_what_surely_fits(constraints: Sequence[str], fixed: dict[str, Any], memory: Memory, fits: bool) -> None:
+    one = asked(*constraints, **fixed)
+    assert short(asked(), 1, memory).fits(one) == fits
+    assert short(replace(one, ranks=8), 1, memory).fits(one) == fits
