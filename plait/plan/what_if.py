@@ -78,7 +78,7 @@ def changed_ranks(job: Job, cluster: Cluster, factors: Mapping[str, float]) -> J
         problem = f"gpus={factor:g}x changes nothing: the strategy is one of {job.world_size} ranks"
         raise JobError(problem, key="--what-if", fix="Leave strategy.dp to auto")
     ranks = ranks_of(job, cluster) * factor
-    if ranks != int(ranks) or not ranks:
+    if ranks != int(ranks):
         raise JobError(
             f"gpus={factor:g}x makes {ranks:g} ranks", key="--what-if", fix="Choose a factor that gives a whole number"
         )

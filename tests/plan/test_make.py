@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from plait.core.cluster import Hosts
+from plait.core.cluster import HERE, Hosts
 from plait.core.errors import JobError, PlaitError
 from plait.core.job import Job
 from plait.core.layout import Layout
 from plait.core.model import ModelSpec
-from plait.core.plan import Plan, Workload
+from plait.core.plan import Choices, Plan, Workload
 from plait.core.schedule import Schedule, with_transfers
 from plait.core.schedule_text import parse_schedule
 from plait.core.schedules import Shape, generate
@@ -127,3 +127,66 @@ def test_boundaries_that_are_alike_have_the_plan_that_each_would_have(
             assert one == plan_reshard(one.source, one.destination, one.shape, one.itemsize, fabric)
     ranks = {(min(one["h"].source.ranks), min(one["h"].destination.ranks)) for one in plan.reshards[False].values()}
     assert len(ranks) == 2 * (places - 1)
+
+
+def choices(degrees: Any = 1, tp: Any = 2, batch: int = 16, heads: int = 8, **strategy: Any) -> Choices:
+    """What timed steps are to choose from. degrees: of dp."""
+    shapes = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": heads, "vocab": 64, "max_sequence": 64}
+    values = {
+        "model": shapes,
+        "data": {"text": "x.txt", "sequence_length": 64},
+        "train": {"global_batch_size": batch},
+        "strategy": {"dp": degrees, "tp": tp, **strategy},
+    }
+    return make_plan(Job.from_dict(values), HERE, vocab=64).choices
+
+
+def told(found: Choices) -> set[tuple[int, int, bool]]:
+    return {(one.p1, one.p2, one.sequence_parallel) for one in found.strategies}
+
+
+ALL = {(p1, p2) for p1 in (1, 2, 4, 8) for p2 in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"slices": "auto"}, {(p1, p2, False) for p1, p2 in ALL}),
+        ({"slices": "auto", "sequence_parallel": True}, {(p1, p2, True) for p1, p2 in ALL}),
+        ({"slices": "auto", "sequence_parallel": "auto"}, {(*one, flat) for one in ALL for flat in (False, True)}),
+        ({"slices": {"p1": 2, "p2": 2}, "sequence_parallel": "auto"}, {(2, 2, False), (2, 2, True)}),
+        ({"slices": {"p1": 2, "p2": 2}}, set()),
+        ({"slices": "auto", "tp": 1}, set()),
+        ({"slices": "auto", "tp": 1, "degrees": 2}, set()),
+        ({"slices": "auto", "tp": 1, "cp": 2}, {(p1, 1, False) for p1 in (1, 2, 4, 8)}),
+        ({"slices": "auto", "tp": 1, "cp": 2, "sequence_parallel": "auto"}, {(p1, 1, False) for p1 in (1, 2, 4, 8)}),
+        ({"slices": {"p1": 1, "p2": 1}, "tp": 1, "cp": 2, "sequence_parallel": "auto"}, set()),
+        ({"slices": "auto", "batch": 4}, {(p1, p2, False) for p1, p2 in ALL if p1 <= 4}),
+        ({"slices": "auto", "degrees": 4, "batch": 8}, {(p1, p2, False) for p1, p2 in ALL if p1 <= 2}),
+        ({"slices": "auto", "pp": 2, "degrees": [4, 2], "tp": [2, 4], "batch": 8, "schedule": "1f1b"},
+         {(p1, p2, False) for p1, p2 in ALL if p1 <= 2}),
+        ({"slices": "auto", "pp": 2, "degrees": [4, 2], "tp": [1, 2], "batch": 8, "schedule": "1f1b"},
+         {(p1, p2, False) for p1, p2 in ALL if p1 <= 2}),
+    ],
+)  # fmt: skip
+def test_slices_and_streams_that_every_place_allows_are_to_be_timed(
+    asked: dict[str, Any], wanted: set[tuple[int, int, bool]]
+) -> None:
+    assert told(choices(**asked)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "open_"),
+    [
+        ({"overlap": {"tp": "domino", "shard": "auto"}, "degrees": 2}, "shard_overlap", True),
+        ({"overlap": {"tp": "domino", "shard": "auto"}, "degrees": 1}, "shard_overlap", False),
+        ({"overlap": {"tp": "domino", "shard": "both"}, "degrees": 2}, "shard_overlap", False),
+        ({"schedule": "slack-1f1b", "pp": 2}, "slack", True),
+        ({"schedule": "slack-1f1b", "pp": 2, "slack": [1]}, "slack", False),
+        ({"schedule": "1f1b", "pp": 2}, "slack", False),
+        ({"compile": "auto"}, "compile", True),
+        ({"compile": False}, "compile", False),
+    ],
+)
+def test_what_the_job_leaves_open_is_to_be_timed_where_it_matters(asked: dict[str, Any], key: str, open_: bool) -> None:
+    assert getattr(choices(**asked), key) == open_

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.job import Job
 from plait.plan.answer import Planner
-from plait.plan.over_time import step_bars
+from plait.plan.over_time import memory_curves, shown_places, step_bars
 from plait.plan.simulate import Simulated, Simulation
 
 JOB = {
@@ -40,3 +42,43 @@ def test_all_places_are_drawn_from_one_simulation(simulated: Simulated, monkeypa
         assert 0 <= bar.start < bar.end <= simulated.seconds * (1 + 1e-9)
     forwards = [[bar.start for bar in bars if bar.row == f"place {at}" and bar.kind == "forward"] for at in range(4)]
     assert [min(starts) for starts in forwards] == sorted({min(starts) for starts in forwards})
+
+
+def test_bars_fill_the_row_of_a_processor_and_say_what_it_does(simulated: Simulated) -> None:
+    """In the middle of a run: forwards and backwards, what is waited for, and collectives beside."""
+    bars = step_bars(simulated)
+    for at in range(4):
+        row = [bar for bar in bars if bar.row == f"place {at}"]
+        assert {bar.kind for bar in row} <= {"forward", "backward", "waiting", "optimizer"}
+        assert {"forward", "backward"} <= {bar.kind for bar in row}
+        assert all(one.end <= other.start + 1e-12 for one, other in itertools.pairwise(row))
+        for kind in ("forward", "backward"):
+            shown = sum(bar.end - bar.start for bar in row if bar.kind == kind)
+            spans = simulated.timeline((1,), (2 * at,)).spans
+            took = sum(span.end - span.start for span in spans if (span.kind, span.direction) == ("compute", kind))
+            assert shown == pytest.approx(took, rel=0.05)
+    beside = {bar.kind for bar in bars if bar.row == "place 1, network"}
+    assert beside == {"collective", "transfer"}
+
+
+def test_of_many_places_some_are_shown() -> None:
+    assert shown_places(8) == list(range(8))
+    assert shown_places(9) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert shown_places(1) == [0]
+
+
+def test_memory_over_a_step_is_fullest_where_the_report_says(simulated: Simulated) -> None:
+    job = Job.from_dict(JOB)
+    planner = Planner(job, Cluster.preset("a100-80"), 256)
+    plan = planner.draft(job)
+    report = planner.memory(job, plan)
+    curves = memory_curves(simulated, planner.step(plan), report)
+    assert [curve.name for curve in curves] == [f"place {at}" for at in range(4)]
+    for place, curve in zip(report.places, curves, strict=True):
+        times, sizes = zip(*curve.points, strict=True)
+        lasting = place.total - place.place.memory.activations
+        assert list(times) == sorted(times)
+        assert (times[0], times[-1]) == (0.0, simulated.seconds)
+        assert sizes[0] == sizes[-1] == lasting == min(sizes)
+        assert max(sizes) == place.total
+        assert len(curve.points) == 2 + 3 * 2 * 8

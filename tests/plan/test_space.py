@@ -171,9 +171,3 @@ def test_shard_factors_divide_and_have_both_ends(replicas: int, local: int, few:
     assert all(replicas % one == 0 for one in found)
     if not few:
         assert set(found) >= {one for one in range(1, local + 1) if local % one == 0 == replicas % one}
-
-
-def test_a_coarse_space_exchanges_heads_within_the_innermost_links() -> None:
-    """Of eight ranks that share a sequence, four with their two of tensor parallelism fill a domain."""
-    asked = space(16, 16, fixed={"cp": [8], "tp": [2]})
-    assert {cell.ring for cell in cells_of(asked, Coarseness(2))} == {2, 8}

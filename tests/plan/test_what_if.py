@@ -89,6 +89,19 @@ def test_more_ranks_than_a_cluster_has_nodes_for() -> None:
     assert changed_cluster(lab, {"gpus": 0.5}).nodes == lab.nodes
 
 
+def test_nodes_of_one_rank_have_links_between_nodes_only() -> None:
+    alone = H100.model_copy(update={"ranks_per_node": 1})
+    found = changed_cluster(alone, {"nic": 2.0, "link": 3.0})
+    assert [tier.rate.value for tier in found.tiers] == [6 * tier.rate.value for tier in H100.tiers]
+
+
+def test_factors_have_bounds() -> None:
+    assert parse_changes(["nic=0.000001", "link=1000000", "straggler=1"]) == {"nic": 1e-6, "link": 1e6, "straggler": 1}
+    for text in ("nic=0.0000009", "nic=1000001"):
+        with pytest.raises(JobError, match="is no change"):
+            parse_changes([text])
+
+
 def test_no_straggler_is_faster_than_the_others() -> None:
     with pytest.raises(JobError, match=r"--what-if: 'straggler=0\.5'.*at least 1"):
         parse_changes(["straggler=0.5"])
