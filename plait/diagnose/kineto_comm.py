@@ -174,9 +174,10 @@ def row_of(
     row: int, start: float, end: float, name: str, comm: Comm | None, seq: int, ops: Ops, rank: int | None
 ) -> tuple[Any, ...]:
     """A row of ``table_of``: what an event is, by its name and by what the trace says of the collective."""
-    listed = ops.groups.get(comm.group) if comm else next(iter(ops.groups.values())) if len(ops.groups) == 1 else None
+    only = next(iter(ops.groups.values())) if len(ops.groups) == 1 else None
+    listed = ops.groups.get(comm.group) if comm and comm.group else only
     ranks = (comm.ranks if comm else ()) or (listed.ranks if listed else ())
-    label = (comm.label if comm else "") or (listed.label if listed else "")
+    label = (comm.label if comm else "") or (listed.label if listed else "") or (comm.group if comm else "")
     if MESSAGE.match(name):
         return row, start, end, "transfer", name, "pp", _ends(name, comm, ranks, rank), -1, comm.bytes if comm else 0
     group = ",".join(map(str, sorted(ranks))) or label or "all"

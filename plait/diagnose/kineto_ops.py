@@ -21,7 +21,8 @@ MOST = 2**53
 
 
 class Comm(NamedTuple):
-    """What a trace says of a collective. ranks: members of its group, if they are told. place: whose it is.
+    """What a trace says of a collective. group, label, ranks: name, description and members of its group, as
+    far as they are told. place: whose it is.
     peer: of a message, the other end; bytes: 0 where not told."""
 
     name: str
@@ -98,7 +99,7 @@ def comm_of(args: Mapping[str, Any], over: PassedOver) -> Comm | None:
         place = None
     return Comm(
         name=name[:200], group=str(args.get("Process Group Name") or "")[:200],
-        label=str(args.get("Process Group Description") or args.get("Process Group Name") or "")[:200], ranks=ranks,
+        label=str(args.get("Process Group Description") or "")[:200], ranks=ranks,
         place=None if place is None else ranks[place], source=_whole(args.get("Src Rank")),
         target=_whole(args.get("Dst Rank")), bytes=int(size) * item if is_number(size) else 0,
     )  # fmt: skip

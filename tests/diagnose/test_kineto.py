@@ -8,7 +8,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from plait.core.passed_over import PassedOver
+from plait.diagnose import kineto as kineto_reader
 from plait.diagnose.explain import explain
+from plait.diagnose.foreign import LATEST
+from plait.diagnose.kineto import Told, Trace
 from plait.diagnose.reading import read_run
 from tests.diagnose.theirs import (
     Event,
@@ -336,3 +340,136 @@ def test_a_folder_may_tell_the_rank_and_a_process_number_does_not(tmp_path: Path
     assert import_traces(files, tmp_path / "run").notes == ["the job has 4 ranks, and ranks 2, 3 left no file"]
     pids = written(tmp_path, nameless(0), nameless(1), named="libkineto_activities_4{}.json")
     assert "ranks of 2 files are not known" in import_traces(pids, tmp_path / "again").notes[0]
+
+
+# ---- limits ----
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, **limits: int) -> Trace:
+    for name, limit in limits.items():
+        monkeypatch.setattr(kineto_reader, name, limit)
+    return Trace(PassedOver())
+
+
+def test_a_trace_is_read_to_a_limit_of_events_and_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = reading(monkeypatch, MOST_EVENTS=3, MOST_NAMES=2)
+    for event in (kernel("a", 0, 1), kernel("b", 1, 1), kernel("a", 2, 1)):
+        few.add(event)
+    with pytest.raises(ValueError, match="more than 3 kernels and operators, or 2 names"):
+        few.add(kernel("a", 3, 1))
+    few = reading(monkeypatch, MOST_EVENTS=9)
+    few.add(kernel("a", 0, 1))
+    few.add(kernel("b", 0, 1))
+    with pytest.raises(ValueError, match="or 2 names"):
+        few.add(kernel("c", 3, 1))
+
+
+def test_a_trace_of_which_next_to_nothing_is_of_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four and more others, with one of use to each two of them."""
+    one = reading(monkeypatch, OTHERS=4, OTHERS_FOR_EACH=2)
+    one.add(kernel("a", 0, 1))
+    one.add(kernel("a", 1, 1))
+    for _ in range(4):
+        one.add({"ph": "M"})
+    with pytest.raises(ValueError, match="of its first 7 events 2 are of use"):
+        one.add({"ph": "M"})
+    none = reading(monkeypatch, OTHERS=4)
+    for _ in range(3):
+        none.add({"ph": "i"})
+    with pytest.raises(ValueError, match="of its first 4 events 0 are of use"):
+        none.add({"ph": "i"})
+
+
+def test_a_damaged_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = reading(monkeypatch, DAMAGED=2)
+    one.add(kernel("a", 0, 1))
+    one.add(kernel("a", 1, 1))
+    one.add(7)
+    one.add({"ph": 7})
+    with pytest.raises(ValueError, match="of its first 5 events 3 cannot be used"):
+        one.add({"name": "no phase"})
+    assert one.over.counts == {"events that are no objects": 1, "events without a phase": 2}
+    quick = reading(monkeypatch, DAMAGED=2)
+    quick.add(7)
+    with pytest.raises(ValueError, match="of its first 2 events 2"):
+        quick.add(7)
+
+
+def test_begin_and_end_events_are_counted() -> None:
+    one = Trace(PassedOver())
+    for phase in "BEMB":
+        one.add({"ph": phase, "name": "x"})
+    assert one.over.counts == {"begin and end events, which Kineto does not write": 3}
+
+
+@pytest.mark.parametrize(
+    ("event", "taken"),
+    [
+        ({"ts": LATEST * 1e6}, True), ({"ts": -LATEST * 1e6}, True), ({"ts": LATEST * 1e6 * 1.01}, False),
+        ({"dur": 0}, True), ({"dur": -0.1}, False), ({"dur": LATEST * 1e6}, True), ({"dur": LATEST * 2e6}, False),
+        ({"dur": True}, False), ({"ts": "0"}, False), ({"name": None}, False), ({"cat": "python_function"}, False),
+        ({"cat": 7}, False), ({"cat": "user_annotation"}, False), ({"cat": "user_annotation", "name": "nccl:x"}, True),
+        ({"cat": "odd", "name": "ProfilerStep#3"}, True), ({"args": [7]}, True), ({"args": None}, True),
+    ],
+)  # fmt: skip
+def test_which_events_are_taken(event: dict[str, Any], taken: bool) -> None:
+    one = Trace(PassedOver())
+    one.add(kernel("gemm", 0, 1) | event)
+    assert len(one.start) == taken
+
+
+@pytest.mark.parametrize(
+    ("info", "args", "said"),
+    [
+        ({"rank": 3, "world_size": 8}, {}, Told(3, 8, 0)), ({}, {}, Told(None, 4, 0)),
+        ({"world_size": 0}, {}, Told(None, 4, 0)), ({"world_size": "8"}, {}, Told(None, 4, 0)),
+        ({"world_size": 2**40}, {}, Told(None, 4, 0)), ({"rank": 0}, {"Rank": 2}, Told(0, 4, 0)),
+        ({}, {"Rank": 2}, Told(2, 4, 0)), ({}, {"Rank": "2"}, Told(2, 4, 0)), ({}, {"Rank": 4}, Told(None, 4, 0)),
+        ({}, {"Process Group Ranks": None}, Told(None, None, 0)), ({"pg_config": [1, 2]}, {}, Told(None, 4, 2)),
+        ({"pg_config": {}}, {}, Told(None, 4, 0)), (7, {}, Told(None, 4, 0)),
+        ({}, {"Process Group Ranks": "[8, 2]", "Rank": 0}, Told(8, 9, 0)),
+        ({}, {"Rank": 1, "Collective name": "send"}, Told(None, 4, 0)),
+    ],
+)  # fmt: skip
+def test_whose_a_trace_is(info: Any, args: dict[str, Any], said: Told) -> None:
+    one = Trace(PassedOver())
+    one.add(kernel("a", 0, 1, **(told(0) | args)))
+    assert one.told({"distributedInfo": info}) == said
+
+
+def test_places_that_differ_tell_no_rank() -> None:
+    one = Trace(PassedOver())
+    for place in (0, 1):
+        one.add(kernel("a", 0, 1, **told(0, Rank=place)))
+    assert one.told({}).rank is None
+
+
+def test_groups_of_the_header_tell_members_and_labels(tmp_path: Path) -> None:
+    """Where the collective itself does not; of several without a name nothing is told."""
+    bare = {key: value for key, value in told(0).items() if not key.startswith("Process Group")}
+    listed = [{"pg_name": "1", "pg_desc": "mesh_tp", "ranks": [1, 0]}, {"pg_name": "2", "ranks": "x"}, 7]
+    args = bare | {"Process Group Name": "1"}
+    for number, (events, config, wanted) in enumerate((
+        (launched([], **args), listed, ("tp", "0,1")), (launched([], **bare), listed, ("tp", "0,1")),
+        (launched([], **bare), [*listed, {"pg_name": "3", "ranks": [0]}], ("other", "all")),
+        (launched([], **(args | {"Process Group Name": "9"})), listed, ("other", "9")),
+        (launched([], **bare), None, ("other", "all")),
+    )):  # fmt: skip
+        (tmp_path / str(number)).mkdir()
+        info = {"distributedInfo": {"rank": 0, "world_size": 2, "pg_config": config}}
+        comm = spans_of(tmp_path / str(number), *events, **info).filter(pl.col("kind") == "comm").row(0, named=True)
+        assert (comm["axis"], comm["group"]) == wanted, number
+
+
+def test_a_message_launched_at_the_end_of_its_batch_is_told_by_the_one_before(tmp_path: Path) -> None:
+    """Its kernel is launched after the message's operator has ended. A collective's operator is not meant."""
+    for number, (name, kind) in enumerate((("c10d::send", "transfer"), ("c10d::allreduce_", "comm"))):
+        (tmp_path / str(number)).mkdir()
+        by = [
+            operator(name, 90, 5, **told(0, "send", **{"Process Group Ranks": "[0, 1]"})),
+            RUNTIME | {"args": {"correlation": 7}},
+        ]
+        events = launched(by, NCCL, correlation=7)
+        spans = spans_of(tmp_path / str(number), *events).filter(~pl.col("kind").is_in(["compute", "wait"]))
+        assert spans["kind"].to_list() == [kind]
+        assert spans["group"].to_list() == ["0>1" if number == 0 else "all"]
