@@ -124,7 +124,7 @@ def _busy(waits: Waits, busy: Sequence[int], deadline: float, first: float) -> V
     if patient:
         doing = listed(sorted({waits.evidence[rank].doing for rank in patient}))
         why = f"{_subject(waits, patient)} {_is(patient)} {doing}, which may take long; the others wait for that."
-        return Verdict(cause="none", why=why, ranks=tuple(patient), hosts=_hosts(waits, patient))
+        return Verdict(cause="none", why=_sentence(why), ranks=tuple(patient), hosts=_hosts(waits, patient))
     stuck = [rank for rank in busy if _is_stuck(waits.evidence[rank], deadline, first)]
     if not stuck:
         return _slow(waits, busy)

@@ -399,7 +399,7 @@ def spans(*entries: dict[str, Any], rank: int = 1, config: Any = None) -> list[d
 
 
 def test_when_an_entry_was_under_way() -> None:
-    """From when it was seen to begin, else was enqueued, until it was seen to end, else as long as it took."""
+    """From when it was seen to begin, else enqueued, until it was seen to end, else as long as it took."""
     now = 10**12
     [seen] = spans(entry(3, now, now + 700, time_created_ns=now - 100))
     assert (seen["start"], seen["end"]) == pytest.approx((100e-9, 800e-9))
