@@ -390,7 +390,8 @@ def test_busy_ranks_in_words() -> None:
         "group 0-3. There: d.py:4 d < c.py:3 c < b.py:2 b."
     )
     assert busy(2, 3, thread="works").why == (
-        "Ranks 2, 3 (host 0) are alive and in code of their own; ranks 0, 1 wait for them in all-reduce 17 of dp group 0-3."
+        "Ranks 2, 3 (host 0) are alive and in code of their own; ranks 0, 1 wait for them in all-reduce 17 of dp "
+        "group 0-3."
     )
     assert (
         "Rank 3 (host 0) is alive and does not answer: something holds the interpreter's lock"
