@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from unittest import mock
 
 import pytest
@@ -31,7 +30,7 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.vocabulary import Head
 from plait.train.machine.device import Device
 from plait.train.model.transformer import Transformer
-from tests.ranks import Ranks
+from tests.support.threads import threads
 
 GPT = {
     "vocab_size": 53,
@@ -68,11 +67,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 TOKENS = torch.randint(0, 53, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
+PAIR = threads(2)
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -133,11 +128,8 @@ def load_and_save(rank: int, folder: Path, target: Path, shard_bytes: int, dtype
 
 
 def fail_to_save(rank: int, folder: Path, target: Path) -> str:
-    """Rank 0's disk is full when the weights are written: what every rank is told."""
-    full = mock.patch.object(
-        safetensors_folder, "_close", side_effect=[None, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
-    )
-    with full, pytest.raises(CheckpointError) as told:
+    """What every rank is told."""
+    with pytest.raises(CheckpointError) as told:
         huggingface.save(load(folder, 2, rank), open_wire("gloo"), target)
     return str(told.value)
 
@@ -176,21 +168,20 @@ def test_logits_loss_and_gradients(theirs: tuple[Any, Path]) -> None:
         torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4, msg=lambda m, p=piece: f"{p.name}: {m}")
 
 
-@pytest.mark.system
-def test_two_ranks_agree(pair: Ranks, theirs: tuple[Any, Path]) -> None:
+def test_two_ranks_agree(theirs: tuple[Any, Path]) -> None:
     reference, folder = theirs
     with torch.no_grad():
         expected = reference(TOKENS, labels=TOKENS)
-    shares, losses = zip(*pair.run(load_and_run, folder), strict=True)
+    shares, losses = zip(*PAIR.run(load_and_run, folder), strict=True)
     torch.testing.assert_close(torch.cat(shares, dim=2)[..., :53], expected.logits, atol=1e-5, rtol=1e-5)
     assert losses == pytest.approx([expected.loss.item()] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("shard_bytes", [huggingface.SHARD_BYTES, 5000], ids=["one file", "sharded"])
-def test_export_from_two_ranks(pair: Ranks, theirs: tuple[Any, Path], tmp_path: Path, shard_bytes: int) -> None:
+def test_export_from_two_ranks(theirs: tuple[Any, Path], tmp_path: Path, shard_bytes: int) -> None:
     reference, folder = theirs
     target = tmp_path / "export"
-    pair.run(load_and_save, folder, target, shard_bytes, torch.float32)
+    PAIR.run(load_and_save, folder, target, shard_bytes, torch.float32)
     assert (target / "model.safetensors").exists() == (shard_bytes > 5000)
     assert not list(target.glob("*.partial"))
     ours = transformers.AutoModelForCausalLM.from_pretrained(target)
@@ -201,9 +192,9 @@ def test_export_from_two_ranks(pair: Ranks, theirs: tuple[Any, Path], tmp_path: 
     assert bits(load(target)) == bits(load(folder)), "import of export"
 
 
-def test_bfloat16_keeps_its_bits(pair: Ranks, theirs: tuple[Any, Path], tmp_path: Path) -> None:
+def test_bfloat16_keeps_its_bits(theirs: tuple[Any, Path], tmp_path: Path) -> None:
     _, folder = theirs
-    pair.run(load_and_save, folder, tmp_path / "export", huggingface.SHARD_BYTES, torch.bfloat16)
+    PAIR.run(load_and_save, folder, tmp_path / "export", huggingface.SHARD_BYTES, torch.bfloat16)
     assert bits(load(tmp_path / "export", dtype=torch.bfloat16)) == bits(load(folder, dtype=torch.bfloat16))
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export").dtype == torch.bfloat16
 
@@ -308,10 +299,10 @@ def test_numbers_that_are_not_finite(
         load(tmp_path, dtype=dtype)
 
 
-def test_numbers_that_are_not_finite_on_another_rank(pair: Ranks, tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_on_another_rank(tmp_path: Path) -> None:
     make("llama", LLAMA, tmp_path)
     rewrite(tmp_path, lambda tensors: tensors[UP].__setitem__((-1, -1), float("nan")))
-    told = pair.run(try_to_load, tmp_path)
+    told = PAIR.run(try_to_load, tmp_path)
     assert told[0] == ""
     assert UP in told[1]
 
@@ -359,9 +350,18 @@ def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     assert not list(folder.glob("*.partial"))
 
 
-def test_a_full_disk_ends_the_export_on_every_rank(pair: Ranks, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_export_on_every_rank(tmp_path: Path) -> None:
     _, folder = make("llama", LLAMA, tmp_path / "theirs")
-    told = pair.run(fail_to_save, folder, tmp_path / "export")
+    closed: list[str] = []
+
+    def close(file: BinaryIO) -> None:
+        file.close()
+        closed.append(file.name)
+        if len(closed) > 1:  # the weights, which rank 0 writes
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with mock.patch.object(safetensors_folder, "_close", close):
+        told = PAIR.run(fail_to_save, folder, tmp_path / "export")
     assert "No space left on device" in told[0]
     assert "rank 0 could not write" in told[1]
     assert list((tmp_path / "export").iterdir()) == []
