@@ -135,7 +135,9 @@ class Checkpoints:
             raise failure
 
     def newest(self) -> int:
-        """The step of the newest checkpoint whose files are all there; 0 if there is none."""
+        """The step of the newest checkpoint whose files are all there, once what is being written is there
+        too; 0 if there is none. Raises CheckpointError."""
+        self.finish()
         with _explained(f"{self._folder.root}: cannot be read"):
             return max(self._peers.lead(self._folder.survey)[0][:1], default=0)
 
