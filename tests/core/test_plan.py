@@ -259,5 +259,6 @@ def test_replicas_share_out_the_sequences_of_a_micro_batch() -> None:
 @pytest.mark.parametrize("key", ["shard_overlap", "slack", "compile", "cuda_graphs"])
 def test_each_choice_of_timed_steps_is_one(key: str) -> None:
     assert not Choices().any
-    assert Choices(**{key: True}).any
+    told: dict[str, Any] = {key: True}
+    assert Choices(**told).any
     assert Choices(strategies=(Strategy(),)).any
