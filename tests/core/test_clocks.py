@@ -156,3 +156,23 @@ def test_a_clock_after_another_leads_to_its_reference() -> None:
     led = far.after(near)
     assert led.moment(2000).at == near.moment(2050).at == 2151
     assert led.error == 12
+
+
+def test_of_ranks_of_one_host_the_last_to_begin_and_the_first_to_end_count(tmp_path: Path) -> None:
+    """One that is held up, before or after, says nothing of when the others could have ended."""
+    begins = np.arange(1, 41)[:, None] * SECOND + np.array([0, 40_000_000, 40_000_000])
+    ends = begins.max(axis=1, keepdims=True) + 100_000 + np.array([70_000_000, 0, 0])
+    clocks, hosts = [(0, 0.0), (0, 0.0), (5 * SECOND, 0.0)], ["a", "a", "b"]
+    rings = [written(tmp_path, i, hosts[i], clocks[i], begins, ends, {0: [0, 1, 2]}) for i in range(3)]
+    clock = aligned(rings).clocks["b"]
+    assert clock.error <= 100_001
+    assert abs(clock.moment(25 * SECOND).at - 20 * SECOND) <= 1
+
+
+def test_the_error_of_clocks_is_the_largest_and_unknown_where_one_is() -> None:
+    near, far = Clock(offset=0, origin=0, error=5, drift_error=0.0), Clock(offset=0, origin=0, error=9, drift_error=0.0)
+    hosts = {0: "a", 1: "b"}
+    assert Clocks(hosts, {"a": near, "b": far}).error == 9
+    assert Clocks(hosts, {"a": near}).error is None
+    assert Clocks({}, {}).error == 0
+    assert Clocks({0: "a"}, {"a": near, "other": far}).error == 9

@@ -63,6 +63,11 @@ def test_backslashes_and_bytes_that_json_does_not_have(tmp_path: Path) -> None:
     assert sum(over.counts.values()) == 2
 
 
+def test_a_byte_order_mark_is_no_part_of_a_document(tmp_path: Path) -> None:
+    elements, rest, over = read(tmp_path / "file", b'\xef\xbb\xbf{"events": [1], "a": 2}')
+    assert (elements, rest, over.counts) == ([1], {"a": 2}, {})
+
+
 def test_an_element_that_is_no_json_costs_no_other(tmp_path: Path) -> None:
     elements, rest, over = read(tmp_path / "file", '{"events": [{"a": 1}, {"b": oops}, {"c" 3}, {"d": 4}], "e": 5}')
     assert elements == [{"a": 1}, {"d": 4}]

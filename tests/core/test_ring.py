@@ -61,6 +61,7 @@ def test_a_record_says_what_was_done_with_whom_and_how_far_it_is(tmp_path: Path)
     ring.start(number, 120)
     ring.end(number, 130)
     ring.end(message, 140, failed=True)
+    assert read_ring(tmp_path / "rank-00000.ring").table["number"].tolist() == [number, message] == [1, 2]
     first, second = read_ring(tmp_path / "rank-00000.ring").records()
     assert (first.enqueued, first.started, first.ended, first.failed) == (100, 120, 130, False)
     assert (second.ended, second.failed, second.open) == (140, True, False)
@@ -121,7 +122,10 @@ def test_numbers_of_more_than_32_bits_go_round(tmp_path: Path) -> None:
     ring = writer(path)
     ring._numbers = iter(range((1 << 32) - 5, (1 << 32) + 20))  # type: ignore[assignment]
     fill(ring, range(12))
-    assert steps(read_ring(path)) == list(range(12))
+    found = read_ring(path)
+    assert steps(found) == list(range(12))
+    first = found.table["number"][0]
+    assert found.table["number"].tolist() == list(range(first, first + 12))
 
 
 def test_a_torn_record_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -298,3 +302,27 @@ def test_a_record_has_64_bytes() -> None:
         0, True, True,
     )  # fmt: skip
     assert set(get_args(Collective)) <= set(ring_format.VERBS)
+
+
+def test_names_that_cannot_be_read_are_told_beside_the_ring(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    fill(writer(path), range(2))
+    path.with_suffix(".names").unlink()
+    problems: list[str] = []
+    assert [steps(ring) for ring in read_rings(tmp_path, problems)] == [[0, 1]]
+    assert len(problems) == 1 and "names and groups are unknown" in problems[0]
+
+
+def test_a_ring_is_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-00000.ring")
+    with pytest.raises(DataError, match="cannot be read as a ring: it is no file"):
+        read_ring(tmp_path / "rank-00000.ring")
+
+
+def test_another_plan_of_a_rank_stands_in_its_ring(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    ring = writer(path)
+    ring.obeys("a" * 64 + "b")
+    assert read_ring(path).header.plan == "a" * 64
+    ring.obeys("beef")
+    assert (read_ring(path).header.plan, ring.header.plan) == ("beef", "beef")

@@ -61,6 +61,11 @@ def test_what_belongs_to_no_step_ends_none(tmp_path: Path) -> None:
     assert of(tmp_path, things, 10 * S).longest == 7.0
 
 
+def test_the_first_step_has_no_longest_before_it_ends(tmp_path: Path) -> None:
+    """What is done for the first time takes long."""
+    assert of(tmp_path, [(Kind.STEP, 1 * S, 0), (Kind.COMPUTE, 2 * S, 9 * S)], 10 * S).longest == 0.0
+
+
 KINDS = st.sampled_from([Kind.COMPUTE, Kind.WAIT, Kind.DATA, Kind.COLLECTIVE, Kind.SEND, Kind.CHECKPOINT, Kind.STEP])
 TIMES = st.integers(1, 200)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -162,3 +163,41 @@ def test_what_does_not_fit_is_refused(name: str, shape: Shape, says: str) -> Non
 def test_a_generated_schedule_need_not_be_checked_again(name: str) -> None:
     schedule = find_schedule(name, Shape(ranks=3, micro_batches=5, chunks=1))[0]
     assert with_transfers(schedule, proven=True) == with_transfers(schedule)
+
+
+def a(ranks: int, micro_batches: int, **more: Any) -> Shape:
+    return Shape(ranks=ranks, micro_batches=micro_batches, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "holds"),
+    [
+        ("1f1b", a(4, 4), True), ("1f1b", a(4, 3), False),
+        ("eager-1f1b", a(4, 4), True), ("eager-1f1b", a(4, 3), False),
+        ("slack-1f1b", a(2, 2, slack=(1,)), True), ("slack-1f1b", a(2, 1, slack=(1,)), False),
+        ("gpipe", a(4, 1), True),
+        ("interleaved", a(2, 4, chunks=2), True), ("interleaved", a(2, 2, chunks=2), False),
+        ("interleaved", a(2, 5, chunks=2), False), ("interleaved", a(2, 2, chunks=1), True),
+        ("zb-h1", a(3, 5), True), ("zb-h1", a(3, 4), False),
+        ("zb-h2", a(3, 5), True), ("zb-h2", a(3, 4), False),
+        ("zb-v", a(3, 5, chunks=2), True), ("zb-v", a(3, 4, chunks=2), False),
+        ("another", a(1, 1), False),
+    ],
+)  # fmt: skip
+def test_where_theory_has_a_formula(name: str, shape: Shape, holds: bool) -> None:
+    assert (closed_form(name, shape) is not None) == holds
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "holds"),
+    [
+        ("zb-h1", (1.0, 2.0, 2.0), True), ("zb-h1", (1.0, 2.0, 2.1), False), ("zb-h1", (9.0, 2.0, 1.0), True),
+        ("zb-h2", (1.0, 2.0, 2.0), True), ("zb-h2", (1.0, 2.0, 2.1), False),
+        ("zb-v", (1.0, 1.0, 1.0), True), ("zb-v", (1.1, 1.0, 1.0), False), ("zb-v", (1.0, 1.0, 1.1), False),
+    ],
+)  # fmt: skip
+def test_for_which_parts_of_a_backward_theory_has_a_formula(
+    name: str, seconds: tuple[float, float, float], holds: bool
+) -> None:
+    shape = a(2, 3, chunks=2 if name == "zb-v" else 1)
+    assert (closed_form(name, shape, *seconds) is not None) == holds

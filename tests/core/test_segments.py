@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.attention_ops import SharedAttention
+from plait.core.attention_ops import AttentionTraffic, SharedAttention
 from plait.core.errors import ScheduleError
+from plait.core.model import ModelSpec
 from plait.core.overlap import domino_order, segment_order
 from plait.core.segment_costs import SegmentCosts, makespan, simulate
 from plait.core.segment_lists import async_order, check, format_actions, insert_waits, parse, sync_order
 from plait.core.segments import Action, SegmentGraph, needs_table
+from plait.core.stages import Stage
+from plait.core.strategy import Strategy
 
 graphs = st.builds(
     SegmentGraph,
@@ -158,3 +162,81 @@ def test_no_more_than_two_blocks_of_a_ring_are_there_beside_the_own() -> None:
                 done += op.kind == kernel and verb == "run"
                 assert sent - done <= most
             assert sent == 7 and done == 8
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "again"),
+    [(None, ["MA", "MA", "MA"]), (3, ["MA", "MA", "MA"]), (1, ["MA", "", ""]), (0, ["", "", ""])],
+)
+def test_so_many_first_layers_of_a_stage_are_computed_again(recomputed: int | None, again: list[str]) -> None:
+    graph = SegmentGraph(num_layers=3, first_layer=4, recompute="full", recomputed=recomputed)
+    assert graph.last_layer == 6
+    assert [graph.again("mlp", layer) for layer in (4, 5, 6)] == again
+    assert graph.again("head", 0) == ""
+    assert replace(graph, backward=False).again("mlp", 4) == ""
+
+
+@pytest.mark.parametrize(
+    ("ulysses", "ring", "forward", "backward", "parts", "sends"),
+    [
+        (2, 1, "FK", "DGZ", {"K": 1, "G": 1, "D": 1}, {"K": 1, "G": 1, "D": 1}),
+        (1, 3, "FTK", "DSGHZ", {"K": 3, "G": 3, "T": 2, "S": 2, "H": 2, "D": 1}, {"K": 1, "G": 1, "T": 2, "H": 2}),
+        (2, 3, "FTK", "DSGHEZ", {"K": 3, "T": 2, "E": 1}, {"K": 1, "S": 2, "E": 1}),
+    ],
+)
+def test_attention_that_is_shared_in_ops(
+    ulysses: int, ring: int, forward: str, backward: str, parts: dict[str, int], sends: dict[str, int]
+) -> None:
+    shared = SharedAttention(ulysses, ring)
+    assert (shared.forward, shared.backward) == (forward, backward)
+    assert {kind: shared.parts(kind) for kind in parts} == parts
+    assert {kind: shared.sends(kind) for kind in sends} == sends
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "again", "several", "alone"),
+    [
+        ("F", 0, False, "all_to_all", "all_to_all"),
+        ("A", 0, False, None, None),
+        ("A", 0, True, "all_to_all", "all_to_all"),
+        ("K", 0, False, None, "all_to_all"),
+        ("K", 2, False, "all_to_all", None),
+        ("G", 0, False, None, "all_to_all"),
+        ("D", 0, False, "all_to_all", "all_to_all"),
+        ("W", 0, False, None, None),
+        ("T", 0, False, "rotate", "rotate"),
+    ],
+)
+def test_what_travels_after_an_op_of_attention(
+    kind: str, part: int, again: bool, several: str | None, alone: str | None
+) -> None:
+    """several: in rings of three, each of two ranks that exchange heads; alone: without a ring."""
+    assert SharedAttention(2, 3).collective(kind, part, again=again) == several
+    assert SharedAttention(2, 1).collective(kind, part, again=again) == alone
+    assert SharedAttention(1, 3).collective(kind, part, again=again) == ("rotate" if kind in "TSH" else None)
+
+
+def test_bytes_that_attention_exchanges() -> None:
+    model = ModelSpec(
+        family="llama", num_layers=1, hidden=32, num_heads=8, num_kv_heads=2, ffn_hidden=8, vocab=8, max_sequence=8
+    )
+    for strategy, kept in (
+        (Strategy(tp=2, cp=2), 2), (Strategy(tp=1, cp=2), 2), (Strategy(tp=1, cp=8, ring=4), 2), (Strategy(tp=4), 1),
+    ):  # fmt: skip
+        heads, size = 8 // strategy.tp, 10 * model.head_size
+        traffic = AttentionTraffic.of(model, strategy, 10)
+        assert traffic == AttentionTraffic(size * (heads + 2 * kept), size * heads, 2 * size * kept)
+        assert [traffic.of_kind(kind) for kind in "TSHFAGEKXD"] == (
+            [traffic.block] * 3 + [traffic.there] * 4 + [traffic.back] * 3
+        )
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("cp", [1, 4])
+def test_what_crosses_the_network_inside_a_stage(tp: int, cp: int) -> None:
+    model = ModelSpec(family="gpt", num_layers=2, hidden=32, num_heads=8, vocab=8, max_sequence=8)
+    graph = SegmentGraph.of(model, Strategy(tp=tp, cp=cp, ring=1), Stage(0, 1, 0, 2))
+    assert (graph.communicates, graph.sends) == (tp > 1, tp > 1 or cp > 1)
+    assert graph.attention == (SharedAttention(4, 1) if cp > 1 else None)
+    assert graph.shared("mlp") is None
+    assert graph.shared("attn") == graph.shared("block") == graph.attention
