@@ -42,7 +42,6 @@ from plait.plan.live import (
 )  # fmt: skip
 from plait.plan.memory_options import MemoryOptions
 from plait.plan.points import OVERLAPS, RECOMPUTES, Points
-from plait.plan.segment_sizes import MASTER
 
 Ints = NDArray[np.int64]
 DOMINO = OVERLAPS.index("domino")
@@ -204,13 +203,13 @@ class _Rows:
 
     def _loss(self, found: Bytes, tokens: Bytes) -> None:
         """A stage with the head is fullest at the loss or in a layer's backward."""
-        tp, master = self.points.tp, max(MASTER, self.itemsize)
+        tp = self.points.tp
         numbers = tokens * (-(-self.model.vocab // tp))
-        each = master if self.options.logit_bytes is None else self.options.logit_bytes
-        more = numbers * (each * (tp if self.options.logits_whole else 1) - master)
+        each = self.options.bytes_of_logit(self.itemsize) * (tp if self.options.logits_whole else 1)
+        more = numbers * (each - self.itemsize)  # their gradient is what Plait's own lists keep
         middle = found[:, BACKWARD + TYPES.index("middle")]
-        for name in ("whole", "heads"):
+        for name, without in (("whole", "embeds"), ("heads", "middle")):
             kind = TYPES.index(name)
             at_loss = found[:, KEPT + kind] + more
-            found[:, FORWARD + kind] = np.maximum(found[:, FORWARD + kind], at_loss)
+            found[:, FORWARD + kind] = np.maximum(found[:, FORWARD + TYPES.index(without)], at_loss)
             found[:, BACKWARD + kind] = np.maximum(middle, at_loss)

@@ -31,7 +31,6 @@ from plait.plan.memory_options import PLAIT, MemoryOptions
 from plait.plan.pipeline_time import SPLIT
 from plait.plan.points import RECOMPUTES, SCHEDULES, Points
 from plait.plan.rates import AnyPrecision
-from plait.plan.segment_sizes import MASTER
 from plait.plan.shapes import Shapes
 from plait.plan.walked_memory import walked_memory
 
@@ -228,7 +227,7 @@ class _Step:
         last = (place == points.pp - 1) & ((points.schedule != _ZB_V) | (points.pp == 1))
         last |= (place == 0) & (points.schedule == _ZB_V)
         vocab = -(-self.model.vocab // points.tp) * (points.tp if options.logits_whole else 1)
-        each = max(MASTER, self.itemsize) if options.logit_bytes is None else options.logit_bytes
+        each = options.bytes_of_logit(self.itemsize)
         return last * (points.micro * (self.sequence // points.cp) * vocab * each).astype(np.float64)
 
     def _states(self) -> tuple[Column, Ints]:

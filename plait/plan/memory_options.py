@@ -10,6 +10,7 @@ from typing import Any
 from plait.core.stages import Stage, split_layers
 from plait.core.strategy import slice_sizes
 from plait.plan.layer_time import Options
+from plait.plan.segment_sizes import MASTER
 
 SCORE_BYTES = 5.0
 """Of an attention weight that unfused attention keeps: 2 of scores, 1 of dropout's mask, 2 of their product
@@ -34,7 +35,8 @@ class MemoryOptions(Options):
     no layer keeps what it gathered. whole_layers: full recomputation keeps ``kept_bytes`` for every token and
     hidden number, and repeats a layer (Plait: two streams, and repeats half of one at a time).
 
-    logit_bytes: of a logit, all its copies while the loss is computed (None: one in fp32, as in Plait).
+    logit_bytes: of a logit, all its copies while the loss is computed (None: as in Plait, one as the model
+    computes and one in fp32).
     defers: Plait's own lists hide collectives behind weight gradients, which keeps what these read.
     logits_whole: every tensor-parallel rank has all logits. ends_count: stages are as equal as can be if
     embedding and head count as a layer each.
@@ -67,6 +69,12 @@ class MemoryOptions(Options):
             return options
         told: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(Options)}
         return MemoryOptions(**told, whole_layers=bool(options.recompute_collectives))
+
+    def bytes_of_logit(self, itemsize: int) -> float:
+        """Of all copies of a logit. itemsize: of what the model computes."""
+        if self.logit_bytes is not None:
+            return self.logit_bytes
+        return max(MASTER, itemsize) + (itemsize if itemsize < MASTER else 0)
 
     def stages(self, num_layers: int, num_stages: int) -> tuple[Stage, ...]:
         """How layers are shared out."""
