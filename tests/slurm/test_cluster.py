@@ -34,7 +34,7 @@ def test_two_clusters_at_once_and_nothing_is_left() -> None:
         with pytest.raises(JobError, match="several clusters"):
             find()
         processes = everything_of(second)
-        ask(second, "sbatch", "--wrap", "setsid sleep 600")
+        ask(second, "sbatch", "--output=/dev/null", "--wrap", "setsid sleep 600")
         wait_until(lambda: len(everything_of(second)) > len(processes), "the job did not start", seconds=10)
         os.kill(second.keeper, signal.SIGKILL)  # even so
         wait_until(lambda: not everything_of(second), "processes are left", seconds=10)
