@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.place.hosts import hosts_of
+from plait.core.errors import PlacementError
+from plait.place.hosts import arranged, hosts_of
 from plait.place.placing import place
-from plait.place.problem import Pool, Problem
+from plait.place.problem import Pool, Problem, Spares
 
 
 def pool(*sizes: int, name: str = "m") -> Pool:
@@ -52,3 +56,53 @@ def test_as_few_leaves_as_can_be(sizes: list[int], data: st.DataObject) -> None:
 def test_blocks_are_not_cut_by_leaves() -> None:
     placed = place(Problem(heights=(2,), pools=(pool(3, 3),), nodes_per_cell=2))
     assert leaves_of(placed.hosts) == ["ml0", "ml0", "ml1", "ml1"]
+
+
+def test_what_blocks_leave_over_in_leaves_makes_blocks_after_all() -> None:
+    """Two blocks of two from two leaves of three; the third is of what these have left."""
+    placed = place(Problem(heights=(3,), pools=(pool(3, 3),), nodes_per_cell=2))
+    assert placed.hosts == ("ml0n0", "ml0n1", "ml0n2", "ml1n0", "ml1n1", "ml1n2")
+    more = place(Problem(heights=(4,), pools=(pool(3, 3, 2, 1),), nodes_per_cell=2))
+    assert leaves_of(more.hosts) == ["ml0"] * 3 + ["ml1"] * 2 + ["ml2"] * 2 + ["ml3"]
+
+
+def test_spares_lie_beside_the_jobs_own_leaves() -> None:
+    problem = Problem(heights=(4,), pools=(pool(3, 6, name="a"), pool(3, 9, name="b")), spares=Spares(total=3))
+    assert hosts_of(problem, (0, 0, 0, 0)).spares == ("al1n4", "al1n5", "al0n0"), "its own leaf before another one"
+    assert hosts_of(problem, (1, 1, 1, 1)).spares == ("bl1n4", "bl1n5", "bl1n6")
+    both = replace(problem, spares=Spares(per_minipod=1))
+    assert hosts_of(both, (0, 0, 1, 1)).spares == ("al0n2", "bl0n2")
+    assert hosts_of(both, (0, 0, 0, 0), [1]).spares == ("al1n4", "bl0n0")
+
+
+def test_spares_that_cannot_be_kept_are_refused() -> None:
+    problem = Problem(heights=(3,), pools=(pool(3, name="a"), pool(4, name="b")), spares=Spares(total=4))
+    assert hosts_of(problem, (0, 0, 0)).spares == ("bl0n0", "bl0n1", "bl0n2", "bl0n3")
+    with pytest.raises(PlacementError, match="No node is left to be a spare"):
+        hosts_of(replace(problem, spares=Spares(total=5)), (0, 0, 0))
+    held = Pool(minipod="a", leaves=(), held=("h0", "h1", "h2"))
+    with pytest.raises(PlacementError, match=r"a has no node left to be a spare.*--method cpsat"):
+        hosts_of(Problem(heights=(3,), pools=(held,), price=1.0, spares=Spares(per_minipod=1)), (0, 0, 0))
+
+
+def test_what_is_free_is_taken_before_what_others_hold() -> None:
+    held = Pool(minipod="a", leaves=(("f0", "f1", "f2"),), held=("h0", "h1", "h2"))
+    problem = Problem(heights=(4,), pools=(held,), price=1.0, spares=Spares(per_minipod=1))
+    found = hosts_of(problem, (0, 0, 0, 0))
+    assert found == (("f0", "f1", "h0", "h1"), ("f2",), ("h0", "h1"))
+    pairs = Problem(heights=(2,), pools=(held,), price=1.0, nodes_per_cell=2)
+    assert hosts_of(pairs, (0, 0)).nodes == ("f0", "f1", "f2", "h0")
+
+
+def test_nodes_stand_row_by_row_in_leaves_and_cell_by_cell_in_ranks() -> None:
+    """Two columns, of four cells and of two: a row of the short one is as long as two of the other."""
+    found = hosts_of(Problem(heights=(4, 2), pools=(pool(6),)), (0,) * 6)
+    assert found.nodes == ("ml0n0", "ml0n2", "ml0n3", "ml0n5", "ml0n1", "ml0n4")
+
+
+def test_rows_are_put_in_the_order_of_fewest_crossings() -> None:
+    problem = Problem.plain(3, 2, [9, 9])
+    assert arranged(problem, (0, 1, 0, 0, 1, 0)) == (0, 0, 1, 0, 0, 1)
+    assert arranged(problem, (1, 1, 0, 1, 1, 0)) == (1, 1, 0, 1, 1, 0), "no better"
+    unequal = Problem(heights=(2, 1), pools=(pool(9),))
+    assert arranged(unequal, (1, 0, 1)) == (1, 0, 1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +75,53 @@ def test_commands_that_fail_are_named(path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(path))
     with pytest.raises(JobError, match="there is no command kubectl here"):
         read_topology("kubernetes:")
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, bytes, bytes]) -> list[Sequence[str]]:
+    """What commands are started, where each gives a status, output and errors in turn."""
+    started: list[Sequence[str]] = []
+
+    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        assert options["timeout"] == live.SECONDS and options["capture_output"]
+        started.append(command)
+        return subprocess.CompletedProcess(command, *answers[len(started) - 1])
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    return started
+
+
+def test_every_command_of_a_source_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = asked(monkeypatch, (0, b"wires", b""), (0, b"nodes \xff", b"odd"), (0, b"7|x|n1\n", b""))
+    assert live.answers("slurm:") == [
+        ("scontrol show topology", "wires"), ("scontrol -o show nodes", "nodes \ufffd"),
+        ("squeue -h -t R,CG,CF -o %i|%e|%N", "JOBID|END_TIME|NODELIST\n7|x|n1\n"),
+    ]  # fmt: skip
+    assert started == list(live.SOURCES["slurm:"])
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        (b"first\nlast " + b"x" * 300, r"failed: last x{195}\.$"),
+        (b"", r"failed: status 3\.$"),
+        (b" \n", r"failed: status 3\.$"),
+    ],
+)
+def test_a_command_that_fails(monkeypatch: pytest.MonkeyPatch, errors: bytes, said: str) -> None:
+    asked(monkeypatch, (3, b"{}", errors))
+    with pytest.raises(JobError, match=said):
+        live.answers("kubernetes:")
+
+
+def test_a_command_that_is_not_there_or_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(command: Sequence[str], **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    with pytest.raises(JobError, match=r"'kubectl get nodes,pods .+' has not answered within 60 s"):
+        live.answers("kubernetes:")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(JobError, match="there is no command kubectl here"):
+        live.answers("kubernetes:")
