@@ -32,8 +32,7 @@ def exact(problem: Problem) -> Answer:
     best, value = _best_banding(problem, rows, columns, known)
     if best is None:
         raise PlacementError(
-            f"{sum(free)} free nodes hold the job's {problem.num_cells} only with groups cut across scheduling units: "
-            "use --unit both."
+            f"The job has {problem.num_cells} cells, and minipods have room for {sum(free)}. Free more nodes."
         )
     cells, note = tuple(best.cells()), _named(best)
     if problem.unit != "both":

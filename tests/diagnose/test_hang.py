@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -316,7 +317,7 @@ def test_what_a_rank_says_that_waited_for_another(error: str, cause: str) -> Non
 def test_how_ranks_have_ended() -> None:
     others = [seen(rank, at(DP, 17)) for rank in range(3)]
 
-    def ended(**more: object) -> Verdict:
+    def ended(**more: Any) -> Verdict:
         return localise([*others, seen(3, at(DP, 16, over=True), state="ended", **more)], world=4, deadline=10)
 
     assert "Rank 3 (host 0) has ended; nobody saw how; ranks 0-2 wait" in ended(status=None).why
@@ -373,7 +374,7 @@ def test_one_that_is_stopped_beside_one_that_crashed_is_told_too() -> None:
          "all-reduce 17 of dp group 0-3."),
     ],
 )  # fmt: skip
-def test_ranks_of_which_too_little_is_known(lost: dict[int, dict[str, object]], said: str) -> None:
+def test_ranks_of_which_too_little_is_known(lost: dict[int, dict[str, Any]], said: str) -> None:
     evidence = [seen(rank, **lost[rank]) if rank in lost else seen(rank, at(DP, 17)) for rank in range(4)]
     verdict = localise(evidence, world=4, deadline=10)
     assert (verdict.cause, verdict.ranks, verdict.why) == ("unknown", tuple(lost), said)

@@ -456,7 +456,7 @@ def test_groups_of_the_header_tell_members_and_labels(tmp_path: Path) -> None:
         (launched([], **bare), None, ("other", "all")),
     )):  # fmt: skip
         (tmp_path / str(number)).mkdir()
-        info = {"distributedInfo": {"rank": 0, "world_size": 2, "pg_config": config}}
+        info: dict[str, Any] = {"distributedInfo": {"rank": 0, "world_size": 2, "pg_config": config}}
         comm = spans_of(tmp_path / str(number), *events, **info).filter(pl.col("kind") == "comm").row(0, named=True)
         assert (comm["axis"], comm["group"]) == wanted, number
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import PlacementError
-from plait.place.bounds import fewest_minipods, frontier, kappa, lower_bound, program_optimum
+from plait.place.bounds import Relaxation, fewest_minipods, frontier, kappa, lower_bound, program_optimum
 from plait.place.exact import exact
 from plait.place.placing import place
 from plait.place.problem import Problem, Spares, spread_of
@@ -136,3 +136,44 @@ def test_ten_thousand_nodes(shape: tuple[int, int]) -> None:
     assert took < 2  # a tenth of that on a quiet machine
     assert placed.gap < 0.1
     assert spread_of(problem, exact(problem).cells).used <= 110
+
+
+def test_crossings_along_rows_and_along_columns_add_up() -> None:
+    """Three rows of two; the edge is that of the pipeline."""
+    problem = Problem.plain(3, 2, [9, 9], edges=((0, 1),))
+    assert spread_of(problem, (0, 0, 1, 0, 1, 1)).crossings == 2 + 1
+    assert spread_of(problem, (0, 0, 0, 1, 1, 1)).crossings == 0 + 3
+    assert spread_of(problem, (0, 1, 0, 0, 1, 0)).crossings == 4 + 0
+    assert spread_of(problem, (0, 1, 0, 0, 1, 0)).used == 2
+
+
+def test_the_fewest_minipods_of_whole_groups() -> None:
+    assert fewest_minipods([9, 3], 0, 2) == 0
+    assert fewest_minipods([9, 3], 4, 2) == 1
+    assert fewest_minipods([9, 3], 5, 2) == 2
+    assert fewest_minipods([9, 3], 6, 2) is None
+    assert fewest_minipods([1, 1], 1, 2) is None
+    assert fewest_minipods([], 1, 1) is None
+
+
+def test_bounds_of_unequal_groups_and_of_taken_nodes() -> None:
+    pools = Problem.plain(1, 1, [4, 4]).pools
+    unequal = Problem(heights=(4, 2), pools=pools, edges=((0, 1),))
+    assert frontier(unequal) == [(1, 2), (2, 1)]
+    held = tuple(replace(pool, held=("x", "y")) for pool in pools)
+    assert frontier(Problem(heights=(6,), pools=held)) == [(1, 2)]
+    assert frontier(Problem(heights=(6,), pools=held, price=1.0)) == [(1, 1)]
+    assert frontier(Problem(heights=(6,), pools=held, price=1.0, spares=Spares(per_minipod=1))) == [(1, 2)]
+    assert frontier(Problem(heights=(3,), pools=pools, nodes_per_cell=2)) == [(1, 2)]
+
+
+def test_whole_rows_and_columns_exclude_more_than_areas_do() -> None:
+    """Spreads of 2 and 3 have area enough, and no whole rows and columns."""
+    problem = Problem.plain(15, 5, [4, 9, 13, 2, 5, 20, 2, 2, 3, 14, 14, 1])
+    assert (2, 3) in frontier(problem) or min(c for r, c in frontier(problem) if r <= 2) <= 3
+    known = Relaxation(problem)
+    assert known.excludes(2, 3) and known.excludes(2, 2) and known.excludes(1, 3)
+    assert not known.excludes(5, 12)
+    placed = place(problem)
+    assert (placed.row_spread, placed.column_spread) != (2, 3)
+    assert placed.bound > problem.score(2, 3) or placed.score > problem.score(2, 3)

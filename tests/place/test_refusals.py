@@ -45,11 +45,17 @@ def test_what_no_solver_finds() -> None:
     with pytest.raises(PlacementError, match=r"799 cells of unequal groups over 400 pools.*--avoid"):
         cpsat(many)
     assert place(replace(many, heights=(3, 2)), "cpsat").hosts
+    with pytest.raises(PlacementError, match=r"No placement was found in 1e-09 s. Allow more with --limit"):
+        cpsat(Problem.plain(9, 4, [7, 7, 7, 7, 8, 9], price=1.0, limit=1e-9))
+    stopped = cpsat(Problem.plain(9, 4, [7, 7, 7, 7, 8, 9], limit=1e-9))
+    assert stopped.cells == exact(Problem.plain(9, 4, [7, 7, 7, 7, 8, 9])).cells, "what there was to begin with"
 
 
 def test_what_the_closed_form_cannot_say() -> None:
     with pytest.raises(PlacementError, match="beyond the closed form: use --method cpsat"):
         exact(UNEQUAL)
+    with pytest.raises(PlacementError, match="The job has 9 cells, and minipods have room for 8"):
+        exact(Problem.plain(3, 3, [5, 3]))
     assert exact(Problem.plain(2, 2, [1, 1, 1, 1])).cells
 
 

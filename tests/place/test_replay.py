@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -11,10 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plait.core.errors import PlacementError
+from plait.place.meter import Series
 from plait.place.policy import POLICIES, Policy
 from plait.place.replay import Outcome, replay
-from plait.place.reservation import ClusterShape, Planned, check_planned
-from plait.place.summary import summary
+from plait.place.reservation import ClusterShape, Kept, Planned, check_planned
+from plait.place.summary import Delay, summary
 from plait.place.workload import Workload
 from tests.place.made_up import jobs_of
 
@@ -327,3 +328,69 @@ def test_planned_jobs_that_cannot_be_together(second: Planned, says: str) -> Non
     with pytest.raises(PlacementError, match=says):
         check_planned([first, second], CLUSTER)
     check_planned([first, replace(second, arrival=200.0)], CLUSTER)
+
+
+def test_waiting_is_told_of_jobs_that_arrive_and_of_those_under_notice() -> None:
+    """The third arrives when the planned job is announced, the fifth when it comes; the first was there."""
+    jobs = jobs_of([(-5.0, 1.0, 1), (10.0, 1.0, 1), (20.0, 1.0, 1), (25.0, 1.0, 1), (40.0, 1.0, 1)])
+    planned = Planned(nodes=1, arrival=40.0, notice=20.0, duration=10.0)
+    outcome = replay(jobs, CLUSTER, POLICIES["fifo"], [planned])
+    late = replace(outcome, started=jobs.submit + np.array([9.0, 0.0, 2.0, 4.0, 6.0]))
+    found = summary(late, jobs, [planned], NODES, NODES * SIZE)
+    assert astuple(found.delay) == pytest.approx((4, 3.0, 3.0, 5.7))
+    assert astuple(found.notice) == pytest.approx((2, 3.0, 3.0, 3.9))
+    assert summary(outcome, jobs, [], NODES, NODES * SIZE).notice == Delay(jobs=0, mean=0.0, p50=0.0, p95=0.0)
+
+
+def test_of_several_planned_jobs_the_worst_is_told() -> None:
+    planned = [Planned(nodes=2, arrival=30.0, notice=5.0), Planned(nodes=3, arrival=50.0, notice=5.0)]
+    kept = (
+        Kept(start=31.0, announced=0.5, before=0.4, at=0.3, moved=1, admitted=8, flexible=3, late=1, held=2),
+        Kept(start=57.0, announced=0.1, before=0.2, at=0.6, admitted=2, flexible=1, late=2, held=5),
+    )
+    outcome = replay(jobs_of([(0.0, 3.0, 1)]), CLUSTER, POLICIES["fifo"])
+    one = replace(outcome, planned=kept, restarts=np.array([2]), lost=7200.0)
+    found = summary(one, jobs_of([(0.0, 3.0, 1)]), planned, NODES, NODES * SIZE)
+    assert (found.planned_delay, found.retention_before, found.retention_at) == (7.0, 0.4, 0.6)
+    assert (found.admitted, found.late, found.held, found.preempted, found.lost_gpu_hours) == (10, 3, 7, 1, 2.0)
+    assert found.late_share == 0.5, "of those that were let in for good"
+    told = found.to_dict()
+    assert {name: told[name] for name in ("planned_delay", "retention_before", "retention_at")} == {
+        "planned_delay": 7.0, "retention_before": 0.4, "retention_at": 0.6,
+    }  # fmt: skip
+    assert [(each.nodes, each.delay, each.moved) for each in found.planned] == [(2, 1.0, 1), (3, 7.0, 0)]
+    nothing = summary(replace(outcome, planned=(Kept(),)), jobs_of([]), planned[:1], NODES, NODES * SIZE)
+    assert (nothing.planned_delay, nothing.retention_at) == (None, None)
+
+
+def test_progress_is_told_of_every_hundredth() -> None:
+    told: list[float] = []
+    replay(jobs_of([(float(at), 0.5, 1) for at in range(400)]), CLUSTER, POLICIES["fifo"], progress=told.append)
+    assert told == sorted(told) and 90 <= len(told) <= 110 and told[0] == 0.0 and told[-1] <= 1.0
+    few: list[float] = []
+    replay(jobs_of([(0.0, 1.0, 1), (5.0, 1.0, 1)]), CLUSTER, POLICIES["fifo"], progress=few.append)
+    assert few == [0.0, 0.5, 1.0]
+
+
+def test_a_planned_job_whose_nodes_another_one_has_gets_them_when_that_ends() -> None:
+    """The first is late; its nodes are those of the second, which is announced meanwhile."""
+    zone = (0, 1, 2, 3)
+    planned = [
+        Planned(nodes=4, arrival=50.0, notice=50.0, duration=100.0, zone=zone),
+        Planned(nodes=4, arrival=260.0, notice=60.0, duration=10.0, zone=zone),
+    ]
+    jobs = jobs_of([(1.0, 249.0, 24)], guesses=[20.0])
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, delay_late=True)
+    assert [kept.start for kept in outcome.planned] == [250.0, 350.0]
+    assert [kept.zone for kept in outcome.planned] == [zone, zone]
+
+
+def test_the_course_of_a_cluster_is_integrated_exactly() -> None:
+    """Idle nodes 2, 1, 0 from 0, 10 and 30 s on, and idle GPUs 8, 5, 0."""
+    steps = np.array([[0.0, 2, 8], [10.0, 1, 5], [30.0, 0, 0]])
+    series = Series(time=steps[:, 0], allocation=steps[:, 0], gpus=steps[:, 0], retention=steps[:, 0], steps=steps)
+    assert series.idle(0.0, 40.0) == (40.0, 180.0)
+    assert series.idle(5.0, 20.0) == (20.0, 90.0)
+    assert series.idle(20.0, 20.0) == series.idle(20.0, 10.0) == (0.0, 0.0)
+    assert replace(series, steps=np.zeros((0, 3))).idle(0.0, 9.0) == (0.0, 0.0)
+    assert replace(series, steps=steps[:1]).idle(0.0, 9.0) == (18.0, 72.0)

@@ -74,3 +74,33 @@ def test_a_packed_philly_log_with_odd_times(tmp_path: Path) -> None:
     log[0]["attempts"][0] |= {"start_time": [1], "end_time": {}}
     (tmp_path / "log.json.gz").write_bytes(gzip.compress(json.dumps(log).encode()))
     assert read_trace(tmp_path / "log.json.gz").duration.tolist() == [120.0]
+
+
+@pytest.mark.parametrize("entry", [7, [], {}, {"jobid": "x"}])
+def test_an_entry_of_a_philly_log_that_is_no_job(tmp_path: Path, entry: Any) -> None:
+    log = [*json.loads(json.dumps(PHILLY)), entry]
+    with pytest.raises(DataError, match=rf"entry {len(log) - 1} is no job of a Philly log: it lacks attempts, "):
+        trace_of(json.dumps(log), tmp_path, "log.json")
+
+
+def test_one_column_may_be_called_by_a_number(tmp_path: Path) -> None:
+    found = trace_of("submit,duration,gpus,2024\n1,2,3,4\n", tmp_path)
+    assert found.gpus.tolist() == [3]
+    with pytest.raises(DataError, match="the first line is a job, not the names of columns"):
+        trace_of("submit,duration,gpus,2024,7\n1,2,3,4,5\n", tmp_path)
+
+
+def test_rows_that_are_left_out_are_counted_as_by_all_readers(tmp_path: Path) -> None:
+    found = trace_of("submit,duration,gpus\n1,2,3\n1,-2,3\n1,,3\n1,5,0\n", tmp_path)
+    assert found.dropped and found.over.counts == {f"rows ({why})": count for why, count in found.dropped.items()}
+    assert sum(found.over.counts.values()) == 3
+
+
+def test_what_a_spot_trace_tells_beside_jobs(tmp_path: Path) -> None:
+    rows = "job_name,organization,gpu_request,worker_num,submit_time,duration,job_type{}\nj0,o1,8,4,1,3600,HP{}\n"
+    plain = trace_of(rows.format("", "") + "j1,,1,1,2,60,spot\n", tmp_path)
+    assert (set(plain.numbers), set(plain.categories)) == ({"nodes"}, {"group", "queue"})
+    assert (plain.gpus.tolist(), plain.preemptible.tolist()) == ([32, 1], [False, True])
+    more = trace_of(rows.format(",cpu_request,gpu_model", ",12,A100"), tmp_path)
+    assert (set(more.numbers), set(more.categories)) == ({"nodes", "cpus"}, {"group", "queue", "type"})
+    assert more.numbers["cpus"].tolist() == [12.0]

@@ -160,3 +160,21 @@ def test_policies_by_name() -> None:
     assert [one.name for one in find_policies("all")] == list(POLICIES)
     with pytest.raises(JobError, match="did you mean 'oracle'"):
         find_policies("fifo,orakel")
+
+
+def test_jobs_from_the_end_of_a_window_on_do_not_arrive(tmp_path: Path) -> None:
+    trace = trace_of("submit,duration,gpus\n0,10,1\n50,10,1\n100,10,1\n", tmp_path)
+    assert workload(trace, known(trace), gpus=8, window=100.0).submit.tolist() == [0.0, 50.0]
+    assert workload(trace, known(trace), gpus=8, window=100.5).submit.tolist() == [0.0, 50.0, 100.0]
+
+
+def test_what_runs_at_the_start_of_copies_began_before(tmp_path: Path) -> None:
+    """A span of 110 s, of which two lie 55 s apart; a job of 60 s runs on from the turn before."""
+    trace = trace_of("submit,duration,gpus\n0,5,1\n100,60,2\n", tmp_path)
+    span = trace.span
+    jobs = workload(trace, known(trace), gpus=8, copies=2, window=span)
+    arrive = sorted({0.0, 100.0, span / 2, (100.0 + span / 2) % span})
+    assert jobs.submit[jobs.submit >= 0].tolist() == pytest.approx(arrive)
+    before = sorted(at - span for at in (100.0, (100.0 + span / 2) % span) if at - span + 60 > 0)
+    assert jobs.submit[jobs.submit < 0].tolist() == pytest.approx(before)
+    assert set(jobs.gpus[jobs.submit < 0]) == {2} or not before
