@@ -86,7 +86,8 @@ class SharedWire:
         assert result.is_contiguous() and source.is_contiguous()
         key, self._started = (self.group.name, self._started), self._started + 1
         mine = source.detach().clone()
-        if result.is_floating_point():
+        in_place = kind == "all_gather" and result.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        if result.is_floating_point() and not in_place:  # there the own part may be read all the time
             result.detach().fill_(float("nan"))
         future: Future[object] = Future()
         with self.shared.lock:
