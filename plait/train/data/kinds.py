@@ -3,10 +3,10 @@
 | file | what becomes of it |
 |---|---|
 | UTF-8 text, any ending that is not listed here | read |
-| a few bytes that are not UTF-8 (up to ``MOST_UNDECODABLE`` of a file) | read, counted |
+| a few bytes that are zero or not UTF-8 (up to ``MOST_UNDECODABLE`` of a file) | read, counted |
 | JSON lines, JSON, CSV, Parquet, Arrow, token files, compressed text | refused: not read yet |
-| archives, pictures, programs, databases, pickles, weights, pointers of Git LFS | refused by name |
-| UTF-16, UTF-32, other encodings, random bytes, numbers | refused, with the share that is no text |
+| archives, crawls (WARC), notebooks, pictures, programs, databases, pickles, weights, pointers of Git LFS | refused by name |
+| UTF-16, UTF-32, other encodings, random bytes, numbers, files filled with zeros | refused, with the share |
 
 A kind is told by the bytes that a file begins with and, where these say nothing, by its ending.
 """
@@ -24,8 +24,8 @@ from plait.core.passed_over import PassedOver
 from plait.train.data.sources import SourceFile
 
 MOST_UNDECODABLE = 0.01
-"""Share of a file's bytes that may be no UTF-8."""
-UNDECODABLE = "bytes that are not UTF-8: the byte tokenizer keeps them, others read U+FFFD"
+"""Share of a file's bytes that may be zero or no UTF-8."""
+UNDECODABLE = "bytes that are zero or not UTF-8: the byte tokenizer keeps them, others read U+FFFD or U+0000"
 BLOCK = 64 << 10
 """Bytes that are read of a file's beginning, middle and end."""
 _LINE = 1 << 20
@@ -72,12 +72,16 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], str], ...] = (
     (re.compile(rb"BZh[1-9]1AY&SY"), f"bzip2; {_YET}"),
     (re.compile(rb"\x80[\x02-\x05]"), "a pickle of Python"),
     (re.compile(rb"[\s\S]{5}\x00{3}\{"), "safetensors weights"),
+    (re.compile(rb"WARC/[0-9.]+\r?\n"), f"WARC, pages of a crawl; {_YET}"),
+    (re.compile(rb"filedesc://"), f"ARC, pages of a crawl; {_YET}"),
     (re.compile(rb"version https://git-lfs"), "a pointer of Git LFS, which git lfs pull replaces by the file"),
     (re.compile(rb"\s*\[\s*\{\s*\"[^\"]*\"\s*:"), f"JSON; {_YET}"),
 )
 _ENDINGS = {
     **dict.fromkeys((".jsonl", ".ndjson"), f"JSON lines; {_YET}"),
     ".json": f"JSON; {_YET}",
+    ".ipynb": f"a notebook of Jupyter, in JSON; {_YET}",
+    **dict.fromkeys((".warc", ".wet", ".wat", ".arc"), f"pages of a crawl; {_YET}"),
     **dict.fromkeys((".csv", ".tsv"), f"a table; {_YET}"),
     ".parquet": f"Parquet; {_YET}",
     **dict.fromkeys((".arrow", ".feather"), f"Arrow; {_YET}"),
@@ -138,63 +142,71 @@ def kind_of_text(name: str, begin: bytes) -> str:
     for mark, encoding in _MARKS:
         if begin.startswith(mark):
             return f"is text in {encoding}; write it anew as UTF-8 (iconv -f {encoding} -t UTF-8)"
-    plain = b"\x00" not in begin and not undecodable(_whole_characters(begin))  # may begin with a format's letters
+    plain = not undecodable(_whole_characters(begin))  # may begin with a format's letters
     for at, magic, kind in _MAGIC:
         if begin[at:].startswith(magic) and not (plain and magic.isascii() and magic != b"%PDF-"):
             return f"is {kind}"
     if found := next((kind for pattern, kind in _PATTERNS if pattern.match(begin)), ""):
         return f"is {found}"
-    if _is_json_lines(begin):
-        return f"is JSON lines; {_YET}"
     ending = Path(name).suffix.lower()
-    return f"is, by its ending {ending}, {_ENDINGS[ending]}" if ending in _ENDINGS else ""
+    if ending in _ENDINGS:
+        return f"is, by its ending {ending}, {_ENDINGS[ending]}"
+    return f"is JSON lines; {_YET}" if _is_json_lines(begin) else ""
 
 
 def undecodable(text: bytes) -> int:
-    """Bytes of a whole text that are not UTF-8.
+    """Bytes of a whole text that are zero, which no text has, or not UTF-8.
 
-    >>> undecodable("é".encode()), undecodable("é".encode("latin-1"))
-    (0, 1)
+    >>> undecodable("é".encode()), undecodable("é".encode("latin-1")), undecodable(b"cut off\\0\\0")
+    (0, 1, 2)
     """
+    zeros = text.count(0)
     try:
         text.decode()
     except UnicodeDecodeError:
-        return len(text) - len(text.decode(errors="ignore").encode())
-    return 0
+        return zeros + len(text) - len(text.decode(errors="ignore").encode())
+    return zeros
 
 
-def too_many(count: int, size: int) -> str:
-    """What is wrong with a file of which ``count`` of ``size`` bytes are not UTF-8; empty if it passes."""
+def too_many(count: int, zeros: int, size: int) -> str:
+    """What is wrong with a file of which ``count`` of ``size`` bytes are not UTF-8 or zero, ``zeros`` of them
+    zero; empty if it passes."""
     if count <= size * MOST_UNDECODABLE:
         return ""
+    if 2 * zeros > count:
+        return (
+            f"is no text: {zeros / size:.1%} of its bytes are zero, at most {MOST_UNDECODABLE:.0%} may be; take them "
+            "out (tr -d '\\000'), if it is a log that was cut off"
+        )
     return (
         f"is no text in UTF-8: {count / size:.1%} of its bytes are none, at most {MOST_UNDECODABLE:.0%} may be; write "
-        "it anew as UTF-8 (iconv -f LATIN1 -t UTF-8), if it is text in another encoding"
+        "it anew as UTF-8 (iconv -f ENCODING -t UTF-8), if it is text in another encoding"
     )
 
 
 class Decodable:
-    """Counts, file by file as their documents come, what is not UTF-8. Raises DataError after a file that has
-    too much of it."""
+    """Counts, file by file as their documents come, what is zero or not UTF-8. Raises DataError after a file
+    that has too much of it."""
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
         self.over = PassedOver()
         self._files = iter([file for file in files if file.bytes])
         self._file: SourceFile | None = None
-        self._size = self._count = 0
+        self._size = self._count = self._zeros = 0
 
     def add(self, text: bytes, *, begins: bool) -> None:
         """The next document; begins: of the next file."""
         if begins:
             self.end()
-            self._file, self._size, self._count = next(self._files, None), 0, 0
+            self._file, self._size, self._count, self._zeros = next(self._files, None), 0, 0, 0
         self._size, self._count = self._size + len(text), self._count + undecodable(text)
+        self._zeros += text.count(0)
 
     def end(self) -> None:
         """No more of this file."""
         if self._file is None:
             return
-        if problem := too_many(self._count, self._size):
+        if problem := too_many(self._count, self._zeros, self._size):
             raise DataError(_told([(self._file, problem)], ()))
         self.over.note(UNDECODABLE, str(self._file.path), self._count)
         self._file = None
@@ -207,7 +219,7 @@ def _undecodable(blocks: Sequence[bytes], over: PassedOver, path: Path) -> str:
     if width := _number_width(blocks[0]):
         return f"holds a zero byte in every {width}: it is UTF-{8 * width} without a mark, or numbers, no text in UTF-8"
     count = sum(undecodable(_whole_characters(block) if cut else block) for block in blocks)
-    if problem := too_many(count, size):
+    if problem := too_many(count, sum(block.count(0) for block in blocks), size):
         return problem
     over.note(UNDECODABLE, str(path), count)
     return ""

@@ -98,6 +98,13 @@ BINARY: dict[str, tuple[bytes, str]] = {
     "uint32 tokens": (np.arange(60000, dtype="<u4").tobytes(), "numbers"),
     "random": (_noise(), "no text in UTF-8"),
     "latin-1": ("Straße café naïve ".encode("latin-1") * 300, "no text in UTF-8: 16.7% of its bytes"),
+    "cp1251": ("зимний рынок ".encode("cp1251") * 300, "iconv -f ENCODING -t UTF-8"),
+    "shift-jis": ("冬の市場 ".encode("shift-jis") * 300, "iconv -f ENCODING -t UTF-8"),
+    "zeros behind text": (PROSE + bytes(len(PROSE) // 2), "33.3% of its bytes are zero"),
+    "zeros within text": (b"log\x00\x00\x00" * 2000, "50.0% of its bytes are zero"),
+    "only zeros": (bytes(500), "100.0% of its bytes are zero"),
+    "warc": (b"WARC/1.0\r\nWARC-Type: warcinfo\r\n\r\n" + PROSE, "WARC"),
+    "arc": (b"filedesc://a.arc 0.0.0.0 20080101 text/plain 76\n" + PROSE, "ARC"),
     "sqlite": (b"SQLite format 3\x00" + bytes(100), "SQLite"),
 }
 TEXTS: dict[str, bytes] = {
@@ -110,8 +117,6 @@ TEXTS: dict[str, bytes] = {
     "code": b'{\n    "indented": 1\n}\n',
     "html": b"<html><body>" + PROSE,
     "byte order mark": b"\xef\xbb\xbf" + PROSE.replace(b"\n", b"\r\n"),
-    "zeros": b"log\x00\x00\x00" * 2000,
-    "only zeros": bytes(500),
     "blank": b" \n\t\n" * 9,
     "emoji": "\U0001f9d1\U0001f3fd\u200d\U0001f680".encode() * 20000,
     "letters of formats": b"MZ and PAR1 are letters. " + "Überprüfung".encode() * 9,
@@ -151,7 +156,7 @@ def test_odd_text_is_text(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "ending", [".parquet", ".jsonl", ".gz", ".zst", ".bin", ".csv", ".json", ".npy", ".PNG", ".pt"]
+    "ending", [".parquet", ".jsonl", ".gz", ".zst", ".bin", ".csv", ".json", ".npy", ".PNG", ".pt", ".warc", ".ipynb"]
 )
 @pytest.mark.parametrize("content", [PROSE, _noise()], ids=["text", "noise"])
 def test_an_ending_of_another_format_is_enough(tmp_path: Path, ending: str, content: bytes) -> None:
@@ -202,6 +207,25 @@ def test_bytes_that_are_not_utf8_are_counted(tmp_path: Path) -> None:
     said: list[str] = []
     prepare([tmp_path], BYTES, tmp_path / "none" / "corpus", say=said.append)
     assert said == [f"note: passed over 4 {UNDECODABLE} (the first: {tmp_path / 'a.txt'})"]
+
+
+def test_zeros_between_what_is_looked_at_are_found_when_all_is_read(tmp_path: Path) -> None:
+    block = PROSE * (1 + kinds.BLOCK // len(PROSE))
+    (tmp_path / "a.txt").write_bytes(block * 20 + bytes(2 * kinds.BLOCK) + b"\n" + block * 22)
+    check(tmp_path)
+    with pytest.raises(DataError, match=r"a\.txt: is no text: .* of its bytes are zero"):
+        prepare([tmp_path], BYTES, tmp_path / "none" / "corpus")
+
+
+def test_a_few_zeros_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(PROSE + bytes(3))
+    assert look_at(find_files([tmp_path], "*")).counts == {UNDECODABLE: 3}
+
+
+def test_a_notebook_of_one_line_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [], "nbformat": 4}))
+    with pytest.raises(JobError, match="a notebook of Jupyter"):
+        check(tmp_path)
 
 
 def test_what_hides_between_what_is_looked_at_is_found_when_all_is_read(tmp_path: Path) -> None:
