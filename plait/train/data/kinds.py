@@ -5,7 +5,8 @@
 | UTF-8 text, any ending that is not listed here | read |
 | a few bytes that are zero or not UTF-8 (up to ``MOST_UNDECODABLE`` of a file) | read, counted |
 | JSON lines, JSON, CSV, Parquet, Arrow, token files, compressed text | refused: not read yet |
-| archives, crawls (WARC), notebooks, pictures, programs, databases, pickles, weights, pointers of Git LFS | refused by name |
+| archives, crawls (WARC), notebooks, pictures, programs, databases, pickles, weights | refused by name |
+| pointers of Git LFS | refused, with what to do |
 | UTF-16, UTF-32, other encodings, random bytes, numbers, files filled with zeros | refused, with the share |
 
 A kind is told by the bytes that a file begins with and, where these say nothing, by its ending.
