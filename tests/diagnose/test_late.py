@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
+from plait.core.layout import Layout
 from plait.diagnose.explain import Report, explain
+from plait.diagnose.late import late_of
 from plait.diagnose.reading import read_run
+from plait.diagnose.recording import Recording
+from tests.diagnose.made import recording_of, spans_of
 from tests.diagnose.theirs import dump, entry, imported, kineto
 
 
@@ -74,3 +81,66 @@ def test_of_two_ranks_one_is_always_the_last(tmp_path: Path) -> None:
             behind[n] if ((n // 5) % 10 < 7) == (rank == 0) else one for n, one in enumerate(content["traceEvents"])
         ]
     assert report(tmp_path, *traces).late is None
+
+
+# ---- in numbers ----
+
+
+def arrivals(*steps: list[float], ranks: int = 2, length: float = 1.0, axis: str = "dp", **more: Any) -> Recording:
+    """Of every step when each rank comes to a collective, which ends for all at 1 s."""
+    rows = [
+        {"kind": "comm", "name": "all_reduce", "axis": axis, "lane": axis, "step": step, "rank": rank, "meeting": step,
+         "start": 10.0 * step + came, "end": 10.0 * step + 1.0, "group": "0"}
+        for step, own in enumerate(steps) for rank, came in enumerate(own)
+    ]  # fmt: skip
+    rows += [{"step": step, "rank": rank, "end": 0.1 * rank} for step in range(len(steps)) for rank in range(ranks)]
+    seconds = dict.fromkeys(range(len(steps)), length)
+    return recording_of(spans_of(*rows), Layout.of(dp=ranks), **({"seconds": seconds} | more))
+
+
+@pytest.mark.parametrize(("came", "late"), [(0.0625, True), (0.0624, False)])
+def test_how_much_of_a_step_lateness_must_be(came: float, late: bool) -> None:
+    found = late_of(arrivals(*[[0.0, came]] * 6, length=1.25), in_steps=True)
+    assert (found is not None) == late
+    if found:
+        assert (found.rank, found.axis, found.recurs, found.in_steps) == (1, "dp", 1.0, True)
+        assert found.seconds == pytest.approx(came) and found.computing == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("came", "late"), [(1e-3, True), (0.9e-3, False)])
+def test_how_late_one_must_be_where_there_are_no_steps(came: float, late: bool) -> None:
+    found = late_of(arrivals(*[[0.0, came + 1e-12]] * 6), in_steps=False)
+    assert (found is not None) == late
+
+
+@pytest.mark.parametrize(("ranks", "steps", "named"), [(2, 5, False), (2, 6, True), (16, 2, False), (16, 3, True)])
+def test_how_often_it_must_be_the_same_rank(ranks: int, steps: int, named: bool) -> None:
+    """Of two ranks one is always the last: five times of five are one of 32, and six one of 64."""
+    late = [0.0] * (ranks - 1) + [0.2]
+    assert (late_of(arrivals(*[late] * steps, ranks=ranks), in_steps=True) is not None) == named
+
+
+@pytest.mark.parametrize(("often", "named"), [(9, True), (8, False)])
+def test_in_how_many_steps(often: int, named: bool) -> None:
+    """Of twelve; in the others nobody is."""
+    late, even = [0.0] * 7 + [0.2], [0.0] * 8
+    found = late_of(arrivals(*[late] * often, *[even] * (12 - often), ranks=8), in_steps=True)
+    assert (found is not None) == named
+    assert found is None or found.recurs == 0.75
+
+
+def test_lateness_of_a_step_adds_up_and_its_median_counts() -> None:
+    steps = [[0.0, came] for came in (0.1, 0.2, 0.2, 0.3, 0.9, 0.2)]
+    found = late_of(arrivals(*steps), in_steps=True)
+    assert found is not None and found.seconds == pytest.approx(0.2)
+
+
+def test_what_does_not_count_as_late() -> None:
+    late = [[0.0, 0.3]] * 6
+    assert late_of(arrivals(*late, axis="pp"), in_steps=True) is None, "a stage waits for the one before"
+    assert late_of(arrivals(*[[0.3, 0.3]] * 6), in_steps=True) is None
+    assert late_of(arrivals(*[[0.3]] * 6), in_steps=True) is None, "alone"
+    assert late_of(arrivals(*late, seconds={}), in_steps=True) is None, "nobody knows how long steps are"
+    shifted = arrivals(*late)
+    clocks = shifted.meetings.with_columns(end=pl.col("end") + 0.3 * pl.col("rank"))
+    assert late_of(replace(shifted, meetings=clocks), in_steps=True) is None, "a clock that is ahead"

@@ -158,3 +158,10 @@ def test_what_is_not_clear_in_twenty_steps_may_be_in_two_hundred() -> None:
     deviation[3] += 0.1
     assert outliers(deviation[:, -WINDOW:])[0] == []
     assert [one.unit for one in outliers(deviation)[0]] == [3]
+
+
+def test_of_two_windows_one_suffices() -> None:
+    deviation = noise(7, 32, 2 * WINDOW, 0.01)
+    deviation[3, :WINDOW] += 0.2
+    found, _ = outliers(deviation)
+    assert [(one.unit, one.first, one.last) for one in found] == [(3, 0, WINDOW - 1)]

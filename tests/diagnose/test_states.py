@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.evidence import Evidence, Verdict, Wait
+from plait.core.evidence import Call, Channel, Evidence, Verdict, Wait
 from plait.core.layout import Layout
+from plait.core.ring import RingGroup
 from plait.diagnose.hang import localise
 from plait.diagnose.recording import grid_of
 from plait.diagnose.series import attempts_of, memory_of, series_of
-from plait.diagnose.states import STATES, edges, standings
+from plait.diagnose.states import STATES, Standing, edges, standings
+from plait.diagnose.stragglers import Straggler
 from tests.diagnose.planted import PLANTERS
 from tests.diagnose.standstill import DEADLINE, draw_job
 
@@ -38,8 +40,6 @@ def test_states_of_a_hang() -> None:
 
 
 def test_without_a_hang_the_slow_and_the_broken_stand_out() -> None:
-    from plait.diagnose.stragglers import Straggler
-
     one = Straggler(
         what="slow processor", ranks=(2,), hosts=(), since=3, until=9, effect=0.3, seconds=1.0, z=9.0, recurs=1.0,
         computing=1.0, where="",
@@ -99,3 +99,71 @@ def test_ranks_of_a_run_that_is_over_have_ended() -> None:
     grid = grid_of(Layout.of(pp=2, dp=2))
     assert {one.state for one in standings(grid)} == {"runs"}
     assert {one.state for one in standings(grid, live=False)} == {"ended"}
+
+
+# ---- one by one ----
+
+
+def standing(one: Evidence, *, slow: bool = False, verdict: Verdict | None = None, **more: Any) -> Standing:
+    lame = Straggler(
+        what="slow host", ranks=(1,), hosts=(), since=0, until=9, effect=1.0, seconds=1.0, z=9.0, recurs=1.0,
+        computing=0.0, where="",
+    )  # fmt: skip
+    told = verdict or Verdict(cause="none", why="")
+    return standings(GRID, hang=(told, [one]), stragglers=[lame] if slow else [], **more)[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({"state": "ended", "status": 0}, "ended"), ({"state": "ended", "status": None}, "ended"),
+        ({"state": "ended", "status": 0, "error": "x"}, "crashed"), ({"state": "ended", "status": -9}, "crashed"),
+        ({"state": "stopped", "thread": "waits"}, "stopped"), ({"state": "runs", "thread": "silent"}, "silent"),
+        ({"state": "runs", "thread": "works"}, "works"), ({"state": "runs", "thread": "waits"}, "waits"),
+        ({"state": "runs"}, "runs"), ({}, "unknown"), ({"thread": "waits"}, "waits"),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_rank(more: dict[str, Any], state: str) -> None:
+    assert standing(Evidence(rank=1, **more)).state == state
+    assert standing(Evidence(rank=1, **more), slow=True).state == ("slow" if state in ("runs", "waits") else state)
+
+
+def test_a_rank_that_is_one_of_several_suspects_is_not_named() -> None:
+    sure = Verdict(cause="stopped", why="", ranks=(1,))
+    assert (sure.certain, standing(Evidence(rank=1), verdict=sure).state) == (True, "named")
+    unsure = Verdict(cause="unknown", why="", ranks=(1,))
+    assert (unsure.certain, standing(Evidence(rank=1), verdict=unsure).state) == (False, "unknown")
+
+
+def test_what_is_told_of_a_rank() -> None:
+    group = RingGroup((0, 1), 0, "tp")
+    calls = tuple(
+        Call(channel=Channel(group), sequence=n, verb="all_reduce", dtype="", bytes=0, enqueued=1, ended=2 * (n == 1))
+        for n in (1, 2, 3)
+    )  # fmt: skip
+    found = standing(Evidence(rank=1, calls=calls, stack=("a", "b"), thread="waits"), errors={1: "said"})
+    assert (found.doing, found.where, found.error, found.host) == ("all-reduce 2 of tp group 0, 1", "b", "said", "")
+    assert found.waits_for == (0,)
+    named = standing(Evidence(rank=1, doing="saving", error="own", host="h"), errors={1: "said"})
+    assert (named.doing, named.where, named.error, named.host, named.waits_for) == ("saving", "", "own", "h", ())
+    grid = grid_of(Layout.of(dp=2), ["a", "b"])
+    assert [one.host for one in standings(grid, hang=(Verdict(cause="none", why=""), []))] == ["a", "b"]
+    quiet = standings(grid, errors={1: "ValueError"})
+    assert [(one.state, one.host, one.error) for one in quiet] == [("runs", "a", ""), ("crashed", "b", "ValueError")]
+
+
+def test_the_chain_tells_for_whom_ranks_wait_where_calls_do_not() -> None:
+    chain = (Wait(ranks=(0, 1), call="x", on=(1, 2)), Wait(ranks=(1,), call="y", on=(3,)))
+    found = standings(GRID, hang=(Verdict(cause="unknown", why="", chain=chain), []))
+    assert [one.waits_for for one in found] == [(1, 2), (2,), (), ()]
+
+
+def test_of_many_lines_those_to_whoever_is_waited_for_most() -> None:
+    found = [
+        Standing(0, "waits", waits_for=(3, 1)),
+        Standing(1, "waits", waits_for=(3,)),
+        Standing(2, "waits", waits_for=(1, 3)),
+    ]
+    assert edges(found) == edges(found, 5) == [(0, 3), (0, 1), (1, 3), (2, 1), (2, 3)]
+    assert edges(found, 4) == [(0, 3), (1, 3), (2, 3), (0, 1)]
+    assert edges(found, 1) == [(0, 3)]
