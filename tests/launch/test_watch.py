@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import selectors
+import signal
+import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from plait.core.channel import Beat, Channel, Error
-from plait.core.errors import DO_NOT_RETRY, CheckpointError, JobError, NotFinite, PlaitError
+from plait.core.channel import Beat, Channel, Error, Stop
+from plait.core.errors import DO_NOT_RETRY, CheckpointError, JobError, NotFinite, PlaitError, RankFailure
 from plait.core.progress import Progress
+from plait.launch import watch as module
 from plait.launch.watch import Rank, Watch
 
 TIER = "unit"
@@ -72,3 +76,336 @@ def test_a_ranks_error_ends_the_run_as_what_it_is(
         watch.until_ended()
     assert (type(error.value), str(error.value)) == (raised, "step 2: the loss is nan.")
     assert error.value.exit_status == exit_status
+
+
+# ---- ranks that do as a story tells, on a clock of its own ----
+
+
+class Clock:
+    """In place of ``time``."""
+
+    now = 1000.0
+    held_up = 0.0
+    """Seconds in which the launcher is stopped while it waits for what is said next."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Made:
+    """A rank's process that does as it is told."""
+
+    pid = None
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self.stopped = self.killed = False
+        self.log = ""
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.killed = True
+        if self.returncode is None:
+            self.returncode = -9
+
+    def said(self) -> str:
+        return self.log
+
+
+class Elsewhere:
+    """Something that signals may come from."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.held_up = 0.0
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def take(self) -> int | None:
+        if not (said := self.ours.recv(1)):
+            raise EOFError
+        return said[0] or None
+
+    def look(self, held_up: float) -> None:
+        self.held_up += held_up
+
+
+class Story:
+    """Ranks, and what happens to them: one step before each look of the watch."""
+
+    def __init__(self, folder: Path, clock: Clock, world: int = 2) -> None:
+        self.clock, self.steps = clock, deque[Callable[[], object]]()
+        self.sources = [Elsewhere(), Elsewhere()]
+        self.processes = [Made() for _ in range(world)]
+        pairs = [Channel.pair() for _ in range(world)]
+        self.ends = [Channel(theirs) for _, theirs in pairs]
+        self.ranks = [Rank(at, self.processes[at], ours, heard=clock.now) for at, (ours, _) in enumerate(pairs)]
+        self.signals = deque[int]()
+        self.progress = Progress(world)
+        self.watch = Watch(self.ranks, folder, self.signals, timeout=60, lock=None, sources=[self, *self.sources],
+                           progress=self.progress)  # fmt: skip
+
+    def fileno(self) -> int:
+        return self.sources[0].theirs.fileno()
+
+    def take(self) -> int | None:
+        return None
+
+    def look(self, held_up: float) -> None:
+        assert self.steps, "the run goes on, and there is nothing more to tell"
+        self.steps.popleft()()
+
+    def run(self, *steps: Callable[[], object]) -> int:
+        self.steps.extend([*steps, lambda: None])  # in which what was done last is seen
+        return self.watch.until_ended()
+
+    def trains(self, *at: int) -> None:
+        """Each rank says its step."""
+        for end, step in zip(self.ends, at, strict=True):
+            end.send(Beat(f"step {step}", step))
+
+    def ends_with(self, *codes: int | None) -> None:
+        for process, code in zip(self.processes, codes, strict=True):
+            process.returncode = code
+
+    def after(self, seconds: float) -> None:
+        """A look at a time takes no more than ``NAP``."""
+        self.clock.now += seconds
+
+    def asked(self) -> list[list[int]]:
+        """What each rank was asked."""
+        found: list[list[int]] = []
+        for end in self.ends:
+            found.append([])
+            while (message := end.receive()) is not None:
+                assert isinstance(message, Stop)
+                found[-1].append(message.signal)
+        return found
+
+
+@pytest.fixture
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    clock = Clock()
+
+    class Held(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            clock.now, clock.held_up = clock.now + clock.held_up, 0.0
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Held)
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr("plait.core.progress.time", clock)
+    monkeypatch.setattr(module, "LOOK", 0.001)
+    found = Story(tmp_path, clock)
+    yield found
+    for end in [*found.ends, *(rank.channel for rank in found.ranks)]:
+        end.close()
+    for source in found.sources:
+        source.ours.close()
+        source.theirs.close()
+
+
+def test_a_run_ends_well_with_its_last_rank(story: Story) -> None:
+    assert story.run(lambda: story.trains(0, 0), lambda: story.ends_with(0, None), lambda: story.ends_with(0, 0)) == 0
+    assert story.progress.step == 0
+
+
+def test_time_in_which_the_launcher_was_held_up_is_nobodys_silence(story: Story) -> None:
+    story.trains(0, 0)
+    stopped = [lambda: setattr(story.clock, "held_up", 1000.0), lambda: None]
+    assert story.run(lambda: None, *stopped, *nap(story, 20), lambda: story.ends_with(0, 0)) == 0
+    assert [source.held_up for source in story.sources] == [1000.0, 1000.0]
+
+
+def test_a_look_that_is_a_little_late_is_a_look(story: Story) -> None:
+    story.trains(0, 0)
+    late = [lambda: setattr(story.clock, "held_up", module.NAP), lambda: None]
+    assert story.run(lambda: None, *late, lambda: story.ends_with(0, 0)) == 0
+    assert [source.held_up for source in story.sources] == [0.0, 0.0]
+
+
+def nap(story: Story, seconds: int) -> list[Callable[[], object]]:
+    """Looks that go by in time."""
+    return [lambda: story.after(1.0)] * seconds
+
+
+def test_a_rank_that_is_silent_is_spoken_of_and_then_ends_the_run(
+    story: Story, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story.trains(3, 2)
+    talks = [lambda: (story.after(1.0), story.ends[0].send(Beat("step 3", 3)))] * 64
+    with pytest.raises(RankFailure, match=r"rank 1 has not answered for 6\d s \(step 2\); the other ranks") as failed:
+        story.run(*talks)
+    assert (failed.value.ranks, failed.value.cause) == ((1,), "silent")
+    assert capsys.readouterr().err.count("after 60 s the run is ended") == 1
+    assert 60 <= 64 - len(story.steps) <= 63
+
+
+def test_of_silent_ranks_the_one_behind_is_named(story: Story) -> None:
+    story.trains(3, 2)
+    with pytest.raises(RankFailure, match="rank 1 has not answered"):
+        story.run(*nap(story, 64))
+
+
+def test_of_silent_ranks_one_that_is_stopped_is_named(story: Story) -> None:
+    story.trains(3, 2)
+    story.processes[0].stopped = True
+    with pytest.raises(RankFailure, match=r"rank 0 has not answered .*\(step 3; its process is stopped") as failed:
+        story.run(*nap(story, 64))
+    assert failed.value.cause == "stopped"
+
+
+def test_one_that_may_rightly_take_long_is_not_hurried(story: Story) -> None:
+    """Unless it is stopped, or others wait for it."""
+    for end in story.ends:
+        end.send(Beat("compiling", patient=True))
+    assert story.run(*nap(story, 200), lambda: story.ends_with(0, 0)) == 0
+
+
+def test_one_that_may_rightly_take_long_and_is_stopped_ends_the_run(story: Story) -> None:
+    for end in story.ends:
+        end.send(Beat("compiling", patient=True))
+    story.processes[1].stopped = True
+    with pytest.raises(RankFailure, match="rank 1 has not answered"):
+        story.run(*nap(story, 64))
+
+
+def test_one_that_has_ended_is_not_silent(story: Story) -> None:
+    story.trains(0, 0)
+    story.ends_with(0, None)
+    talks = [lambda: (story.after(1.0), story.ends[1].send(Beat("step 1", 1)))] * 100
+    assert story.run(*talks, lambda: story.ends_with(0, 0)) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_asks_every_rank_to_save_and_end(
+    story: Story, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    asked = list[list[int]]()
+    status = 128 + number
+    story.trains(5, 5)
+    found = story.run(
+        lambda: None,
+        lambda: story.signals.append(number),
+        lambda: asked.extend(story.asked()),
+        lambda: story.ends_with(status, None),  # which is no failure
+        lambda: story.ends_with(status, 0),
+    )
+    assert (found, asked, story.progress.stopping) == (status, [[number], [number]], True)
+    assert "stopping after this step; the run is saved first" in capsys.readouterr().err
+    assert not any(process.killed for process in story.processes)
+
+
+def test_the_second_ctrl_c_ends_all_at_once(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
+    story.trains(5, 5)
+    found = story.run(
+        lambda: None,
+        lambda: story.signals.extend([signal.SIGTERM, signal.SIGTERM, signal.SIGHUP]),  # asked, and that is enough
+        lambda: story.processes[0].killed or story.signals.append(signal.SIGINT),
+        lambda: None,
+    )
+    assert found == 128 + signal.SIGTERM
+    assert [process.killed for process in story.processes] == [True, True]
+    assert story.asked() == [[signal.SIGTERM]] * 2
+    assert "what was not saved is lost" in capsys.readouterr().err
+
+
+def test_a_rank_that_got_a_signal_has_all_asked(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
+    story.trains(5, 5)
+    asked = list[list[int]]()
+    assert story.run(
+        lambda: story.ends[1].send(Stop(signal.SIGTERM)),
+        lambda: None,
+        lambda: asked.extend(story.asked()),
+        lambda: story.ends_with(143, 143),
+    ) == 143  # fmt: skip
+    assert asked == [[signal.SIGTERM]] * 2
+    assert "rank 1 got SIGTERM: stopping after this step" in capsys.readouterr().err
+
+
+def test_what_fails_once_ranks_are_to_end_before_they_train_is_no_news(
+    story: Story, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story.trains(0, -1)
+    assert story.run(
+        lambda: None, lambda: story.signals.append(signal.SIGINT), lambda: story.ends_with(1, None),
+        lambda: story.ends_with(1, 1),
+    ) == 130  # fmt: skip
+    assert "ending; nothing is to be saved yet" in capsys.readouterr().err
+
+
+def test_what_fails_while_ranks_save_is_news(story: Story) -> None:
+    story.trains(5, 5)
+    with pytest.raises(RankFailure, match="rank 0 ended with status 1"):
+        story.run(lambda: None, lambda: story.signals.append(signal.SIGINT), lambda: story.ends_with(1, None))
+
+
+@pytest.mark.parametrize(("sources", "kills"), [([0, 1], False), ([0, 0], True), ([0, 1, 1], True)])
+def test_one_ctrl_c_may_reach_every_node(story: Story, sources: list[int], kills: bool) -> None:
+    story.trains(5, 5)
+    comes = [lambda at=at: story.sources[at].theirs.send(bytes([signal.SIGINT])) for at in sources]
+    story.run(lambda: None, *comes, lambda: None, lambda: story.ends_with(130, 130))
+    assert story.processes[0].killed == kills
+
+
+def test_a_source_that_is_gone_is_listened_to_no_more(story: Story) -> None:
+    assert story.run(story.sources[1].theirs.close, lambda: None, lambda: story.ends_with(0, 0)) == 0
+
+
+# ---- which rank began it ----
+
+
+def test_one_that_was_killed_began_it(story: Story) -> None:
+    story.trains(5, 5)
+    story.processes[0].log = "plait-error: rank 1 is gone\n"
+    with pytest.raises(RankFailure, match="rank 1 was killed by SIGKILL; the other ranks were ended") as failed:
+        story.run(lambda: None, lambda: story.ends_with(1, -9))
+    assert (failed.value.ranks, failed.value.cause) == ((1,), "killed")
+
+
+def test_of_those_that_ended_the_first_began_it(story: Story) -> None:
+    story.trains(5, 5)
+    story.processes[1].log = "Traceback\nMemoryError\n"
+
+    def meanwhile(seconds: float) -> None:
+        story.ends_with(7, 1)
+
+    story.clock.sleep = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(RankFailure, match="rank 1 ended with status 1; the other") as failed:
+        story.run(lambda: None, lambda: story.ends_with(None, 1))
+    assert (failed.value.cause, failed.value.words) == ("ended", "MemoryError")
+
+
+def test_of_those_that_ended_one_with_a_message_is_told(story: Story) -> None:
+    story.trains(5, 5)
+    story.ends[1].send(Error("no such file.", "JobError"))
+    with pytest.raises(JobError, match=r"^no such file\.$"):
+        story.run(lambda: None, lambda: story.ends_with(7, 2))
+
+
+def test_one_that_is_stopped_made_the_others_fail(story: Story) -> None:
+    story.trains(5, 5)
+    story.processes[0].stopped = True
+    with pytest.raises(RankFailure, match=r"rank 0 has not answered .* waited for it in vain") as failed:
+        story.run(lambda: None, lambda: story.ends_with(None, 1))
+    assert (failed.value.ranks, failed.value.cause) == ((0,), "stopped")
+
+
+def test_one_that_gave_up_does_not_know_whose_fault_it_is(story: Story) -> None:
+    story.ends[0].send(Error("Rank 1 did not answer.", "RankFailure"))
+    with pytest.raises(RankFailure, match=r"^Rank 1 did not answer\.$") as failed:
+        story.run(lambda: None, lambda: story.ends_with(RankFailure.exit_status, None))
+    assert (failed.value.ranks, failed.value.cause) == ((), "gave up")
+
+
+def test_when_one_was_killed_is_known_to_a_look(story: Story) -> None:
+    story.trains(5, 5)
+    with pytest.raises(RankFailure, match="SIGKILL"):
+        story.run(lambda: None, lambda: story.after(0.5), lambda: story.ends_with(-9, None))
+    assert story.progress.unnoticed(story.clock.now) == pytest.approx(0.5 + module.LOOK)
