@@ -253,6 +253,10 @@ def _patched(shared: World) -> Iterator[None]:
     def irecv(tensor: Tensor, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> _Letter:
         return post(False, tensor, src, group, tag, group_src)
 
+    def all_reduce(tensor: Tensor, op: Any = None) -> None:
+        assert op == dist.ReduceOp.MAX, "the only one that is used over all ranks"
+        tensor.copy_(torch.tensor(objects.largest(tensor.tolist()), dtype=tensor.dtype))
+
     with (
         mock.patch.object(threading.Thread, "start", inherits),
         mock.patch.object(wire, "GlooWire", connected),
@@ -267,6 +271,7 @@ def _patched(shared: World) -> Iterator[None]:
             get_world_size=lambda group=None: len(group.ranks) if group else shared.size,
             new_group=new_group,
             barrier=objects.meet,
+            all_reduce=all_reduce,
             destroy_process_group=lambda group=None: None,
             isend=isend,
             irecv=irecv,

@@ -1,0 +1,84 @@
+"""A whole profile of ranks that are threads, in as little time as it takes. More in ``tests/dist``."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from plait.core.env import RankEnv
+from plait.core.profile import Profile
+from plait.train.profile import collectives, compute
+from plait.train.profile.measure import Order, machine_of, measure_profile
+from tests.dist.equality import DEVICE
+from tests.dist.profiling import MODEL
+from tests.models import gpt
+from tests.support.threads import threads
+
+
+def measured(world: int, per_node: int, **order: Any) -> tuple[Profile, list[str]]:
+    """What all ranks have found, and what rank 0 said."""
+
+    def measure(rank: int) -> tuple[Profile, list[str]]:
+        said: list[str] = []
+        env = RankEnv(rank=rank, world_size=world, local_rank=rank % per_node, local_world_size=per_node)
+        wanted = Order(**{"seconds": 0.0, "model": MODEL, "batch": 2, **order})
+        return measure_profile(wanted, env, DEVICE, deadline=0.0, cores=2, say=said.append), said
+
+    with (
+        mock.patch.object(compute, "TOKENS", {"cpu": (16, 64)}),
+        mock.patch.object(compute, "CORES", {"cpu": ((2, 32, 16),)}),
+        mock.patch.object(compute, "PASSES", {"cpu": (1 << 18,)}),
+        mock.patch.object(collectives, "LARGEST", {"gloo": 1 << 20}),
+    ):
+        (first, said), *others = threads(world).run(measure)
+    for other, _ in others:
+        assert (other.collectives, other.overlaps) == (first.collectives, first.overlaps)
+    return first, said
+
+
+def test_ranks_measure_what_they_share() -> None:
+    found, said = measured(4, 2)
+    assert {one.group.stride for one in found.collectives} == {1, 2}
+    assert all(len(curve.points) == collectives.ALWAYS for curve in found.collectives), "there is no time for more"
+    sizes = [[point.bytes for point in curve.points] for curve in found.collectives]
+    assert all(first >= collectives.SMALLEST and second >= first * 2 for first, second, *_ in sizes)
+    kinds = {one.kind for one in found.collectives}
+    assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"}
+    assert {one.group.ranks for one in found.collectives if one.kind == "send"} == {2}
+    assert {one.tp for one in found.modules} == {1, 2}
+    assert {(one.kind, one.group.stride) for one in found.overlaps} == {
+        (kind, stride) for kind in ("all_reduce", "all_gather") for stride in (1, 2)
+    }
+    assert (found.machine.ranks, found.machine.ranks_per_node, found.machine.backend) == (4, 2, "gloo")
+    assert found.machine.crowd == 1.0
+    assert any("all_reduce beside products" in line for line in said)
+
+
+def test_one_rank_has_no_collectives() -> None:
+    found, _ = measured(1, 1)
+    assert not found.collectives and not found.overlaps and {one.tp for one in found.modules} == {1}
+    assert found.products and found.attention and found.passes
+    assert {one.precision for one in found.products} == {"fp32"}
+
+
+def test_a_model_that_cannot_be_cut_is_measured_whole() -> None:
+    found, _ = measured(2, 2, model=gpt(num_heads=1))
+    assert {one.tp for one in found.modules} == {1}
+
+
+def test_a_layer_without_room_is_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(DEVICE), "memory", 16 * 1000)
+    found, said = measured(1, 1)
+    assert not found.modules
+    assert "a layer of this model has no room on a device; its modules are left out" in said
+
+
+@pytest.mark.parametrize(
+    ("local", "lab", "cores", "crowd"), [(2, "", 2, 1.0), (8, "", 2, 4.0), (1, "", 8, 1.0), (2, "l", 4, 2.0)]
+)
+def test_ranks_that_want_the_same_core(local: int, lab: str, cores: int, crowd: float) -> None:
+    """Of a lab's eight ranks all are on this machine."""
+    rank = RankEnv(rank=0, world_size=8, local_rank=0, local_world_size=local, lab=lab)
+    assert machine_of(rank, DEVICE, cores).crowd == crowd
