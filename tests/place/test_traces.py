@@ -123,6 +123,40 @@ def test_pai(tmp_path: Path) -> None:
     assert found.how[0] == "'plan_gpu' is read as percent of a GPU for each of 'inst_num' instances"
 
 
+def test_times_in_a_finer_unit_are_read_so_and_said(tmp_path: Path) -> None:
+    head, row = PAI.splitlines()[0], "{},worker,1.0,Terminated,{},{},600.0,29.3,100.0,T4\n"
+    for finer, size in (("milliseconds", 10**3), ("microseconds", 10**6), ("nanoseconds", 10**9)):
+        rows = row.format("a", 1718000000 * size, 1718000900 * size)
+        found = trace_of(f"{head}\n{rows}", tmp_path)
+        assert found.duration.tolist() == [900.0] and found.first == 1718000000
+        assert any(f"'start_time' is read as {finer}" in said for said in found.how)
+    mixed = "".join(row.format(name, 1718000000000 + at, 1718000900000 + at) for at, name in enumerate("abc"))
+    found = trace_of(f"{head}\n{mixed}{row.format('d', 1718000000, 1718000900)}", tmp_path)
+    assert found.dropped == {"times in another unit than most": 1} and set(found.duration) == {900.0}
+    mixed = row.format("a", 1718000000000, 1718000900000) + row.format("b", 1718000000, 1718000900)
+    assert trace_of(f"{head}\n{mixed}", tmp_path).duration.tolist() == [900.0]
+    mixed = "".join(row.format(name, 1718000000 + at, 1718000900 + at) for at, name in enumerate("abc"))
+    found = trace_of(f"{head}\n{mixed}{row.format('d', 1718000000000, 1718000900000)}", tmp_path)
+    assert found.dropped == {"times in another unit than most": 1} and set(found.duration) == {900.0}
+
+
+def test_relative_milliseconds_beyond_a_century_of_seconds_are_milliseconds(tmp_path: Path) -> None:
+    found = trace_of("submit,duration,gpus\n5000000000,900000,1\n5000060000,900000,1\n", tmp_path)
+    assert found.submit.tolist() == [0.0, 60.0] and found.duration.tolist() == [900.0, 900.0]
+    assert any("'duration' is read as milliseconds, as the table's times are" in said for said in found.how)
+
+
+def test_durations_of_a_published_form_in_milliseconds(tmp_path: Path) -> None:
+    """Start and end tell, or the unit of the times."""
+    found = trace_of(HELIOS.replace(",60,", ",60000,").replace(",30,", ",30000,"), tmp_path)
+    assert found.duration.tolist() == [30.0, 60.0] and "milliseconds" in found.how[0]
+    found = trace_of(ACME.replace(",3600,", ",3600000,"), tmp_path)
+    assert found.duration.tolist() == [3600.0]
+    spot = SPOT.replace(",100,3600,", ",1718000000000,900000,").replace(",50,60,", ",1718000060000,60000,")
+    found = trace_of(spot, tmp_path)
+    assert sorted(found.duration) == [60.0, 900.0] and found.submit.tolist() == [0.0, 60.0]
+
+
 @pytest.mark.parametrize(
     ("header", "columns", "gpus", "says"),
     [

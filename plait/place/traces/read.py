@@ -3,7 +3,8 @@
 ===========  =====================================================================================
 known        published schemas by their columns (``SCHEMAS``), Philly's JSON log, any other CSV
              table by its columns' names (``columns``); packed by gzip, bzip2 or xz
-passed over  rows that are no jobs, counted by reason (``Trace.dropped``); values read otherwise
+passed over  rows that are no jobs, or whose times are in another unit than those of most rows, counted
+             by reason (``Trace.dropped``); values read otherwise
              than written (``Trace.changed``) and what had to be decided (``Trace.how``) are said
 refused      a table without a line of column names, other compression, more rows or bytes than a
              replay has use for, lines of more than a MiB

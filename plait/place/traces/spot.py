@@ -30,7 +30,7 @@ def read(frame: Any, path: Path) -> Trace:
         schema="alibaba-spot",
         submit="submit_time",
         duration="duration",
-        units={"duration": "s"},
+        form="s",
         gpus=pd.to_numeric(frame["gpu_request"], errors="coerce") * workers,
         id="job_name",
         numbers={"nodes": "worker_num"} | ({"cpus": "cpu_request"} if "cpu_request" in frame else {}),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plait.core.errors import DataError
 from plait.core.passed_over import PassedOver
-from plait.place.traces.times import Times, lengths, pandas, seconds
+from plait.place.traces.times import Times, lengths, odd, pandas, seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,13 +113,15 @@ def build(
     preemptible: Any = None,
     never: Mapping[str, Any] | None = None,
     units: Mapping[str, str] | None = None,
+    form: str = "",
     how: Sequence[str] = (),
 ) -> Trace:
     """A trace of a table's columns. A duration is read, or what lies between start (else submission) and end.
 
     gpus, preemptible: a column's name, or values. never: masks of rows that cannot be jobs, by reason. Rows
     without usable numbers are counted by reason, never silently left out. units: of submit, start, end and
-    duration, where they are known (``times.UNITS``, ``times.ORDERS``). how: what the reader had to decide.
+    duration, where the user says them (``times.UNITS``, ``times.ORDERS``). form: unit of durations in a
+    published form. how: what the reader had to decide.
     """
     count, units = len(frame), units or {}
     submitted = seconds(frame[submit], units.get("submit", ""))
@@ -127,7 +129,7 @@ def build(
     over = seconds(frame[end], units.get("end", "")) if end else None
     begun, where = submitted.values, np.where(np.isnan(started.values), submitted.values, started.values)
     apart = None if over is None else over.values - where
-    lasted = lengths(frame[duration], units.get("duration", ""), apart) if duration else None
+    lasted = lengths(frame[duration], units.get("duration", ""), apart, submitted.unit, form) if duration else None
     if lasted is None and apart is None:
         raise DataError("A trace needs a duration, or an end.")
     ran = lasted.values if lasted else np.asarray(apart)
@@ -136,6 +138,7 @@ def build(
         reasons = {
             **(never or {}),
             "no submission time": ~np.isfinite(begun),
+            "times in another unit than most": odd(begun) | odd(where) | (odd(over.values) if over else False),
             "no duration": ~np.isfinite(ran),
             "negative duration": ran < 0,
             "ran for no time": ran == 0,

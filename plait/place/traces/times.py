@@ -30,15 +30,21 @@ SAID = {
 ZONES = {"ut": 0, "utc": 0, "gmt": 0, "z": 0, "edt": -4, "est": -5, "cdt": -5, "cst": -6, "mdt": -6, "mst": -7,
          "pdt": -7, "pst": -8}  # fmt: skip
 """Hours of the names of zones that have one meaning by RFC 5322, 4.3."""
+LATEST = 4_102_444_800.0
+"""Seconds from 1970 to 2100: a later time is in a finer unit, or a mistake."""
+MIXED = 500.0
+"""Times that differ from most by more than this factor are in another unit."""
 _ZONE = re.compile(r":\d\d(?:[.,]\d+)?\s*(?:[AaPp][Mm])?\s*(?P<zone>[A-Za-z][A-Za-z/_]*)$")
 _NUMBERS = re.compile(r"^(\d{1,2})([./-])(\d{1,2})\2(\d{4}|\d\d)(?!\d)(.*)$")
 
 
 class Times(NamedTuple):
-    """values: seconds, NaN where there is none. how: what had to be decided; empty where nothing had."""
+    """values: seconds, NaN where there is none. how: what had to be decided; empty where nothing had. unit:
+    in which they were written, as far as their size told."""
 
     values: Floats
     how: str = ""
+    unit: str = "s"
 
 
 def pandas() -> Any:
@@ -70,26 +76,45 @@ def without_unit(name: str) -> tuple[str, str]:
 
 
 def seconds(column: Any, unit: str = "") -> Times:
-    """Times as seconds. Numbers are of the unit, without one seconds (milliseconds or finer where they would
-    be after the year 5000); anything else a date, UTC where it names no zone. Raises DataError for a zone
-    that is only a name."""
+    """Times as seconds. Numbers are of the unit, without one seconds (milliseconds or finer where most would
+    be after 2100, which is said); anything else a date, UTC where it names no zone. Raises DataError for a
+    zone that is only a name."""
     numbers = pandas().to_numeric(column, errors="coerce").to_numpy(float)
     known = column.notna().to_numpy()
     if known.any() and np.isnan(numbers[known]).mean() > 0.5:
         return _dates(column, unit if unit in ORDERS else "")
     if unit in UNITS:
         return Times(numbers * UNITS[unit])
-    usual = np.nanmedian(np.abs(numbers)) if known.any() and np.isfinite(numbers).any() else 0.0
-    for power in (1e9, 1e6, 1e3):
-        if usual > 9.6e10 * power / 1e3:
-            return Times(numbers / power)
+    usual = _usual(numbers)
+    for finer in ("ns", "us", "ms"):
+        if usual * UNITS[finer] * 1e3 > LATEST:
+            how = f"'{column.name}' is read as {SAID[finer][-1]}: as seconds most would be after 2100"
+            return Times(numbers * UNITS[finer], how, finer)
     return Times(numbers)
 
 
-def lengths(column: Any, unit: str = "", apart: Floats | None = None) -> Times:
-    """Durations as seconds: numbers, or 1:30:00, '2 days 01:00:00', 2-01:00:00. apart: seconds between start
-    and end of each, which tell the unit where it is not given; else the column's name does, else numbers are
-    seconds."""
+def odd(times: Floats) -> NDArray[np.bool_]:
+    """Which times, in seconds, cannot be of the unit in which most are: those after 2100, and those near 1970
+    where most are dates of this century."""
+    usual = _usual(times)
+    with np.errstate(invalid="ignore"):
+        early = (np.abs(times) < usual / MIXED) if usual > 1e9 else np.zeros(len(times), bool)
+        return early | (times > LATEST)
+
+
+def _usual(numbers: Floats) -> float:
+    """The median size of numbers that are not 0, the upper of two: a number that stands there."""
+    sizes = np.sort(np.abs(numbers[np.isfinite(numbers) & (numbers != 0)]))
+    return float(sizes[len(sizes) // 2]) if len(sizes) else 0.0
+
+
+def lengths(column: Any, unit: str = "", apart: Floats | None = None, times: str = "s", form: str = "") -> Times:
+    """Durations as seconds: numbers, or 1:30:00, '2 days 01:00:00', 2-01:00:00.
+
+    unit: as the user says. Without one the column's name tells it, or else apart, the seconds between start
+    and end of each, or else times, the unit of the table's times where that is finer than seconds, or else
+    form, the unit of a published form. Nothing of these: seconds, which is said.
+    """
     pd = pandas()
     numbers = pd.to_numeric(column, errors="coerce")
     known = column.notna()
@@ -104,6 +129,11 @@ def lengths(column: Any, unit: str = "", apart: Floats | None = None) -> Times:
     if found := _told(values, apart):
         said = f"'{column.name}' is read as {SAID[found][-1]}, as start and end say"
         return Times(values * UNITS[found], said if found != "s" else "")
+    if times != "s":
+        said = f"'{column.name}' is read as {SAID[times][-1]}, as the table's times are (seconds: '{column.name}:s')"
+        return Times(values * UNITS[times], said)
+    if form:
+        return Times(values * UNITS[form])
     return Times(values, f"'{column.name}' is taken as seconds, since nothing says so (minutes: '{column.name}:min')")
 
 
