@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.attempts import read_attempts
+from plait.core.attempts import Attempt, read_attempts, write_attempts
 from plait.core.errors import NotFinite, RankFailure, told_error
 from plait.core.evidence import FILE
-from plait.core.history import History
+from plait.core.history import History, newest_checkpoint
 from plait.core.progress import Progress
 
 
@@ -137,3 +137,45 @@ def test_the_cause_is_the_name_of_the_error(tmp_path: Path) -> None:
         "NotFinite",
         "step 2: the loss is nan.",
     )
+
+
+def test_of_failed_attempts_the_last_three_logs_are_kept(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for number in range(1, 12):
+        (logs / "rank-0.log").write_text(str(number))
+        (logs / "attempt-x").mkdir(exist_ok=True)  # somebody else's
+        history = History(tmp_path)
+        history.begin_again(1, ("n1",), "abc", again=False)
+        if number > 1:
+            assert (logs / f"attempt-{number - 1}" / "rank-0.log").exists()
+    assert sorted(path.name for path in logs.iterdir()) == ["attempt-10", "attempt-8", "attempt-9", "attempt-x"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "writing", "resumed", "said"),
+    [
+        (13, 0, 13, "from step 13. When"),
+        (13, 0, 12, "from step 12, 1 step is done again. When"),
+        (13, 0, 5, "from step 5, 8 steps are done again. When"),
+        (13, 10, 5, "8 steps are done again (the checkpoint of step 10 was still being written). When"),
+        (13, 5, 5, "8 steps are done again. When"),
+        (13, 13, 5, "8 steps are done again. When"),  # no step came after it
+    ],
+)
+def test_what_is_done_again_is_said(tmp_path: Path, failed: int, writing: int, resumed: int, said: str) -> None:
+    write_attempts(
+        tmp_path,
+        [Attempt(attempt=1, started=1.0, ended=2.0, outcome="failed", resumed=0, step=failed, writing=writing)],
+    )
+    history, told = History(tmp_path), list[str]()
+    history.begin_again(1, ("n1",), "abc", again=True)
+    steps(Progress(1, stepped=lambda one: history.goes_on(one, told.append)), resumed, resumed + 1)
+    assert said in told[0]
+
+
+def test_checkpoints_are_counted_by_their_names(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) == 0
+    for name in ("step-00000005", "step-00000010", "step-11.partial", "step-", "other-00000099", "step-x"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) == 10

@@ -159,3 +159,13 @@ def test_no_attribute_of_transformers_configs_is_unknown(tmp_path: Path, kind: s
             passed = PassedOver()
             read(tmp_path, {name: value for name, value in values.items() if name != key}, passed)
             assert over.counts[PASSED_OVER] == passed.counts[PASSED_OVER] + 1, f"{key} was dropped without a word"
+
+
+def test_what_a_config_leaves_out_is_as_its_makers_have_it(tmp_path: Path) -> None:
+    """The defaults of transformers' classes."""
+    gpt, llama = read(tmp_path, GPT2), read(tmp_path, LLAMA)
+    assert (gpt.norm_eps, gpt.dropout, gpt.attention_dropout, gpt.tied_embeddings) == (1e-5, 0.1, 0.1, True)
+    assert (gpt.ffn_hidden, gpt.num_kv_heads, gpt.family) == (64, 4, "gpt")
+    assert (llama.norm_eps, llama.dropout, llama.attention_dropout, llama.tied_embeddings) == (1e-6, 0.0, 0.0, False)
+    assert (llama.rope_theta, llama.rope_scaling, llama.num_kv_heads, llama.head_size) == (10000.0, None, 4, 4)
+    assert read(tmp_path, GPT2 | {"resid_pdrop": 0.1}) == read(tmp_path, GPT2 | {"embd_pdrop": 0.1}) == gpt

@@ -1,0 +1,28 @@
+"""What a schedule does under given costs, as a picture shows it."""
+
+from __future__ import annotations
+
+from plait.core.dry_run import PipelineCosts, dry_run
+from plait.core.gantt import Bar
+from plait.core.schedule_text import parse_schedule
+
+
+def test_bars_are_computations_by_rank_and_transfers_that_take_time() -> None:
+    schedule = parse_schedule("rank 0: 0F0 0B0\nrank 1: 1F0 1B0")
+    quick = dry_run(schedule, PipelineCosts.uniform(2, 1.0, 1.0, 0.5))
+    assert [(bar.row, bar.start, bar.end, bar.label, bar.kind) for bar in quick.bars()] == [
+        ("rank 0", 0.0, 1.0, "F0", "forward"), ("rank 0", 3.5, 5.0, "B0", "backward"),
+        ("rank 1", 1.0, 2.0, "F0", "forward"), ("rank 1", 2.0, 3.5, "B0", "backward"),
+    ]  # fmt: skip
+    slow = dry_run(schedule, PipelineCosts.uniform(2, 1.0, 1.0, 0.5, transfer=0.25))
+    assert slow.bars()[4:] == [
+        Bar("0 > 1", 1.0, 1.25, "0", "transfer F"), Bar("1 > 0", 3.75, 4.0, "0", "transfer B")
+    ]  # fmt: skip
+    assert slow.makespan == 5.5
+    assert slow.idle() == [3.0, 0.0]
+    assert slow.bubble() == 3.0
+
+
+def test_a_ranks_later_stages_have_small_letters() -> None:
+    schedule = parse_schedule("rank 0: 0F0 1F0 1B0 0B0")
+    assert [bar.label for bar in dry_run(schedule, PipelineCosts.uniform(2)).bars()] == ["F0", "f0", "b0", "B0"]
