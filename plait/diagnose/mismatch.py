@@ -60,47 +60,55 @@ def _elsewhere(waits: Waits, at: At) -> Counter[Signs]:
 
 def _told(waits: Waits, at: At, calls: dict[int, Call], odd: Sequence[int], right: Signs | None) -> Verdict:
     others = [rank for rank in sorted(calls) if rank not in set(odd)]
-    first = calls[odd[0]]
     group = spoken_group(waits.channels[at.channel].group)
-    differs = _differs(waits, at, calls, odd, right)
+    sides: dict[str, list[int]] = defaultdict(list)  # a clause for each that is another
+    for rank in odd:
+        sides[_what(calls[rank])].append(rank)
+    firsts = [ranks[0] for ranks in sides.values()]
+    against = None if right else firsts.pop(0)
+    differs = list(dict.fromkeys(_differs(waits, at, calls, rank, right, against) for rank in firsts)) or ["arguments"]
     if right is None:
-        sides: dict[Signs, list[int]] = defaultdict(list)
-        for rank in sorted(calls):
-            sides[calls[rank].signs].append(rank)
-        said = listed([f"{spoken_ranks(ranks)} began {_what(calls[ranks[0]])}" for ranks in sides.values()])
-        why = f"Mismatch of {differs} in call {at.sequence} of {group}: {said}. There is no majority: it may be either."
+        said = listed([f"{spoken_ranks(ranks)} began {what}" for what, ranks in sides.items()])
+        why = (f"Mismatch of {listed(differs)} in call {at.sequence} of {group}: {said}. There is no majority: it may "
+               "be either.")  # fmt: skip
     else:
-        theirs, hosts = calls[others[0]], sorted({waits.evidence[rank].host for rank in odd} - {""})
-        where = f" ({listed(hosts)})" if hosts else ""
-        why = (f"{spoken_ranks(odd)}{where} began {_what(first)} as call {at.sequence} of {group}, where "
-               f"{spoken_ranks(others)} began {_what(theirs)}: {_fault(differs)}.")  # fmt: skip
+        said = listed([f"{spoken_ranks(ranks)}{_on(waits, ranks)} began {what}" for what, ranks in sides.items()])
+        theirs = _what(calls[others[0]])
+        why = (f"{said} as call {at.sequence} of {group}, where {spoken_ranks(others)} began {theirs}: "
+               f"{_fault(differs)}.")  # fmt: skip
         why = why[:1].upper() + why[1:]
     hosts = tuple(sorted({waits.evidence[rank].host for rank in odd} - {""}))
     chain = (Wait(ranks=tuple(others), call=str(calls[others[0]]), on=tuple(odd)),) if others else ()
-    return Verdict(cause="mismatch", why=why, ranks=tuple(odd), hosts=hosts, differs=differs, chain=chain)
+    return Verdict(cause="mismatch", why=why, ranks=tuple(odd), hosts=hosts, differs=" and ".join(differs), chain=chain)
 
 
-def _differs(waits: Waits, at: At, calls: dict[int, Call], odd: Sequence[int], right: Signs | None) -> str:
-    """``order`` where a rank began what the others begin next, or before; else what is not equal."""
-    signs = {rank: call.signs for rank, call in calls.items()}
+def _on(waits: Waits, ranks: Sequence[int]) -> str:
+    hosts = sorted({waits.evidence[rank].host for rank in ranks} - {""})
+    return f" ({listed(hosts)})" if hosts else ""
+
+
+def _differs(waits: Waits, at: At, calls: dict[int, Call], rank: int, right: Signs | None, against: int | None) -> str:
+    """``order`` where ``rank`` began what the others begin next, or before; else what is not equal to what
+    is right, or to the call of the rank ``against``."""
     for shift in (-1, 1):
         beside = waits.calls.get(At(at.channel, at.sequence + shift), ())
-        if right and any(call.signs == signs[odd[0]] for rank, call in beside if rank not in set(odd)):
+        fits = any(call.signs == calls[rank].signs for other, call in beside if other not in calls or
+                   calls[other].signs == right)  # fmt: skip
+        left_out = any(call.signs == right for other, call in beside if other == rank and shift > 0)
+        if right and (fits or left_out):
             return "order"
-        if right and any(call.signs == right for rank, call in beside if rank == odd[0] and shift > 0):
-            return "order"
-    some = [calls[odd[0]], next(call for call in calls.values() if call.signs != signs[odd[0]])]
-    if some[0].verb != some[1].verb:
+    like = next(call for other, call in calls.items() if (other == against if right is None else call.signs == right))
+    if calls[rank].verb != like.verb:
         return "op"
-    if some[0].dtype != some[1].dtype:
+    if calls[rank].dtype != like.dtype:
         return "dtype"
-    return "size" if some[0].bytes != some[1].bytes else "arguments"
+    return "size" if calls[rank].bytes != like.bytes else "arguments"
 
 
-def _fault(differs: str) -> str:
-    if differs == "order":
-        return "it has left out a call, or begun calls in another order"
-    return f"the {differs} must be the same on all"
+def _fault(differs: Sequence[str]) -> str:
+    equal = [what for what in differs if what != "order"]
+    faults = ["it has left out a call, or begun calls in another order"] if len(equal) < len(differs) else []
+    return "; ".join(faults + ([f"the {listed(equal)} must be the same on all"] if equal else []))
 
 
 def _what(call: Call) -> str:

@@ -91,6 +91,28 @@ def test_who_began_something_else_is_named(
     assert words in found.why
 
 
+def test_several_that_began_different_things_are_told_apart(tmp_path: Path) -> None:
+    odd: dict[int, dict[str, Any]] = {
+        2: {"input_sizes": [[1025]]},
+        3: {"profiling_name": "nccl:broadcast", "input_sizes": [[262144]]},
+        4: {"input_dtypes": ["Half"]},
+    }
+    found = verdict(tmp_path, *(dump(rank, waiting(5, 9000, **odd.get(rank, {})), world=8) for rank in range(8)))
+    assert (found.cause, found.ranks, found.differs) == ("mismatch", (2, 3, 4), "size and op and dtype")
+    assert found.why == (
+        "Rank 2 began an all-reduce of Float 4100 bytes, rank 3 began a broadcast of Float 1048576 bytes and rank 4 "
+        "began an all-reduce of Half 64 bytes as call 5 of default_pg group 0-7, where ranks 0, 1 and 5-7 began an "
+        "all-reduce of Float 128 bytes: the size, op and dtype must be the same on all."
+    )
+
+
+def test_without_a_majority_all_that_differs_is_told(tmp_path: Path) -> None:
+    odd: list[dict[str, Any]] = [{}, {"input_sizes": [[1025]]}, {"input_dtypes": ["Half"]}]
+    found = verdict(tmp_path, *(dump(rank, waiting(5, 9000, **odd[rank]), world=3) for rank in range(3)))
+    assert found.differs == "size and dtype"
+    assert "Mismatch of size and dtype in call 5" in found.why
+
+
 def test_another_order_is_told_as_one(tmp_path: Path) -> None:
     right = [waiting(5, 9000), waiting(6, 9100, profiling_name="nccl:broadcast")]
     turned = [waiting(5, 9000, profiling_name="nccl:broadcast"), waiting(6, 9100)]
