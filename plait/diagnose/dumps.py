@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from plait.core.evidence import Call, Channel, Evidence, Verdict, Wait, spoken_ranks
@@ -23,33 +23,43 @@ WHOLE = ("0", "")
 """Names of the group of all ranks."""
 
 
-def verdict_of(dumps: Mapping[int, Dump]) -> tuple[Verdict, list[Evidence]]:
+def verdict_of(dumps: Mapping[int, Dump], unread: Collection[int] = ()) -> tuple[Verdict, list[Evidence]]:
     """What keeps the ranks of these dumps from going on, by rank; and what is known of each. A rank of the
-    job that left no dump has evidence without calls."""
+    job without a dump has evidence without calls. unread: ranks whose dumps cannot be read."""
     calls = _calls(dumps)
-    world = 1 + max({*dumps, *(rank for dump in dumps.values() for rank in dump.mentioned)})
+    world = 1 + max({*dumps, *unread, *(rank for dump in dumps.values() for rank in dump.mentioned)})
     evidence = [_evidence(rank, dumps.get(rank), calls.get(rank, [])) for rank in range(world)]
-    silent = [rank for rank in range(world) if rank not in dumps]
-    return _judged(Waits(evidence, world), silent, sum(len(dump.entries) for dump in dumps.values())), evidence
+    silent = {rank: rank in unread for rank in range(world) if rank not in dumps}
+    return _judged(Waits(evidence, world), silent, dumps), evidence
 
 
-def _judged(waits: Waits, silent: Sequence[int], operations: int) -> Verdict:
-    lost = Verdict(cause="missing", why=_no_dump(silent), ranks=tuple(silent)) if silent else None
+def _judged(waits: Waits, silent: Mapping[int, bool], dumps: Mapping[int, Dump]) -> Verdict:
+    """silent: ranks of which no dump was read, and whether they left one."""
     found = find_mismatch(waits) or _not_come(waits, silent) or _in_a_circle(waits) or _not_ended(waits)
+    found = found or _not_told(dumps)
     if found:
-        named = set(silent) & set(found.ranks)
-        return replace(found, also=(lost,)) if lost and not named else found
+        left = [rank for rank in silent if rank not in found.ranks and not any(rank in one.on for one in found.chain)]
+        return replace(found, also=_silent(left, silent))
+    operations = sum(len(dump.entries) for dump in dumps.values())
     why = f"Nothing is wrong in the dumps: all of their {operations} operations have ended."
-    return Verdict(cause="none", why=" ".join((why, lost.why)) if lost else why)
+    return Verdict(cause="none", why=" ".join((why, *(one.why for one in _silent(list(silent), silent)))))
+
+
+def _silent(ranks: Sequence[int], silent: Mapping[int, bool]) -> tuple[Verdict, ...]:
+    """Of what a rank did whose dump cannot be read, nobody can name a cause."""
+    gone, unread = ([rank for rank in ranks if silent[rank] == left] for left in (False, True))
+    found = [Verdict(cause="missing", why=_no_dump(gone, silent), ranks=tuple(gone))] if gone else []
+    return (*found, *([Verdict(cause="unknown", why=_no_dump(unread, silent))] if unread else []))
 
 
 # ---- one cause after the other ----
 
 
-def _not_come(waits: Waits, silent: Sequence[int]) -> Verdict | None:
+def _not_come(waits: Waits, silent: Mapping[int, bool]) -> Verdict | None:
     """Ranks that others wait for and that wait for nobody; of those without a dump nobody knows it."""
     sinks = waits.sinks()
-    ranks = [rank for rank in sinks if rank not in set(silent)] or sinks
+    ranks = [rank for rank in sinks if rank not in silent]
+    ranks = ranks or [rank for rank in sinks if not silent[rank]] or sinks
     if not ranks:
         return None
     at = max(
@@ -58,14 +68,18 @@ def _not_come(waits: Waits, silent: Sequence[int]) -> Verdict | None:
     absent = [rank for rank in waits.missing[at] if rank in set(ranks)]
     call, waiting = waits.call(at), waits.at[at]
     it, wait = ("it" if len(absent) == 1 else "them"), ("waits" if len(waiting) == 1 else "wait")
-    if absent[0] in set(silent):
-        why = f"{_no_dump(absent)} {_sentence(spoken_ranks(waiting))} {wait} for {it} in {call}."
+    if absent[0] in silent:
+        why = f"{_no_dump(absent, silent)} {_sentence(spoken_ranks(waiting))} {wait} for {it} in {call}."
     else:
         have = "has" if len(absent) == 1 else "have"
         why = f"{_sentence(spoken_ranks(absent))} {have} not begun {call}, where {spoken_ranks(waiting)} {wait}. " + \
             " ".join(f"The last of rank {rank} is {waits.evidence[rank].doing}." for rank in absent[:3]
                      if waits.evidence[rank].doing)  # fmt: skip
+        if unheard := [rank for rank in absent if not waits.evidence[rank].calls]:
+            why += f" {_sentence(spoken_ranks(unheard))} recorded no operation: none was begun, or none was recorded."
     chain = (Wait(ranks=tuple(waiting), call=str(call), on=tuple(absent)),)
+    if silent.get(absent[0]):
+        return Verdict(cause="unknown", why=why, chain=chain)
     others = [rank for rank in ranks if rank not in absent]
     more = f" {_sentence(spoken_ranks(others))}, too, did not come to a call that others wait in." if others else ""
     return Verdict(cause="missing", why=why.strip() + more, ranks=tuple(ranks), chain=chain)
@@ -94,8 +108,24 @@ def _not_ended(waits: Waits) -> Verdict | None:
     return Verdict(cause="unknown", why=why, chain=chain)
 
 
-def _no_dump(ranks: Sequence[int]) -> str:
-    return f"{_sentence(spoken_ranks(ranks))} left no dump: {'it' if len(ranks) == 1 else 'they'} may have ended."
+def _not_told(dumps: Mapping[int, Dump]) -> Verdict | None:
+    """What has not ended, and nobody knows between whom."""
+    loose = {rank: n for rank, dump in dumps.items() if (n := len(dump.loose(rank)))}
+    if not loose:
+        return None
+    count = sum(loose.values())
+    why = (f"{count} operation{'s' if count > 1 else ''} of {spoken_ranks(loose)} had not ended, but their ends are "
+           "not told: a hang cannot be excluded.")  # fmt: skip
+    return Verdict(cause="unknown", why=why)
+
+
+def _no_dump(ranks: Sequence[int], silent: Mapping[int, bool]) -> str:
+    """ranks: of one kind."""
+    one = len(ranks) == 1
+    if silent[ranks[0]]:
+        whose = f"{_sentence(spoken_ranks(ranks))}'s dump" if one else f"The dumps of {spoken_ranks(ranks)}"
+        return f"{whose} cannot be read: what {'it' if one else 'they'} did is not known."
+    return f"{_sentence(spoken_ranks(ranks))} left no dump: {'it' if one else 'they'} may have ended."
 
 
 def _sentence(text: str) -> str:

@@ -89,6 +89,11 @@ class Entry:
         """Whether it stands for all parts that were begun together, which are entries of their own."""
         return self.verb.lower().endswith("coalesced") and self.bytes_in is None and self.bytes_out is None
 
+    @property
+    def begun_with(self) -> tuple[str, bool, int | None]:
+        """What all parts of a batch have in common, and its own entry."""
+        return self.group, self.message, self.sequence
+
 
 @dataclass
 class Dump:
@@ -118,6 +123,18 @@ class Dump:
         if records and (lost := max(records) + 1 - len(set(records))) > 0:
             self.over.note("entries that the recorder had overwritten", f"the first kept is {min(records)}", lost)
         self.entries = _with_states_of_batches(self.entries)
+
+    def loose(self, rank: int) -> list[Entry]:
+        """What has not ended and cannot be laid beside what others did: messages whose ends are not told,
+        also batches whose parts are not in the dump; collectives without a number."""
+        parts = {one.begun_with for one in self.entries if not one.batch}
+        return [
+            one
+            for one in self.entries
+            if one.open
+            and not (one.batch and one.begun_with in parts)
+            and (ends_of(one, self, rank) is None if one.message else one.sequence is None)
+        ]
 
     @property
     def mentioned(self) -> set[int]:
@@ -210,10 +227,10 @@ def _state(value: Mapping[str, Any], started: int | None, completed: int | None,
 def _with_states_of_batches(entries: list[Entry]) -> list[Entry]:
     """Entries, of which those begun together have the state and the end of their batch: they have none of
     their own."""
-    batches = {(one.group, one.message, one.sequence): one for one in entries if one.batch}
+    batches = {one.begun_with: one for one in entries if one.batch}
     found: list[Entry] = []
     for one in entries:
-        batch = batches.get((one.group, one.message, one.sequence))
+        batch = batches.get(one.begun_with)
         if batch is None or one.batch or one.completed is not None:
             found.append(one)
         else:

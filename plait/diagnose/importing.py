@@ -22,6 +22,7 @@ from plait.diagnose.flight_recorder import Dump, dump_spans, is_dump
 from plait.diagnose.foreign import LATEST, NS, Part
 from plait.diagnose.imported import write_notes
 from plait.diagnose.kineto import Trace
+from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path
 
 if TYPE_CHECKING:
@@ -75,16 +76,17 @@ def import_traces(files: Sequence[Path], out: Path, told: Callable[[str], None] 
         raise JobError(f"{out} exists and is not empty", key="--out", fix="Name a new folder")
     check_target(out / "timeline" / "rank", fix=fix)
     found = Imported()
-    read = _by_rank(_all(files, told), found, told)
+    every, unread = _all(files, told)
+    read = _by_rank(every, found, told)
     if not read:
         raise DataError(f"none of {len(files)} files could be used")
     dumps = {rank: one.dump for rank, one in read.items() if one.dump}
     evidence = None
     if dumps:
-        found.verdict, evidence = verdict_of(dumps)
+        found.verdict, evidence = verdict_of(dumps, _of_the_job(unread, read))
         if found.verdict.cause == "none" and any(one.part.spans.height for one in read.values()):
             found.notes.append(found.verdict.why)
-    _remark(read, found)
+    _remark(read, unread, found)
     for one in read.values():
         found.over.add(one.over, one.path.name)
     found.ranks, found.spans = len(read), sum(one.part.spans.height for one in read.values())
@@ -112,14 +114,24 @@ def _begins(path: Path) -> bool:
 # ---- reading ----
 
 
-def _all(files: Sequence[Path], told: Callable[[str], None]) -> list[_File]:
+def _all(files: Sequence[Path], told: Callable[[str], None]) -> tuple[list[_File], dict[Path, int | None]]:
+    """Those that can be read; the others, and whose they are by their names."""
     found: list[_File] = []
+    unread: dict[Path, int | None] = {}
+    low = max(LOW, 8 * len(files))
     for path in files:
         try:
-            found.append(_read(path, max(LOW, 8 * len(files))))
+            found.append(_read(path, low))
         except DataError as error:
+            unread[path] = rank_by_path(path, low)
             told(f"{path} was skipped: {error}")
-    return found
+    return found, unread
+
+
+def _of_the_job(unread: Mapping[Path, int | None], read: Mapping[int, _File]) -> list[int]:
+    """Ranks whose files cannot be read, of the job as far as its size is known."""
+    world = max((one.world or 0 for one in read.values()), default=0) or MOST_RANKS
+    return sorted({rank for rank in unread.values() if rank is not None and rank < world and rank not in read})
 
 
 def _read(path: Path, low: int) -> _File:
@@ -216,16 +228,31 @@ def _by_rank(read: Sequence[_File], found: Imported, told: Callable[[str], None]
     return dict(sorted(by_rank.items()))
 
 
-def _remark(read: Mapping[int, _File], found: Imported) -> None:
+def _remark(read: Mapping[int, _File], unread: Mapping[Path, int | None], found: Imported) -> None:
     """What is wrong with the whole, although each file can be read."""
     worlds = sorted({one.world for one in read.values() if one.world})
     if len(worlds) > 1 and not any(one.dump for one in read.values()):
         found.notes.append(f"the files are of jobs of different sizes: {', '.join(map(str, worlds[:NAMED]))} ranks")
     world = max(worlds, default=0)
-    missing = world - len([rank for rank in read if rank < world])
+    lost = _of_the_job(unread, read)
+    if lost:
+        whose = f"rank {lost[0]}'s file" if len(lost) == 1 else f"the files of {spoken_ranks(lost)}"
+        found.notes.append(f"{whose} cannot be read: what {'it' if len(lost) == 1 else 'they'} did is not known")
+    missing = world - len([rank for rank in (*read, *lost) if rank < world])
     if missing > 0:
-        some = [rank for rank in range(min(world, 65536)) if rank not in read]
-        found.notes.append(f"the job has {world} ranks, and {spoken_ranks(some)} left no file")
+        some = [rank for rank in range(min(world, 65536)) if rank not in read and rank not in lost]
+        nobodys = sum(rank is None for rank in unread.values())
+        or_not = f", unless theirs is among the {nobodys} that cannot be read" if nobodys else ""
+        found.notes.append(f"the job has {world} ranks, and {spoken_ranks(some)} left no file{or_not}")
+    found.notes += [
+        f"{one.path.name} says that it is of rank {rank}, of a job of {one.world} ranks"
+        for rank, one in read.items()
+        if one.world and rank >= one.world
+    ][:NAMED]
+    if unheard := [rank for rank, one in read.items() if one.dump and not one.dump.entries]:
+        found.notes.append(
+            f"the dump of {spoken_ranks(unheard)} holds no operation: none was begun, or none was recorded"
+        )
     traces = {rank: one for rank, one in read.items() if one.dump is None}
     silent = [rank for rank, one in traces.items() if not one.communicates]
     if silent and (len(traces) > 1 or world > 1):
@@ -239,11 +266,16 @@ def _remark(read: Mapping[int, _File], found: Imported) -> None:
         found.notes.append(
             f"of {untold} collectives no group is told, and the job has several: they count as one group's"
         )
-    open_ = {rank: sum(e.open and not e.batch for e in one.dump.entries) for rank, one in read.items() if one.dump}
+    open_ = {
+        rank: len([e for e in one.dump.entries if e.open and not e.batch])
+        + len([e for e in one.dump.loose(rank) if e.batch])
+        for rank, one in read.items()
+        if one.dump
+    }
     if any(open_.values()):
         found.notes.append(
             f"{sum(open_.values())} operations of {spoken_ranks([rank for rank, n in open_.items() if n])} had not "
-            "ended: plait diagnose --hang says who waits for whom"
+            "ended: plait diagnose --hang says what is known of them"
         )
 
 

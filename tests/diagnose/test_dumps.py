@@ -200,6 +200,68 @@ def test_parts_of_a_batch_have_its_state(tmp_path: Path) -> None:
     assert (found.cause, found.ranks) == ("missing", (0,))
 
 
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({}, {"is_p2p": True, "p2p_seq_id": 5}),  # as batch_isend_irecv writes it: nobody knows between whom
+        ({"input_sizes": [], "output_sizes": []}, {"is_p2p": True, "p2p_seq_id": 5}),
+        ({"profiling_name": "nccl:all_reduce"}, {"collective_seq_id": None}),
+    ],
+)
+def test_what_is_open_between_nobody_knows_whom_may_be_a_hang(
+    tmp_path: Path, more: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    last = waiting(5, 9000, state="started", **({"profiling_name": "nccl:coalesced"} | more | kind))
+    found = looked_at(tmp_path, *(dump(rank, last, world=4) for rank in range(4)))
+    assert found.verdict is not None
+    assert (found.verdict.cause, found.verdict.ranks) == ("unknown", ())
+    assert found.verdict.why == (
+        "4 operations of ranks 0-3 had not ended, but their ends are not told: a hang cannot be excluded."
+    )
+    assert any("4 operations of ranks 0-3 had not ended" in note for note in found.notes)
+    (tmp_path / "one").mkdir()
+    alone = verdict(tmp_path / "one", *(dump(n, *([last] if n == 2 else []), world=4) for n in range(3)))
+    assert alone.why.startswith("1 operation of rank 2 had not ended")
+    assert [one.ranks for one in alone.also] == [(3,)]
+
+
+def test_a_dump_that_cannot_be_read_is_not_one_that_is_missing(tmp_path: Path) -> None:
+    def told(folder: str, last: dict[str, Any] | None, world: int = 4) -> Imported:
+        (tmp_path / folder).mkdir()
+        files = written(
+            tmp_path / folder,
+            *(dump(rank, *([last] if last and rank != 1 else []), world=world) for rank in range(4)),
+            named="dump_rank_{}.json",
+        )
+        files[1].write_text(files[1].read_text()[:-40])
+        return import_traces(files, tmp_path / folder / "run")
+
+    waits = told("waits", waiting(5, 9000))
+    assert waits.verdict is not None
+    assert (waits.verdict.cause, waits.verdict.ranks) == ("unknown", ())
+    assert waits.verdict.why.startswith(
+        "Rank 1's dump cannot be read: what it did is not known. Ranks 0 and 2, 3 wait for it in all-reduce 5"
+    )
+    assert "rank 1's file cannot be read: what it did is not known" in waits.notes
+    assert not any("left no" in note for note in waits.notes)
+    healthy = told("healthy", None)
+    assert healthy.verdict is not None
+    assert healthy.verdict.why.endswith("Rank 1's dump cannot be read: what it did is not known.")
+    both = told("both", waiting(5, 9000), world=5).verdict
+    assert both is not None
+    assert (both.cause, both.ranks) == ("missing", (4,)), "whoever left no dump is the likelier cause"
+    assert "the job has 5 ranks, and rank 4 left no file" in told("more", waiting(5, 9000), world=5).notes
+
+
+def test_a_dump_without_an_operation_is_said(tmp_path: Path) -> None:
+    found = looked_at(tmp_path, dump(0), dump(1, ended=0))
+    assert "the dump of rank 1 holds no operation: none was begun, or none was recorded" in found.notes
+    (tmp_path / "waits").mkdir()
+    hung = verdict(tmp_path / "waits", dump(0, waiting(5, 9000)), dump(1, ended=0))
+    assert (hung.cause, hung.ranks) == ("missing", (1,))
+    assert hung.why.endswith("Rank 1 recorded no operation: none was begun, or none was recorded.")
+
+
 def test_what_gloo_writes(tmp_path: Path) -> None:
     """No state but scheduled, times of creation alone, a group without a name: what was retired has ended."""
 

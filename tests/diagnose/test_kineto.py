@@ -12,6 +12,7 @@ from plait.core.passed_over import PassedOver
 from plait.diagnose import kineto as kineto_reader
 from plait.diagnose.explain import explain
 from plait.diagnose.foreign import LATEST
+from plait.diagnose.importing import import_traces
 from plait.diagnose.kineto import Told, Trace
 from plait.diagnose.reading import read_run
 from tests.diagnose.theirs import (
@@ -297,6 +298,18 @@ def test_a_rank_without_a_file_is_said(tmp_path: Path) -> None:
     _, what, _ = imported(tmp_path, kineto(0), kineto(1), kineto(3))
     assert what.notes == ["the job has 4 ranks, and rank 2 left no file"]
     assert what.notes[0] in read_run(tmp_path / "run").notes
+
+
+def test_a_trace_that_cannot_be_read_and_a_rank_that_cannot_be_are_said(tmp_path: Path) -> None:
+    files = written(tmp_path, *(kineto(rank) for rank in (0, 1, 17)), named="trace_rank_{}.json")
+    files[1].write_text(files[1].read_text()[:-40])
+    notes = import_traces(files, tmp_path / "run").notes
+    assert "rank 1's file cannot be read: what it did is not known" in notes
+    assert "the job has 4 ranks, and ranks 2, 3 left no file" in notes
+    assert "trace_rank_2.json says that it is of rank 17, of a job of 4 ranks" in notes
+    nobodys = files[1].rename(tmp_path / "damaged.json")
+    notes = import_traces([files[0], nobodys], tmp_path / "again").notes
+    assert "the job has 4 ranks, and ranks 1-3 left no file, unless theirs is among the 1 that cannot be read" in notes
 
 
 def test_traces_of_different_jobs_are_said(tmp_path: Path) -> None:
