@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from plait.diagnose.alignment import aligned
-from plait.diagnose.dependencies import Key, around
+from plait.diagnose.dependencies import Around, Key, around
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import SPANS, Recording, meetings_of, rollup_of
 from plait.diagnose.window import shifted, together, window
@@ -125,3 +125,55 @@ def test_clocks_of_hosts_are_led_to_each_other(tmp_path: Path) -> None:
     assert alone.lost == ("h1",)
     one_clock = Recording(grid=run.grid, rollup=run.rollup, meetings=run.meetings, spans=run.spans)
     assert aligned(one_clock).offsets == {}
+
+
+# ---- what held a span up ----
+
+
+def links(spans: pl.DataFrame, key: Key) -> Around:
+    found = around(spans, key)
+    assert found is not None
+    return found
+
+
+def test_what_held_a_span_up() -> None:
+    spans = table([
+        ("compute", 0, "a", "", 0.0, 1.0), ("compute", 0, "b", "", 1.0, 3.0),
+        ("comm", 0, "gather mlp0", "tp", 1.0, 6.0),
+        ("wait", 0, "need mlp0", "tp", 3.0, 6.0), ("compute", 0, "c", "", 6.0, 7.0),
+        ("compute", 1, "a", "", 0.0, 5.0), ("comm", 1, "gather mlp0", "tp", 5.0, 6.0),
+        ("compute", 1, "b", "", 6.0, 7.0),
+    ])  # fmt: skip
+    wait = links(spans, Key(0, 0, "wait", "need mlp0", 0))
+    assert wait.held_up_by is not None and wait.held_up_by.key == Key(0, 1, "comm", "gather mlp0", 0)
+    assert [one.key.name for one in wait.needed_by] == ["c"]
+    came_last = links(spans, Key(0, 1, "comm", "gather mlp0", 0))
+    assert came_last.held_up_by is not None and came_last.held_up_by.key == Key(0, 1, "compute", "a", 0)
+    early = links(spans, Key(0, 0, "comm", "gather mlp0", 0))
+    assert early.held_up_by is not None and early.held_up_by.key.rank == 1
+    assert [(one.key.rank, one.late) for one in early.needs if one.why == "member"] == [(1, 4.0)]
+    first = links(spans, Key(0, 0, "compute", "a", 0))
+    assert (first.needs, first.held_up_by) == ((), None)
+    assert [one.key for one in first.needed_by] == [Key(0, 0, "compute", "b", 0), Key(0, 0, "comm", "gather mlp0", 0)]
+    assert [one.key.name for one in links(spans, Key(0, 0, "compute", "b", 0)).needed_by] == ["need mlp0"], (
+        "what was begun before is not its doing"
+    )
+
+
+def test_times_that_are_rounded_keep_their_order() -> None:
+    """A millionth of a second may overlap, and no more."""
+    for over, found in ((0.9e-6, ["a"]), (1.1e-6, [])):
+        spans = table([("compute", 0, "a", "", 0.0, 1.0 + over), ("compute", 0, "b", "", 1.0, 2.0)])
+        assert [one.key.name for one in links(spans, Key(0, 0, "compute", "b", 0)).needs] == found
+        assert [one.key.name for one in links(spans, Key(0, 0, "compute", "a", 0)).needed_by] == (
+            ["b"] if found else []
+        )
+
+
+def test_of_a_large_group_as_many_are_listed_as_a_page_shows() -> None:
+    spans = table([("comm", rank, "gather mlp0", "tp", rank / 100, 2.0) for rank in range(70)])
+    found = links(spans, Key(0, 69, "comm", "gather mlp0", 0))
+    assert len(found.needs) == 63 and not any(one.last for one in found.needs), "it came last itself"
+    assert [one.key.rank for one in found.needs[:2]] == [68, 67]
+    alone = links(table([("comm", 0, "gather mlp0", "tp", 0.0, 2.0)]), Key(0, 0, "comm", "gather mlp0", 0))
+    assert alone.needs == ()

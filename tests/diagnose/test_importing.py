@@ -14,10 +14,10 @@ import pytest
 from plait.core.errors import DataError, JobError
 from plait.core.timeline import Timeline
 from plait.diagnose.explain import explain
-from plait.diagnose.importing import import_traces
+from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.reading import read_run
 from plait.diagnose.tables import MOST_RANKS
-from tests.diagnose.theirs import dump, entry, host, imported, kineto
+from tests.diagnose.theirs import dump, entry, host, imported, kineto, waiting
 
 
 @pytest.mark.parametrize("name", ["ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "ncclKernel_ReduceScatter(x)"])
@@ -205,3 +205,93 @@ def test_the_last_that_a_timeline_holds(tmp_path: Path) -> None:
     assert set(found.spans["rank"]) == {0, MOST_RANKS - 1}
     assert 2**31 - 1 in found.steps
     explain(found, "run")
+
+
+# ---- of the whole ----
+
+
+def test_which_files_of_a_folder_may_be_recordings(tmp_path: Path) -> None:
+    contents = {
+        "a.json": b' \n{"x": 1}', "b.txt": b"\xef\xbb\xbf{", "c.gz": gzip.compress(b"\t{"), "d": b"\x80\x02x",
+        "e": b"\x80\x05x",
+        "f.json": b"[1]", "g": b"", "h": b"\x80\x01x", "i": b"\x80\x06x", "j": b"text {",
+    }  # fmt: skip
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+    found = recordings_in([folder, folder / "f.json", tmp_path / "missing"])
+    assert [path.name for path in found] == ["a.json", "b.txt", "c.gz", "d", "e", "f.json", "missing"]
+
+
+def remarks(folder: Path, *contents: dict[str, Any], named: str = "trace{}.json") -> list[str]:
+    return imported(folder, *contents, named=named)[1].notes
+
+
+def test_ranks_without_a_file_are_said(tmp_path: Path) -> None:
+    traces = [kineto(rank) for rank in range(4)]
+    for number, (some, note) in enumerate((
+        (traces, []), (traces[:3], ["the job has 4 ranks, and rank 3 left no file"]),
+        (traces[1:2], ["the job has 4 ranks, and ranks 0 and 2, 3 left no file"]),
+    )):  # fmt: skip
+        (tmp_path / str(number)).mkdir()
+        assert remarks(tmp_path / str(number), *some) == note
+    (tmp_path / "more").mkdir()
+    beyond = [kineto(0), kineto(9)]
+    assert remarks(tmp_path / "more", *beyond) == ["the job has 4 ranks, and ranks 1-3 left no file"]
+
+
+def test_operations_that_had_not_ended_are_said(tmp_path: Path) -> None:
+    batch = waiting(5, 9100, profiling_name="nccl:coalesced", input_sizes=[], output_sizes=[])
+    open_ = [waiting(5, 9000), waiting(5, 9050), batch]
+    notes = remarks(tmp_path, dump(0, *open_, world=3), dump(1, world=3), dump(2, waiting(5, 9000), world=3))
+    assert notes == [
+        "3 operations of ranks 0 and 2 had not ended: plait diagnose --hang says who waits for whom"
+    ]  # fmt: skip
+
+
+def test_healthy_dumps_say_so_beside_their_spans(tmp_path: Path) -> None:
+    assert remarks(tmp_path, dump(0), dump(1)) == [
+        "Nothing is wrong in the dumps: all of their 10 operations have ended."
+    ]
+
+
+def test_a_trace_of_several_groups_that_tells_none_is_remarked_on(tmp_path: Path) -> None:
+    content = kineto(0, name="ncclDevKernel_Generic(x)")
+    for event in content["traceEvents"]:
+        if "Seq" in event.get("args", {}):
+            event["args"] = {}
+    content["distributedInfo"] |= {"world_size": 1}
+    for number, (groups, said) in enumerate(((1, False), (2, True))):
+        (tmp_path / str(number)).mkdir()
+        content["distributedInfo"]["pg_config"] = [{"pg_name": str(n)} for n in range(groups)]
+        notes = remarks(tmp_path / str(number), content)
+        assert notes == (
+            ["of 10 collectives no group is told, and the job has several: they count as one group's"] if said else []
+        )
+
+
+def test_times_no_clock_has_cost_a_file(tmp_path: Path) -> None:
+    base = 1_700_000_000_000_000_000
+    early = kineto(1) | {"baseTimeNanoseconds": -4 * 10**18 - 10**9}
+    recording, _, said = imported(tmp_path, kineto(0) | {"baseTimeNanoseconds": base}, early)
+    assert set(recording.spans["rank"]) == {0} and len(said) == 1
+
+
+def test_of_many_files_whose_ranks_are_not_known_eight_are_listed(tmp_path: Path) -> None:
+    content = kineto(0)
+    del content["distributedInfo"]
+    for count, listed in ((8, "7: x7.json)"), (9, "7: x7.json, and 1 more)")):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        [note, *_] = remarks(folder, *[content] * count, named="x{}.json")
+        assert note.startswith(f"the ranks of {count} files are not known") and note.endswith(listed)
+
+
+def test_a_folder_that_is_a_file_or_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(json.dumps(kineto(0)))
+    (tmp_path / "empty").mkdir()
+    assert import_traces([tmp_path / "trace.json"], tmp_path / "empty").ranks == 1
+    for taken in (tmp_path / "trace.json", tmp_path / "empty"):
+        with pytest.raises(JobError, match=r"exists and is not empty. Name a new folder"):
+            import_traces([tmp_path / "trace.json"], taken)

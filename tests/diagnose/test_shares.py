@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 import pytest
@@ -18,10 +19,10 @@ from plait.core.schedules import Shape, generate
 from plait.core.strategy import Strategy
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import recorded
-from plait.diagnose.recording import ROLLUP, seconds_of
-from plait.diagnose.shares import Drift, drift_of, shares
+from plait.diagnose.recording import ROLLUP, Recording, seconds_of
+from plait.diagnose.shares import Drift, Steps, drift_of, shares, steps_of
 from plait.plan.make import Design, assemble_plan
-from tests.diagnose.made import TRANSFER, At, Job
+from tests.diagnose.made import TRANSFER, At, Job, recording_of, spans_of
 from tests.diagnose.test_stragglers import recording
 
 
@@ -148,3 +149,72 @@ def test_drift() -> None:
     assert drift_of(recording(Job(dp=2, pp=1, steps=40))) is None
     assert drift_of(recording(Job(dp=2, pp=1, steps=10))) is None
     assert drift_of(replace(recording(Job(dp=2, pp=1, steps=3)), seconds={})) is None
+
+
+# ---- steps and drift, in numbers ----
+
+
+def lasting(seconds: dict[int, float]) -> Recording:
+    """Steps of such lengths, half of each computing."""
+    rows = [{"step": n, "end": one / 2} for n, one in seconds.items()]
+    return recording_of(spans_of(*rows), Layout.of(dp=1), seconds=seconds)
+
+
+def test_steps_without_a_runs_first() -> None:
+    seen = lasting({0: 99.0, **{n: float(n) for n in range(1, 12)}})
+    metrics: list[dict[str, Any]] = [
+        {"seconds": 2.0, "tokens_per_second": 50.0}, {"seconds": 1.0, "tokens_per_second": 200.0},
+        {"seconds": 4.0, "tokens_per_second": 30.0}, {"seconds": None, "tokens_per_second": 1e9}, {"seconds": 1.0},
+    ]  # fmt: skip
+    found = steps_of(seen, metrics)
+    assert found == Steps(11, 1, 11, 6.0, 2.0, 10.0, 11.0, 11, 120 / 6.0), "120 tokens a step"
+    assert (one := steps_of(lasting({0: 3.0}), [])) and (one.count, one.first, one.median) == (1, 0, 3.0)
+    assert one.tokens_per_second is None
+    assert steps_of(replace(seen, seconds={}), metrics) is None
+    assert (still := steps_of(replace(seen, seconds={1: 0.0}), metrics)) and still.tokens_per_second is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "grew", "told"),
+    [(20, 1.04, True), (19, 1.04, False), (20, 1.02, False), (20, 1.03125, True), (20, 0.96, True)],
+)
+def test_by_how_much_steps_must_change(steps: int, grew: float, told: bool) -> None:
+    """Of twenty and a run's first, a quarter is five. 3 % of a step is what is told."""
+    quarter = steps // 4
+    seen = lasting({0: 50.0, **{n: 8.0 * (grew if n > steps - quarter else 1.0) for n in range(1, steps + 1)}})
+    found = drift_of(seen)
+    assert (found is not None) == told
+    if found:
+        assert (found.first, found.last, found.share) == (8.0, 8.0 * grew, pytest.approx(grew - 1))
+        assert (found.grew, found.of) == ("compute", pytest.approx(0.5))
+        assert found.by == pytest.approx(4.0 * (grew - 1))
+
+
+@pytest.mark.parametrize(("spread", "told"), [(0.8, True), (0.9, False)])
+def test_steps_that_are_uneven_must_change_by_more(spread: float, told: bool) -> None:
+    """Their median distance, in standard errors of a median of five: six times 1.4826 x 1.2533 / sqrt(5)."""
+    uneven = [8.0 - spread, 8.0 + spread, 8.0, 8.0 - spread, 8.0 + spread]
+    first = dict(enumerate(uneven, 1))
+    seen = lasting({0: 50.0, **first, **dict.fromkeys(range(6, 16), 8.0), **dict.fromkeys(range(16, 21), 12.2)})
+    assert 6 * 0.8 * 1.4826 * 1.2533 / 5**0.5 < 4.2 < 6 * 0.9 * 1.4826 * 1.2533 / 5**0.5
+    assert (drift_of(seen) is not None) == told
+    turned = lasting({0: 50.0, **dict.fromkeys(range(1, 16), 12.2), **{n + 15: one for n, one in first.items()}})
+    assert (drift_of(turned) is not None) == told
+
+
+def test_where_some_steps_have_sums_alone_axes_and_the_host_are_not_told_apart() -> None:
+    """Of the first half only roll-ups are left; exposed communication grew."""
+    rows: list[dict[str, object]] = []
+    for n in range(41):
+        waits = 1.0 if n > 30 else 0.2
+        rows += [
+            {"step": n, "end": 1.0},
+            {"step": n, "kind": "wait", "name": "mlp0.R0", "axis": "tp", "start": 1.0, "end": 1.0 + waits},
+        ]  # fmt: skip
+    seen = recording_of(spans_of(*rows), Layout.of(dp=1), seconds={n: 2.2 if n > 30 else 1.4 for n in range(41)})
+    found = drift_of(seen)
+    assert found is not None and found.grew == "tp"
+    part = replace(seen, spans=seen.spans.filter(pl.col("step") > 20))
+    found = drift_of(part)
+    assert found is not None
+    assert (found.grew, found.by, found.of) == ("exposed", pytest.approx(0.8), pytest.approx(1.0))

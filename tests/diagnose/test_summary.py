@@ -59,3 +59,58 @@ def test_without_roll_ups_and_without_spans() -> None:
     found = summarise(spans.clear(), spans.clear(), rollup(range(3), slow=9))
     assert (found.spans, found.hidden.fraction, len(found.steps)) == (0, None, 3)
     assert {what.seconds for what in found.whats} == {None}
+
+
+def lengths(*seconds: float, kind: str = "step") -> pl.DataFrame:
+    rows = [(n, 0, kind, "", "", 1, one) for n, one in enumerate(seconds)]
+    schema = {name: ROLLUP.get(name, pl.Float64) for name in ROLLUP_COLUMNS}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def test_steps_that_took_a_quarter_longer_than_the_median_are_named() -> None:
+    nothing = table_of(Timeline(())).clear()
+    found = summarise(nothing, nothing, lengths(4.0, 4.0, 4.0, 5.0, 5.5, 4.0, 8.0, 6.0, 7.0))
+    assert found.slowest == (Slow(6, 8.0, 1.6), Slow(8, 7.0, 1.4))
+    most = summarise(nothing, nothing, lengths(*[4.0] * 20, 5.0, 5.1, 5.2, 5.3, 5.4))
+    assert most.slowest == (Slow(24, 5.4, 1.35), Slow(23, 5.3, 1.325), Slow(22, 5.2, 1.3))
+    assert summarise(nothing, nothing, lengths(4.0, 4.0, 4.0, 5.0)).slowest == ()
+    assert summarise(nothing, nothing, lengths(0.0, 0.0, 5.0)).slowest == (), "of nothing nothing is a quarter longer"
+    assert summarise(nothing, nothing, lengths(4.0, 4.0, 9.0, kind="compute")).slowest == ()
+    ranks = pl.concat([lengths(4.0, 4.0, 4.0), lengths(1.0, 9.0, 1.0).with_columns(rank=pl.lit(1, ROLLUP["rank"]))])
+    assert summarise(nothing, nothing, ranks).slowest == (Slow(1, 9.0, 2.25),), "of the rank that took the longest"
+
+
+@pytest.mark.parametrize(
+    ("steps", "groups"),
+    [
+        (1, [(0, 0)]), (5, [(n, n) for n in range(5)]), (6, [(0, 1), (2, 3), (4, 5)]),
+        (11, [(0, 2), (3, 5), (6, 8), (9, 10)]), (25, [(5 * n, 5 * n + 4) for n in range(5)]),
+    ],
+)  # fmt: skip
+def test_the_trend_is_of_up_to_five_groups(steps: int, groups: list[tuple[int, int]]) -> None:
+    spans = table_of(Timeline(tuple(span for n in range(steps) for span in step(n, 1.0))))
+    found = summarise(spans, spans.clear(), rollup(range(0), slow=0))
+    assert [(one.first, one.last) for one in found.trend] == groups
+    assert {one.hidden.fraction for one in found.trend} == {0.5}
+    assert found.trend[0].hidden.total == 2.0 * (groups[0][1] + 1)
+
+
+def test_spans_of_communication_alone_do_not_tell_what_is_hidden() -> None:
+    rows = [Span(0, 0, kind, "x", n, "attn", 0, 0, "forward", 0.0, 1.0) for n, kind in enumerate(("comm", "transfer"))]  # type: ignore[arg-type]
+    found = summarise(*(table_of(Timeline(tuple(rows))) for _ in range(2)), rollup(range(0), slow=0))
+    assert found.hidden.total == 0.0 and found.trend[0].hidden.total > 0
+    more = Span(0, 0, "compute", "y", 0, "attn", 0, 0, "forward", 0.0, 1.0)
+    assert (
+        summarise(
+            table_of(Timeline((*rows, more))), table_of(Timeline(())).clear(), rollup(range(0), slow=0)
+        ).hidden.total
+        == 1.0
+    )
+
+
+def test_sums_without_a_place_are_called_as_spans_call_them() -> None:
+    nothing = table_of(Timeline(())).clear()
+    found = summarise(nothing, nothing, rollup(range(4), slow=9))
+    assert [(one.kind, one.site, one.of_all) for one in found.whats] == [
+        ("comm", "attn", 3.0), ("wait", "attn", 0.5), ("checkpoint", "checkpoint", 0.25),
+    ]  # fmt: skip
