@@ -24,7 +24,8 @@ class PassedOver:
     first: dict[str, str] = field(default_factory=dict[str, str])
 
     def note(self, what: str, where: str = "", count: int = 1) -> None:
-        """Count ``what``: a plural noun of the format, as a user would say it. where: a line, key or name."""
+        """Count ``what``: a plural noun of the format, as a user would say it; ``(s)`` in it becomes an s
+        where there is more than one. where: a line, key or name."""
         if count < 1:
             return
         self.counts[what] = self.counts.get(what, 0) + count
@@ -43,10 +44,15 @@ class PassedOver:
         """A line for each kind, the most frequent first."""
         order = sorted(self.counts.items(), key=lambda item: -item[1])
         return [
-            f"passed over {count} {what}" + (f" (the first: {self.first[what]})" if self.first[what] else "")
+            f"passed over {count} {_said(what, count)}"
+            + (f" (the first: {self.first[what]})" if self.first[what] else "")
             for what, count in order
         ]
 
     def rows(self) -> list[dict[str, str | int]]:
         """The same for ``--json``."""
-        return [{"what": what, "count": n, "first": self.first[what]} for what, n in self.counts.items()]
+        return [{"what": _said(what, n), "count": n, "first": self.first[what]} for what, n in self.counts.items()]
+
+
+def _said(what: str, count: int) -> str:
+    return what.replace("(s)", "s" * (count > 1))

@@ -4,8 +4,9 @@
 known        of nccl-tests: args (which test), nccl_version, config (nthreads, ngpus, devices),
              results (size, out_of_place and in_place: time, nwrong), out_of_bounds. Of rccl-tests:
              rows of name, size, inPlace, time, wrong, ranks, ranksPerNode, gpusPerRank
-passed over  rows whose results are wrong, all rows of a file that is not okay without saying
-             which, rows of 0 bytes, rows of tests that no plan uses; other keys
+passed over  rows whose results are wrong, or whose time contradicts their bandwidth; all rows of
+             a file that is not okay without saying which, rows of 0 bytes, rows of tests that no plan
+             uses; other keys
 refused      a file without ranks, results or a test's name; processor times (``-C 1``); values of
              another type, times that cannot be
 ===========  =====================================================================================
@@ -77,7 +78,9 @@ def _result(test: str, row: Any, where: str, ranks: tuple[Group, int], runs: Run
     half = next((row[key] for key in order if isinstance(row.get(key), dict)), {})
     if "cpu_time" in half:
         raise runs.refuse("has the processor's times, not the collective's", where, "Run the test without -C 1")
-    runs.add(test, ranks, size, positive(half.get("time"), runs.file, f"{where}.time") / 1e6)
+    seconds = positive(half.get("time"), runs.file, f"{where}.time") / 1e6
+    if not runs.contradict(size, seconds, half.get("alg_bw"), where):
+        runs.add(test, ranks, size, seconds)
 
 
 def _ranks(config: dict[str, Any], runs: Runs) -> dict[int, dict[int, str]]:
@@ -127,7 +130,9 @@ def _rccl(rows: list[Any], runs: Runs) -> Runs:
         elif bool(row.get("inPlace")) != (test == "all_reduce"):
             runs.over.note("rows of the other place: all-reduces are taken in place, the others out of place", where)
         else:
-            runs.add(test, _shape(row, where, runs), size, positive(row.get("time"), runs.file, f"{where}.time") / 1e6)
+            seconds = positive(row.get("time"), runs.file, f"{where}.time") / 1e6
+            if not runs.contradict(size, seconds, row.get("algBw"), where):
+                runs.add(test, _shape(row, where, runs), size, seconds)
     return runs
 
 

@@ -1,15 +1,17 @@
 """What nccl-tests and rccl-tests print: comments that name ranks, devices and hosts, and tables of sizes.
 
 ===========  =====================================================================================
-known        several tests one after the other, of all versions since 2.0; what a launcher puts
-             before lines (``srun -l``, mpirun, time stamps, kubectl logs, a quotation); tables in
-             and out of place or only in place; ``N/A``; time stamps and times of iterations beside
-             the rows. Sizes that repeat are samples of one point: the median counts
-passed over  rows whose results are wrong (``#wrong``), all rows of a table that "FAILED" without
+known        several tests one after the other, of all versions since 2.0; times in us, ms or s, as
+             the heading says; colours of terminals; what a launcher puts before lines (``srun -l``,
+             mpirun, time stamps, kubectl logs, a quotation); tables in and out of place or only in
+             place; ``N/A``; time stamps and times of iterations beside the rows. Sizes that repeat
+             are samples of one point: the median counts
+passed over  rows whose results are wrong (``#wrong``), or whose size contradicts their count, or
+             their time and bandwidth; all rows of a table that "FAILED" without
              saying which; rows that are torn, or stand under no heading; rows of 0 bytes; rows of
              tests that no plan uses; tables that break off lack a check, and are noted
 refused      a table without its ranks, or with a torn line among theirs; processes that are no one
-             job (not built with MPI=1); processor times (``-C 1``); times that cannot be
+             job (not built with MPI=1); processor times (``-C 1``); times that cannot be, other units
 ===========  =====================================================================================
 """
 
@@ -22,7 +24,19 @@ from pathlib import Path
 
 from plait.core.passed_over import PassedOver
 from plait.core.profile import Group, Profile
-from plait.plan.nccl_runs import MOST_RANKS, MOST_ROWS, NO_END, OTHERS, TESTS, WRONG, Runs, group_of, positive
+from plait.plan.nccl_runs import (
+    CANNOT,
+    MOST_RANKS,
+    MOST_ROWS,
+    NO_END,
+    OTHERS,
+    TESTS,
+    WIDTHS,
+    WRONG,
+    Runs,
+    group_of,
+    positive,
+)
 
 _NAMES = "|".join(sorted((*TESTS, *OTHERS), key=len, reverse=True))
 _TEST = re.compile(rf"(?<![A-Za-z0-9_])({_NAMES})_perf")
@@ -31,6 +45,9 @@ _RANK = re.compile(
     r"#\s+Rank\s+([0-9]+)\s+(?:Group\s+([0-9]+)\s+)?(?:Pid\s+[0-9]+\s+)?on\s+(\S+)\s+device\s+[0-9]+\s+\[[^]]*\]\s*(.*)"
 )
 _ANY_RANK = re.compile(r"#\s+Rank\s+[0-9]")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_UNITS = re.compile(r"#\s+\((\w+)\)\s+\(elements\)[^(]*\(([^)]*)\)")
+_PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
 _HEAD = re.compile(r"#\s+size\s+count\b")
 _END = re.compile(r"#\s*Out of bounds values\s*:\s*([0-9]+)\s+(OK|FAILED)")
 _SLOW = re.compile(r"#\s*Avg bus bandwidth\s*:.*\bFAILED")
@@ -54,12 +71,14 @@ TORN = "torn rows of a table"
 @dataclass
 class _Log:
     """Where the reading is. lead: words that stand before a line's own. columns: of the table that is open.
-    pending: its rows: test, size, seconds and where. wrong: whether one of its rows was."""
+    per_second: how many of its times' unit a second has. pending: its rows: test, size, seconds and where.
+    wrong: whether one of its rows was."""
 
     runs: Runs
     test: str = ""
     lead: int = 0
     columns: tuple[str, ...] = ()
+    per_second: float = 1e6
     ranks: dict[int, dict[int, str]] = field(default_factory=dict[int, dict[int, str]])
     torn_rank: str = ""
     seen_table: bool = False
@@ -79,7 +98,7 @@ def read_log(text: str, file: str, date: str, over: PassedOver) -> Profile:
         if len(line) > LONGEST_LINE:
             over.note(f"lines of more than {LONGEST_LINE} characters", where)
         else:
-            _line(log, line, where)
+            _line(log, _COLOUR.sub("", line), where)
     _close(log, where, broken=True)
     return log.runs.profile(date, "nccl-tests")
 
@@ -113,7 +132,12 @@ def _comment(log: _Log, line: str, where: str) -> bool:
         log.lead = len(line[: found.start()].split())
         words = line[found.start() :].split()[1:]
         log.columns = tuple(_numbered([*words[:-1], "date", "clock"] if words[-1] == "timestamp" else words))
-        log.seen_table = True
+        log.seen_table, log.per_second = True, _PER_SECOND["us"]
+    elif found := _UNITS.search(line):
+        if found[1] != "B" or found[2] not in _PER_SECOND:
+            fix = "Give a table of bytes and of us, ms or s, as the tests print it"
+            raise log.runs.refuse(f"the units ({found[1][:20]}) and ({found[2][:20]}) are not known", where, fix)
+        log.per_second = _PER_SECOND[found[2]]
     elif found := _END.search(line):
         if found[2] == "FAILED" and not log.wrong:
             log.runs.over.note("rows of a table that FAILED without saying which", where, len(log.pending))
@@ -214,14 +238,24 @@ def _sample(log: _Log, row: dict[str, str], where: str) -> None:
         raise log.runs.refuse("has the processor's times, not the collective's", where, "Run the test without -C 1")
     # An all-reduce is done in place when models train, everything else from one buffer to another.
     preferred = ("time in place", "time") if log.test == "all_reduce" else ("time", "time in place")
-    told = next((row[column] for column in preferred if row.get(column, "N/A") != "N/A"), None)
-    if told is None:
+    column = next((column for column in preferred if row.get(column, "N/A") != "N/A"), None)
+    if column is None:
         raise log.runs.refuse("has no time", where, "Give a whole table: size ... time algbw busbw")
     if len(log.pending) >= MOST_ROWS:
         raise log.runs.refuse(f"more than {MOST_ROWS} rows of a table", where, "Keep those that are to be used")
-    if not log.pending:
-        _ranks(log, where)  # whoever lacks ranks is told so at the first row
-    log.pending.append((log.test, size, positive(float(told), log.runs.file, where) / 1e6, where))
+    seconds = positive(float(row[column]), log.runs.file, where) / log.per_second
+    group, _ = _ranks(log, where)  # whoever lacks ranks is told so at the first row
+    bandwidth = row.get(column.replace("time", "algbw"))
+    if not _counts(row, size, group.ranks):
+        log.runs.over.note(CANNOT, where)
+    elif not log.runs.contradict(size, seconds, bandwidth, where):
+        log.pending.append((log.test, size, seconds, where))
+
+
+def _counts(row: dict[str, str], size: int, ranks: int) -> bool:
+    """Whether so many elements are the size: all of them, or one rank's part, as some tests print."""
+    width, count = WIDTHS.get(row.get("type", "")), int(row.get("count", 0))
+    return not width or count * width == size or size // ranks // width == count
 
 
 def _is_wrong(cell: str) -> bool:

@@ -28,8 +28,15 @@ OTHERS = ("reduce", "gather", "scatter", "hypercube", "alltoallv", "bisection")
 MOST_ROWS, MOST_RANKS = 50_000, 200_000
 """Of a file."""
 WRONG = "rows whose results are wrong"
-NO_END = "missing ends of tables, whose rows are taken"
+NO_END = "missing end(s) of tables, whose rows are taken"
+CANNOT = "row(s) of which size, count, time and bandwidth contradict each other"
 NO_BYTES = "rows of 0 bytes, which is less than one element a rank"
+
+
+WIDTHS = {"int8": 1, "uint8": 1, "char": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1, "half": 2,
+          "float16": 2, "bfloat16": 2, "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8,
+          "float64": 8, "int64": 8, "uint64": 8}  # fmt: skip
+"""Bytes of an element, by the names of types that the tests print."""
 
 
 @dataclass
@@ -58,6 +65,12 @@ class Runs:
         group, per_node = ranks
         whole = size * group.ranks if test == "alltoall" else size
         self.samples.setdefault((test, group, per_node), {}).setdefault(whole, []).append(seconds)
+
+    def contradict(self, size: int, seconds: float, bandwidth: Any, where: str) -> bool:
+        """Whether a row contradicts itself (``contradicts``), which is noted."""
+        cannot = contradicts(size, seconds, bandwidth)
+        self.over.note(CANNOT, where, cannot)
+        return cannot
 
     def passes_over(self, test: str, size: int, where: str) -> bool:
         """Whether a row is of no use, which is noted. Raises JobError where nobody names its test."""
@@ -92,6 +105,21 @@ class Runs:
             backend="nccl",
         )
         return Profile(machine=machine, date=date, versions=self.versions, collectives=curves)
+
+
+def contradicts(size: int, seconds: float, bandwidth: Any) -> bool:
+    """Whether a row's bandwidth in GB/s, the tests' ``algbw``, is less than half or more than double its size
+    over its time. What is no number contradicts nothing, and neither does what was rounded away.
+
+    >>> contradicts(1_000_000, 1e-3, 1.0), contradicts(1_000_000, 1.0, 1.0), contradicts(8, 1e-5, 0.0)
+    (False, True, False)
+    """
+    try:
+        told = float(bandwidth)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    real, claimed = size / 1e9, told * seconds
+    return math.isfinite(told) and abs(claimed - real) > 0.01 * seconds and not real / 2 <= claimed <= real * 2
 
 
 def points_of(found: Mapping[int, Sequence[float]]) -> tuple[Point, ...]:

@@ -52,7 +52,7 @@ def test_a_log_becomes_a_profile_and_a_table(tmp_path: Path) -> None:
     assert (told["profile"], told["hash"]) == ("new/two.json", Profile.read(tmp_path / "new" / "two.json").hash)
     assert told["collectives"][0]["latency"] == pytest.approx(found.collectives[0].latency)
     assert done.stderr.splitlines() == [
-        "note: passed over 1 missing ends of tables, whose rows are taken (the first: line 7)"
+        "note: passed over 1 missing end of tables, whose rows are taken (the first: line 7)"
     ]
     assert [(one["count"], one["first"]) for one in told["passed_over"]] == [(1, "nccl.log: line 7")]
 

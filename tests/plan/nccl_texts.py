@@ -18,7 +18,8 @@ def ranks(*hosts: str, each: int = 2, group: str = "Group  0 ") -> list[str]:
 
 
 def row(size: int, out: float, into: float, name: str = "float     sum      -1") -> str:
-    return f"{size:12} {size // 4:13} {name} {out:8} 1.00 1.00 0 {into:8} 1.00 1.00 0"
+    first, second = (f"{time:8} {size / time / 1e3 if time else 0:.2f} 1.00 0" for time in (out, into))
+    return f"{size:12} {size // 4:13} {name} {first} {second}"
 
 
 def log(tmp_path: Path, lines: list[str], name: str = "test.log") -> Path:
@@ -39,4 +40,4 @@ def read(path: Path) -> tuple[list[int], list[str]]:
     return [point.bytes for point in curve.points], over.lines()
 
 
-BREAKS_OFF = "passed over 1 missing ends of tables, whose rows are taken"
+BREAKS_OFF = "passed over 1 missing end of tables, whose rows are taken"

@@ -14,8 +14,13 @@ from plait.plan.profile_import import import_profile
 from tests.plan.nccl_texts import read
 
 
-def half(time: float, wrong: Any = 0.0) -> dict[str, Any]:
-    return {"time": time, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": wrong}
+def half(time: float, wrong: Any = 0.0, size: int = 1024) -> dict[str, Any]:
+    return {
+        "time": time,
+        "alg_bw": size / time / 1e3 if isinstance(time, float) and time > 0 else 1.0,
+        "bus_bw": 1.0,
+        "nwrong": wrong,
+    }
 
 
 def written(name: str = "all_reduce_perf", ngpus: int = 1, **changes: Any) -> dict[str, Any]:
@@ -25,8 +30,8 @@ def written(name: str = "all_reduce_perf", ngpus: int = 1, **changes: Any) -> di
         for rank in range(0, 8, ngpus)
     ]
     rows = [
-        {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "-1", "out_of_place": half(30.0),
-         "in_place": half(20.0)}
+        {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "-1",
+         "out_of_place": half(30.0, size=size), "in_place": half(20.0, size=size)}
         for size in (1024, 4096)
     ]  # fmt: skip
     return {
@@ -68,7 +73,7 @@ def test_json_with_wrong_rows_and_without_an_end(tmp_path: Path) -> None:
     value["results"][0] |= {"out_of_place": None, "in_place": half(20.0, None)}
     sizes, said = read(document(tmp_path, value))
     assert (sizes, len(said)) == ([1024, 4096], 1)
-    assert "missing ends of tables" in said[0]
+    assert "missing end of tables" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_json_of_rccl_tests(tmp_path: Path) -> None:
     """A row for each place."""
     rows = [
         {"numCycle": 0, "name": "AllReduce", "nodes": 2, "ranks": 16, "ranksPerNode": 8, "gpusPerRank": 1, "size": 1024,
-         "type": "float", "redop": "sum", "inPlace": place, "time": 30.0 - 10 * place, "algBw": 1, "busBw": 1,
+         "type": "float", "redop": "sum", "inPlace": place, "time": 30.0 - 10 * place, "algBw": 0.04, "busBw": 1,
          "wrong": "0"}
         for place in (0, 1)
     ]  # fmt: skip
@@ -139,3 +144,13 @@ def test_json_of_other_types(tmp_path: Path, change: Any, says: str) -> None:
 def test_a_row_of_rccl_tests_without_a_name(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="has no name and size"):
         import_profile(document(tmp_path, [{"algBw": 1, "inPlace": 1, "size": 8}]))
+
+
+def test_rows_whose_bandwidth_is_not_their_size_over_their_time(tmp_path: Path) -> None:
+    value = written()
+    value["results"][0]["in_place"]["alg_bw"] *= 100
+    sizes, said = read(document(tmp_path, value))
+    assert sizes == [4096]
+    assert said == [
+        "passed over 1 row of which size, count, time and bandwidth contradict each other (the first: results[0])"
+    ]

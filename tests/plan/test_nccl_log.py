@@ -99,16 +99,16 @@ def test_more_columns(tmp_path: Path) -> None:
     stamps = [f"{row(size, 30.0, 20.0)}  2026-01-31 10:00:00" for size in (1024, 4096)]
     assert read(log(tmp_path, [*ALL_REDUCE[:9], STAMPED, *stamps, *ALL_REDUCE[-2:]]))[0] == [1024, 4096]
     head = "#  size count type redop root time algbw busbw #wrong i_min i_max i_p99 i_cv% time algbw busbw #wrong i_min"
-    rows = ["1024 256 float sum -1 30.0 1.0 1.0 0 29.0 31.0 30.5 1.2e+01 20.0 1.0 1.0 0 19.0"]
+    rows = ["1024 256 float sum -1 30.0 0.03 1.0 0 29.0 31.0 30.5 1.2e+01 20.0 0.05 1.0 0 19.0"]
     assert read(log(tmp_path, [*ALL_REDUCE[:9], head, *rows, *ALL_REDUCE[-2:]])) == ([1024], [])
 
 
 def test_only_in_place(tmp_path: Path) -> None:
     head = "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
-    lines = [*ALL_REDUCE[:9], head, "1024 256 float sum -1 20.0 1.0 1.0 0", *ALL_REDUCE[-2:]]
+    lines = [*ALL_REDUCE[:9], head, "1024 256 float sum -1 20.0 0.05 1.0 0", *ALL_REDUCE[-2:]]
     (curve,) = import_profile(log(tmp_path, lines)).collectives
     assert curve.points == (Point(bytes=1024, seconds=20e-6),)
-    blank = f"{1024:12}  {256:12}     float     sum      -1{' ' * 32}    20.00    1.00    1.00       0"
+    blank = f"{1024:12}  {256:12}     float     sum      -1{' ' * 32}    20.00    0.05    1.00       0"
     (curve,) = import_profile(log(tmp_path, [*ALL_REDUCE[:11], blank, *ALL_REDUCE[-2:]])).collectives
     assert curve.points == (Point(bytes=1024, seconds=20e-6),)
 
@@ -211,3 +211,54 @@ def test_ranks_without_a_process_number(tmp_path: Path) -> None:
     lines = [re.sub(r"Group +\d+ Pid \d+ ", "", line) for line in ALL_REDUCE]
     assert lines != ALL_REDUCE
     assert read(log(tmp_path, lines)) == ([1024, 1048576], [])
+
+
+CANNOT = "of which size, count, time and bandwidth contradict each other"
+
+
+@pytest.mark.parametrize(
+    ("test", "size", "count", "bandwidth", "fits"),
+    [
+        ("alltoall", 1048576, 262144 // 4, 3.50, True),  # of one rank's part, as new versions print
+        ("alltoall", 1048576, 262144, 3.50, True),
+        ("alltoall", 1048576, 262144 // 8, 3.50, False),
+        ("alltoall", 1048576, 262144, 3.50 / 8, False),
+        ("all_reduce", 1048576, 262144, 350.0, False),
+        ("all_reduce", 1048576, 262144, 0.03, False),
+        ("all_reduce", 1048576, 262144 * 8, 3.50, False),
+        ("all_reduce", 8, 2, 0.00, True),  # rounded away
+    ],
+)
+def test_rows_that_contradict_themselves_are_counted(
+    tmp_path: Path, test: str, size: int, count: int, bandwidth: float, fits: bool
+) -> None:
+    line = f"{size} {count} float sum -1 300.0 {bandwidth:.2f} 1.00 0 300.0 {bandwidth:.2f} 1.00 0"
+    lines = [part.replace("all_reduce", test) for part in ALL_REDUCE]
+    over = PassedOver()
+    (curve,) = import_profile(log(tmp_path, [*lines[:-2], line, line, *lines[-2:]]), over).collectives
+    assert over.lines() == ([] if fits else [f"passed over 2 rows {CANNOT} (the first: line 14)"])
+    assert len(curve.points) == (2 if size > 8 else 3)
+
+
+def test_times_in_milliseconds(tmp_path: Path) -> None:
+    lines = [line.replace("(us)", "(ms)") for line in ALL_REDUCE]
+    rows = [
+        line.replace("300.0", "0.300").replace("250.0", "0.250")
+        for line in lines
+        if not line.strip().startswith("1024 ")
+    ]
+    (curve,) = import_profile(log(tmp_path, rows)).collectives
+    assert curve.points == (Point(bytes=1048576, seconds=250e-6),)
+    with pytest.raises(JobError, match=r"units \(B\) and \(min\) are not known"):
+        import_profile(log(tmp_path, [line.replace("(ms)", "(min)") for line in lines]))
+
+
+def test_colours_of_a_terminal_are_taken_off(tmp_path: Path) -> None:
+    lines = [f"\x1b[1;32m{line}\x1b[0m" for line in ALL_REDUCE]
+    assert read(log(tmp_path, lines)) == ([1024, 1048576], [])
+
+
+def test_one_and_several_missing_ends(tmp_path: Path) -> None:
+    assert read(log(tmp_path, ALL_REDUCE[:-2]))[1][0].startswith("passed over 1 missing end of tables")
+    twice = [*ALL_REDUCE[:-2], *ALL_REDUCE[1:-2]]
+    assert read(log(tmp_path, twice))[1][0].startswith("passed over 2 missing ends of tables")
