@@ -129,16 +129,21 @@ def test_boundaries_that_are_alike_have_the_plan_that_each_would_have(
     assert len(ranks) == 2 * (places - 1)
 
 
-def choices(degrees: Any = 1, tp: Any = 2, batch: int = 16, heads: int = 8, **strategy: Any) -> Choices:
-    """What timed steps are to choose from. degrees: of dp."""
-    shapes = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": heads, "vocab": 64, "max_sequence": 64}
+def job_of(degrees: Any = 1, tp: Any = 2, batch: int = 16, **strategy: Any) -> Job:
+    """degrees: of dp."""
+    shapes = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 8, "vocab": 64, "max_sequence": 64}
     values = {
         "model": shapes,
         "data": {"text": "x.txt", "sequence_length": 64},
         "train": {"global_batch_size": batch},
         "strategy": {"dp": degrees, "tp": tp, **strategy},
     }
-    return make_plan(Job.from_dict(values), HERE, vocab=64).choices
+    return Job.from_dict(values)
+
+
+def choices(**asked: Any) -> Choices:
+    """What timed steps are to choose from."""
+    return make_plan(job_of(**asked), HERE, vocab=64).choices
 
 
 def told(found: Choices) -> set[tuple[int, int, bool]]:
@@ -181,12 +186,30 @@ def test_slices_and_streams_that_every_place_allows_are_to_be_timed(
         ({"overlap": {"tp": "domino", "shard": "auto"}, "degrees": 2}, "shard_overlap", True),
         ({"overlap": {"tp": "domino", "shard": "auto"}, "degrees": 1}, "shard_overlap", False),
         ({"overlap": {"tp": "domino", "shard": "both"}, "degrees": 2}, "shard_overlap", False),
+        ({"overlap": {"shard": "auto"}, "pp": 2, "degrees": [2, 1], "tp": [1, 2], "schedule": "1f1b"},
+         "shard_overlap", True),
         ({"schedule": "slack-1f1b", "pp": 2}, "slack", True),
+        ({"schedule": "slack-1f1b"}, "slack", False),
         ({"schedule": "slack-1f1b", "pp": 2, "slack": [1]}, "slack", False),
         ({"schedule": "1f1b", "pp": 2}, "slack", False),
         ({"compile": "auto"}, "compile", True),
         ({"compile": False}, "compile", False),
     ],
-)
+)  # fmt: skip
 def test_what_the_job_leaves_open_is_to_be_timed_where_it_matters(asked: dict[str, Any], key: str, open_: bool) -> None:
     assert getattr(choices(**asked), key) == open_
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({}, "whole"),
+        ({"degrees": 2}, "eager-1f1b"),
+        ({"tp": 1, "cp": 2}, "eager-1f1b"),
+        ({"pp": 2}, "eager-1f1b"),
+        ({"schedule": "interleaved", "virtual_stages": 2}, "interleaved"),
+    ],
+)
+def test_micro_batches_of_one_rank_alone_run_whole(asked: dict[str, Any], name: str) -> None:
+    """Where neither stages nor replicas share a step; other schedules are the generators'."""
+    assert make_plan(job_of(**asked), HERE, vocab=64).schedule.name == name

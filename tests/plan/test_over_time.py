@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.job import Job
+from plait.core.layout import Layout
+from plait.core.timeline import Span
 from plait.plan.answer import Planner
 from plait.plan.over_time import memory_curves, shown_places, step_bars
 from plait.plan.simulate import Simulated, Simulation
@@ -59,6 +63,34 @@ def test_bars_fill_the_row_of_a_processor_and_say_what_it_does(simulated: Simula
             assert shown == pytest.approx(took, rel=0.05)
     beside = {bar.kind for bar in bars if bar.row == "place 1, network"}
     assert beside == {"collective", "transfer"}
+
+
+def test_what_takes_most_of_a_moment_is_shown_of_it() -> None:
+    """Of a step of a thousand moments of a second. One that is idle for half of it or more shows nothing."""
+    told: list[tuple[Any, Any, float, float]] = [
+        ("compute", "forward", 0.0, 2.4), ("wait", "", 2.4, 2.5),
+        ("compute", "backward", 3.0, 3.51),
+        ("compute", "forward", 4.0, 4.3), ("compute", "backward", 4.3, 4.9),
+        ("idle", "", 5.0, 6.0), ("wait", "", 6.0, 7.0),
+        ("compute", "forward", 998.9, 1000.5),
+        ("comm", "forward", 1.0, 3.0), ("transfer", "forward", 3.0, 4.0), ("comm", "backward", 10.0, 11.0),
+    ]  # fmt: skip
+    spans = [Span(1, 0, kind, "x", 0, "attn", 0, 0, way, start, end) for kind, way, start, end in told]
+    asked = list[object]()
+
+    def timeline(*of: object) -> Any:
+        asked.append(of)
+        return SimpleNamespace(spans=spans)
+
+    layout = Layout.of(pp=1, tp=1, dp=1)
+    simulation = SimpleNamespace(plan=SimpleNamespace(layout=layout))
+    bars = step_bars(cast("Simulated", SimpleNamespace(simulation=simulation, seconds=1000.0, timeline=timeline)))
+    assert asked == [((1,), (0,))]
+    assert [(bar.row, bar.start, bar.end, bar.kind) for bar in bars] == [
+        ("place 0", 0.0, 2.0, "forward"), ("place 0", 3.0, 5.0, "backward"), ("place 0", 5.0, 7.0, "waiting"),
+        ("place 0", 999.0, 1000.0, "forward"), ("place 0, network", 1.0, 3.0, "collective"),
+        ("place 0, network", 3.0, 4.0, "transfer"), ("place 0, network", 10.0, 11.0, "collective"),
+    ]  # fmt: skip
 
 
 def test_of_many_places_some_are_shown() -> None:
