@@ -12,8 +12,9 @@ import pytest
 
 from plait.core.errors import InfeasiblePlan, JobError, PlaitError
 from plait.core.job import Job
-from plait.plan.estimate import PlannedStep, estimate
-from plait.plan.fits import Room, check_fits, check_size, least_bytes, room
+from plait.plan import fits
+from plait.plan.estimate import Memory, PlannedStep, estimate
+from plait.plan.fits import Room, by_kind, check_device, check_fits, check_size, least_bytes, room
 
 GIB = 1 << 30
 LIMIT = 20.0
@@ -89,6 +90,65 @@ def test_where_memory_is_not_known_lengths_are_limited() -> None:
     assert "10000" in str(refused(job(SMALL | {"num_layers": 10**8}), None))
     many = {"global_batch_size": 10**7, "micro_batch_size": 1}
     assert "micro-batches" in str(refused(job(SMALL, train=many, strategy={"pp": 2}), None))
+
+
+MANY = {"train": {"global_batch_size": 22}}
+WIDE = {"train": {"global_batch_size": 8}, "data": {"sequence_length": 128}}
+
+
+@pytest.mark.parametrize(("model", "sections", "there", "says"), [
+    ({"num_layers": 10_000}, {}, None, ""),
+    ({"num_layers": 10_001}, {}, None, "10001 layers are more than 10000"),
+    ({"num_layers": 10_001}, {}, Room(shared=1 << 62), "10001 layers are more than 10000"),
+    ({"num_layers": 10_001}, {}, Room(shared=1 << 20), r"need at least .* there are 1 MiB \(this machine\)\. Use a "
+     r"smaller model\."),
+    ({"num_layers": 10_001}, {"strategy": {"tp": 2}}, Room(each=1 << 20, what="each of 2 GPUs"),
+     r"there are 2 MiB \(each of 2 GPUs\)\. Use a smaller model or more ranks\."),
+    ({"num_layers": 10_000}, {**MANY, "strategy": {"tp": 2, "p1": 10, "p2": 2}}, None, ""),
+    ({"num_layers": 10_000}, {**MANY, "strategy": {"tp": 2, "p1": 11, "p2": 2}}, None, "11 x 2 slices are more"),
+    ({}, {"train": {"global_batch_size": 500_000, "micro_batch_size": 1}, "strategy": {"pp": 2}}, None, ""),
+    ({}, {"train": {"global_batch_size": 500_001, "micro_batch_size": 1}, "strategy": {"pp": 2}}, None,
+     "500001 micro-batches on 2 stages"),
+    ({"num_layers": 4}, {"train": {"global_batch_size": 250_002, "micro_batch_size": 1},
+      "strategy": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}}, None, "250002 micro-batches on 4 stages"),
+    ({}, {**WIDE, "strategy": {"tp": 2}}, Room(shared=2 * 8 * 128 * 16), ""),
+    ({}, {**WIDE, "strategy": {"tp": 2}}, Room(shared=2 * 8 * 128 * 16 - 1),
+     r"the tokens of a step of 8 sequences of 128 take 16 KiB on each of 2 ranks, and there are 32 KiB"),
+    ({}, {**WIDE, "strategy": {"tp": 2}}, Room(each=1), ""),
+], ids=str)  # fmt: skip
+def test_sizes_have_bounds_that_are_said(
+    model: dict[str, Any], sections: dict[str, Any], there: Room | None, says: str
+) -> None:
+    asked = job(SMALL | {"dropout": 0.0} | model, **sections)
+    if not says:
+        check_size(asked, 257, there)
+        return
+    with pytest.raises(PlaitError, match=says):
+        check_size(asked, 257, there)
+
+
+@pytest.mark.parametrize(("precision", "each"), [("fp32", 16), ("bf16-mixed", 18), ("fp64", 32)])
+def test_the_least_that_a_step_takes_is_states_and_one_stream(precision: str, each: int) -> None:
+    """Of every parameter: what computes, its gradient and two moments, and a wider copy where there is one;
+    of every layer, the stream of a micro-batch."""
+    asked = job(SMALL, train={"precision": precision, "global_batch_size": 8, "micro_batch_size": 2})
+    model, itemsize = asked.model_spec(257), {"fp32": 4, "bf16-mixed": 2, "fp64": 8}[precision]
+    stream = 2 * asked.data.sequence_length * 64 * itemsize * 2
+    assert least_bytes(asked, 257) == model.num_parameters * each + stream
+
+
+def test_kinds_are_listed_from_the_largest_without_those_that_take_nothing() -> None:
+    told = by_kind(Memory(parameters=5, gradients=9 << 10, optimizer=0, buffers=7, activations=6, when="", alive=1))
+    assert told == "gradients 9 KiB, buffers 7 B, activations 6 B, parameters 5 B"
+
+
+def test_room_holds_the_fullest_rank_or_all_of_them() -> None:
+    found = estimate(PlannedStep.of(job(SMALL | {"num_layers": 3}, strategy={"pp": 2, "schedule": "1f1b"}), 257))
+    most, every = found.most.memory.total, found.bytes
+    assert most < every < 2 * most
+    assert [Room(each=size).holds(found) for size in (most, most - 1)] == [True, False]
+    assert [Room(shared=size).holds(found) for size in (every, every - 1)] == [True, False]
+    assert (Room(each=5).total(3), Room(shared=5).total(3)) == (15, 5)
 
 
 def test_a_hugging_face_config_of_a_billion_layers(tmp_path: Path) -> None:
@@ -168,6 +228,93 @@ def test_a_control_groups_limit_counts_also_of_those_around_it(machine: Callable
         "a__b__memory_now": "7",
     }
     assert room("cpu", 2, machine("0::/a/b\n", **files)) == Room(shared=3 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "found"),
+    [
+        ("auto", 2, Room(each=5, what="each of 2 GPUs")),
+        ("auto", 3, Room(shared=24 * GIB)),
+        ("cuda", 3, Room(each=5, what="each of 2 GPUs")),
+        ("shared", 4, Room(each=2, what="each rank's part of 2 GPUs")),
+        ("shared", 5, Room(each=1, what="each rank's part of 2 GPUs")),
+        ("cpu", 2, Room(shared=24 * GIB)),
+    ],
+)
+def test_gpus_count_where_each_rank_has_one_or_they_are_asked_for(
+    machine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, found: Room
+) -> None:
+    monkeypatch.setattr(fits, "gpus", lambda: [7, 5])
+    assert room(device, ranks, machine()) == found
+
+
+@pytest.mark.parametrize("device", ["cuda", "shared"])
+def test_a_device_that_nobody_counts_is_not_known(
+    machine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(fits, "gpus", list)
+    assert room(device, 1, machine()) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "gpus", "there", "says"),
+    [
+        ("auto", 2, 0, "", ""),
+        ("cpu", 2, 0, "", ""),
+        ("cuda", 1, 0, "", "cuda, and this machine has no GPU"),
+        ("shared", 1, 0, "", "shared, and this machine has no GPU"),
+        ("shared", 1, 0, "nvidiactl", "this machine has no GPU"),
+        ("cuda", 4, 0, "nvidia0", ""),
+        ("cuda", 4, 0, "kfd", ""),
+        ("shared", 4, 0, "dxg", ""),
+        ("cuda", 2, 2, "", ""),
+        ("cuda", 2, 1, "", "cuda, and this machine has 1 GPU for 2 ranks"),
+        ("cuda", 3, 2, "", "cuda, and this machine has 2 GPUs for 3 ranks"),
+        ("shared", 3, 2, "", ""),
+    ],
+)
+def test_gpus_that_are_not_there_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, gpus: int, there: str, says: str
+) -> None:
+    monkeypatch.setattr(fits, "gpus", lambda: [80 * GIB] * gpus)
+    if there:
+        (tmp_path / there).touch()
+    if not says:
+        check_device(device, ranks, tmp_path)
+        return
+    with pytest.raises(JobError, match=says) as caught:
+        check_device(device, ranks, tmp_path)
+    assert caught.value.key == "run.device"
+
+
+V1 = "memory/jobs/one/memory."
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "gib"),
+    [
+        ("4:cpu,memory:/jobs/one\n", {f"{V1}limit_in_bytes": 5 * GIB, f"{V1}usage_in_bytes": GIB}, 4),
+        ("4:cpu:/jobs/one\n", {f"{V1}limit_in_bytes": 5 * GIB, f"{V1}usage_in_bytes": GIB}, 24),
+        ("0::/a\n", {"a/memory.max": 2 * GIB, "a/memory.current": 3 * GIB}, 0),
+        ("0::/a\n", {"memory.max": 2 * GIB, "memory.current": GIB}, 1),
+        ("0::/a\n", {"a/memory.max": 2 * GIB}, 24),
+        ("0::/a\n", {"a/memory.max": 40 * GIB, "a/memory.current": GIB}, 24),
+        ("0::/a\n", {"a/memory.max": 4 * GIB, "a/memory.current": 3 * GIB, "a/memory.stat":
+                     f"anon 7\ninactive_file {GIB}\ntotal_inactive_file 9\nodd\n"}, 2),
+        ("4:memory:/jobs/one\n", {f"{V1}limit_in_bytes": 5 * GIB, f"{V1}usage_in_bytes": 4 * GIB,
+                                  f"{V1}stat": f"total_inactive_file {2 * GIB}\n"}, 3),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups_of_both_versions(
+    machine: Callable[..., Path], own: str, files: dict[str, Any], gib: int
+) -> None:
+    """What they leave, with the files that their kernel may drop."""
+    root = machine(own)
+    for name, text in files.items():
+        file = root / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    assert room("cpu", 2, root) == Room(shared=gib * GIB)
 
 
 @pytest.mark.system

@@ -53,3 +53,14 @@ def test_the_nearest_change(row: dict[str, int], sequence: int, key: str) -> Non
 
 def test_what_nothing_helps() -> None:
     assert next(fitting_changes(SEVEN, point(dp=1), A100, sequence=262144, precision="bf16-mixed"), None) is None
+
+
+def test_what_rules_forbid_is_not_named() -> None:
+    """Of 32 heads no 64 ranks have a share each, and 32 layers are no more than 32 places."""
+    row = point(dp=4, tp=8, pp=8, sequence_parallel=1)
+    found = list(fitting_changes(SEVEN, row, A100, sequence=4096, precision="bf16-mixed", ranks=True))
+    assert {change.get("strategy.tp", 8) for change in found} == {8, 16, 32}
+    assert {change.get("strategy.pp", 8) for change in found} == {8, 16, 32}
+    apart = list(fitting_changes(SEVEN, row, A100, sequence=4096, precision="bf16-mixed"))
+    assert {change.get("strategy.tp", 8) for change in apart} == {8, 16, 32}
+    assert len(apart) < len(found)

@@ -77,6 +77,49 @@ def test_the_nearest_is_named(asked: SearchRequest, words: str) -> None:
     assert refused(mended(asked, error)) is None
 
 
+ONE_F_ONE_B = SCHEDULES.index("1f1b")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (space(16, 16, "tp > 8"), "'tp > 8' leaves no strategy for 16 ranks: tp can be 1, 2, 4, 8. 'tp >= 8' would do"),
+        (space(16, 16, "tp < 1"), "'tp < 1' leaves no strategy for 16 ranks: tp can be 1, 2, 4, 8. 'tp <= 1' would do"),
+        (space(16, 16, "num_micro_batches > 16"), "'num_micro_batches > 16' leaves no strategy for 16 ranks: "
+         "num_micro_batches can be 1, 2, 4, 8, 16. 'num_micro_batches >= 16' would do"),
+        (space(1024, 4096, "dp = 7"), "'dp = 7' leaves no strategy for 1,024 ranks: dp can be 4, 8, 16, 32, 64, 128, "
+         "..., 1024. 'dp = 8' would do"),
+        (space(16, 16, "schedule = gpipe"), "'schedule = gpipe' leaves no strategy for 16 ranks: schedule can be 1f1b, "
+         "eager-1f1b, interleaved, zb-h1, zb-h2, zb-v. 'schedule = 1f1b' would do"),
+        (space(16, 16, "ulysses = 3"), "'ulysses = 3' leaves no strategy for 16 ranks: ulysses can be 1, 2, 4. "
+         "'ulysses = 4' would do"),
+        (space(16, 16, "cp = 16", "tp = 2"), "'cp = 16' leaves no strategy for 16 ranks: cp can be 1, 2, 4. 'cp = 4' "
+         "would do"),
+        (space(16, 16, "tp = 3", fixed={"pp": [5]}), "strategy.pp and 'tp = 3' leave no strategy for 16 ranks with the "
+         "rest that the job says. strategy.pp = 4 and 'tp = 4' for 'tp = 3' would do"),
+        (space(16, 16, fixed={"pp": [5], "tp": [3]}), "strategy.pp and strategy.tp leave no strategy for 16 ranks with "
+         "the rest that the job says. strategy.pp = 4 and strategy.tp = 4 would do"),
+        (space(16, 16, "tp > 8", "dp > 16"), "'tp > 8' and 'dp > 16' leave no strategy for 16 ranks with the rest that "
+         "the job says. 'tp >= 8' for 'tp > 8' and 'dp >= 2' for 'dp > 16' would do"),
+        (space(16, 16, fixed={"micro": [3]}), "3 fits no arrangement of 16 ranks with the rest that the job says. "
+         "4 would do, or auto"),
+        (space(16, 16, fixed={"optim": [3], "grads": [1], "params": [1]}), "3 fits no arrangement of 16 ranks with the "
+         "rest that the job says. 4 would do, or auto"),
+        (space(16, 16, fixed={"dp": [1], "tp": [2], "pp": [1], "cp": [1]}), "1 fits no arrangement of 16 ranks with "
+         "the rest that the job says. strategy.dp=auto would do, or 8"),
+        (space(16, 16, fixed={"dp": [1], "tp": [8], "pp": [1], "cp": [1], "schedule": [ONE_F_ONE_B]}), "1 fits no "
+         "arrangement of 16 ranks with the rest that the job says. strategy.dp=auto would do, or 2"),
+        (space(23, 16), "23 ranks cannot share 16 sequences of 2,048 tokens of this model. 22 or 24 ranks would do"),
+        (space(37, 4), "37 ranks cannot share 4 sequences of 2,048 tokens of this model. 36 or 40 ranks would do"),
+    ],
+)  # fmt: skip
+def test_what_is_said_in_full(asked: SearchRequest, told: str) -> None:
+    error = refused(asked)
+    assert error
+    assert f"{error.problem}. {error.fix}" == told
+    assert refused(mended(asked, error)) is None
+
+
 def test_a_degree_that_is_not_tried_unasked_can_be_said() -> None:
     one = space(16, 16, "cp >= 8")
     error = refused(one)

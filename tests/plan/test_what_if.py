@@ -86,7 +86,7 @@ def test_more_ranks_than_a_cluster_has_nodes_for() -> None:
     lab = Cluster.preset("lab")
     changed = changed_cluster(lab, {"gpus": 4.0})
     assert (changed.nodes, changed.tiers[-1].ranks) == (0, 0)
-    assert changed_cluster(lab, {"gpus": 0.5}).nodes == lab.nodes
+    assert changed_cluster(lab, {"gpus": 0.5}).nodes == changed_cluster(lab, {"gpus": 1.0}).nodes == lab.nodes
 
 
 def test_nodes_of_one_rank_have_links_between_nodes_only() -> None:
