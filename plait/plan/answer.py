@@ -374,8 +374,8 @@ class Planner:
         without = reasons.without(best.point)
         for name, slower in zip(without, in_two(partial(self._without, best), list(without.values())), strict=True):
             if slower:
-                told = f"a step without it would take {reasons.in_seconds(slower)}"
-                lines.append(f"{name} gains {slower / best.seconds - 1:.1%}: {told}.")
+                told, gained = f"a step without it would take {reasons.in_seconds(slower)}", slower / best.seconds - 1
+                lines.append(f"{name} {'gains' if gained >= 0 else 'costs'} {abs(gained):.1%}: {told}.")
         return lines
 
     def _without(self, best: Candidate, off: Mapping[str, int]) -> float | None:

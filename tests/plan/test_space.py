@@ -89,7 +89,8 @@ def rows(points: Points) -> set[tuple[int, ...]]:
     chosen=st.lists(
         st.sampled_from(
             ["tp <= 2", "pp in 1, 2", "cp = 1", "schedule in 1f1b, zb-v", "recompute != full", "params == 1",
-             "micro_batch_size >= 2", "sequence_parallel = false", "optim >= 2", "p1 <= 2", "num_micro_batches <= 8"]
+             "micro_batch_size >= 2", "sequence_parallel = false", "optim >= 2", "p1 <= 2", "num_micro_batches <= 8",
+             "schedule = zb-v", "virtual_stages >= 2", "ulysses <= 1", "ring >= 2", "dp != 2"]
         ), min_size=1, max_size=3, unique=True,
     ),
 )  # fmt: skip
@@ -97,6 +98,7 @@ def test_constraints_leave_exactly_what_meets_them(ranks: int, chosen: Sequence[
     every = enumerate_space(space(ranks, 8), most=10**9)
     constraints = [Constraint.parse(text) for text in chosen]
     columns = {QUANTITIES.get(name, name): column for name, column in every.columns().items()}
+    columns["ulysses"] = every.cp // every.ring
     held = np.all([one.holds(columns[one.quantity]) for one in constraints], axis=0)
     if not held.any():
         with pytest.raises(JobError):

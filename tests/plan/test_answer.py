@@ -1,0 +1,95 @@
+"""What a planner says of a job: its ranks, its own strategy, what is too large, and why the best is it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.core.cluster import Cluster, Hosts
+from plait.core.errors import InfeasiblePlan, JobError, PlaitError
+from plait.core.job import Job
+from plait.plan.answer import Planner
+from plait.plan.this_machine import emulated
+
+A100 = Cluster.preset("a100-80")
+SMALL = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "max_sequence": 64, "vocab": 256}
+LARGE = SMALL | {"hidden": 8192, "num_heads": 64, "num_layers": 32}
+HUGE = SMALL | {"hidden": 65536, "num_heads": 512, "num_layers": 512}
+ON = {"preset": "a100-80"}
+
+
+def job(model: dict[str, Any] = SMALL, **sections: Any) -> Job:
+    given = {"model": model, "data": {"sequence_length": 64}, "train": {"global_batch_size": 4}}
+    return Job.from_dict(given | sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "ranks"),
+    [
+        ({}, 6),
+        ({"cluster": {"ranks": 7}}, 7),
+        ({"cluster": {"preset": "lab", "ranks": 3}}, 3),
+        ({"strategy": {"tp": 2}}, 2),
+        ({"strategy": {"tp": "auto"}}, 4),
+    ],
+)
+def test_cores_that_cannot_share_the_batch_are_left_out(sections: dict[str, Any], ranks: int) -> None:
+    """Of seven on this machine; not where the job says how many ranks there are."""
+    one = job(**sections)
+    found = Planner(one, emulated(one, Hosts(ranks_per_host=7), 1), 256).asked
+    assert (found.ranks, found.domain) == (ranks, ranks)
+
+
+@pytest.mark.parametrize(
+    ("one", "error", "says"),
+    [
+        (job(strategy={"tp": "auto"}, cluster=ON), JobError, r"strategy\.tp: is left to the planner\. Say it"),
+        (job(strategy={"tp": 2}, cluster={**ON, "ranks": 4}), JobError,
+         r"cluster\.ranks: 4 are not the 2 ranks of the strategy\. Use 2, or leave it out"),
+        (job(SMALL | {"num_layers": 10_001}, strategy={"tp": 2}, cluster=ON), JobError,
+         r"model\.num_layers: 10001 layers are more than 10000"),
+        (job(LARGE, strategy={"tp": 2}, cluster=ON), InfeasiblePlan,
+         r"The strategy does not fit: a rank of place 0 of the pipeline needs [\d.]+ GiB \(optimizer [\d.]+ GiB, .* "
+         r"beside tensors [\d.]+ GiB\), [\d.]+ GiB more than the 78\.8 GiB of A100-SXM4-80GB that a plan may fill\. "
+         r"It would fit with strategy\.tp=8\."),
+        (job(LARGE, strategy={"dp": 4}, cluster={**ON, "ranks": 4}), InfeasiblePlan,
+         r"It would fit with strategy\.recompute=full strategy\.shard=fsdp strategy\.tp=2 cluster\.ranks=8\."),
+        (job(HUGE, strategy={"tp": 2}, cluster=ON), InfeasiblePlan,
+         r"None of the usual changes is enough, nor are 64 times as many ranks: use a smaller model"),
+    ],
+)  # fmt: skip
+def test_a_strategy_that_cannot_be_is_refused(one: Job, error: type[PlaitError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Planner(one, A100, 256).checked()
+
+
+def test_layers_have_a_bound() -> None:
+    assert Planner(job(SMALL | {"num_layers": 10_000}), A100, 256).model.num_layers == 10_000
+    with pytest.raises(JobError, match="10,001 layers are more than 10,000") as caught:
+        _ = Planner(job(SMALL | {"num_layers": 10_001}), A100, 256).model
+    assert caught.value.key == "model.num_layers"
+
+
+def test_a_strategy_that_fits_is_told_with_its_reasons() -> None:
+    found = Planner(job(strategy={"tp": 2}, cluster=ON), A100, 256).checked()
+    assert (found.searched, found.ranks, len(found.candidates)) == (1, 2, 1)
+    best = found.best
+    assert best.low < best.seconds < best.high
+    assert best.closed_form == pytest.approx(best.seconds, rel=0.05)
+    assert sum(best.parts.values()) == pytest.approx(best.seconds)
+    assert best.tokens_per_second == pytest.approx(4 * 64 / best.seconds)
+    assert 0 < best.mfu_causal < best.mfu < 1
+    assert best.most_memory == best.memory.fullest.total
+    assert found.to_dict()["candidates"][0]["usable_memory"] == best.memory.usable
+    assert found.why[0].startswith("A step is ")
+    assert found.why[1].startswith("Hiding tensor parallelism's communication gains ")
+    assert len(found.why) == 2
+
+
+def test_an_overlap_that_does_not_pay_costs() -> None:
+    """Places that differ, of which the closed form knows nothing."""
+    strategy = {"pp": 2, "dp": [2, 1], "tp": [1, 2], "schedule": "1f1b"}
+    found = Planner(job(strategy=strategy, cluster=ON), A100, 256).checked()
+    assert found.best.closed_form is None
+    assert all(" gains -" not in line for line in found.why)
