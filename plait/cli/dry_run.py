@@ -71,7 +71,7 @@ def _memory(found: Estimate) -> None:
         sizes = [*(getattr(place.memory, kind) for kind in KINDS), place.memory.total]
         cells = [f"{size / (1 << 10 * power):#.3g}".rstrip(".") if size else "0" for size in sizes]
         rows.append((_ranks(place), _layers(place), f"{place.dp}x{place.cp}x{place.tp}", *cells))
-    terminal.title(f"Memory of a rank, {unit}")
+    terminal.title(f"Tensors of a rank, {unit}")
     terminal.table(("ranks", "layers", "dpxcpxtp", *HEADS, "total"), rows)
 
 
@@ -99,7 +99,7 @@ def _room(found: Estimate, there: Room | None) -> str:
     verdict = "fits" if there.holds(found) else "does not fit"
     if there.each:
         return f"available: {in_words(there.each)} on {there.what}: {verdict}"
-    needed = f"all ranks need {in_words(found.bytes)}: {verdict}"
+    needed = f"tensors of all ranks take {in_words(found.bytes)}: {verdict}"
     return f"available: {in_words(there.shared)} on {there.what}; {needed}"
 
 

@@ -39,8 +39,16 @@ def show_answer(found: Answer, explain: bool) -> None:
     rows = [(str(number), *(told(one) for _, told in shown)) for number, one in enumerate(found.candidates, 1)]
     terminal.table(("", *(head for head, _ in shown)), rows)
     terminal.say("")
+    terminal.text(_memory(unit[1], found.best))
     for line in found.why:
         terminal.text(line)
+
+
+def _memory(unit: str, best: Candidate) -> str:
+    """What the column of memory adds up: ``plait train`` speaks of tensors alone."""
+    fullest = best.memory.fullest
+    tensors, beside = in_words(fullest.place.memory.total), in_words(fullest.overhead)
+    return f"{unit}: the fullest rank's tensors and what its process holds beside them; of 1, {tensors} and {beside}."
 
 
 def show_best(best: Candidate) -> None:
