@@ -229,9 +229,9 @@ def _chain(waits: Waits, waiting: dict[int, At], causes: Collection[int]) -> tup
         return ()
     links: list[Wait] = []
     level = {at: number for number, at in enumerate(dict.fromkeys(waiting.values()))}
-    rank, seen = next(reversed(waiting)), set[At]()
-    while rank in waiting and (at := waiting[rank]) not in seen:
-        seen.add(at)
+    rank = next(reversed(waiting))
+    while rank in waiting:  # every link is of a lower level than the one before
+        at = waiting[rank]
         here = tuple(other for other in waits.at[at] if waiting.get(other) == at)
         missing = waits.missing[at]
         on = [other for other in missing if other in causes] or \

@@ -101,7 +101,7 @@ class _Launches:
     def of(self, rows: np.ndarray) -> np.ndarray:
         """The innermost operator that launched each kernel; -1 where the trace does not tell."""
         found = self._find(self.by_external, self.ops.external[rows])
-        lost = np.flatnonzero((found < 0) & (self.ops.external[rows] < 0))
+        lost = np.flatnonzero(self.ops.external[rows] < 0)
         called = self._find(self.by_correlation, self.ops.correlation[rows[lost]])
         for at, call in zip(lost, called, strict=True):
             if call >= 0:

@@ -615,3 +615,11 @@ def test_several_that_did_not_come_and_several_calls(tmp_path: Path) -> None:
     assert "The last of rank 5 is all-reduce 0" in found.why and "The last of rank 4" not in found.why
     assert found.why.endswith("Rank 1, too, did not come to a call that others wait in.")
     assert [(link.ranks, link.on) for link in found.chain] == [((2, 3), (4, 5))]
+
+
+def test_the_group_of_all_ranks_is_one_whatever_it_is_called(tmp_path: Path) -> None:
+    """gloo has no name for it, NCCL calls it 0."""
+    nameless = dump(0, waiting(5, 9000, process_group=["", ""]), ended=0)
+    nameless["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
+    found = verdict(tmp_path, nameless, dump(1, waiting(5, 9000), ended=0))
+    assert (found.cause, found.ranks) == ("unknown", ()), "both have begun the same call"

@@ -486,3 +486,15 @@ def test_a_message_launched_at_the_end_of_its_batch_is_told_by_the_one_before(tm
         spans = spans_of(tmp_path / str(number), *events).filter(~pl.col("kind").is_in(["compute", "wait"]))
         assert spans["kind"].to_list() == [kind]
         assert spans["group"].to_list() == ["0>1" if number == 0 else "all"]
+
+
+def test_ranges_of_one_kind_go_to_the_calls_in_their_order(tmp_path: Path) -> None:
+    events = [
+        operator("c10d::allreduce_", 0, 5), operator("c10d::allreduce_", 100, 5), operator("aten::mm", 300, 10),
+        annotation("gloo:all_reduce", 20, 30, tid=2), annotation("gloo:all_reduce", 110, 50, tid=2),
+        annotation("gloo:all_reduce", 200, 50, tid=2),
+    ]  # fmt: skip
+    recording, _, _ = imported(tmp_path, trace(events, 0, 2))
+    spans = recording.spans.filter(pl.col("kind") == "comm").sort("start")
+    micros = [round((at - spans["start"][0]) * 1e6) for at in (*spans["start"], *spans["end"])]
+    assert micros == [0, 100, 200, 50, 160, 250], "the third was begun by nobody"

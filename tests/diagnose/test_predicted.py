@@ -97,3 +97,9 @@ def test_next_to_nothing_has_no_ratio(predicted: float, ratio: float | None) -> 
 def test_kinds_whose_costs_were_measured(spans: list[tuple[SpanKind, str]], kinds: tuple[str, ...]) -> None:
     table = table_of(Timeline(tuple(Span(1, 0, kind, name, 0, "mlp", 0, 0, "", 0.0, 1.0) for kind, name in spans)))
     assert kinds_of_measured_costs(table) == kinds
+
+
+def test_communication_that_nobody_waits_for_is_hidden() -> None:
+    rows = [op(3.0), {**TP, "start": 0.5, "end": 1.5}]
+    found = prediction(recording_of(spans_of(*rows), LAYOUT, seconds={1: 3.0}), *rows)
+    assert found is not None and found.overlap == (Overlap("tp", 1.0, 1.0, 1.0, 0.0),)

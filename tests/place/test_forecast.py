@@ -10,10 +10,10 @@ import pytest
 
 from plait.core.errors import DataError
 from plait.place.conformal import first_margin, follow
-from plait.place.features import features
+from plait.place.features import Features, features
 from plait.place.forecast import assess, log_seconds, names_of, walk_forward
-from plait.place.jct import LONGEST, JctSettings
-from plait.place.jct_search import GRID
+from plait.place.jct import LONGEST, JctSettings, from_history
+from plait.place.jct_search import FEWEST_JUDGED, GRID, HeldBack, search
 from plait.place.model_files import load, save
 from plait.place.traces.table import Trace
 from tests.place.made_up import heavy_tailed, trace_of
@@ -179,3 +179,38 @@ def test_settings_are_searched_without_the_jobs_that_test_them(trace: Trace) -> 
     changed = replace(trace, duration=np.where(np.arange(len(trace)) >= cut, 1e5, trace.duration))
     assert assess(changed, QUICK, draws=4)[1].tried == report.tried
     assert not assess(trace, QUICK)[1].tried
+
+
+@pytest.mark.parametrize(("level", "column"), [(0.9, "q90"), (0.89, "median")])
+def test_without_a_model_the_most_particular_history_that_has_seen_enough(level: float, column: str) -> None:
+    """Twenty of a group with as many GPUs, else of the group, else of all; then any; then the longest."""
+    names = [f"{kind}:{what}" for kind in ("all", "group", "group_gpus") for what in ("count", "mean", "q90", "median")]
+    counts = [(99, 30, 20), (99, 20, 19), (20, 19, 19), (19, 3, 1), (19, 1, 0), (0, 0, 0)]
+    rows = [
+        [value for at, count in enumerate(seen) for value in (count, *((count and [3 * at + n for n in (1.0, 2.0, 3.0)])
+         or [np.nan] * 3))] for seen in counts
+    ]  # fmt: skip
+    found = from_history(Features(matrix=np.array(rows), names=tuple(names), categorical=()), level)
+    kinds = [2, 1, 0, 2, 1]
+    assert found.log.tolist() == pytest.approx([*([1.0, 4.0, 7.0][kind] for kind in kinds), LONGEST])
+    at = names.index(f"all:{column}")
+    assert found.bound.tolist() == pytest.approx([*(rows[0][at + 4 * kind] for kind in kinds), LONGEST])
+
+
+def test_settings_are_judged_by_what_they_miss() -> None:
+    """All jobs take as long, so nothing is missed but by a little; or by one, in log seconds."""
+    count = 120
+    known = Features(matrix=np.zeros((2 * count, 1)), names=("gpus",), categorical=())
+    past, ended = np.full(count, 6.0), np.ones(count, bool)
+    held = HeldBack(known=known, past=past, ended=ended, truth=np.full(count, 6.0), names={})
+    [one] = search(held, QUICK, 0)
+    assert one.error < 1e-3 and one.settings == {name: getattr(QUICK, name) for name in GRID}
+    [one] = search(replace(held, truth=np.full(count, 7.0)), QUICK, 0)
+    assert one.error == pytest.approx(1.0, abs=1e-3)
+    told: list[str] = []
+    assert len(search(held, QUICK, 2, told.append)) == 3
+    assert [line.partition(":")[0] for line in told] == ["the usual settings", "settings 1 of 2", "settings 2 of 2"]
+    few = np.where(np.arange(count) < FEWEST_JUDGED, 6.0, np.nan)
+    assert len(search(replace(held, truth=few), QUICK, 0)) == 1
+    few[0] = np.nan
+    assert search(replace(held, truth=few), QUICK, 0) == []

@@ -130,3 +130,42 @@ def test_blocks_move_whole_where_their_minipod_is_full() -> None:
     mended = repair(without(problem, placed, {placed.hosts[0]}), placed, down={placed.hosts[0]}, where=where)
     assert [move.node_rank for move in mended.moves] == [0, 1]
     assert mended.placement.minipods == ("m1", "m1", "m0", "m0")
+
+
+def test_a_lost_host_that_is_named_as_down_need_not_be_in_the_topology() -> None:
+    pools, where = cluster([6, 6])
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3)
+    placed = place(problem)
+    victim = placed.hosts[2]
+    left = {name: spot for name, spot in where.items() if name != victim}
+    mended = repair(without(problem, placed, {victim}), placed, down={victim}, where=left)
+    assert [move.old for move in mended.moves] == [victim]
+    with pytest.raises(PlacementError, match=r"^m0-\d+ of the placement to repair is not in the topology"):
+        repair(without(problem, placed, {placed.hosts[0]}), placed, down={placed.hosts[0]}, where=left)
+    with pytest.raises(PlacementError, match=r"of the placement to repair are not in the topology"):
+        repair(problem, placed, down=(), where={})
+
+
+def test_of_two_minipods_that_cost_as_much_the_one_with_a_spare() -> None:
+    """The job's own is full; the other two have room, the first more of it."""
+    pools, where = cluster([4, 4, 2])
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3)
+    placed = replace(place(Problem(heights=(2, 2), pools=pools[:1], alpha=0.3)), spares=("m2-0000",))
+    victim = placed.hosts[0]
+    mended = repair(without(problem, placed, {victim}), placed, down={victim}, where=where)
+    assert mended.moves[0].new == "m2-0000"
+    bare = replace(placed, spares=())
+    mended = repair(without(problem, bare, {victim}), bare, down={victim}, where=where)
+    assert mended.moves[0].new == "m1-0000"
+
+
+def test_the_second_of_two_that_failed_goes_where_the_first_has_gone() -> None:
+    """Both cells of a row: a second minipod is touched anyway, and a third would spread the row more."""
+    pools, where = cluster([4, 3, 3])
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3, edges=((0, 1),))
+    placed = place(Problem(heights=(2, 2), pools=pools[:1], alpha=0.3))
+    down = {placed.hosts[0], placed.hosts[2]}
+    mended = repair(without(problem, placed, down), placed, down=down, where=where)
+    assert [where[move.new].minipod for move in mended.moves] == ["m1", "m1"]
+    assert (mended.placement.row_spread, mended.placement.column_spread) == (1, 2)
+    assert mended.placement.used == 2 and mended.placement.minipods == ("m1", "m0", "m1", "m0")

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from plait.core.errors import JobError
-from plait.place.readers import read_topology, source
+from plait.place.readers import plait_form, read_topology, source
 from plait.place.readers.chains import from_chains
-from plait.place.readers.source import Source
+from plait.place.readers.source import Asked, Source
 
 TREE = "SwitchName=a Nodes=n[1-2]\n"
 
@@ -177,3 +177,15 @@ def test_levels_are_called_as_they_are_told() -> None:
         from_chains({"n1": ["a", "b"], "n2": ["x", "b"]})
     nested = from_chains({"n1": ["a", "1"], "n2": ["b", "1"]}, nested=True)
     assert {one.name for one in nested.switches} == {"fabric", "a", "b", "a/1", "b/1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("version = 1\nversion = 2\n", "not valid TOML: "), ("a = " + "[" * 5000, "nested too deeply|not valid TOML"),
+        ("a." * 60 + "b = 1\n", "a key of more than 50 parts"),
+    ],
+)  # fmt: skip
+def test_plaits_own_form_in_broken_toml(text: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        plait_form.read(Source("file", text), Asked())
