@@ -9,6 +9,7 @@ from plait.core.errors import JobError
 from plait.core.hostlist import expand
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=[ \t]*")
+_INCLUDE = re.compile(r"include[ \t]+([^\s=][^=]*)", re.IGNORECASE)
 _VALUE = re.compile(r'(?:"[^"]*"|[^\s"]+)*')
 
 
@@ -20,7 +21,8 @@ def lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     known         ``KEY=VALUE``, blanks around ``=``, ``KEY=`` without a value, values in double
                   quotes, ``#`` and what follows it, a ``\\`` at the end that goes on in the next line
     passed over   what daemons print of themselves (lines that begin with ``slurm``)
-    refused       a word without a key, a key that stands twice, a quote that is never closed
+    refused       ``Include FILE``, which is not followed; a word without a key, a key that stands
+                  twice, a quote that is never closed
     ============  ===================================================================================
 
     >>> list(lines('SwitchName=s1 Nodes = "n[1-2],n5"  # a leaf'))
@@ -34,6 +36,9 @@ def lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             whole += line.rstrip()[:-1] + " "
             continue
         whole, line, first, number = "", (whole + line).strip(), number, 0
+        if included := _INCLUDE.fullmatch(line):
+            fix = "Give the file with what it includes pasted in"
+            raise JobError(f"Include {included[1][:60]} is not followed", key=f"line {first}", fix=fix)
         if line and not line.startswith("slurm"):
             yield f"line {first}", _words(line, f"line {first}")
     if whole:

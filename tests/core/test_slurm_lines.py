@@ -47,3 +47,9 @@ def test_what_are_no_words_is_refused_by_its_line(text: str, key: str | None, wh
     with pytest.raises(JobError) as caught:
         list(lines(text))
     assert (caught.value.key, caught.value.problem) == (key, why)
+
+
+def test_a_file_that_includes_another_is_refused_with_what_to_do() -> None:
+    with pytest.raises(JobError, match=r"line 2: Include other\.conf is not followed") as caught:
+        list(lines("SwitchName=a Nodes=n1\n  include other.conf # more\n"))
+    assert "pasted" in str(caught.value)

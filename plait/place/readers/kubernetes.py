@@ -11,10 +11,11 @@ known        of Nodes: name, labels, conditions, taints, unschedulable, deletion
              that name a job; of Topologies: levels; of NodeFeatures of Topograph's engine ``nfd``:
              the node and its tiers
 passed over  nodes without the labels that name switches (or whose values say "unknown"), parts of
-             GPUs and other accelerators, pods with resource claims, objects of other kinds; all
+             GPUs and other accelerators, amounts of GPUs that are no whole numbers (their nodes
+             count as down), pods with resource claims, objects of other kinds; all
              other fields
-refused      a list without nodes and pods, a node without a name or listed twice, amounts of GPUs
-             that are no numbers, a switch that nodes put under different ones
+refused      a list without nodes and pods, a node without a name or listed twice, a switch that
+             nodes put under different ones
 ===========  ====================================================================================
 """
 
@@ -29,7 +30,7 @@ from plait.core.passed_over import PassedOver
 from plait.core.text import counted, printable
 from plait.core.topology import FREE, Hardware, State
 from plait.place.readers.chains import from_chains
-from plait.place.readers.kubernetes_gpus import KEPT_BACK, hardware, kept_back
+from plait.place.readers.kubernetes_gpus import KEPT_BACK, countable, hardware, kept_back
 from plait.place.readers.kubernetes_labels import chains_of
 from plait.place.readers.kubernetes_pods import at, held
 from plait.place.readers.kubernetes_states import TAINTED, state_of
@@ -37,6 +38,7 @@ from plait.place.readers.source import Asked, Found, Source
 from plait.place.readers.states import without_gpus, worse
 
 MOST_ITEMS = 400_000
+UNCOUNTED = State(status="down", holder="unknown number of GPUs")
 UNLABELLED = "nodes without the labels that name switches"
 
 
@@ -72,9 +74,13 @@ def read(source: Source, asked: Asked) -> Found:
     left = [name for name in names if name not in chains.above]
     over.note(UNLABELLED, left[0] if left else "", len(left))
     nodes = {name: found.nodes[name] for name in chains.above if name in found.nodes}
-    made = _hardware(nodes, labels, over)
+    resources = {name: _resources(item, name) for name, item in nodes.items()}
+    made = _hardware(nodes, resources, labels, over)
     states = {name: state_of(item, name, asked.tolerated) for name, item in nodes.items()}
-    states = {name: worse(state, busy.get(name, FREE)) for name, state in states.items()}
+    states = {
+        name: worse(worse(state, busy.get(name, FREE)), FREE if countable(resources[name]) else UNCOUNTED)
+        for name, state in states.items()
+    }
     return Found(
         topology=from_chains(chains.above, levels=chains.levels, nested=chains.nested, top=chains.nested),
         states=without_gpus(states, made),
@@ -152,21 +158,30 @@ def _nfd(item: dict[str, Any], where: str) -> tuple[str, dict[str, str]] | None:
     return node, labels
 
 
+def _resources(item: dict[str, Any], name: str) -> dict[str, Any]:
+    """What a node gives away, or else has."""
+    found = at(item, name, "status", "allocatable") or at(item, name, "status", "capacity") or {}
+    if not isinstance(found, dict):
+        raise JobError("not an object", key=f"{name}.status.allocatable")
+    return cast("dict[str, Any]", found)
+
+
 def _hardware(
-    nodes: Mapping[str, dict[str, Any]], labels: Mapping[str, Mapping[str, str]], over: PassedOver
+    nodes: Mapping[str, dict[str, Any]],
+    resources: Mapping[str, dict[str, Any]],
+    labels: Mapping[str, Mapping[str, str]],
+    over: PassedOver,
 ) -> dict[str, Hardware]:
     """Of every node; without GPUs where others have some and its resources name none."""
     made: dict[str, Hardware] = {}
     silent: list[str] = []
     for name, item in nodes.items():
-        found = at(item, name, "status", "allocatable") or at(item, name, "status", "capacity") or {}
-        if not isinstance(found, dict):
-            raise JobError("not an object", key=f"{name}.status.allocatable")
-        made[name] = hardware(cast("dict[str, Any]", found), labels[name], name, over)
+        found = resources[name]
+        made[name] = hardware(found, labels[name], name, over)
         whole = at(item, name, "status", "capacity")
         if isinstance(whole, dict):
-            over.note(KEPT_BACK, name, kept_back(cast("dict[str, Any]", whole), cast("dict[str, Any]", found)))
-        if found and made[name].gpus is None:
+            over.note(KEPT_BACK, name, kept_back(cast("dict[str, Any]", whole), found))
+        if found and made[name].gpus is None and countable(found):
             silent.append(name)
     if any(one.gpus is not None for one in made.values()):
         made |= {name: replace(made[name], gpus=0) for name in silent}

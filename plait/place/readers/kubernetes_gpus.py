@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from plait.core.errors import JobError
 from plait.core.passed_over import PassedOver
 from plait.core.text import printable
 from plait.core.topology import Hardware
@@ -23,6 +22,7 @@ _REPLICAS = "nvidia.com/gpu.replicas"
 _COUNT = re.compile(r"[0-9]{1,4}")
 KEPT_BACK = "GPUs that their nodes do not give away (capacity above allocatable)"
 PARTS = "nodes with parts of GPUs (MIG slices, shared GPUs), which are no whole ones"
+UNKNOWN = "nodes whose number of GPUs is no whole number: it is unknown, and they are not free"
 OTHERS = "nodes with accelerators that are no GPUs"
 
 
@@ -33,9 +33,9 @@ def is_gpu(resource: str) -> bool:
 
 def hardware(found: Mapping[str, Any], labels: Mapping[str, str], name: str, over: PassedOver) -> Hardware:
     """Of a node's resources (``allocatable``) and labels: how many whole GPUs, None where the resources name
-    neither GPUs nor parts of some. Raises JobError naming the node for an amount that is none."""
+    neither GPUs nor parts of some, or an amount that is no whole number, which is noted."""
     device = next((labels[key] for key in _PRODUCT if key in labels), "")
-    counts = {key: _amount(found[key], f"{name}.status.allocatable") for key in WHOLE if key in found}
+    counts = {key: _amount(found[key]) for key in WHOLE if key in found}
     parts = [key for key, amount in found.items() if key not in counts and _PART.match(key) and str(amount) != "0"]
     if any(counts.values()) and (why := _shared(labels, device)):
         parts += [why]
@@ -44,8 +44,16 @@ def hardware(found: Mapping[str, Any], labels: Mapping[str, str], name: str, ove
         over.note(PARTS, f"{name}: {printable(parts[0])[:60]}")
     if any(_OTHER.match(key) and str(amount) != "0" for key, amount in found.items()):
         over.note(OTHERS, name)
-    gpus = sum(counts.values()) if counts or parts else None
+    if odd := [key for key, amount in counts.items() if amount is None]:
+        over.note(UNKNOWN, f"{name}: {printable(str(found[odd[0]]))[:60]!r} {odd[0]}")
+        return Hardware(device=printable(device)[:60])
+    gpus = sum(amount for amount in counts.values() if amount) if counts or parts else None
     return Hardware(gpus=gpus, device=printable(device)[:60])
+
+
+def countable(found: Mapping[str, Any]) -> bool:
+    """Whether all amounts of whole GPUs in a node's resources are whole numbers."""
+    return all(_amount(found[key]) is not None for key in WHOLE if key in found)
 
 
 def kept_back(capacity: Mapping[str, Any], allocatable: Mapping[str, Any]) -> int:
@@ -63,7 +71,5 @@ def _shared(labels: Mapping[str, str], device: str) -> str:
     return ""
 
 
-def _amount(value: object, where: str) -> int:
-    if not _COUNT.fullmatch(str(value)):
-        raise JobError(f"{str(value)[:60]!r} GPUs", key=where)
-    return int(cast("str", value))
+def _amount(value: object) -> int | None:
+    return int(str(value)) if _COUNT.fullmatch(str(value)) else None

@@ -8,7 +8,7 @@ known        SwitchName with Switches, Nodes, LinkSpeed, Level; BlockName and Ag
              Nodes, BlockIndex, BlockSize; BlockSizes; records of nodes (NodeName=) behind them
 passed over  switches and blocks without nodes, which Slurm allows (a block keeps its place in its
              group); BlockSizes=-1, which Topograph up to 1.0 wrote where it had found none
-refused      any other line or key, rings, switches beside blocks, ``Nodes=ALL``, what is no tree
+refused      any other line or key, ``Include``, rings, switches beside blocks, ``Nodes=ALL``, what is no tree
 ===========  ====================================================================================
 """
 
@@ -27,7 +27,8 @@ from plait.place.readers.slurm_wires import NO_SIZES, Block, nodes_of, of_blocks
 from plait.place.readers.source import Asked, Found, Source
 
 _LINE = re.compile(
-    r"^[ \t]*(SwitchName|BlockName|BlockSizes|AggregatedBlock|RingName)[ \t]*=", re.IGNORECASE | re.MULTILINE
+    r"^[ \t]*(SwitchName|BlockName|BlockSizes|AggregatedBlock|RingName)[ \t]*=|^[ \t]*Include[ \t]+\S",
+    re.IGNORECASE | re.MULTILINE,
 )
 _KEYS = {
     "switchname": ("switches", "nodes", "linkspeed", "level"),

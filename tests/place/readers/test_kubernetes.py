@@ -118,7 +118,7 @@ def test_states(tmp_path: Path, changes: dict[str, Any], state: State) -> None:
         (lambda item: item["metadata"].update(labels={BLOCK: "a b"}), "'a b' cannot be the name of a switch"),
         (lambda item: item.update(status=3), "n1.status: not an object|n1: not an object"),
         (lambda item: item["status"].update(conditions={"a": 1}), "n1.status.conditions: not a list"),
-        (lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "x"}), "n1.status.allocatable: 'x' GPUs"),
+        (lambda item: item["status"].update(allocatable=[1]), "n1.status.allocatable: not an object"),
         (lambda item: item["spec"].update(taints="x"), "n1.spec.taints: not a list"),
         (lambda item: item["spec"].update(taints=["x"]), "n1.spec.taints: not an object"),
     ],
@@ -316,6 +316,17 @@ def test_a_cluster_without_gpus_says_nothing_of_them(tmp_path: Path) -> None:
     assert [one.hardware.gpus for one in topology.nodes] == [None, None]
     assert topology.count("free") == 2
     assert not remarks.over
+
+
+@pytest.mark.parametrize("amount", ["7.5", "x", "-1", 7.5, None, "8k", "99999999"])
+def test_a_node_with_an_unknown_number_of_gpus_is_not_free(tmp_path: Path, amount: Any) -> None:
+    """The others are what they were."""
+    items = [with_resources("n1", {"nvidia.com/gpu": amount}), with_resources("n2", {"nvidia.com/gpu": "8"})]
+    topology, remarks = read_topology(write(tmp_path, node_list(*items)))
+    assert [one.hardware.gpus for one in topology.nodes] == [None, 8]
+    assert [one.state.status for one in topology.nodes] == ["down", "free"]
+    (said,) = remarks.over.lines()
+    assert "number of GPUs is no whole number" in said and "n1" in said
 
 
 def test_other_accelerators_are_counted(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.place.readers.test_formats import shape, write
         ("SwitchName=a Nodes=n[1-2", "line 1: .*never closed"),
         ("\nSwitchName=a Node=n1", r"line 2: unknown key node \(did you mean 'nodes'\?\). Known: switches"),
         ("SwitchName=a Nodes=n1 Nodes=n2", "line 1: Nodes stands twice"),
-        ("SwitchName=a\nInclude other.conf", "line 2: 'Include' is no KEY=VALUE"),
+        ("SwitchName=a\nInclude other.conf", "line 2: Include other.conf is not followed"),
         ("SwitchName=a Nodes=n1\nSwitchNam=b Nodes=n2", r"line 2: .*switchnam= \(did you mean 'switchname'"),
         ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2", "line 2: the switch 'a' is told of twice, before at line 1"),
         ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\nSwitchName=c Switches=a,b", "line 2: the node 'n1' is under"),
