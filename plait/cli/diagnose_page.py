@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from plait.diagnose.progress import Goodput
     from plait.diagnose.shares import Drift
     from plait.diagnose.stragglers import Straggler
+    from plait.diagnose.what_if import WhatIf
 
 ROWS = 8
 """Of a table, at most."""
@@ -84,9 +85,9 @@ def _verdict(report: Report) -> None:
             )
     what_if = report.what_if
     if what_if and what_if.slowdown >= 1.05:
-        shares = [
+        shares = [  # 3 % of few workers are none
             f"{who} cost {share:.0%} of what is lost"
-            for share, who in ((what_if.m_w, "the worst 3 % of workers"), (what_if.m_s, "the last stage's ranks"))
+            for share, who in ((what_if.m_w, _worst(what_if)), (what_if.m_s, "the last stage's ranks"))
             if share is not None and share >= 0.2
         ]
         more = f"; {', '.join(shares)}" if shares else ""
@@ -94,6 +95,11 @@ def _verdict(report: Report) -> None:
             f"On average a step takes {what_if.slowdown:.2f} times what it would with all ranks equal "
             f"({_time(what_if.ideal)}){more}."
         )
+
+
+def _worst(found: WhatIf) -> str:
+    every = len(found.worst)
+    return f"the worst {found.few} of {every} workers" if found.few > 1 else f"the worst of {every} workers"
 
 
 def _nobody(report: Report) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -105,14 +105,21 @@ def explain(
 ) -> Report:
     """run: whose folder the recording came from, for its metrics, checkpoints and attempts. memory: bytes
     that are predicted for a rank of each stage."""
+    said = run.said if run else None
+    unknown = set(said.unknown) if said else set[int]()
     found = verdicts(recording)
+    kept = tuple(one for one in found.stragglers if one.what == "slow link" or not unknown & set(one.ranks))
+    found = replace(found, stragglers=kept, arrivals=found.arrivals if said is None or said.one_clock else ())
     named = [one.ranks for one in found.stragglers if one.what != "slow link"]
     since = max((one.since for one in found.stragglers), default=None)
     replayed = what_if(recording, named, since)
-    costs = iter(replayed.costs if replayed and not (run and run.said and _unlinked(recording)) else ())
+    costs = iter(replayed.costs if replayed and not (said and _unlinked(recording)) else ())
     metrics = run.metrics if run else ()
-    in_steps = run is None or run.said is None or run.said.steps
-    late = late_of(recording, in_steps=in_steps) if run and run.said and not found.stragglers else None
+    in_steps = said is None or said.steps
+    late = None
+    if said and said.one_clock and not found.stragglers:
+        late = late_of(recording, in_steps=in_steps)
+    late = None if late and late.rank in unknown else late
     ours = run is not None and bool(run.plan or metrics or run.attempts)
     return Report(
         name=name,

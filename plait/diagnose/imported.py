@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from plait.core.codec import read_table
@@ -17,11 +18,14 @@ VERSION = 1
 
 
 class Said(NamedTuple):
-    """steps: whether spans tell of steps, as profiles do and dumps of hangs do not."""
+    """steps: whether spans tell of steps, as profiles do and dumps of hangs do not. one_clock: whether all
+    traces have a base time, or none. unknown: of ranks of which too many kernels cannot be read, how many."""
 
     notes: tuple[str, ...]
     over: PassedOver
     steps: bool
+    one_clock: bool = True
+    unknown: Mapping[int, int] = MappingProxyType({})
 
     def add_to(self, notes: Notes) -> None:
         """Say all of it there."""
@@ -29,9 +33,12 @@ class Said(NamedTuple):
         notes.over.add(self.over)
 
 
-def write_notes(folder: Path, notes: Sequence[str], over: PassedOver, *, steps: bool) -> None:
-    """Keep them with the folder. Raises OSError."""
-    content = {"version": VERSION, "notes": list(notes), "passed_over": over.rows(), "steps": steps}
+def write_notes(folder: Path, said: Said) -> None:
+    """Keep it with the folder. Raises OSError."""
+    content = {
+        "version": VERSION, "notes": list(said.notes), "passed_over": said.over.rows(), "steps": said.steps,
+        "one_clock": said.one_clock, "unknown": {str(rank): count for rank, count in said.unknown.items()},
+    }  # fmt: skip
     with replacing(folder / FILE) as partial:
         partial.write_text(json.dumps(content) + "\n")
 
@@ -46,6 +53,7 @@ def imported_notes(folder: Path) -> Said | None:
         notes = tuple(str(note) for note in content["notes"])
         for row in content["passed_over"]:
             over.note(str(row["what"]), str(row["first"]), int(row["count"]))
-        return Said(notes, over, content["steps"] is not False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        unknown = {int(rank): int(count) for rank, count in content.get("unknown", {}).items()}
+        return Said(notes, over, content["steps"] is not False, content.get("one_clock") is not False, unknown)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Said((f"{FILE} cannot be read: {reason_of(error)}",), PassedOver(), steps=True)

@@ -3,6 +3,7 @@ traces of PyTorch's profiler, dumps of its flight recorder, one file a rank."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,8 @@ from plait.core.timeline import SCHEMA_VERSION
 from plait.diagnose.dumps import verdict_of
 from plait.diagnose.flight_recorder import Dump, dump_spans, is_dump
 from plait.diagnose.foreign import LATEST, NS, Part
-from plait.diagnose.imported import write_notes
-from plait.diagnose.kineto import Trace
+from plait.diagnose.imported import Said, write_notes
+from plait.diagnose.kineto import Trace, Work
 from plait.diagnose.tables import MOST_RANKS
 from plait.diagnose.whose import LOW, checked_rank, numbered, rank_by_path
 
@@ -32,6 +33,8 @@ BACKWARD = r"reduce_?scatter|backward|grad"
 PICKLES = tuple(bytes([0x80, version]) for version in range(2, 6))
 FIRST = 1000
 """ns at which the first span begins: a start of 0 is one that is not known."""
+LOST = 0.02
+"""Share of a rank's kernels that cannot be read, from which on nobody can say what it computes."""
 NAMED = 8
 """Files whose ranks are listed, at most."""
 
@@ -50,7 +53,8 @@ class Imported:
 
 @dataclass(kw_only=True)
 class _File:
-    """One that could be read. rank: None where nothing tells it. communicates: whether a trace shows any."""
+    """One that could be read. rank: None where nothing tells it. communicates: whether a trace shows any.
+    has_base: whether it has a base time."""
 
     path: Path
     rank: int | None
@@ -61,6 +65,8 @@ class _File:
     communicates: bool = True
     untold: int = 0
     groups: int = 0
+    work: Work | None = None
+    has_base: bool = True
 
 
 def import_traces(files: Sequence[Path], out: Path, told: Callable[[str], None] = lambda _: None) -> Imported:
@@ -164,7 +170,8 @@ def _trace(path: Path, trace: Trace, header: Mapping[str, Any], over: PassedOver
     rank = rank_by_path(path, low) if said.rank is None else said.rank
     part, comm = trace.spans(header, rank)
     return _File(path=path, rank=rank, part=_sound(part), over=over, world=said.world, untold=comm.untold,
-                 communicates=not comm.comm.is_empty(), groups=said.groups)  # fmt: skip
+                 communicates=not comm.comm.is_empty(), groups=said.groups, work=trace.work,
+                 has_base=header.get("baseTimeNanoseconds") is not None)  # fmt: skip
 
 
 def _dump(path: Path, dump: Dump, header: Mapping[str, Any], over: PassedOver, low: int) -> _File:
@@ -254,6 +261,12 @@ def _remark(read: Mapping[int, _File], unread: Mapping[Path, int | None], found:
             f"the dump of {spoken_ranks(unheard)} holds no operation: none was begun, or none was recorded"
         )
     traces = {rank: one for rank, one in read.items() if one.dump is None}
+    found.notes += [*_said_of_times(read), *_said_of_steps(traces)]
+    found.notes += [
+        f"{work.unread} of rank {rank}'s {work.count} {work.kind} cannot be read, so what it computes is not known: no "
+        "cause is told for it"
+        for rank, work in _unknown(read).items()
+    ][:NAMED]
     silent = [rank for rank, one in traces.items() if not one.communicates]
     if silent and (len(traces) > 1 or world > 1):
         who = "any rank" if len(silent) == len(traces) else spoken_ranks(silent)
@@ -279,24 +292,72 @@ def _remark(read: Mapping[int, _File], unread: Mapping[Path, int | None], found:
         )
 
 
+def _timeless(read: Mapping[int, _File]) -> list[int]:
+    """Ranks whose traces have no base time, where others' have one: their clock is another."""
+    ranks = [rank for rank, one in read.items() if not one.has_base]
+    return ranks if len(ranks) < len(read) else []
+
+
+def _unknown(read: Mapping[int, _File]) -> dict[int, Work]:
+    """Ranks of whose work too much cannot be read."""
+    works = {rank: one.work for rank, one in read.items() if one.work and one.work.unread}
+    return {rank: work for rank, work in works.items() if work.unread >= LOST * work.count}
+
+
+def _said_of_times(read: Mapping[int, _File]) -> list[str]:
+    ranks = _timeless(read)
+    if not ranks:
+        return []
+    whose = f"rank {ranks[0]}'s trace has" if len(ranks) == 1 else f"the traces of {spoken_ranks(ranks)} have"
+    return [f"{whose} no base time (baseTimeNanoseconds): lateness cannot be told"]
+
+
+def _said_of_steps(traces: Mapping[int, _File]) -> list[str]:
+    """Where not all have the same."""
+    ranks: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank, one in traces.items():
+        ranks[tuple(one.part.spans["step"].unique().sort().to_list())].append(rank)
+    if len(ranks) < 2:
+        return []
+    common, every = set.intersection(*map(set, ranks)), set.union(*map(set, ranks))
+    whose = [f"{spoken_ranks(own)}: {_spoken_steps(steps)}" for steps, own in list(ranks.items())[:NAMED]]
+    return [f"steps common to all: {len(common)} of {len(every)} ({'; '.join(whose)})"]
+
+
+def _spoken_steps(steps: Sequence[int]) -> str:
+    if not steps:
+        return "none"
+    whole = len(steps) == steps[-1] - steps[0] + 1
+    return f"{steps[0]}" if len(steps) == 1 else f"{'' if whole else f'{len(steps)} of '}{steps[0]}-{steps[-1]}"
+
+
 # ---- writing ----
 
 
 def _write(read: Mapping[int, _File], out: Path, found: Imported) -> None:
     """One file a rank, as a run has them, and what there is to say."""
-    origin = min((one.part.since for one in read.values() if one.part.spans.height), default=0) - FIRST
+    timeless = _timeless(read)
+    told = {rank: one.part.since for rank, one in read.items() if one.part.spans.height and rank not in timeless}
+    origin = min(told.values(), default=0) - FIRST
     (out / "timeline").mkdir(parents=True, exist_ok=True)
     for rank, one in read.items():
         if not one.part.spans.height:
             continue
-        spans, twice = _finished(one.part, rank, origin)
+        part = one.part._replace(since=origin + FIRST) if rank in timeless else one.part
+        spans, twice = _finished(part, rank, origin)
         if twice:
             found.over.note("events that stand in a file twice", one.path.name, twice)
             found.spans -= twice
         target = out / "timeline" / f"rank-{rank:05d}-step-{int(spans['step'].max() or 0) + 1:08d}.parquet"  # type: ignore[arg-type]
         with replacing(target) as partial:
             spans.write_parquet(partial, metadata={"plait.timeline.version": SCHEMA_VERSION, "plait.plan": ""})
-    write_notes(out, found.notes, found.over, steps=any(one.dump is None for one in read.values()))
+    write_notes(
+        out,
+        Said(
+            tuple(found.notes), found.over, steps=any(one.dump is None for one in read.values()),
+            one_clock=not _timeless(read), unknown={rank: work.unread for rank, work in _unknown(read).items()},
+        ),
+    )  # fmt: skip
 
 
 def _finished(part: Part, rank: int, origin: int) -> tuple[pl.DataFrame, int]:

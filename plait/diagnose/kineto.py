@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -81,6 +82,14 @@ class Told(NamedTuple):
     groups: int
 
 
+class Work(NamedTuple):
+    """Events that tell what a rank computes: how many, and how many of them cannot be read."""
+
+    kind: str
+    count: int
+    unread: int
+
+
 class Trace:
     """Events of one rank's trace as they are read: a number for each of its kinds, names, threads."""
 
@@ -94,6 +103,7 @@ class Trace:
         self.threads: dict[str, int] = {}
         self.comms: dict[Comm, int] = {}
         self.damaged = self.others = 0
+        self.unread: Counter[str] = Counter()
 
     def add(self, event: Any) -> None:
         """One of ``traceEvents``. Raises ValueError for a trace that is none, or too long."""
@@ -112,6 +122,7 @@ class Trace:
         start: Any = event.get("ts")
         length: Any = event.get("dur")
         if type(name) is not str or not _possible(start, length):
+            self.unread[kind] += 1
             return self._damaged(f"{kind} of which name, time or length cannot be", name)
         number = self.names.setdefault(name[:LONGEST_KEPT], len(self.names))
         if len(self.start) >= MOST_EVENTS or number >= MOST_NAMES:
@@ -153,6 +164,12 @@ class Trace:
             raise ValueError(f"of its first {self.damaged + len(self.start)} events {self.damaged} cannot be used")
 
     # ---- once all are read ----
+
+    @property
+    def work(self) -> Work:
+        """Kernels; of a trace without any, operators."""
+        kind = "kernels" if self.unread["kernels"] or CODES["kernels"] in self.kind else "operators"
+        return Work(kind, self.unread[kind] + self.kind.count(CODES[kind]), self.unread[kind])
 
     def told(self, header: Mapping[str, Any]) -> Told:
         """Whose it is, as it says itself, or as the members of its groups and its place in them show. Raises

@@ -3,7 +3,8 @@
 The measures are those of the what-if analysis (Lin et al., OSDI 2025, arXiv 2505.05713). S: a step as it was,
 over one in which every computation takes the mean of its type and every transfer the median. S_w of a worker:
 the smaller one of what its data-parallel rank and its stage alone make of the ideal step. M_W, M_S: the share
-of what is lost that comes back if the worst 3 % of workers, or the last stage, were ideal.
+of what is lost that comes back if the worst 3 % of workers (at least one), or the last stage, were ideal; at
+most all of it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Worker(NamedTuple):
 class WhatIf:
     """Seconds of a step, mean of ``steps`` steps: recorded, replayed as recorded, and ideal. worst: workers
     by S_w, the worst first. m_w, m_s: None where nothing is lost, or where there is one worker, one stage.
+    few: of how many workers m_w is.
     costs: of each group of ranks that was asked for, seconds by which a step would be shorter if they were as
     the others."""
 
@@ -56,6 +58,7 @@ class WhatIf:
     ideal: float
     worst: tuple[Worker, ...]
     m_w: float | None
+    few: int
     m_s: float | None
     costs: tuple[float, ...]
 
@@ -114,7 +117,9 @@ class _Replays:
             of_worst |= (self.pp == worker.pp) & (self.dp == worker.dp)
         last = self.pp == self.pp.max()
         m_w, m_s = (
-            (replayed - self._mean(np.where(some & self.computes, self.ideal, self.seen))) / lost if lost > 0 else None
+            min(1.0, (replayed - self._mean(np.where(some & self.computes, self.ideal, self.seen))) / lost)
+            if lost > 0
+            else None
             for some in (of_worst, last)
         )
         costs = tuple(replayed - self._mean(self._as_the_others(ranks)) for ranks in suspects)
@@ -125,7 +130,7 @@ class _Replays:
         recorded = float(np.mean([lengths[step] for step in self.graph.steps.tolist()]))
         return WhatIf(
             steps=len(self.graph.steps), recorded=recorded, replayed=replayed, ideal=ideal, worst=worst,
-            m_w=m_w if len(worst) > 1 else None, m_s=m_s if self.pp.max() > 0 else None, costs=costs,
+            m_w=m_w if len(worst) > 1 else None, few=len(fixed), m_s=m_s if self.pp.max() > 0 else None, costs=costs,
         )  # fmt: skip
 
     def _mean(self, seconds: Floats) -> float:

@@ -15,13 +15,17 @@ from plait.diagnose.late import late_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
 from tests.diagnose.made import recording_of, spans_of
-from tests.diagnose.theirs import dump, entry, imported, kineto
+from tests.diagnose.theirs import dump, entry, imported, kernel, kineto
 
 
 def report(folder: Path, *contents: dict[str, object]) -> Report:
     imported(folder, *contents)
     run = read_run(folder / "run")
     return explain(run.recording, "run", run=run)
+
+
+def notes_of(folder: Path) -> tuple[str, ...]:
+    return read_run(folder / "run").notes
 
 
 def test_a_late_host_is_named(tmp_path: Path) -> None:
@@ -37,6 +41,58 @@ def test_a_clock_that_differs_is_no_lateness(tmp_path: Path) -> None:
     traces = [kineto(rank) for rank in range(4)]
     traces[2]["baseTimeNanoseconds"] += 200_000
     assert report(tmp_path, *traces).late is None
+
+
+def without_computation(content: dict[str, Any], every: int) -> dict[str, Any]:
+    """Of every so many kernels that compute the length cannot be read."""
+    gemms = [one for one in content["traceEvents"] if one["name"] == "gemm"]
+    for one in gemms[::every]:
+        one["dur"] = "long"
+    return content
+
+
+def test_of_a_rank_whose_kernels_cannot_be_read_nobody_tells_why_it_is_late(tmp_path: Path) -> None:
+    traces = [kineto(rank, slow=1.5 if rank == 2 else 1.0) for rank in range(4)]
+    found = report(tmp_path, *traces[:2], without_computation(traces[2], 1), traces[3])
+    assert (found.late, found.stragglers) == (None, ())
+    assert (
+        "10 of rank 2's 30 kernels cannot be read, so what it computes is not known: no cause is told for it"
+        in notes_of(tmp_path)
+    )
+    (tmp_path / "few").mkdir()
+    traces[2]["traceEvents"] = kineto(2, slow=1.5)["traceEvents"]
+    few = [one | {"traceEvents": one["traceEvents"] * 1} for one in traces]
+    few[2]["traceEvents"].append(few[2]["traceEvents"][3] | {"name": "gemm", "ts": "never"})
+    few[2]["traceEvents"] += [kernel(f"small{n}", 1e4 + n, 0.5) for n in range(30)]
+    assert [one.ranks for one in report(tmp_path / "few", *few).stragglers] == [(2,)], "one of 61 is not many"
+
+
+def test_where_a_trace_has_no_base_time_nobody_is_late(tmp_path: Path) -> None:
+    traces = [kineto(rank, late=200.0 if rank == 2 else 0.0) for rank in range(4)]
+    traces[2]["traceEvents"][:7] = kineto(2)["traceEvents"][:7]  # only its first step is on time
+    del traces[2]["baseTimeNanoseconds"]
+    found = report(tmp_path, *traces)
+    assert (found.late, found.verdicts.arrivals) == (None, ())
+    assert "rank 2's trace has no base time (baseTimeNanoseconds): lateness cannot be told" in notes_of(tmp_path)
+    spans = read_run(tmp_path / "run").recording.spans
+    assert float(spans["end"].max() or 0.0) < 1.0, "it lies beside the others"  # type: ignore[arg-type]
+    (tmp_path / "none").mkdir()
+    for content in traces:
+        content.pop("baseTimeNanoseconds", None)
+    none = report(tmp_path / "none", *traces)
+    assert none.late is not None
+    assert not any("base time" in note for note in notes_of(tmp_path / "none"))
+
+
+def test_steps_that_only_some_recorded_are_said(tmp_path: Path) -> None:
+    traces = [kineto(rank) for rank in range(3)]
+    kept = {0: range(3, 7), 1: range(3, 7), 2: range(5, 9)}
+    for rank, content in enumerate(traces):
+        content["traceEvents"] = [
+            one for one in content["traceEvents"] if one.get("ts") is not None and one["ts"] // 1000 in kept[rank]
+        ]
+    report(tmp_path, *traces)
+    assert "steps common to all: 2 of 6 (ranks 0, 1: 3-6; rank 2: 5-8)" in notes_of(tmp_path)
 
 
 def test_equal_ranks_and_a_straggler_that_is_named_are_not_late(tmp_path: Path) -> None:
@@ -144,3 +200,12 @@ def test_what_does_not_count_as_late() -> None:
     shifted = arrivals(*late)
     clocks = shifted.meetings.with_columns(end=pl.col("end") + 0.3 * pl.col("rank"))
     assert late_of(replace(shifted, meetings=clocks), in_steps=True) is None, "a clock that is ahead"
+
+
+def test_the_worst_worker_costs_no_more_than_all_that_is_lost(tmp_path: Path) -> None:
+    """A step in which all kernels take the mean is longer than one in which only its kernels do."""
+    traces = [kineto(rank, slow=2.0 if rank == 2 else 1.0) for rank in range(4)]
+    traces[0]["traceEvents"] += [kernel("small", 1000.0 * step + 400, 100) for step in range(10)]
+    found = report(tmp_path, *traces).what_if
+    assert found is not None
+    assert (found.m_w, found.few, len(found.worst)) == (1.0, 1, 4)

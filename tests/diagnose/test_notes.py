@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.core.passed_over import PassedOver
-from plait.diagnose.imported import FILE, imported_notes, write_notes
+from plait.diagnose.imported import FILE, Said, imported_notes, write_notes
 from plait.diagnose.notes import Notes
 
 
@@ -37,9 +37,11 @@ def test_an_imported_folder_keeps_what_there_is_to_say(tmp_path: Path, steps: bo
     assert imported_notes(tmp_path) is None
     over = PassedOver()
     over.note("events", "trace.json", 4)
-    write_notes(tmp_path, ["a rank left no file"], over, steps=steps)
+    kept = Said(("a rank left no file",), over, steps=steps, one_clock=not steps, unknown={3: 5})
+    write_notes(tmp_path, kept)
     said = imported_notes(tmp_path)
     assert said is not None
+    assert (said.one_clock, said.unknown) == (kept.one_clock, kept.unknown)
     assert (said.notes, said.over.rows(), said.steps) == (("a rank left no file",), over.rows(), steps)
     notes = Notes()
     notes.say("first")
@@ -57,7 +59,8 @@ WHOLE = {"version": 1, "notes": [], "passed_over": [], "steps": False}
         "{", "[]", *(json.dumps({key: value for key, value in WHOLE.items() if key != lost}) for lost in
                      ("notes", "passed_over", "steps")),
         json.dumps(WHOLE | {"passed_over": [{"what": "x", "first": "y", "count": "many"}]}),
-        json.dumps(WHOLE | {"passed_over": [7]}), json.dumps(WHOLE | {"notes": 7}),
+        json.dumps(WHOLE | {"passed_over": [7]}), json.dumps(WHOLE | {"unknown": [7]}),
+        json.dumps(WHOLE | {"notes": 7}),
     ],
 )  # fmt: skip
 def test_what_was_kept_and_is_damaged_is_told(tmp_path: Path, content: Any) -> None:
