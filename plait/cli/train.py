@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plait.core.plan import Plan
     from plait.lab import LabSpec
 
+UNREAD = "folder(s) of weights of which names and shapes were checked, and values (NaN) were not looked at"
 CHECKED = 64
 """Ranks up to which a dry run also plans every transfer, as a run does."""
 
@@ -313,6 +314,8 @@ def _check_files(job: Job, folder: Path, place: Place, counted: PassedOver | Non
     if job.train.init_from:
         spec = job.model_spec(vocab)
         over.add(check_weights(Path(job.train.init_from), spec))
+        if counted is not None:  # a run reads them, and says so
+            over.note(UNREAD, job.train.init_from)
     _check_processors(job, place)
     terminal.passed_over(over)
     if counted is not None:

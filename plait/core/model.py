@@ -11,6 +11,7 @@ F feed-forward, V vocabulary.
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -93,12 +94,6 @@ class ModelSpec:
     """Mixture-of-experts layers, in a table of their own. They can be planned for, not trained yet."""
 
     def __post_init__(self) -> None:
-        if self.family not in get_args(Family):
-            raise JobError(
-                f"'{self.family}' is no model family",
-                key="model.family",
-                changes=[{"model.family": one} for one in get_args(Family)],
-            )
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name))
         for name in ("num_layers", "hidden", "num_heads", "vocab", "max_sequence"):
@@ -111,6 +106,12 @@ class ModelSpec:
                 raise JobError(
                     f"{getattr(self, name)} is negative", key=f"model.{name}", changes=[{f"model.{name}": None}]
                 )
+        if self.family not in get_args(Family):
+            raise JobError(
+                f"'{self.family}' is no model family; there are {', '.join(get_args(Family))}",
+                key="model.family",
+                changes=self._families(),
+            )
         set_ = object.__setattr__
         if not self.head_size and self.hidden % self.num_heads:
             problem = f"{self.num_heads} heads do not divide hidden = {self.hidden}"
@@ -128,9 +129,7 @@ class ModelSpec:
             raise JobError(
                 "a llama model needs its feed-forward size",
                 key="model.ffn_hidden",
-                changes=[
-                    {"model.ffn_hidden": max(self.num_heads, 8 * self.hidden // 3 // self.num_heads * self.num_heads)}
-                ],
+                changes=[{"model.ffn_hidden": _usual_ffn(self.hidden, self.num_heads)}],
             )
         set_(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         if self.tied_embeddings is None:
@@ -181,6 +180,14 @@ class ModelSpec:
                            changes=[{"model.experts.first_dense": 0}])  # fmt: skip
 
     # ---- what the family decides ----
+
+    def _families(self) -> list[dict[str, Any]]:
+        """Each family as a change, those first whose names are like the one given. A llama model needs its
+        feed-forward size beside it."""
+        like = difflib.get_close_matches(str(self.family), get_args(Family))
+        changes: list[dict[str, Any]] = [{"model.family": one} for one in dict.fromkeys((*like, *get_args(Family)))]
+        size = {} if self.ffn_hidden else {"model.ffn_hidden": _usual_ffn(self.hidden, self.num_heads)}
+        return [change | size if change["model.family"] == "llama" else change for change in changes]
 
     @property
     def has_bias(self) -> bool:
@@ -381,6 +388,11 @@ _OTHERS: dict[str, tuple[tuple[type, ...], str]] = {
     "rope_scaling": ((dict, RopeScaling, type(None)), "a table"),
     "experts": ((dict, Experts, type(None)), "a table"),
 }
+
+
+def _usual_ffn(hidden: int, heads: int) -> int:
+    """The feed-forward size that llama models have: 8/3 of hidden, a multiple of the heads."""
+    return max(heads, 8 * hidden // 3 // heads * heads)
 
 
 def _check_type(name: str, value: Any) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from plait.core.errors import JobError
+from plait.core.errors import JobError, nearest
 from plait.core.schedules import GENERATORS, chunks_problem, own_chunks
 from plait.core.settings import RecomputeLayers, StrategySection
 from plait.core.strategy import slice_sizes
@@ -18,6 +19,7 @@ def check_stages(section: StrategySection, layers: int, left_open: Collection[st
     that the planner chooses."""
     stages, most = section.pp * section.virtual_stages, min(layers, MOST_STAGES)
     if stages > most:
+        _check_name(section.schedule)  # no change of numbers helps a schedule that nobody knows
         problem = f"{layers} layers leave one of {stages} stages without a layer"
         if stages <= layers:
             problem = f"{stages} stages are more than {MOST_STAGES}"
@@ -36,6 +38,13 @@ def check_stages(section: StrategySection, layers: int, left_open: Collection[st
         if section.slack:
             _check_slack(section, left_open)
     _check_layers(section, layers, left_open)
+
+
+def _check_name(schedule: str) -> None:
+    """Raise JobError for what neither names a schedule nor may be a file with one."""
+    if schedule not in GENERATORS and not Path(schedule).exists():
+        problem = f"no schedule is called '{schedule}'{nearest(schedule, GENERATORS)}"
+        raise JobError(problem, key="strategy.schedule", fix=f"There are {', '.join(GENERATORS)}, and files with one")
 
 
 def _check_layers(section: StrategySection, layers: int, left_open: Collection[str]) -> None:

@@ -241,3 +241,27 @@ def test_lengths_are_offered_up_to_what_the_model_has(tmp_path: Path) -> None:
     assert error is not None
     assert [change["data.sequence_length"] for change in error.changes] == [255]
     assert math.gcd(255, 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "ffn", "says"),
+    [
+        ("bert", {}, 'Use "gpt", or set model.family="llama" and model.ffn_hidden=90'),
+        ("mamba", {"ffn_hidden": 40}, 'Use "llama" or "gpt"'),
+        ("mamba", {}, 'Set model.family="llama" and model.ffn_hidden=90, or use "gpt"'),
+    ],
+)
+def test_every_family_is_named_and_those_that_work_are_advised(
+    tmp_path: Path, family: str, ffn: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "job.toml").write_text(to_toml({"model": {**GPT, "family": family, **ffn}}))
+    with pytest.raises(JobError, match=f"'{family}' is no model family; there are gpt, llama, utransformer") as caught:
+        Job.read(tmp_path / "job.toml")
+    assert says in str(caught.value)
+
+
+def test_a_schedule_that_nobody_knows_is_named_before_its_numbers(tmp_path: Path) -> None:
+    values = {"model": {**GPT, "num_layers": 1}, "strategy": {"pp": 2, "schedule": "interleaved-1f1b"}}
+    (tmp_path / "job.toml").write_text(to_toml(values))
+    with pytest.raises(JobError, match=r"strategy\.schedule: no schedule is called 'interleaved-1f1b'"):
+        Job.read(tmp_path / "job.toml")
