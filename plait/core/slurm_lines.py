@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from plait.core.errors import JobError
 from plait.core.hostlist import expand
@@ -11,6 +12,44 @@ from plait.core.hostlist import expand
 _KEY = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=[ \t]*")
 _INCLUDE = re.compile(r"include[ \t]+([^\s=][^=]*)", re.IGNORECASE)
 _VALUE = re.compile(r'(?:"[^"]*"|[^\s"]+)*')
+
+_GRES = re.compile(
+    r"([A-Za-z]\w*)(?::(?![0-9]+[KMGT]?(?:[,(]|$))([\w.+-]+))?(?::([0-9]{1,6})[KMGT]?)?(?:\([^)]*\))?(?:,|$)"
+)
+_SLICE = re.compile(r"(?:^|_)[0-9]+g\.[0-9]+gb", re.IGNORECASE)
+"""In the type of a GPU that MIG has cut: 1g.10gb, a100_3g.20gb."""
+_SHARED = ("shard", "mps")
+
+
+class Resource(NamedTuple):
+    """One of Slurm's generic resources. kind: its type, if it has one."""
+
+    name: str
+    kind: str
+    number: int
+
+    @property
+    def part(self) -> bool:
+        """Whether it is parts of GPUs: shards, mps, slices of MIG."""
+        return self.name in _SHARED or (self.name == "gpu" and bool(_SLICE.search(self.kind)))
+
+
+def resources(gres: str) -> tuple[list[Resource], bool]:
+    """A node's generic resources (``Gres``, sinfo's ``%G``), and whether all of the text could be read.
+
+    >>> resources("gpu:h100:4(S:0-1),nic:2")
+    ([Resource(name='gpu', kind='h100', number=4), Resource(name='nic', kind='', number=2)], True)
+    >>> [one.part for one in resources("gpu:1g.10gb:7,shard:4,gpu:2")[0]], resources("(null)")
+    ([True, True, False], ([], True))
+    """
+    found, at = list[Resource](), 0
+    while gres not in ("", "(null)", "N/A") and at < len(gres):
+        one = _GRES.match(gres, at)
+        if not one:
+            return found, False
+        at = one.end()
+        found.append(Resource(one[1], one[2] or "", int(one[3]) if one[3] else 1))
+    return found, True
 
 
 def lines(text: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -24,6 +24,7 @@ from plait.core.hostlist import expand, fold
 from plait.core.process import command_of
 from plait.core.rank_table import RankTable
 from plait.core.settings import RunSection
+from plait.core.slurm_lines import resources
 from plait.core.slurm_settings import SlurmSection
 from plait.launch.watch import catching_signals, say
 
@@ -168,8 +169,8 @@ def check_gpus(gpus: int, ranks: int, device: str, problem: str) -> None:
 
 
 def gpus_of_a_node(partition: str, device: str, hosts: Sequence[str] = ()) -> int:
-    """The fewest GPUs that one of the hosts, or else a node of the partition, has; of the default one if that
-    is empty. Raises JobError where some have none, unless ranks compute on processors in any case."""
+    """The fewest whole GPUs that one of the hosts, or else a node of the partition, has; of the default one
+    if that is empty. Raises JobError where some have none, unless ranks compute on processors in any case."""
     if hosts:
         counts = [_counted(one.get("Gres", "")) for one in _nodes(hosts)]
     else:
@@ -189,16 +190,17 @@ def gpus_of_job(job: str) -> int:
     resources than GPUs, of which no step of ours has need.
     """
     told = command("scontrol", "--oneliner", "--details", "show", "job", job)
-    return min(map(_counted, re.findall(r" Nodes=\S+ CPU_IDs=\S* Mem=\S* GRES=(\S*)", told)), default=0)
+    groups = re.findall(r" Nodes=\S+ CPU_IDs=\S* Mem=\S* GRES=(\S*)", told)
+    return min((_counted(gres, parts=True) for gres in groups), default=0)
 
 
-def _counted(gres: str) -> int:
-    """GPUs in a list of resources.
+def _counted(gres: str, *, parts: bool = False) -> int:
+    """GPUs in a list of resources: whole ones, and with ``parts`` slices of MIG as well.
 
-    >>> _counted("gpu:h100:4(S:0-1),gpu:2,nic:2"), _counted("(null)")
-    (6, 0)
+    >>> _counted("gpu:h100:4(S:0-1),gpu:2,nic:2"), _counted("(null)"), _counted("gpu:1g.10gb:7,gpu:a100:1")
+    (6, 0, 1)
     """
-    return sum(int(n) for n in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
+    return sum(one.number for one in resources(gres)[0] if one.name == "gpu" and (parts or not one.part))
 
 
 class Submitted(NamedTuple):

@@ -85,6 +85,7 @@ def test_what_does_not_fit_is_refused(world: int, nodes: int, table: RankTable |
         ("p*|gpu:h100:8(S:0-1)\np*|gpu:8,nic:2\n", 4, 8),
         ("p*|gpu:h100:8(S:0-1)\np*|gpu:4\n", 8, 4),  # by the node that has the fewest
         ("p*|gpu:a:2,gpu:b:2(S:1)\n", 8, 4),
+        ("p*|gpu:1g.10gb:7,gpu:a100:2\n", 16, 2),  # slices of MIG are no whole GPUs
         ("p*|gpu:8\nlogin|(null)\n", 4, 8),  # other partitions are not asked for
         ("p*|(null)\n", 32, 0),
         ("", 32, 0),

@@ -4,13 +4,13 @@ the agent of rank 0's host, so that no tool of theirs runs in a rank, slows a st
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from plait.core.codec import parse_json
 from plait.core.numbers import is_number
 from plait.core.toml import to_toml
 
@@ -149,6 +149,6 @@ def _experiment(job: Job) -> dict[str, Any]:
 
 def _parsed(text: bytes) -> object:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return None

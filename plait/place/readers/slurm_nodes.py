@@ -21,6 +21,7 @@ from datetime import datetime
 from plait.core.errors import JobError
 from plait.core.hostlist import MOST_HOSTS
 from plait.core.passed_over import PassedOver
+from plait.core.slurm_lines import resources
 from plait.core.text import printable
 from plait.core.topology import FREE, Hardware, State
 from plait.core.wiring import HostLists
@@ -29,12 +30,6 @@ from plait.place.readers.states import without_gpus, worse
 
 _NODE = re.compile(r"^NodeName=", re.MULTILINE)
 _HEADER = re.compile(r"\bNODELIST\b")
-_GRES = re.compile(
-    r"([A-Za-z]\w*)(?::(?![0-9]+[KMGT]?(?:[,(]|$))([\w.+-]+))?(?::([0-9]{1,6})[KMGT]?)?(?:\([^)]*\))?(?:,|$)"
-)
-_SLICE = re.compile(r"(?:^|_)[0-9]+g\.[0-9]+gb", re.IGNORECASE)
-"""In the type of a GPU that MIG has cut: 1g.10gb, a100_3g.20gb."""
-_SHARED = ("shard", "mps")
 PARTS = "parts of GPUs (MIG slices, shards, mps), which are no whole ones"
 _DOWN = frozenset({
     "down", "drain", "drained", "draining", "drng", "fail", "failing", "failg", "maint", "maintenance", "unknown",
@@ -109,19 +104,16 @@ def _of_records(text: str) -> Found:
 def _hardware(gres: str, name: str, over: PassedOver) -> Hardware:
     """The whole GPUs of a list of generic resources."""
     kinds: dict[str, None] = {}
-    count = at = 0
-    while gres not in ("", "(null)", "N/A") and at < len(gres):
-        found = _GRES.match(gres, at)
-        if not found:
-            over.note("generic resources that cannot be read", f"{name}: {printable(gres)[:60]}")
-            break
-        at = found.end()
-        number = int(found[3]) if found[3] else 1
-        if found[1] in _SHARED or (found[1] == "gpu" and _SLICE.search(found[2] or "")):
-            over.note(PARTS, name, number)
-        elif found[1] == "gpu":
-            count += number
-            kinds |= {found[2]: None} if found[2] else {}
+    count = 0
+    found, whole = resources(gres)
+    if not whole:
+        over.note("generic resources that cannot be read", f"{name}: {printable(gres)[:60]}")
+    for one in found:
+        if one.part:
+            over.note(PARTS, name, one.number)
+        elif one.name == "gpu":
+            count += one.number
+            kinds |= {one.kind: None} if one.kind else {}
     return Hardware(gpus=count, device="+".join(kinds))
 
 

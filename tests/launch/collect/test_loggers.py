@@ -156,6 +156,6 @@ def test_lines_come_once_also_where_a_run_that_goes_on_cuts_them_off(tmp_path: P
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES[:1]))
     assert tail.lines() == []
     with open(path, "a") as file:
-        file.write('{"step": 2}\nnonsense\n[1]\n')
+        file.write('{"step": 2}\nnonsense\n[1]\n' + '{"a":' * 100_000 + "\n")
     assert tail.lines() == [{"step": 2}]
     assert Tail(path).lines() == [], "what was there before is no news"
