@@ -6,8 +6,8 @@ What is read beside strict JSON, because profilers write it, and counted each ti
 - a backslash that begins no escape, as itself; bytes that are no UTF-8, as ``\\xff``; raw control characters;
 - one element of a long array that is still no JSON, left out.
 
-Refused, with a ValueError of one sentence: what is no JSON object, is cut off, nested too deeply, or unpacks
-to more than its size allows.
+Refused, with a ValueError of one sentence: what is no JSON object (nor an array, where one is allowed), is
+cut off, nested too deeply, or unpacks to more than its size allows.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ _BLANK = re.compile(r"[ \t\n\r]*")
 Take = Callable[[Any], object]
 
 
-def read_stream(path: str | Path, long: Mapping[str, Take], over: PassedOver) -> dict[str, Any]:
+def read_stream(path: str | Path, long: Mapping[str, Take], over: PassedOver, bare: str = "") -> dict[str, Any]:
     """Members of the object in a regular file, packed (gzip, bzip2, xz) or not.
 
     long: what takes the elements of long arrays, one at a time, by the keys that have them; such a member's
-    value is how many there were. over: takes what was passed over. Raises OSError where the file cannot be
+    value is how many there were. bare: the key of ``long`` that a document is of which is an array, and no
+    object. over: takes what was passed over. Raises OSError where the file cannot be
     read, ValueError for what is no such document.
     """
     most = max(LEAST_UNPACKED, TIMES * Path(path).stat().st_size)
     with open_unpacked(path, Most(size=most, line=most, lines=most)) as stream:
-        return _Reader(stream, over).members(long)
+        return _Reader(stream, over).members(long, bare)
 
 
 class _Reader:
@@ -66,10 +67,14 @@ class _Reader:
         decoder = json.JSONDecoder(parse_constant=self._no_number, strict=False)
         self.scan: Any = scanner.make_scanner(decoder)  # type: ignore[attr-defined]
 
-    def members(self, long: Mapping[str, Take]) -> dict[str, Any]:
+    def members(self, long: Mapping[str, Take], bare: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self._next() == "\ufeff":
             self.at += 1
+        if bare and self._next() == "[":
+            self.at += 1
+            found[bare] = self._elements(long[bare])
+            return self._ended(found)
         self._take("{", "it is no JSON object")
         while self._next() != "}":
             key = self._value(HEADER)
@@ -85,8 +90,11 @@ class _Reader:
                 break
             self.at += 1
         self._take("}", "it is cut off, or no JSON")
+        return self._ended(found)
+
+    def _ended(self, found: dict[str, Any]) -> dict[str, Any]:
         if self._next():
-            raise ValueError("something follows the end of its JSON object")
+            raise ValueError("something follows the end of its JSON")
         return found
 
     def _header(self, key: str) -> Any:

@@ -36,6 +36,8 @@ from plait.diagnose.foreign import FOREIGN, LATEST, NS, Part, axis_of, bytes_of_
 
 State = Literal["scheduled", "started", "completed"]
 STATES: tuple[State, ...] = ("scheduled", "started", "completed")
+VERSIONS = ("1", "2")
+"""Of the format, before the dot, that are known."""
 DIMENSIONS = 64
 """Of a tensor, at most: PyTorch's own limit."""
 MOST = 2**53
@@ -194,7 +196,7 @@ def _entry(value: Mapping[str, Any], over: PassedOver) -> Entry | None:
     named = _VERB.match(str(value.get("profiling_name") or "")[:200])
     if named is None:
         return None
-    verb, mine, arrow, other = named[1], named[2], named[3], named[4]
+    verb, mine, arrow, other = _plain(named[1]), named[2], named[3], named[4]
     message = value.get("is_p2p") is True or arrow is not None
     group, label = _group_of(value)
     keys = ("p2p_seq_id", "seq_id") if message else ("collective_seq_id", "seq_id")
@@ -212,6 +214,11 @@ def _entry(value: Mapping[str, Any], over: PassedOver) -> Entry | None:
         dtype_in=_dtype(value.get("input_dtypes")), dtype_out=_dtype(value.get("output_dtypes")),
         stack=_stack(value.get("frames")),
     )  # fmt: skip
+
+
+def _plain(verb: str) -> str:
+    """``broadcast`` of ``_broadcast_oop``, ``all_gather_base`` of ``_all_gather_base``."""
+    return verb.strip("_").removesuffix("_oop") or verb
 
 
 def _state(value: Mapping[str, Any], started: int | None, completed: int | None, over: PassedOver) -> State:

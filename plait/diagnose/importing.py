@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -19,7 +19,7 @@ from plait.core.json_stream import read_stream
 from plait.core.passed_over import PassedOver
 from plait.core.timeline import SCHEMA_VERSION
 from plait.diagnose.dumps import verdict_of
-from plait.diagnose.flight_recorder import Dump, dump_spans, is_dump
+from plait.diagnose.flight_recorder import VERSIONS, Dump, dump_spans, is_dump
 from plait.diagnose.foreign import LATEST, NS, Part
 from plait.diagnose.imported import Said, write_notes
 from plait.diagnose.kineto import Trace, Work
@@ -49,6 +49,13 @@ class Imported:
     over: PassedOver = field(default_factory=PassedOver)
     notes: list[str] = field(default_factory=list[str])
     verdict: Verdict | None = None
+
+
+class _Unread(NamedTuple):
+    """A file that cannot be read. rank: as its name tells."""
+
+    rank: int | None
+    why: str
 
 
 @dataclass(kw_only=True)
@@ -85,7 +92,8 @@ def import_traces(files: Sequence[Path], out: Path, told: Callable[[str], None] 
     every, unread = _all(files, told)
     read = _by_rank(every, found, told)
     if not read:
-        raise DataError(f"none of {len(files)} files could be used")
+        why = f" ({next(iter(unread))}: {next(iter(unread.values())).why})" if unread else ""
+        raise DataError(f"none of {len(files)} files could be used{why}")
     dumps = {rank: one.dump for rank, one in read.items() if one.dump}
     evidence = None
     if dumps:
@@ -114,30 +122,31 @@ def recordings_in(paths: Iterable[Path]) -> list[Path]:
 
 def _begins(path: Path) -> bool:
     head = _head(path)
-    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{" or head[:2] in PICKLES
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") or head[:2] in PICKLES
 
 
 # ---- reading ----
 
 
-def _all(files: Sequence[Path], told: Callable[[str], None]) -> tuple[list[_File], dict[Path, int | None]]:
+def _all(files: Sequence[Path], told: Callable[[str], None]) -> tuple[list[_File], dict[Path, _Unread]]:
     """Those that can be read; the others, and whose they are by their names."""
     found: list[_File] = []
-    unread: dict[Path, int | None] = {}
+    unread: dict[Path, _Unread] = {}
     low = max(LOW, 8 * len(files))
     for path in files:
         try:
             found.append(_read(path, low))
         except DataError as error:
-            unread[path] = rank_by_path(path, low)
+            unread[path] = _Unread(rank_by_path(path, low), str(error))
             told(f"{path} was skipped: {error}")
     return found, unread
 
 
-def _of_the_job(unread: Mapping[Path, int | None], read: Mapping[int, _File]) -> list[int]:
+def _of_the_job(unread: Mapping[Path, _Unread], read: Mapping[int, _File]) -> list[int]:
     """Ranks whose files cannot be read, of the job as far as its size is known."""
     world = max((one.world or 0 for one in read.values()), default=0) or MOST_RANKS
-    return sorted({rank for rank in unread.values() if rank is not None and rank < world and rank not in read})
+    ranks = {one.rank for one in unread.values() if one.rank is not None}
+    return sorted(rank for rank in ranks if rank < world and rank not in read)
 
 
 def _read(path: Path, low: int) -> _File:
@@ -145,7 +154,7 @@ def _read(path: Path, low: int) -> _File:
     over = PassedOver()
     trace, dump = Trace(over), Dump(over)
     try:
-        header = read_stream(path, {"traceEvents": trace.add, "entries": dump.add}, over)
+        header = read_stream(path, {"traceEvents": trace.add, "entries": dump.add}, over, bare="traceEvents")
     except OSError as error:
         raise DataError(f"it cannot be read: {reason_of(error)}") from None
     except ValueError as error:
@@ -235,7 +244,7 @@ def _by_rank(read: Sequence[_File], found: Imported, told: Callable[[str], None]
     return dict(sorted(by_rank.items()))
 
 
-def _remark(read: Mapping[int, _File], unread: Mapping[Path, int | None], found: Imported) -> None:
+def _remark(read: Mapping[int, _File], unread: Mapping[Path, _Unread], found: Imported) -> None:
     """What is wrong with the whole, although each file can be read."""
     worlds = sorted({one.world for one in read.values() if one.world})
     if len(worlds) > 1 and not any(one.dump for one in read.values()):
@@ -248,13 +257,18 @@ def _remark(read: Mapping[int, _File], unread: Mapping[Path, int | None], found:
     missing = world - len([rank for rank in (*read, *lost) if rank < world])
     if missing > 0:
         some = [rank for rank in range(min(world, 65536)) if rank not in read and rank not in lost]
-        nobodys = sum(rank is None for rank in unread.values())
+        nobodys = sum(one.rank is None for one in unread.values())
         or_not = f", unless theirs is among the {nobodys} that cannot be read" if nobodys else ""
         found.notes.append(f"the job has {world} ranks, and {spoken_ranks(some)} left no file{or_not}")
     found.notes += [
         f"{one.path.name} says that it is of rank {rank}, of a job of {one.world} ranks"
         for rank, one in read.items()
         if one.world and rank >= one.world
+    ][:NAMED]
+    found.notes += [
+        f"{one.path.name} is of version {one.dump.version}, which is not known: it is read as version 2"
+        for one in read.values()
+        if one.dump and one.dump.version.partition(".")[0] not in VERSIONS
     ][:NAMED]
     if unheard := [rank for rank, one in read.items() if one.dump and not one.dump.entries]:
         found.notes.append(

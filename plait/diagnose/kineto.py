@@ -15,6 +15,7 @@
 | events that are no objects; kernels, operators and steps of which    | passed over, counted               |
 | time, length, name or number cannot be; begin and end events; events |                                    |
 | of categories that are not known                                     |                                    |
+| a bare array of events, as Chrome's format allows                    | known                              |
 | a file without any kernel or operator; one that is not Kineto's      | refused                            |
 
 Communication is told by what the trace says of a kernel (``plait.diagnose.kineto_comm``); what else runs is
@@ -72,6 +73,9 @@ DAMAGED = 100_000
 
 _NUMBERS, _LATEST = (int, float), LATEST * 1e6
 _NOTHING: dict[str, Any] = {}
+
+
+PAIRS = "begin and end events, which are not read"
 
 
 class Told(NamedTuple):
@@ -149,7 +153,7 @@ class Trace:
     def _other(self, phase: Any) -> None:
         """Not a span: names of processes, arrows between events, counters."""
         if phase in ("B", "E"):
-            self.over.note("begin and end events, which Kineto does not write")
+            self.over.note(PAIRS)
         if type(phase) is not str:
             return self._damaged("events without a phase")
         self.others += 1
@@ -196,7 +200,9 @@ class Trace:
         device = np.isin(ops.kind, (CODES["kernels"], CODES["copies"]))
         found = on_device(ops, device, rank) if device.any() else on_host(ops, rank)
         if not len(found.compute) and not len(found.comm):
-            raise DataError("it has neither kernels nor operators")
+            pairs = self.over.counts.get(PAIRS, 0)
+            more = f" that are whole: {pairs} {PAIRS}" if pairs else ""
+            raise DataError(f"it has neither kernels nor operators{more}")
         steps = self._steps(ops, device=bool(device.any()))
         spans = pl.concat([_computed(ops, found), _communicated(found)])
         if device.any():

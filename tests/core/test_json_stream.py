@@ -63,6 +63,18 @@ def test_backslashes_and_bytes_that_json_does_not_have(tmp_path: Path) -> None:
     assert sum(over.counts.values()) == 2
 
 
+def test_an_array_is_a_document_where_one_is_allowed(tmp_path: Path) -> None:
+    file, taken = tmp_path / "x.json", list[Any]()
+    file.write_text(" [1, [2], 3] ")
+    assert read_stream(file, {"events": taken.append}, PassedOver(), bare="events") == {"events": 3}
+    assert taken == [1, [2], 3]
+    file.write_text("[1] 2")
+    with pytest.raises(ValueError, match="something follows the end"):
+        read_stream(file, {"events": taken.append}, PassedOver(), bare="events")
+    with pytest.raises(ValueError, match="no JSON object"):
+        read_stream(file, {"events": taken.append}, PassedOver())
+
+
 def test_a_byte_order_mark_is_no_part_of_a_document(tmp_path: Path) -> None:
     elements, rest, over = read(tmp_path / "file", b'\xef\xbb\xbf{"events": [1], "a": 2}')
     assert (elements, rest, over.counts) == ([1], {"a": 2}, {})

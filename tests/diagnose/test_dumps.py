@@ -262,6 +262,20 @@ def test_a_dump_without_an_operation_is_said(tmp_path: Path) -> None:
     assert hung.why.endswith("Rank 1 recorded no operation: none was begun, or none was recorded.")
 
 
+def test_a_version_that_is_not_known_is_remarked_on(tmp_path: Path) -> None:
+    notes = looked_at(tmp_path, dump(0) | {"version": "99.0"}, dump(1) | {"version": "1.5"}).notes
+    assert [note for note in notes if "version" in note] == [
+        "trace0.json is of version 99.0, which is not known: it is read as version 2"
+    ]
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "reduce"])
+def test_operations_out_of_place_have_their_plain_names(tmp_path: Path, verb: str) -> None:
+    odd = waiting(5, 9000, profiling_name=f"nccl:_{verb}_oop")
+    found = verdict(tmp_path, *(dump(n, odd if n == 2 else waiting(5, 9000), world=4) for n in range(4)))
+    assert f"Rank 2 began a {verb} of Float" in found.why
+
+
 def test_what_gloo_writes(tmp_path: Path) -> None:
     """No state but scheduled, times of creation alone, a group without a name: what was retired has ended."""
 

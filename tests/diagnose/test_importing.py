@@ -220,8 +220,8 @@ def test_which_files_of_a_folder_may_be_recordings(tmp_path: Path) -> None:
     (folder / "sub").mkdir(parents=True)
     for name, data in contents.items():
         (folder / name).write_bytes(data)
-    found = recordings_in([folder, folder / "f.json", tmp_path / "missing"])
-    assert [path.name for path in found] == ["a.json", "b.txt", "c.gz", "d", "e", "f.json", "missing"]
+    found = recordings_in([folder, folder / "j", tmp_path / "missing"])
+    assert [path.name for path in found] == ["a.json", "b.txt", "c.gz", "d", "e", "f.json", "j", "missing"]
 
 
 def remarks(folder: Path, *contents: dict[str, Any], named: str = "trace{}.json") -> list[str]:
@@ -238,7 +238,10 @@ def test_ranks_without_a_file_are_said(tmp_path: Path) -> None:
         assert remarks(tmp_path / str(number), *some) == note
     (tmp_path / "more").mkdir()
     beyond = [kineto(0), kineto(9)]
-    assert remarks(tmp_path / "more", *beyond) == ["the job has 4 ranks, and ranks 1-3 left no file"]
+    assert remarks(tmp_path / "more", *beyond) == [
+        "the job has 4 ranks, and ranks 1-3 left no file",
+        "trace1.json says that it is of rank 9, of a job of 4 ranks",
+    ]
 
 
 def test_operations_that_had_not_ended_are_said(tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_operations_that_had_not_ended_are_said(tmp_path: Path) -> None:
     open_ = [waiting(5, 9000), waiting(5, 9050), batch]
     notes = remarks(tmp_path, dump(0, *open_, world=3), dump(1, world=3), dump(2, waiting(5, 9000), world=3))
     assert notes == [
-        "3 operations of ranks 0 and 2 had not ended: plait diagnose --hang says who waits for whom"
+        "3 operations of ranks 0 and 2 had not ended: plait diagnose --hang says what is known of them"
     ]  # fmt: skip
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from plait.core.errors import DataError
 from plait.core.passed_over import PassedOver
 from plait.diagnose import kineto as kineto_reader
 from plait.diagnose.explain import explain
 from plait.diagnose.foreign import LATEST
-from plait.diagnose.importing import import_traces
+from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.kineto import Told, Trace
 from plait.diagnose.reading import read_run
 from tests.diagnose.theirs import (
@@ -254,8 +256,6 @@ def test_a_wait_of_no_length_does_not_shift_the_others(tmp_path: Path) -> None:
 def test_numbers_that_json_has_not_are_unknown_and_counted(tmp_path: Path) -> None:
     import json
 
-    from plait.diagnose.importing import import_traces
-
     text = json.dumps(kineto(0)).replace('"cat": "kernel"', '"cat": "kernel", "x": inf, "y": -nan, "path": "C:\\temp"')
     (tmp_path / "trace.json").write_bytes(text.encode().replace(b"gemm2", b"gem\xffm"))
     found = import_traces([tmp_path / "trace.json"], tmp_path / "run")
@@ -312,6 +312,30 @@ def test_a_trace_that_cannot_be_read_and_a_rank_that_cannot_be_are_said(tmp_path
     assert "the job has 4 ranks, and ranks 1-3 left no file, unless theirs is among the 1 that cannot be read" in notes
 
 
+def test_a_list_of_events_is_a_trace(tmp_path: Path) -> None:
+    """As the format of Chrome's traces allows."""
+    file = tmp_path / "trace_rank_0.json"
+    file.write_text(json.dumps(kineto(0)["traceEvents"]))
+    assert recordings_in([tmp_path]) == [file]
+    assert import_traces([file], tmp_path / "run").spans > 20
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[" * 200_000, "trace.json: "),
+        (json.dumps([{"ph": "BE"[n % 2], "name": "gemm", "ts": n} for n in range(40)]),
+         "it has neither kernels nor operators that are whole: 40 begin and end events, which are not read"),
+    ],
+)  # fmt: skip
+def test_why_nothing_could_be_used_is_said(tmp_path: Path, content: str, why: str) -> None:
+    (tmp_path / "trace.json").write_text(content)
+    files = recordings_in([tmp_path])
+    assert len(files) == 1
+    with pytest.raises(DataError, match=f"none of 1 files could be used .*{why}"):
+        import_traces(files, tmp_path / "run")
+
+
 def test_traces_of_different_jobs_are_said(tmp_path: Path) -> None:
     other = kineto(1)
     other["distributedInfo"]["world_size"] = 8
@@ -344,8 +368,6 @@ def test_categories_of_old_versions_and_unknown_ones(tmp_path: Path) -> None:
 
 
 def test_a_folder_may_tell_the_rank_and_a_process_number_does_not(tmp_path: Path) -> None:
-    from plait.diagnose.importing import import_traces
-
     files = []
     for rank in (0, 1):
         (tmp_path / f"rank{rank}").mkdir()
@@ -412,7 +434,7 @@ def test_begin_and_end_events_are_counted() -> None:
     one = Trace(PassedOver())
     for phase in "BEMB":
         one.add({"ph": phase, "name": "x"})
-    assert one.over.counts == {"begin and end events, which Kineto does not write": 3}
+    assert one.over.counts == {"begin and end events, which are not read": 3}
 
 
 @pytest.mark.parametrize(
