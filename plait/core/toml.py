@@ -19,13 +19,38 @@ READABLE = 128
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
+MOST_PARTS = 50
+LONGEST_KEY = 200
+"""Letters of a key that a message names."""
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_ENDLESS_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}){{{MOST_PARTS}}}")
+"""It looks once at every letter: no part is tried from within."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a text. Raises RecursionError for one that is nested too deeply.
+
+    Raises ValueError for what is no TOML, and for a key of more than ``MOST_PARTS`` parts: to read one takes
+    the square of its length.
+
+    >>> parse_toml("a.b = 1")
+    {'a': {'b': 1}}
+    >>> parse_toml("a." * 100 + "a = 1")
+    Traceback (most recent call last):
+    ValueError: a key of more than 50 parts (at line 1)
+    """
+    if found := _ENDLESS_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ValueError(f"a key of more than {MOST_PARTS} parts (at line {line})")
+    return tomllib.loads(text)
+
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
     text = ""
     try:
         text = contents(path).decode("utf-8-sig")
-        return tomllib.loads(text)
+        return parse_toml(text)
     except FileNotFoundError:
         raise JobError(
             "no such file", file=str(path), fix="Check the path; specs/jobs of a checkout has examples"
@@ -57,13 +82,15 @@ def _key_at(text: str, problem: str) -> str | None:
             key = f"{table}.{found[1]}".removeprefix(".")
         elif line.strip() and not line.lstrip().startswith("#"):
             key = key if line is not lines[-1] else None
-    return key
+    return key if key and len(key) <= LONGEST_KEY else None
 
 
 def _cure(problem: str) -> str:
     """What to change, for a problem of ``tomllib``."""
     if "overwrite" in problem or "twice" in problem or "Cannot mutate" in problem:
         return "Say it once"
+    if "parts" in problem:
+        return "Write tables, as in [train]"
     if "deeply" in problem or "end of document" in problem:
         return "Close what is opened, a bracket or a quote"
     if "Invalid value" in problem:
@@ -111,7 +138,7 @@ def override(
 def _value(text: str) -> Any:
     """``text`` as one TOML value, or as itself."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = parse_toml(f"value = {text}")
     except (ValueError, RecursionError):
         return text
     return parsed["value"] if list(parsed) == ["value"] else text

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import JobError
-from plait.core.toml import override, read_toml, to_toml
+from plait.core.toml import override, parse_toml, read_toml, to_toml
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 scalars = texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -84,3 +84,35 @@ def test_hostile_text_is_one_paragraph(tmp_path: Path, text: str, says: str) -> 
     with pytest.raises(JobError, match=says):
         read_toml(file)
     assert override({}, [f"a={text}"], lambda key: False)[0] == {"a": text}
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a." * 1_000_000 + "a", '"a" . ' * 60 + "a", "'.'." * 60 + "a", '"\\"".' * 60 + "a", ("b" * 300 + ".") * 60 + "a"],
+)
+@pytest.mark.parametrize("form", ["x = 1\n{} = 1\n", "x = 1\n[{}]\n", "x = 1\ny = {{{} = 1}}\n"])
+def test_a_key_of_endless_parts_is_refused_unread(tmp_path: Path, key: str, form: str) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(form.format(key))
+    with pytest.raises(JobError, match=r"a key of more than 50 parts \(at line 2\)") as caught:
+        read_toml(file)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = [" + "1.5, " * 1000 + "]",
+        'x = "' + "a, b. " * 1000 + '"',
+        "x = " + '"' + "\\" + '""' * 3,
+        "b" * 2_000_000 + " = 1",
+    ],
+)
+def test_many_dots_that_are_no_key(text: str) -> None:
+    try:
+        wanted = tomllib.loads(text)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=str(error).split("(")[0]):
+            parse_toml(text)
+    else:
+        assert parse_toml(text) == wanted

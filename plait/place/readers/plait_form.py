@@ -10,10 +10,10 @@ refused      other keys, values of other types, counts below what is possible, n
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import Any, cast
 
 from plait.core.errors import JobError
+from plait.core.toml import parse_toml
 from plait.core.topology_form import from_dict
 from plait.place.readers.source import Asked, Found, Source
 
@@ -21,8 +21,6 @@ _LOOKS = re.compile(r"^[ \t]*(\[switches\b|version\s*=|levels\s*=)", re.MULTILIN
 
 LARGEST_TOML = 4 << 20
 """Characters: it is slow to read, and host lists make ten thousand nodes a file of a hundredth of that."""
-_ENDLESS_KEY = re.compile(r"""(?:(?:[\w-]{1,100}|"[^"\n]{0,100}"|'[^'\n]{0,100}')[ \t]{0,9}\.[ \t]{0,9}){50}""")
-"""A dotted key that takes the square of its length to read."""
 
 
 def looks(source: Source) -> bool:
@@ -44,10 +42,8 @@ def read(source: Source, asked: Asked) -> Found:
 def _toml(text: str) -> dict[str, Any]:
     if len(text) > LARGEST_TOML:
         raise JobError(f"more than {LARGEST_TOML >> 20} MiB of TOML", fix="Write JSON, or names as host lists")
-    if _ENDLESS_KEY.search(text):
-        raise JobError("a key of more than 50 parts")
     try:
-        return tomllib.loads(text.replace("\r\n", "\n"))
+        return parse_toml(text.replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         raise JobError("nested too deeply" if deep else f"not valid TOML: {str(error)[:200]}") from None
