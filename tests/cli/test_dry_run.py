@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
+from plait.core.job import Job
 from plait.plan import fits
 from tests.cli.runs import on_terminal, write_job
+from tests.train.checkpoint.test_weight_files import numbers, write
 
 BIG = ["model.preset='llama3-405b'", "data.text='python-stdlib'",
        "model.max_sequence=8192", "data.sequence_length=8192",
@@ -70,6 +73,19 @@ def test_what_users_write_is_no_markup(tmp_path: Path, name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert name in "".join(done.stdout.split("\n"))
     assert not re.search(r"\x1b\[[34][0-9]", done.stdout)
+
+
+def test_it_says_that_values_of_weights_were_not_looked_at(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    weights = numbers(Job.read(job).model_spec(257))
+    next(iter(weights.values())).fill(math.nan)
+    (tmp_path / "weights").mkdir()
+    write(tmp_path / "weights" / "model.safetensors", weights)
+    done = run(job, f"train.init_from={tmp_path / 'weights'}", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert any("values (NaN) were not looked at" in one["what"] for one in json.loads(done.stdout)["passed_over"])
+    assert "folder of weights" in done.stderr
+    assert "weights" not in run(job, "--dry-run").stderr
 
 
 def test_what_the_dry_run_refuses(tmp_path: Path) -> None:
