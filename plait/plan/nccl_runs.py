@@ -108,8 +108,8 @@ class Runs:
 
 
 def contradicts(size: int, seconds: float, bandwidth: Any) -> bool:
-    """Whether a row's bandwidth in GB/s, the tests' ``algbw``, is less than half or more than double its size
-    over its time. What is no number contradicts nothing, and neither does what was rounded away.
+    """Whether a row's bandwidth (``algbw``, GB/s) is below a quarter or above four times its size
+    over its time. What is no number above 0 contradicts nothing, and neither does what was rounded away.
 
     >>> contradicts(1_000_000, 1e-3, 1.0), contradicts(1_000_000, 1.0, 1.0), contradicts(8, 1e-5, 0.0)
     (False, True, False)
@@ -119,7 +119,7 @@ def contradicts(size: int, seconds: float, bandwidth: Any) -> bool:
     except (TypeError, ValueError, OverflowError):
         return False
     real, claimed = size / 1e9, told * seconds
-    return math.isfinite(told) and abs(claimed - real) > 0.01 * seconds and not real / 2 <= claimed <= real * 2
+    return 0 < told < math.inf and abs(claimed - real) > 0.01 * seconds and not real / 4 <= claimed <= real * 4
 
 
 def points_of(found: Mapping[int, Sequence[float]]) -> tuple[Point, ...]:

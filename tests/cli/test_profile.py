@@ -22,8 +22,8 @@ LOG = """# Collective test starting: all_reduce_perf
 #  Rank  0 Group  0 Pid  1 on node1 device  0 [0x01] Acme X1
 #  Rank  1 Group  0 Pid  2 on node2 device  0 [0x01] Acme X1
 #  size count type redop root time algbw busbw #wrong time algbw busbw #wrong
-1024 256 float sum -1 30.0 0.0 0.0 0 20.0 0.0 0.0 0
-1048576 262144 float sum -1 90.0 0.0 0.0 0 100.0 0.0 0.0 0
+1024 256 float sum -1 30.0 0.03 0.03 0 20.0 0.05 0.05 0
+1048576 262144 float sum -1 90.0 11.65 11.65 0 100.0 10.49 10.49 0
 """
 
 

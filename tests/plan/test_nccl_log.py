@@ -227,6 +227,9 @@ CANNOT = "of which size, count, time and bandwidth contradict each other"
         ("all_reduce", 1048576, 262144, 0.03, False),
         ("all_reduce", 1048576, 262144 * 8, 3.50, False),
         ("all_reduce", 8, 2, 0.00, True),  # rounded away
+        ("all_reduce", 8, 2, 0.01, True),
+        ("all_reduce", 1048576, 262144, 3.50 * 3, True),
+        ("all_reduce", 1048576, 262144, 3.50 * 5, False),
     ],
 )
 def test_rows_that_contradict_themselves_are_counted(
