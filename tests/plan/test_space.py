@@ -173,3 +173,14 @@ def test_shard_factors_divide_and_have_both_ends(replicas: int, local: int, few:
     assert all(replicas % one == 0 for one in found)
     if not few:
         assert set(found) >= {one for one in range(1, local + 1) if local % one == 0 == replicas % one}
+
+
+@pytest.mark.parametrize(("layers", "most", "virtual"), [
+    (64, 10**9, {2, 4, 8, 16}), (64, 1, {2, 4}), (12, 10**9, {2, 3, 6}), (12, 1, {2, 3}), (2, 10**9, set()),
+])  # fmt: skip
+def test_stages_of_a_rank_divide_its_layers(layers: int, most: int, virtual: set[int]) -> None:
+    """Sixteen at most, four in the coarsest space."""
+    one = {"pp": [2], "tp": [1], "cp": [1], "schedule": [SCHEDULES.index("interleaved"), SCHEDULES.index("1f1b")]}
+    points = enumerate_space(replace(space(2, 2, fixed=one), model=replace(MODEL, num_layers=layers)), most=most)
+    assert set(points.virtual.tolist()) == virtual | {1}
+    assert set(points.virtual[points.schedule == SCHEDULES.index("1f1b")].tolist()) == {1}

@@ -128,6 +128,12 @@ def test_a_degree_that_is_not_tried_unasked_can_be_said() -> None:
     assert refused(replace(one, fixed={"cp": [8]})) is None
 
 
+def test_only_degrees_of_ranks_are_said_not_to_be_tried_unasked() -> None:
+    error = refused(space(128, 128, "micro_batch_size >= 65"))
+    assert error
+    assert error.fix == "'micro_batch_size >= 64' would do"
+
+
 QUANTITIES = ("tp", "pp", "dp", "cp", "ring", "ulysses", "micro_batch_size", "num_micro_batches", "optim", "params",
               "p1", "virtual_stages", "secondary")  # fmt: skip
 
