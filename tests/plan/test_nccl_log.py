@@ -44,6 +44,12 @@ def test_a_row_that_others_wrote_into_is_counted(tmp_path: Path, lines: list[str
     assert said == ["passed over 1 torn rows of a table (the first: line 14)"]
 
 
+def test_a_row_with_both_halves_is_taken_however_far_apart_they_stand(tmp_path: Path) -> None:
+    words = row(2097152, 600.0, 500.0).split()
+    apart = " ".join(words[:9]) + " " * 40 + " ".join(words[9:])
+    assert read(log(tmp_path, [*ALL_REDUCE[:-2], apart, *ALL_REDUCE[-2:]])) == ([1024, 1048576, 2097152], [])
+
+
 def wrong(line: str, out: str, into: str) -> str:
     words = line.split()
     return " ".join([*words[:8], out, *words[9:12], into])
