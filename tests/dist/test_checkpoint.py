@@ -44,6 +44,7 @@ def test_data_parallel_copies_are_written_once(four: Ranks, tmp_path: Path) -> N
     assert four.run(checkpointing.load, tmp_path / "copied", LLAMA, 1, 1)[0][2] == []
 
 
+@pytest.mark.unit
 def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     changed, real = threading.Event(), module.write_ranges
 
@@ -66,6 +67,7 @@ def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -
     assert differences(one.model, tensors, tensors_of(one.model, 3)) == []
 
 
+@pytest.mark.unit
 def test_a_save_waits_for_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.write_ranges
 
@@ -82,6 +84,7 @@ def test_a_save_waits_for_the_one_before(one: One, monkeypatch: pytest.MonkeyPat
     assert one.names() == ["step-00000003", "step-00000004"]
 
 
+@pytest.mark.unit
 def test_part_of_a_checkpoint_can_be_loaded(one: One) -> None:
     expected = {"weights": tensors_of(one.model, 2)["weights"]}
     found = zeros_like(expected)
@@ -89,6 +92,7 @@ def test_part_of_a_checkpoint_can_be_loaded(one: One) -> None:
     assert differences(one.model, found, expected) == []
 
 
+@pytest.mark.unit
 def test_numbers_of_a_state_come_back_exactly(one: One) -> None:
     state = {"loss": 0.1 + 0.2, "sequences": 2**60 + 1, "plan": "c0ffee", "none": None}
     one.checkpoints.save(3, {}, state, wait=True)
@@ -99,6 +103,7 @@ def test_numbers_of_a_state_come_back_exactly(one: One) -> None:
 # ---- which checkpoints stay ----
 
 
+@pytest.mark.unit
 def test_keeps_the_newest(one: One) -> None:
     for step in (3, 4, 10):
         one.save(step)
@@ -106,6 +111,7 @@ def test_keeps_the_newest(one: One) -> None:
     assert one.names() == ["step-00000004", "step-00000010"]
 
 
+@pytest.mark.unit
 def test_going_back_counts_as_newest(tmp_path: Path) -> None:
     one = One(tmp_path, keep=3)
     one.save(3)
@@ -116,6 +122,7 @@ def test_going_back_counts_as_newest(tmp_path: Path) -> None:
     assert one.names() == ["step-00000001", "step-00000002", "step-00000004"]
 
 
+@pytest.mark.unit
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "a" / "b", held_of(build(GPT).pieces))
     assert checkpoints.restore({}) is None

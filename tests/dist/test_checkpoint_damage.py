@@ -74,6 +74,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("damage", list(DAMAGES))
 @pytest.mark.parametrize("name", [file_of(0), "manifest.json"])
 def test_a_run_goes_on_from_the_newest_that_is_whole(one: One, name: str, damage: str) -> None:
@@ -102,6 +103,7 @@ def test_a_run_goes_on_from_the_newest_that_is_whole(one: One, name: str, damage
     assert one.latest() == 4
 
 
+@pytest.mark.unit
 def test_a_damaged_checkpoint_takes_no_good_ones_place(one: One) -> None:
     flip(one.folder / "step-00000002" / file_of(0))
     assert one.latest() == 1
@@ -109,6 +111,7 @@ def test_a_damaged_checkpoint_takes_no_good_ones_place(one: One) -> None:
     assert one.names() == ["step-00000001", "step-00000002.unusable", "step-00000003"]
 
 
+@pytest.mark.unit
 def test_none_is_left(one: One) -> None:
     tensors = zeros_like(tensors_of(one.model, 2))
     flip(one.folder / "step-00000001" / file_of(0))
@@ -127,6 +130,7 @@ def test_none_is_left(one: One) -> None:
         one.checkpoints.restore(tensors)
 
 
+@pytest.mark.unit
 def test_every_flipped_bit_is_found(one: One) -> None:
     files, draw = sorted((one.folder / "step-00000002").iterdir()), random.Random(5)
     tensors = zeros_like(tensors_of(one.model, 2))
@@ -156,6 +160,7 @@ def test_a_damaged_file_is_an_error_on_every_rank(four: Ranks, tmp_path: Path) -
         assert f"{file_of(1)}: damaged" in warnings[0]
 
 
+@pytest.mark.unit
 def test_another_model_is_refused(one: One) -> None:
     bigger = build(ModelSpec(**{**GPT.to_dict(), "vocab": 6}))
     tensors = tensors_of(bigger, 2)
@@ -215,6 +220,7 @@ def fail(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.unit
 def test_a_failed_save_is_reported_by_the_next(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(one, monkeypatch)
     with pytest.raises(CheckpointError, match=r"cannot be written: .*Input/output error"):
@@ -223,12 +229,14 @@ def test_a_failed_save_is_reported_by_the_next(one: One, monkeypatch: pytest.Mon
     assert one.latest() == 4
 
 
+@pytest.mark.unit
 def test_the_last_save_does_not_mind_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(one, monkeypatch)
     one.save(4)
     assert one.latest() == 4
 
 
+@pytest.mark.unit
 def test_reading_leaves_a_running_job_alone(one: One) -> None:
     (one.folder / "step-00000003.partial").mkdir()
     reader = Checkpoints(one.folder, held_of(one.model.pieces), read_only=True)
@@ -238,6 +246,7 @@ def test_reading_leaves_a_running_job_alone(one: One) -> None:
     assert not (one.folder / "none").exists()
 
 
+@pytest.mark.unit
 def test_a_folder_of_checkpoints_that_was_removed_alone_is_made_again(tmp_path: Path) -> None:
     one = One(tmp_path / "run" / "checkpoints")
     shutil.rmtree(one.folder)
@@ -245,6 +254,7 @@ def test_a_folder_of_checkpoints_that_was_removed_alone_is_made_again(tmp_path: 
     assert one.names() == ["step-00000003"] and one.latest() == 3
 
 
+@pytest.mark.unit
 def test_the_folder_of_a_run_that_is_gone_is_an_error(tmp_path: Path) -> None:
     one = One(tmp_path / "run" / "checkpoints")
     shutil.rmtree(one.folder.parent)
@@ -256,6 +266,7 @@ def test_the_folder_of_a_run_that_is_gone_is_an_error(tmp_path: Path) -> None:
     assert not one.folder.exists(), "a run that is gone is not begun anew"
 
 
+@pytest.mark.unit
 def test_a_folder_that_goes_while_it_is_written(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.write_ranges
 
@@ -286,6 +297,7 @@ def test_a_rank_that_does_not_answer(tmp_path: Path) -> None:
         assert "Timed out" in (tmp_path / "folder" / f"{verdict}.txt").read_text()
 
 
+@pytest.mark.unit
 def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "measure", None)
     one.save(3, wait=False)
@@ -293,6 +305,7 @@ def test_bugs_are_not_dressed_up(one: One, monkeypatch: pytest.MonkeyPatch) -> N
         one.checkpoints.finish()
 
 
+@pytest.mark.unit
 def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.begin(1, 0)
@@ -302,6 +315,7 @@ def test_a_folder_that_nodes_do_not_share(tmp_path: Path) -> None:
         folder.commit(1, {"rank-00007.safetensors": (10, 0)}, {})
 
 
+@pytest.mark.unit
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot hold checkpoints"):

@@ -74,6 +74,7 @@ def test_a_state_that_is_not_finite_is_found_before_it_is_saved(
     assert "on rank 1 is not finite after this step, of which nothing is saved" in said[0]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("numbers", "fine"), [([3e38, 3e38], True), ([1.0, float("inf")], False), ([float("inf"), float("-inf")], False)]
 )

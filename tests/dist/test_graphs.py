@@ -56,6 +56,7 @@ def assert_equal(found: tuple[Any, int, int], what: object) -> None:
     assert replayed > captured > 0
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("spec", [GPT, LLAMA, U_LONE], ids=["gpt", "llama", "u"])
 @pytest.mark.parametrize("strategy", LONE, ids=["plain", "full", "compiled"])
 def test_one_rank_equals_the_reference(spec: ModelSpec, strategy: Strategy) -> None:
@@ -92,6 +93,7 @@ def test_pipelines_equal_the_reference(
         assert_equal(found, (name, degrees))
 
 
+@pytest.mark.unit
 def test_keys_of_masks_that_were_captured_would_be_noticed() -> None:
     """The double does what a GPU would: a number of the host is what it was when it was captured."""
     (error, _), _, _ = capturing.with_keys_of_the_capture(0, GPT, Strategy(cuda_graphs=True))
@@ -125,6 +127,7 @@ def job(**strategy: Any) -> Job:
     return Job.from_dict({"model": shape, "data": {"sequence_length": 8}, "train": train, "strategy": strategy})
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("shard", ["zero2", "fsdp"])
 def test_what_does_not_stay_in_its_place_is_refused(shard: str) -> None:
     with pytest.raises(JobError, match="memory that stays") as refused:
@@ -133,6 +136,7 @@ def test_what_does_not_stay_in_its_place_is_refused(shard: str) -> None:
     assert job(dp=2, shard=shard, cuda_graphs="auto").base_strategy.cuda_graphs is False
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("captures", [True, False])
 def test_auto_times_steps_where_the_device_captures(captures: bool) -> None:
     device = capturing.CapturingDevice() if captures else open_device("cpu", 0)
@@ -150,6 +154,7 @@ def test_auto_times_steps_where_the_device_captures(captures: bool) -> None:
     assert "captured" in found.notes["cuda_graphs"]
 
 
+@pytest.mark.unit
 def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
     """Three at once, then one after the other: memory of three, captured once each."""
     device, spec, strategy = capturing.CapturingDevice(), GPT, Strategy(cuda_graphs=True)
@@ -175,6 +180,7 @@ def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
     assert device.captured == captured
 
 
+@pytest.mark.unit
 def test_nothing_is_captured_while_others_run_op_by_op() -> None:
     """On a GPU autograd would give the graph a gradient of the stream on which these ran."""
     model = Transformer(GPT, Strategy(cuda_graphs=True))
@@ -198,6 +204,7 @@ def test_nothing_is_captured_while_others_run_op_by_op() -> None:
     assert isinstance(begun(), Slot)
 
 
+@pytest.mark.unit
 def test_a_schedule_that_mixes_backwards_runs_op_by_op() -> None:
     model = Transformer(GPT, Strategy(cuda_graphs=True))
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B", "I", "W")}

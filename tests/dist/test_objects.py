@@ -42,17 +42,20 @@ def test_every_rank_gets_every_value(pool: Callable[[int], Ranks]) -> None:
     assert pool(4).run(exchanged) == [[True] * 8] * 4
 
 
+@pytest.mark.unit
 def test_without_a_world() -> None:
     assert gather((1, "a")) == [[1, "a"]]
     assert broadcast({"a": (1,)}) == {"a": [1]}
 
 
+@pytest.mark.unit
 def test_what_is_not_plain_is_refused() -> None:
     for value in (object(), {1, 2}, b"bytes"):
         with pytest.raises(TypeError):
             gather(value)
 
 
+@pytest.mark.unit
 def test_what_arrives_is_read_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -19,6 +20,7 @@ from tests.ranks import Ranks
 WANTED = st.lists(st.sets(st.integers(0, 11), max_size=8), min_size=1, max_size=7)
 
 
+@pytest.mark.unit
 @given(WANTED)
 def test_every_range_is_read_once_by_one_who_holds_it(wanted: list[set[int]]) -> None:
     by_rank = [[(f"t{part}", (0,), (part + 1,), 4) for part in sorted(parts)] for parts in wanted]
@@ -30,6 +32,7 @@ def test_every_range_is_read_once_by_one_who_holds_it(wanted: list[set[int]]) ->
             assert sorted(share.ranks) == [rank for rank, parts in enumerate(wanted) if int(key[1:]) in parts]
 
 
+@pytest.mark.unit
 def test_replicas_share_out_the_reading() -> None:
     """Two pipeline stages of three replicas: each stage's ranges are read by one of its own."""
     stages = [[(f"s{stage}", (0,), (8,), 4)] for stage in (0, 0, 0, 1, 1, 1)]

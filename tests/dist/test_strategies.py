@@ -51,6 +51,7 @@ def test_a_drawn_job_equals_the_reference(pool: Callable[[int], Ranks], number: 
         assert plan.job and error < TOLERANCE, f"{what} is off by {error:.1e} in\n{plan.job and plan.job.to_toml()}"
 
 
+@pytest.mark.unit
 def test_what_is_refused_is_refused_by_a_rule_that_names_a_key() -> None:
     chance, errors = drawn.Chance(SEED), list[PlaitError]()
     for _ in range(1000):
@@ -92,6 +93,7 @@ def test_replicas_with_unequal_shares_have_one_order(pool: Callable[[int], Ranks
             assert error < TOLERANCE, f"{what} is off by {error:.1e}"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("changes", "key", "said"),
     [

@@ -31,7 +31,7 @@ CASES: dict[str, tuple[ModelSpec, list[tuple[int, int]], str, dict[str, Any]]] =
     "dp": (GPT, [(2, 1)], "1f1b", {}),
     "zero1": (GPT, [(2, 1)], "gpipe", {"shardings": [Sharding(optim=2)]}),
     "zero2": (LLAMA, [(2, 1)], "1f1b", {"shardings": [HALF]}),
-    "zero3": (GPT, [(2, 1)], "1f1b", {"shardings": [FULL]}),
+    "zero3": (replace(GPT, num_layers=4), [(2, 1)], "1f1b", {"shardings": [FULL]}),
     "between": (GPT, [(4, 1)], "1f1b", {"shardings": [Sharding(params=2, grads=4, optim=4)]}),
     "replicas of shards": (GPT, [(4, 1)], "1f1b", {"shardings": [FULL]}),
     "secondary": (GPT, [(4, 1)], "1f1b", {"shardings": [HPZ]}),
@@ -54,3 +54,15 @@ def test_ranks_together_equal_the_reference(name: str) -> None:
     size = sum(dp * tp for dp, tp in degrees) * more.get("cut", SequenceCut()).cp
     for error, what in threads(size).run(lambda rank: pipelining.worst_error(rank, spec, degrees, schedule, **more)):
         assert error < TOLERANCE, f"{what} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize(("odd", "named"), [(0, 1), (1, 1)])
+def test_a_rank_whose_order_differs_is_named_before_the_first_step(odd: int, named: int) -> None:
+    """Rank 0 sets the norm for its place, so where its own order differs its neighbour is named."""
+    for said in threads(4).run(pipelining.other_order, replace(GPT, num_layers=6), odd, 12):
+        assert f"rank {named} would run another order of segment ops than the others" in said
+
+
+def test_ranks_with_different_plans_say_so() -> None:
+    for said in threads(2).run(pipelining.disagreement, GPT):
+        assert "rank 1 would run another plan than the others" in said
