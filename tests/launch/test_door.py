@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from collections.abc import Iterator
@@ -141,3 +142,47 @@ def test_a_port_or_a_name_that_nobody_can_listen_at_is_one_sentence(open_door: D
         Door("127.0.0.1", open_door.port, WORD)
     with pytest.raises(LaunchError, match=r"for its agents at no-such-host\.invalid: "):
         Door("no-such-host.invalid", 0, WORD)
+
+
+def test_a_port_of_an_address_that_is_no_interface_here_is_open_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a node behind a translated address."""
+    with Door("192.0.2.1", 0, WORD) as found, knock(found, message("Hello", **HELLO)):
+        assert first(found) == Hello(WORD, "n1", 0, 4000)
+
+
+@pytest.mark.parametrize("strangers", [0, 2])
+def test_where_no_file_can_be_opened_strangers_go_first(
+    open_door: Door, monkeypatch: pytest.MonkeyPatch, strangers: int
+) -> None:
+    """And where there are none, nobody can come in any more."""
+    silent = [knock(open_door, b"") for _ in range(strangers)]
+    while strangers and len(open_door._strangers) < strangers:
+        assert open_door.next(0.05) is None
+
+    class Full:
+        def __init__(self, listener: socket.socket) -> None:
+            self.listener, self.times = listener, strangers
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.times >= 0:
+                self.times -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listener.accept()
+
+    knocking = knock(open_door, b"")
+    monkeypatch.setattr(open_door, "_listener", Full(open_door._listener))
+    with pytest.raises(LaunchError, match="No further line to an agent or a rank can be opened: Too many open files"):
+        open_door.next(60)
+    assert not open_door._strangers
+    for one in [*silent, knocking]:
+        one.close()
+
+
+def test_one_that_hangs_up_before_it_is_let_in_ends_nothing(open_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Aborted:
+        def accept(self) -> None:
+            raise OSError(errno.ECONNABORTED, "Software caused connection abort")
+
+    with knock(open_door, b""):
+        monkeypatch.setattr(open_door, "_listener", Aborted())
+        assert open_door.next(60) is None

@@ -273,3 +273,99 @@ def test_what_another_job_of_this_number_has_printed_is_not_shown_again(
     monkeypatch.setattr(slurm, "state", lambda job: slurm.State("COMPLETED", 0, (), ""))
     assert slurm.follow(slurm.submit(batch)) == 0
     assert capfdbinary.readouterr().out == b"new\n"
+
+
+def test_a_log_that_grows_is_shown_once(
+    tmp_path: Path,
+    said: list[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    looks = iter(["", "one\n", "two\n", "three\n"])
+
+    def look(job: str) -> slurm.State:
+        line = next(looks)
+        with (tmp_path / "log").open("a") as file:
+            file.write(line)
+        return slurm.State("COMPLETED" if line == "three\n" else "RUNNING", 0, ("n1",), "")
+
+    monkeypatch.setattr(slurm, "state", look)
+    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == 0
+    assert capfdbinary.readouterr().out == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "ends", "told"),
+    [("COMPLETED", 0, 0, False), ("FAILED", 3, 3, False), ("FAILED", 0, 1, False), ("CANCELLED", 143, 143, False),
+     ("TIMEOUT", 0, 1, True), ("NODE_FAIL", 1, 1, True)],
+)  # fmt: skip
+def test_how_a_followed_job_ends(
+    tmp_path: Path, said: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    name: str, status: int, ends: int, told: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(slurm, "state", lambda job: slurm.State(name, status, (), ""))
+    assert slurm.follow(slurm.Submitted("7", tmp_path / "log")) == ends
+    assert (f"Slurm job 7 ended as {name.lower()}" in capsys.readouterr().err) == told
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ("JobId=7 JobState=RUNNING Reason=None NodeList=n[1-2] ExitCode=0:0", ("RUNNING", 0, ("n1", "n2"), "None")),
+        ("JobId=7 JobState=FAILED Reason=BadExit NodeList=(null) ExitCode=3:0", ("FAILED", 3, (), "BadExit")),
+        ("JobId=7 JobState=FAILED NodeList= ExitCode=0:9", ("FAILED", 137, (), "")),
+        ("JobId=7", ("UNKNOWN", 0, (), "")),
+    ],
+)  # fmt: skip
+def test_what_slurm_says_of_a_job(told: str, state: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "command", lambda *argv: told if argv[-1] == "7" else "")
+    assert slurm.state("7") == slurm.State(*state)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "going"), [("PENDING", True), ("COMPLETING", True), ("COMPLETED", False), ("NODE_FAIL", False)]
+)
+def test_whether_a_job_goes_on(name: str, going: bool) -> None:
+    assert slurm.State(name, 0, (), "").going == going
+
+
+def test_a_run_that_waits_already_is_not_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.core.errors import JobError
+    from plait.core.rank_table import RankTable
+    from plait.core.slurm_settings import SlurmSection
+
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    asked, queue = list[tuple[str, ...]](), [f"5|/other/slurm.sh\n6|{tmp_path}/real/slurm.sh\n", "8|\n"]
+
+    def answer(*argv: str) -> str:
+        asked.append(argv)
+        return queue.pop(0) if argv[0] == "squeue" else "9\n"
+
+    monkeypatch.setattr(slurm, "command", answer)
+    table = RankTable(("n1",), 1)
+    batch = slurm.Batch(folder=tmp_path / "link", name="x", world_size=1, settings=SlurmSection(nodes=1), table=table)
+    with pytest.raises(JobError, match=r"Slurm job 6 is this run, and has not ended.*scancel 6.*run\.name"):
+        slurm.submit(batch)
+    assert [argv[0] for argv in asked] == ["squeue"]
+    submitted = slurm.submit(batch)
+    assert (submitted.job, submitted.hosts, submitted.written) == ("9", ("n1",), 0)
+    assert RankTable.read(tmp_path / "real" / "placed_ranks.json") == table
+
+
+def test_nodes_are_reached_at_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "NodeName=n1 NodeAddr=10.0.0.1 Gres=gpu:2\n\nNodeName=n2 Arch=x\nsomething else\n"
+    monkeypatch.setattr(slurm, "command", lambda *argv: told if argv[-1] == "n[1-2]" else "")
+    assert slurm.node_addresses(["n1", "n2"]) == {"n1": "10.0.0.1", "n2": "n2"}
+
+
+def test_a_reservation_is_for_the_tables_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.core.rank_table import RankTable
+
+    asked = list[tuple[str, ...]]()
+    monkeypatch.setattr(slurm, "command", lambda *argv: asked.append(argv) or "")
+    slurm.reserve(RankTable(("n1", "n2"), 1), "night", start="now", duration="2:00:00", users=["a", "b"])
+    assert asked == [
+        ("scontrol", "create", "reservation", "ReservationName=night", "StartTime=now", "Duration=2:00:00",
+         "Nodes=n[1-2]", "Users=a,b", "Flags=STATIC_ALLOC,IGNORE_JOBS"),
+    ]  # fmt: skip

@@ -1,0 +1,175 @@
+"""A run's pods, and the log of the first of them, as a cluster that is made up tells."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from plait.core.errors import LaunchError
+from plait.launch import kubernetes_watch
+from plait.launch.kubernetes_api import Away, Cluster, Dropped, NotThere
+from plait.launch.kubernetes_watch import Log, Pods
+from tests.lab.support import wait_until
+
+TIER = "unit"
+
+
+def pod(name: str, phase: str = "Running", uid: str = "") -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": uid or name}, "status": {"phase": phase}}
+
+
+class Made:
+    """A cluster. lists, watches: what each question is answered with, or raises; after the last one it waits
+    until the test is over. logs: likewise."""
+
+    def __init__(self) -> None:
+        self.lists, self.watches, self.logs = list[Any](), list[Any](), list[Any]()
+        self.since, self.over = list[str](), threading.Event()
+
+    def _next(self, answers: list[Any]) -> Any:
+        if not answers:
+            self.over.wait()
+            raise Dropped("the test is over")
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    def list(self, kind: str, labels: str) -> tuple[list[Any], str]:
+        assert (kind, labels) == ("Pod", "run=gpt")
+        return self._next(self.lists), "7"
+
+    def watch_pods(self, labels: str, version: str, seconds: int) -> Iterator[tuple[str, Any]]:
+        assert (labels, version, seconds) == ("run=gpt", "7", kubernetes_watch.WATCH)
+        for one in self._next(self.watches):
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    def follow_log(self, name: str, since: str = "") -> Iterator[bytes]:
+        self.since.append(since)
+        for one in self._next(self.logs):
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    monkeypatch.setattr(kubernetes_watch, "PAUSE", 0.0)
+    made = Made()
+    yield made
+    made.over.set()
+
+
+def until(condition: Callable[[], object]) -> None:
+    wait_until(condition, "it never comes", seconds=60)
+
+
+def test_pods_are_kept_up_to_date_across_connections_that_break(cluster: Made) -> None:
+    cluster.lists = [[pod("a"), pod("b"), pod("c")], Away("gone"), Dropped("broken"), [pod("a", "Failed"), pod("e")]]
+    cluster.watches = [
+        [("MODIFIED", pod("a", "Succeeded")), ("DELETED", pod("b", "Failed")), ("ADDED", pod("d")), Dropped("broken")],
+    ]
+    with Pods(cast("Cluster", cluster), "run=gpt") as pods:
+        until(lambda: any(one["metadata"]["name"] == "e" for one in pods.now()))
+        assert {one["metadata"]["name"]: one["status"]["phase"] for one in pods.now()} == {
+            "a": "Failed",
+            "e": "Running",
+        }
+        gone = {one["metadata"]["name"]: one["status"]["phase"] for one in pods.gone()}
+    assert gone == {"b": "Failed", "c": "Running", "d": "Running"}
+
+
+def test_what_a_watch_tells_is_there_at_once(cluster: Made) -> None:
+    cluster.lists = [[pod("a")]]
+    told = threading.Event()
+
+    def watch() -> Iterator[tuple[str, Any]]:
+        yield "MODIFIED", pod("a", "Failed")
+        yield "DELETED", pod("x")  # that nobody had seen
+        told.set()
+        cluster.over.wait()
+
+    cluster.watches = [watch()]
+    with Pods(cast("Cluster", cluster), "run=gpt") as pods:
+        told.wait()
+        assert [one["status"]["phase"] for one in pods.now()] == ["Failed"]
+        assert [one["metadata"]["name"] for one in pods.gone()] == ["x"]
+
+
+def test_pods_that_may_not_be_seen_are_an_error_to_who_asks(cluster: Made) -> None:
+    cluster.lists = [LaunchError("pods is forbidden")]
+    with Pods(cast("Cluster", cluster), "run=gpt") as pods, pytest.raises(LaunchError, match="pods is forbidden"):
+        until(lambda: pods.now() and False)
+
+
+def test_a_log_goes_on_where_it_broke_and_shows_no_line_twice(cluster: Made) -> None:
+    first = datetime.now(UTC) - timedelta(seconds=100)
+    stamps = [(first + timedelta(seconds=at)).isoformat().replace("+00:00", "Z").encode() for at in range(3)]
+    cluster.logs = [
+        [stamps[0] + b" one", stamps[1] + b" two", Dropped("broken")],
+        [stamps[0] + b" one", stamps[1] + b" two", stamps[2] + b" three"],
+    ]
+    sink = io.BytesIO()
+    with Log(cast("Cluster", cluster), sink) as log:
+        log.follow(pod("a"))
+        assert log.finish(60) == "one\ntwo\nthree\n"
+    assert sink.getvalue() == b"one\ntwo\nthree\n"
+    before, since = cluster.since
+    assert before == "" and 100 <= int(since) <= 160
+
+
+@pytest.mark.parametrize("why", [Dropped("", 400), Dropped("", 404), LaunchError("no"), NotThere("no")], ids=str)
+def test_a_log_that_is_not_there_is_asked_for_once(cluster: Made, why: Exception) -> None:
+    cluster.logs = [[b"2026-01-01T00:00:00Z one", why], [b"2026-01-02T00:00:00Z two"]]
+    with Log(cast("Cluster", cluster), io.BytesIO()) as log:
+        log.follow(pod("a"))
+        assert log.finish(60) == "one\n"
+    assert len(cluster.since) == 1
+
+
+def test_pods_are_followed_once_they_began_one_after_the_other(cluster: Made) -> None:
+    cluster.logs = [[b"2026-01-01T00:00:00Z one"], [b"2026-01-01T00:00:00Z two"]]
+    with Log(cast("Cluster", cluster), io.BytesIO()) as log:
+        log.follow(pod("a", "Pending"))
+        log.follow({"metadata": {"name": "a", "uid": "a"}})
+        assert log.finish(60) == "" and cluster.since == []
+        log.follow(pod("a"))
+        assert log.finish(60) == "one\n"
+        log.follow(pod("a", "Succeeded"))
+        assert log.finish(60) == "one\n"
+        log.follow(pod("a", "Failed", uid="another"))
+        assert log.finish(60) == "one\ntwo\n"
+
+
+def test_a_pod_is_not_followed_beside_another(cluster: Made) -> None:
+    shown = threading.Event()
+
+    def lines() -> Iterator[bytes]:
+        yield b"2026-01-01T00:00:00Z one"
+        shown.set()
+        cluster.over.wait()
+
+    cluster.logs = [lines(), [b"2026-01-01T00:00:00Z two"]]
+    with Log(cast("Cluster", cluster), io.BytesIO()) as log:
+        log.follow(pod("a"))
+        shown.wait()
+        log.follow(pod("b"))
+        assert len(cluster.since) == 1
+        assert log.finish(0.0) == "one\n"
+
+
+def test_of_a_long_log_the_end_is_kept_and_nobody_has_to_look(cluster: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_watch, "KEPT", 6)
+    cluster.logs = [[b"2026-01-01T00:00:00Z " + word for word in (b"one",)], [b"x"]]
+    sink = io.BytesIO()
+    sink.close()
+    with Log(cast("Cluster", cluster), sink) as log:
+        cluster.logs = [[b"2026-01-01T00:00:00Z one", b"2026-01-01T00:00:01Z three"]]
+        log.follow(pod("a"))
+        assert log.finish(60) == "three\n"
