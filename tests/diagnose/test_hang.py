@@ -525,12 +525,15 @@ def test_a_tie_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "size", "sequence", "broken"),
-    [("tp", 2, 5, True), ("dp", 2, 5, False), ("tp", 3, 5, False), ("tp", 2, 6, False), ("", 2, 5, False)],
+    ("label", "ordinal", "size", "sequence", "broken"),
+    [("tp", 0, 2, 5, True), ("dp", 0, 2, 5, False), ("tp", 1, 2, 5, False), ("tp", 0, 3, 5, False),
+     ("tp", 0, 2, 6, False), ("", 0, 2, 5, False)],
 )  # fmt: skip
-def test_only_groups_of_the_same_kind_break_a_tie(label: str, size: int, sequence: int, broken: bool) -> None:
+def test_only_groups_of_the_same_kind_break_a_tie(
+    label: str, ordinal: int, size: int, sequence: int, broken: bool
+) -> None:
     pair = RingGroup((0, 1), 0, "tp" if label else "")
-    other = RingGroup(tuple(range(2, 2 + size)), 0, label)
+    other = RingGroup(tuple(range(2, 2 + size)), ordinal, label)
     evidence = [seen(0, at(pair, 5)), seen(1, at(pair, 5, size=8))]
     evidence += [seen(rank, at(other, sequence)) for rank in other.ranks]
     assert localise(evidence, world=5, deadline=10).ranks == ((1,) if broken else (0, 1))
