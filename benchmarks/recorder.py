@@ -35,6 +35,7 @@ from keeping import HERE, LONGEST, finish, keep, make_parser
 from plait.core.cluster import Hosts
 from plait.core.collecting import Collected, start_agent
 from plait.core.job import Job
+from plait.core.ports import reserved_port
 from plait.core.text import table
 from plait.launch.local import local_start, run_ranks
 from plait.launch.run_folder import write_run
@@ -87,7 +88,8 @@ def measured(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
         script = str(HERE / "recorder_ranks.py")
         argv = [sys.executable, "-W", "ignore", script, str(out), str(rounds), str(folder), str(agent.pid)]
         try:
-            run_ranks(local_start(argv, 2), 2, Path(name) / "logs", timeout=LONGEST)
+            with reserved_port() as port:
+                run_ranks(local_start(argv, 2, port=port), 2, Path(name) / "logs", timeout=LONGEST)
         finally:
             largest = _end_agent(agent)
         result = json.loads(out.read_text())

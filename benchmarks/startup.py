@@ -30,8 +30,9 @@ from keeping import HERE, LONGEST, finish, keep, make_parser
 
 from plait.core.cluster import Hosts
 from plait.core.job import Job
+from plait.core.ports import reserved_port
 from plait.core.text import table
-from plait.launch.local import free_port, local_start, run_ranks
+from plait.launch.local import local_start, run_ranks
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
 
@@ -66,7 +67,8 @@ def _ranks(options: Any) -> dict[str, Any]:
         job = Job.from_dict(JOB | {"run": {"folder": str(folder)}})
         write_run(make_plan(job, Hosts(ranks_per_host=8, rate=1e9), vocab=256), folder)
         argv = [sys.executable, "-W", "ignore", str(HERE / "startup_ranks.py"), name, str(folder)]
-        run_ranks(local_start(argv, 8, port=free_port()), 8, Path(name) / "logs", timeout=LONGEST)
+        with reserved_port() as port:
+            run_ranks(local_start(argv, 8, port=port), 8, Path(name) / "logs", timeout=LONGEST)
         told = [json.loads(Path(name, f"{rank}.json").read_text()) for rank in range(8)]
     rows: list[tuple[str, ...]] = []
     for when in told[0]:

@@ -38,8 +38,9 @@ def load(text: str) -> Any:
     if len(text) > LARGEST:
         raise JobError(f"more than {LARGEST >> 20} MiB of YAML")
     try:
-        _check_events(yaml.parse(text, Loader=_loader()))
-        return yaml.load(text, Loader=_loader())
+        library: Any = yaml  # its types are not told
+        _check_events(library.parse(text, Loader=_loader()))
+        return library.load(text, Loader=_loader())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         problem = f"not valid YAML: {error.problem or error.context or 'it cannot be read'}"
@@ -64,7 +65,7 @@ def _loader() -> Any:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             """Refused where a key stands twice: one of them would be lost."""
-            found = super().construct_mapping(node, deep)
+            found: Any = base.construct_mapping(self, node, deep)
             if len(found) != len(node.value):
                 raise yaml.constructor.ConstructorError(None, None, "a key stands twice", node.start_mark)
             return found

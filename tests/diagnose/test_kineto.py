@@ -48,19 +48,22 @@ def kinds(spans: pl.DataFrame) -> dict[str, str]:
 # ---- what is communication ----
 
 
-def launched(by: list[Event], name: str = "some_kernel", **args: Any) -> list[Event]:
+def launched(by: list[Event], /, name: str = "some_kernel", **args: Any) -> list[Event]:
     return [kernel("gemm", 0, 10), *by, kernel(name, 200, 50, **args)]
+
+
+EXTERNAL: dict[str, Any] = {"External id": 9}
 
 
 RUNTIME = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 105, "dur": 2}
 WAYS = {
     "its own args": launched([], **told(0, "allreduce")),
     "the operator that launched it": launched(
-        [operator("record_param_comms", 100, 20, **told(0, "allreduce"), **{"External id": 9})], **{"External id": 9}
+        [operator("record_param_comms", 100, 20, **told(0, "allreduce"), **EXTERNAL)], **EXTERNAL
     ),
     "the operator around that one": launched(
-        [operator("c10d::allreduce_", 99, 30), operator("record_param_comms", 100, 20, **{"External id": 9})],
-        **{"External id": 9},
+        [operator("c10d::allreduce_", 99, 30), operator("record_param_comms", 100, 20, **EXTERNAL)],
+        **EXTERNAL,
     ),
     "when it was launched": launched(
         [operator("record_param_comms", 100, 20, **told(0, "allreduce")), RUNTIME | {"args": {"correlation": 7}}],

@@ -97,7 +97,7 @@ def test_the_trend_is_of_up_to_five_groups(steps: int, groups: list[tuple[int, i
 
 def test_spans_of_communication_alone_do_not_tell_what_is_hidden() -> None:
     rows = [Span(0, 0, kind, "x", n, "attn", 0, 0, "forward", 0.0, 1.0) for n, kind in enumerate(("comm", "transfer"))]  # type: ignore[arg-type]
-    found = summarise(*(table_of(Timeline(tuple(rows))) for _ in range(2)), rollup(range(0), slow=0))
+    found = summarise(table_of(Timeline(tuple(rows))), table_of(Timeline(tuple(rows))), rollup(range(0), slow=0))
     assert found.hidden.total == 0.0 and found.trend[0].hidden.total > 0
     more = Span(0, 0, "compute", "y", 0, "attn", 0, 0, "forward", 0.0, 1.0)
     assert (

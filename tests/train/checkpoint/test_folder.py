@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from plait.core.model import ModelSpec
-from plait.core.sharding import Sharding
+from plait.core.sharding import Level, Sharding
 from plait.core.strategy import Strategy
 from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.folder import CheckpointFolder
@@ -124,7 +124,7 @@ def test_a_pipe_for_a_manifest_is_not_waited_for(tmp_path: Path, saved: Saved) -
 @pytest.mark.parametrize("shard", [{}, {"optim": 2}, {"grads": 2, "optim": 2}, {"params": 3, "grads": 3, "optim": 3},
                                    {"params": 2, "grads": 4, "optim": 4}])  # fmt: skip
 @pytest.mark.parametrize("level", ["params", "grads", "optim"])
-def test_what_ranks_hold_of_a_sharded_unit_is_every_number_once(shard: dict[str, int], level: str) -> None:
+def test_what_ranks_hold_of_a_sharded_unit_is_every_number_once(shard: dict[str, int], level: Level) -> None:
     """At every level: the boxes of all ranks of a sharding group cover each piece, and none of it twice."""
     sharding, world = Sharding(**shard), 12
     ranks = [

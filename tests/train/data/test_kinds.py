@@ -16,6 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ TEXTS: dict[str, bytes] = {
 }
 
 
-def check(folder: Path, text: str | None = None, **data: str) -> list[str]:
+def check(folder: Path, text: str | None = None, **data: Any) -> list[str]:
     section = DataSection(text=text or str(folder), eval_fraction=0, sequence_length=1, **data)
     return check_data(section, TrainSection(eval_every=0), folder / "none").lines()
 
