@@ -82,7 +82,7 @@ def test_a_refitted_cluster_survives_its_file(tmp_path: Path) -> None:
         ('{"seconds": 1.0}\n{"sec', "is damaged"),
         ('{"step": 1}\n' * 9, "line 1: is damaged: it has no seconds"),
         ('{"seconds": 1.0}\n{"seconds": -1.0}\n' * 5, "line 2: -1.0 are no seconds"),
-        ('{"seconds": 1.0}\n' * 9 + '{"seconds": NaN}', "line 10: nan are no seconds"),
+        ('{"seconds": 1.0}\n' * 9 + '{"seconds": NaN}', "line 10: is damaged: NaN is no number"),
         ('{"seconds": true}\n' * 9, "line 1: True are no seconds"),
         ('{"seconds": 1%s}' % ("0" * 400), "line 1: is damaged"),
         ("[1.0]\n" * 9, "line 1: is damaged"),
