@@ -189,7 +189,7 @@ def test_a_short_run_times_no_candidates_but_still_measures_its_slack(tmp_path: 
             ("strategy.dp=8", "strategy.slices.p1=1", "train.micro_batch_size=0"),
             ("strategy.dp", "dp = 8 shares a micro-batch of 4"),
         ),
-        (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("slack-1f1b of 2 ranks needs 1 slacks",)),
+        (("strategy.schedule=slack-1f1b", "strategy.slack=[1,2]"), ("has 2 numbers for 1 boundaries of stages",)),
         (("strategy.schedule={mine}",), ("deadlock: rank 0 waits at 0B0", "rank 1 waits at 1F1")),
         (
             ("strategy.schedule={mine}", "train.micro_batch_size=1", "strategy.slices.p1=1"),

@@ -65,6 +65,7 @@ if __name__ == "__main__":
 """.replace("MARK", MARK)
 
 LAUNCH = """
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,7 @@ try:
         status = kubernetes.follow(cluster, run)
     elif how == "warm":
         warm.usable_cores = lambda: 1
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(argv[2]).parent), *sys.path[1:]])  # the rank is a module
         with warm.warm_starts(Path(argv[2]).stem, argv[3:], world, own_port()) as starts:
             status = run_ranks(starts(), world, folder / "logs", timeout=timeout)
     else:
