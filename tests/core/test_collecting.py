@@ -26,9 +26,11 @@ class Started:
 
     def __init__(self, program: str, file: Path) -> None:
         self.program, self.file, self.all = program, file, list[subprocess.Popen[bytes]]()
+        self.over = False
+        """Whether the test has ended: whoever follows one that is killed then ends at once."""
 
     def __call__(self, *_: object) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-c", self.program, str(self.file)]
+        argv = [sys.executable, "-c", "" if self.over else self.program, str(self.file)]
         self.all.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return self.all[-1]
 
@@ -37,6 +39,7 @@ class Started:
 def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Started]:
     found = Started(getattr(request, "param", WRITES), tmp_path / "written")
     yield found
+    found.over = True
     for process in found.all:
         process.kill()
         process.wait()
