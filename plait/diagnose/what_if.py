@@ -5,6 +5,10 @@ over one in which every computation takes the mean of its type and every transfe
 the smaller one of what its data-parallel rank and its stage alone make of the ideal step. M_W, M_S: the share
 of what is lost that comes back if the worst 3 % of workers (at least one), or the last stage, were ideal; at
 most all of it.
+
+The ideal step can be longer than the recorded one, and S below 1: by the published definition a transfer
+takes the median, and a median is above the mean where most transfers are late and a few are quick. Nothing is
+lost to a rank or stage then.
 """
 
 from __future__ import annotations

@@ -36,23 +36,33 @@ class Started:
 
 
 @pytest.fixture
-def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Started]:
+def started(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    """Processes of a program are started in place of agents."""
     found = Started(getattr(request, "param", WRITES), tmp_path / "written")
+    monkeypatch.setattr(module, "start_agent", found)
     yield found
     found.over = True
     for process in found.all:
         process.kill()
+    until_nothing_is_left_to_do()  # before start_agent is again the one that starts an agent
+    for process in found.all:
         process.wait()
         assert process.stdout
         process.stdout.close()
 
 
+def until_nothing_is_left_to_do(_: Agent | None = None) -> None:
+    """Wait for the threads that keep agents."""
+    for thread in threading.enumerate():
+        if thread.name == "agent":
+            thread.join()
+
+
 @pytest.mark.parametrize(("is_rank", "fails"), [(False, False), (False, True), (True, False)])
 def test_what_ranks_have_recorded_is_there_when_they_have_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, is_rank: bool, fails: bool
+    tmp_path: Path, started: Started, is_rank: bool, fails: bool
 ) -> None:
     """Also of a launcher that fails, just when somebody wants to know why."""
-    monkeypatch.setattr("plait.core.collecting.start_agent", started)
     try:
         with collecting(tmp_path, 0, 2, is_rank=is_rank):
             if fails:
@@ -64,9 +74,8 @@ def test_what_ranks_have_recorded_is_there_when_they_have_ended(
 
 
 @pytest.mark.parametrize("started", [STAYS], indirect=True)
-def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started) -> None:
+def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, started: Started) -> None:
     """Its launcher is to hear of it at once."""
-    monkeypatch.setattr("plait.core.collecting.start_agent", started)
     with pytest.raises(ValueError, match="out of memory"), collecting(tmp_path, 0, 2, is_rank=True):
         raise ValueError("out of memory")
     [process] = started.all
@@ -131,12 +140,6 @@ class Row:
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSE", 0.0)
-
-
-def until_nothing_is_left_to_do(_: Agent) -> None:
-    for thread in threading.enumerate():
-        if thread.name == "agent":
-            thread.join()
 
 
 @pytest.mark.unit
