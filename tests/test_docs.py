@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runs import command, write_job
+from tests.support.runs import command, write_job
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")

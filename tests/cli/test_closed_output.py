@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.process import command_of
-from tests.cli.runs import metrics, write_job
+from tests.support.runs import metrics, write_job
 
 
 def closed(*words: str, how: str = ">&-") -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runs import start, train, wait_for_step, write_job
+from tests.support.runs import start, train, wait_for_step, write_job
 
 pytestmark = pytest.mark.slow
 

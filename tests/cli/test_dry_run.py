@@ -15,7 +15,7 @@ import pytest
 from plait.cli.main import main
 from plait.core.job import Job
 from plait.plan import fits
-from tests.cli.runs import on_terminal, write_job
+from tests.support.runs import on_terminal, write_job
 from tests.train.checkpoint.test_weight_files import numbers, write
 
 BIG = ["model.preset='llama3-405b'", "data.text='python-stdlib'",

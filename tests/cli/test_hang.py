@@ -19,9 +19,9 @@ from plait.core.errors import DataError
 from plait.core.evidence import Verdict, Wait, write_hang
 from plait.core.ring_calls import ring_path
 from plait.core.ring_writer import RingWriter, this_process
-from tests.cli.runs import write_job
-from tests.diagnose.planted import draw_case
-from tests.ports import own_port
+from tests.support.ports import own_port
+from tests.support.recordings.planted import draw_case
+from tests.support.runs import write_job
 
 TIER = "unit"
 

@@ -20,7 +20,7 @@ from plait.core.errors import DataError, InfeasiblePlan, JobError, LaunchError
 from plait.core.plan import Plan
 from plait.core.segment_costs import segment_costs
 from plait.plan.simulate import simulate_plan
-from tests.cli.runs import metrics, on_terminal, train, write_job
+from tests.support.runs import metrics, on_terminal, train, write_job
 
 TIER = "unit"
 

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from plait.core.profile import Profile
-from tests.cli.runs import on_terminal, write_job
 from tests.core.test_placement_profile import JOB, PROFILE
+from tests.support.runs import on_terminal, write_job
 
 LOG = """# Collective test starting: all_reduce_perf
 # Using devices

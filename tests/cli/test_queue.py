@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
-from tests.place.made_up import heavy_tailed
 from tests.support.command import plait
+from tests.support.workloads import heavy_tailed
 
 TIER = "unit"
 

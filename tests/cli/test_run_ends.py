@@ -21,7 +21,8 @@ from plait.core.attempts import read_attempts
 from plait.core.errors import LaunchError
 from plait.core.host_memory import memory_of
 from plait.core.lock import NAME, RunLock
-from tests.cli.runs import (
+from tests.support.lab import why_no_lab
+from tests.support.runs import (
     command,
     curve,
     kill_rank,
@@ -33,7 +34,6 @@ from tests.cli.runs import (
     wait_for_step,
     write_job,
 )
-from tests.lab.support import why_no_lab
 
 pytestmark = pytest.mark.slow
 

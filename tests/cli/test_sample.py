@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
-from tests.cli.runs import assert_refused, train, write_job
+from tests.support.runs import assert_refused, train, write_job
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.timeline import Span, Timeline
-from tests.cli.runs import command, on_terminal, train, write_job
+from tests.support.runs import command, on_terminal, train, write_job
 
 PLAIT = [sys.executable, "-m", "plait.cli.main"]
 EXPLAIN = [*PLAIT, "reshard", "explain", "--from", "(2,4) R S0 R", "--to", "(2,4) S0 R R",

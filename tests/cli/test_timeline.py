@@ -15,7 +15,7 @@ import pytest
 from plait.cli.timeline import timeline
 from plait.core.errors import DataError, JobError, LaunchError
 from plait.core.timeline import Timeline
-from tests.cli.runs import metrics, train, write_job
+from tests.support.runs import metrics, train, write_job
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from plait.core.attempts import read_attempts
 from plait.core.lock import NAME
 from plait.core.ring import read_rings
 from plait.core.ring_calls import RINGS
-from tests.cli.runs import curve, metrics, train, trained, wait_for_step, write_job
-from tests.ports import own_port
+from tests.support.ports import own_port
+from tests.support.runs import curve, metrics, train, trained, wait_for_step, write_job
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ import pytest
 
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline, hidden
-from tests.cli.runs import (
+from tests.support.runs import (
     assert_refused,
     curve,
     kill_rank,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runs import assert_refused, metrics, train, write_job
+from tests.support.runs import assert_refused, metrics, train, write_job
 
 pytestmark = pytest.mark.slow
 

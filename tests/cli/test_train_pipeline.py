@@ -12,7 +12,7 @@ import pytest
 from plait.core.layout import Layout
 from plait.core.plan import Plan
 from plait.core.timeline import Timeline
-from tests.cli.runs import (
+from tests.support.runs import (
     assert_refused,
     curve,
     metrics,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runs import command, curve, train, write_job
+from tests.support.runs import command, curve, train, write_job
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.process import command_of
-from tests.cli.runs import write_job
+from tests.support.runs import write_job
 
 HOSTILE = ("json", "secrets", "torch", "numpy", "select", "socket", "polars", "tensorboardX", "plait")
 CODE = "open({!r}, 'a').write(__name__ + '\\n'); raise SystemExit(77)\n"

@@ -10,8 +10,8 @@ import pytest
 from plait.diagnose.awaited import awaited
 from plait.diagnose.dependencies import Key, around
 from plait.diagnose.reading import read_run
-from tests.diagnose.made import Job, write_run
-from tests.diagnose.simulated import NAMES, simulated
+from tests.support.recordings.made import Job, write_run
+from tests.support.recordings.simulated import NAMES, simulated
 
 WAITS = pl.col("kind").is_in(["wait", "idle"])
 

@@ -11,7 +11,7 @@ from plait.core.job import Job
 from plait.diagnose.predicted import table_of
 from plait.diagnose.recording import grid_of, with_axes
 from plait.plan.simulate import simulate_plan
-from tests.dist.drawn import plan_of
+from tests.support.drawn import plan_of
 
 MODEL = {
     "family": "gpt", "num_layers": 4, "hidden": 16, "num_heads": 4, "ffn_hidden": 32, "vocab": 37, "max_sequence": 32,

@@ -12,7 +12,7 @@ from plait.diagnose.dependencies import Around, Key, around
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import SPANS, Recording, meetings_of, rollup_of
 from plait.diagnose.window import shifted, together, window
-from tests.diagnose.made import At, Job, write_run
+from tests.support.recordings.made import At, Job, write_run
 
 
 def slow(at: At) -> float:

@@ -12,7 +12,7 @@ from plait.core.passed_over import PassedOver
 from plait.diagnose import flight_recorder
 from plait.diagnose.flight_recorder import Dump, Entry, dump_spans, is_dump
 from plait.diagnose.importing import Imported, import_traces
-from tests.diagnose.theirs import dump, entry, waiting, written
+from tests.support.recordings.theirs import dump, entry, waiting, written
 
 SECOND = 10**9
 

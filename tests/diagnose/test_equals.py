@@ -19,7 +19,7 @@ from plait.diagnose.equals import (
     usual_of_others,
 )
 from plait.diagnose.recording import Recording, grid_of
-from tests.diagnose.made import recording_of, spans_of
+from tests.support.recordings.made import recording_of, spans_of
 
 
 @pytest.mark.parametrize(

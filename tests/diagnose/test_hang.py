@@ -17,8 +17,8 @@ from plait.core.errors import DataError
 from plait.core.evidence import FILE, Call, Channel, Evidence, Verdict, read_hang, write_hang
 from plait.core.ring import RingGroup, signature_of
 from plait.diagnose.hang import localise
-from tests.diagnose.planted import HEALTHY, PLANTERS, Case, draw_case
-from tests.diagnose.standstill import DEADLINE
+from tests.support.recordings.planted import HEALTHY, PLANTERS, Case, draw_case
+from tests.support.recordings.standstill import DEADLINE
 
 SECOND = 10**9
 TIES = ("There is no majority", "Nothing tells which")

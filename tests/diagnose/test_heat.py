@@ -27,7 +27,7 @@ from plait.diagnose.heat import (
 )  # fmt: skip
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import ROLLUP, grid_of
-from tests.diagnose.made import At, Job, write_run
+from tests.support.recordings.made import At, Job, write_run
 
 GRID = grid_of(Layout.of(pp=2, dp=2, tp=2))
 

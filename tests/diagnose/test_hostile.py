@@ -28,7 +28,7 @@ from plait.core.ring_calls import ring_path
 from plait.core.ring_writer import RingWriter, this_process
 from plait.diagnose.reading import read_run
 from plait.diagnose.series import attempts_of, memory_of, series_of
-from tests.diagnose.made import Job, write_run
+from tests.support.recordings.made import Job, write_run
 
 RANKS = 3
 SIGNATURE = signature_of("all_reduce", "float32", 16)

@@ -7,7 +7,7 @@ import pytest
 from plait.core.layout import Layout
 from plait.diagnose.imbalance import batches_of, stages_of
 from plait.diagnose.recording import Recording
-from tests.diagnose.made import recording_of, spans_of
+from tests.support.recordings.made import recording_of, spans_of
 
 Row = tuple[int, int, str, int, float]
 

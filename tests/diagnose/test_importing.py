@@ -17,7 +17,7 @@ from plait.diagnose.explain import explain
 from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.reading import read_run
 from plait.diagnose.tables import MOST_RANKS
-from tests.diagnose.theirs import dump, entry, host, imported, kineto, waiting
+from tests.support.recordings.theirs import dump, entry, host, imported, kineto, waiting
 
 
 @pytest.mark.parametrize("name", ["ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "ncclKernel_ReduceScatter(x)"])

@@ -17,7 +17,7 @@ from plait.diagnose.foreign import LATEST
 from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.kineto import Told, Trace
 from plait.diagnose.reading import read_run
-from tests.diagnose.theirs import (
+from tests.support.recordings.theirs import (
     Event,
     annotation,
     host,

@@ -14,8 +14,8 @@ from plait.diagnose.explain import Report, explain
 from plait.diagnose.late import late_of
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
-from tests.diagnose.made import recording_of, spans_of
-from tests.diagnose.theirs import dump, entry, imported, kernel, kineto
+from tests.support.recordings.made import recording_of, spans_of
+from tests.support.recordings.theirs import dump, entry, imported, kernel, kineto
 
 
 def report(folder: Path, *contents: dict[str, object]) -> Report:

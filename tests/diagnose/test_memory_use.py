@@ -17,8 +17,8 @@ from plait.diagnose.memory_use import MemoryUse, memory_use
 from plait.diagnose.reading import read_run
 from plait.diagnose.series import memory_of
 from plait.view.series_figure import memory_figure
-from tests.diagnose.made import Job, write_run
-from tests.managed import write_job
+from tests.support.managed import write_job
+from tests.support.recordings.made import Job, write_run
 
 LINES = [
     {"step": 5, TENSORS: {"stage 0, rank 0": 100, "stage 0, rank 1": 120, "stage 1, rank 2": 50}},

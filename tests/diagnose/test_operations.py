@@ -18,7 +18,7 @@ from plait.core.errors import DataError
 from plait.diagnose.explain import Report, explain
 from plait.diagnose.operations import read_meta, read_operations
 from plait.diagnose.stragglers import verdicts
-from tests.diagnose.made import At, Job, operation_trace, write_trace
+from tests.support.recordings.made import At, Job, operation_trace, write_trace
 
 
 def length(at: At) -> float:

@@ -13,9 +13,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 from plait.diagnose.awaited import awaited
 from plait.diagnose.perfetto import write_json, write_perfetto
 from plait.diagnose.recording import grid_of
-from tests.diagnose.made import Job, plan_of
-from tests.diagnose.simulated import NAMES, simulated
 from tests.diagnose.test_stragglers import recording
+from tests.support.recordings.made import Job, plan_of
+from tests.support.recordings.simulated import NAMES, simulated
 
 
 def exported(spans: pl.DataFrame, path: Path) -> tuple[int, Trace]:

@@ -8,7 +8,7 @@ from plait.core.layout import Layout
 from plait.core.timeline import Span, SpanKind, Timeline
 from plait.diagnose.predicted import LEAST, Overlap, Prediction, Row, against, kinds_of_measured_costs, table_of
 from plait.diagnose.recording import Recording
-from tests.diagnose.made import recording_of, spans_of
+from tests.support.recordings.made import recording_of, spans_of
 
 TP = {"kind": "comm", "name": "mlp0.R0", "axis": "tp", "lane": "tp"}
 WAIT = {"kind": "wait", "name": "mlp0.R0", "axis": "tp"}

@@ -20,7 +20,7 @@ from plait.diagnose.progress import Checkpoints, Goodput, Loss, checkpoints_of, 
 from plait.diagnose.reading import read_run
 from plait.diagnose.recording import Recording
 from plait.diagnose.series import attempts_of
-from tests.diagnose.made import Job, recording_of, spans_of, write_run
+from tests.support.recordings.made import Job, recording_of, spans_of, write_run
 
 FAILED = {"attempt": 1, "started": 1000.0, "ended": 1040.0, "outcome": "failed", "resumed": 0, "step": 8, "steps": 8}
 GOES_ON = {

@@ -13,7 +13,7 @@ from plait.cli.diagnose_page import show
 from plait.core.errors import DataError
 from plait.diagnose.explain import explain
 from plait.diagnose.reading import read_run
-from tests.diagnose.made import Job, spans_of_job, write_run
+from tests.support.recordings.made import Job, spans_of_job, write_run
 
 JOB = Job(dp=2, pp=2, steps=10, micro_batches=4)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from plait.diagnose.recording import Recording
 from plait.diagnose.replay import Graph, graph_of
 from plait.diagnose.what_if import what_if
-from tests.diagnose.made import At, Job
 from tests.diagnose.test_stragglers import recording
+from tests.support.recordings.made import At, Job
 
 
 def graph(job: Recording) -> Graph:

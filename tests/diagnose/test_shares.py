@@ -22,8 +22,8 @@ from plait.diagnose.reading import recorded
 from plait.diagnose.recording import ROLLUP, Recording, seconds_of
 from plait.diagnose.shares import Drift, Steps, drift_of, shares, steps_of
 from plait.plan.make import Design, assemble_plan
-from tests.diagnose.made import TRANSFER, At, Job, recording_of, spans_of
 from tests.diagnose.test_stragglers import recording
+from tests.support.recordings.made import TRANSFER, At, Job, recording_of, spans_of
 
 
 @given(seed=st.integers(0, 2**32), dp=st.integers(1, 3), pp=st.integers(1, 3), launch=st.floats(0, 0.05))

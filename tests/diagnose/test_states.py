@@ -17,8 +17,8 @@ from plait.diagnose.recording import grid_of
 from plait.diagnose.series import attempts_of, memory_of, series_of
 from plait.diagnose.states import STATES, Standing, edges, standings
 from plait.diagnose.stragglers import Straggler
-from tests.diagnose.planted import PLANTERS
-from tests.diagnose.standstill import DEADLINE, draw_job
+from tests.support.recordings.planted import PLANTERS
+from tests.support.recordings.standstill import DEADLINE, draw_job
 
 GRID = grid_of(Layout.of(dp=4))
 

@@ -16,7 +16,7 @@ from plait.diagnose.explain import explain
 from plait.diagnose.reading import read_run, recorded
 from plait.diagnose.recording import ROLLUP, Recording
 from plait.diagnose.stragglers import verdicts
-from tests.diagnose.made import TRANSFER, At, Job, plan_of, spans_of_job, write_run
+from tests.support.recordings.made import TRANSFER, At, Job, plan_of, spans_of_job, write_run
 
 
 def recording(job: Job, hosts: dict[int, str] | None = None) -> Recording:

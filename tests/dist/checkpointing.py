@@ -27,7 +27,7 @@ from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.checkpoint.manifest import file_of
 from plait.train.model.transformer import Transformer
 from plait.train.model.units import held_of
-from tests.models import llama
+from tests.support.models import llama
 
 LLAMA = llama()
 GPT = ModelSpec(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.checkpointing import One
-from tests.ranks import Ranks, worlds
+from tests.support.ranks import Ranks, worlds
 
 
 @pytest.fixture(scope="session")

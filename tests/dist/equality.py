@@ -30,7 +30,7 @@ from plait.train.engine.steps import RankStep, train_step
 from plait.train.machine.device import Device
 from plait.train.model.dropout import DropoutKey
 from plait.train.model.transformer import Transformer
-from tests.reference import Reference
+from tests.support.reference import Reference
 
 BATCH, SEQUENCE, STEPS, SEED = 4, 8, 3, 7
 RATE, CLIP = 1e-2, 0.5

@@ -22,8 +22,8 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.optimizer import Optimizer
 from plait.train.engine.steps import evaluate, train_step
 from plait.train.record.recorder import Recorder
-from tests.dist.drawn import plan_of
 from tests.dist.equality import DEVICE
+from tests.support.drawn import plan_of
 
 STEPS = 3
 

@@ -16,7 +16,7 @@ from plait.train.checkpoint.checkpoints import Checkpoints
 from plait.train.model.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, LLAMA, One, build, differences, tensors_of, zeros_like
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 # ---- what comes back ----
 

@@ -22,7 +22,7 @@ from plait.train.checkpoint.manifest import file_of
 from plait.train.model.units import held_of
 from tests.dist import checkpointing
 from tests.dist.checkpointing import GPT, One, build, differences, tensors_of, zeros_like
-from tests.ranks import CONTEXT, Ranks
+from tests.support.ranks import CONTEXT, Ranks
 
 
 @pytest.mark.parametrize("stage, usable", [("write", 1), ("measure", 1), ("rename", 1), ("delete", 2)])

@@ -10,7 +10,7 @@ from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
 from tests.dist import compiling
 from tests.dist.test_equality import GPT, LLAMA, MODELS, TOLERANCE, U
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

@@ -12,10 +12,10 @@ import torch
 
 from plait.core.model import ModelSpec
 from plait.core.strategy import Strategy
-from tests.cases import each_other
 from tests.dist import equality
-from tests.models import gpt, llama, utransformer
-from tests.ranks import Ranks
+from tests.support.cases import each_other
+from tests.support.models import gpt, llama, utransformer
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

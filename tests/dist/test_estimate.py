@@ -10,7 +10,7 @@ import pytest
 from plait.core.job import Job
 from plait.plan.estimate import PlannedStep, estimate
 from tests.dist import allocating
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

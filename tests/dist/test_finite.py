@@ -8,7 +8,7 @@ import pytest
 
 from tests.dist import finite
 from tests.dist.finite import Strategy
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

@@ -29,12 +29,14 @@ from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure
-from tests.dist import capturing, drawn
+from tests.dist import capturing
 from tests.dist.equality import batch_of
 from tests.dist.test_equality import GPT, LLAMA, TOLERANCE
 from tests.dist.test_equality import U as U_LONE
 from tests.dist.test_pipeline import MODELS
-from tests.ranks import Ranks
+from tests.support import drawn
+from tests.support.capturing import CapturingDevice
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 LONE = [
@@ -139,7 +141,7 @@ def test_what_does_not_stay_in_its_place_is_refused(shard: str) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("captures", [True, False])
 def test_auto_times_steps_where_the_device_captures(captures: bool) -> None:
-    device = capturing.CapturingDevice() if captures else open_device("cpu", 0)
+    device = CapturingDevice() if captures else open_device("cpu", 0)
     part = assemble(make_plan(job(cuda_graphs="auto"), HERE, vocab=37), 0, device, recorder=Recorder(device))
     assert part.plan.choices.cuda_graphs and not part.plan.strategy.cuda_graphs
     tokens = torch.zeros((2, 8), dtype=torch.int64)
@@ -157,7 +159,7 @@ def test_auto_times_steps_where_the_device_captures(captures: bool) -> None:
 @pytest.mark.unit
 def test_slots_are_as_many_as_micro_batches_are_alive() -> None:
     """Three at once, then one after the other: memory of three, captured once each."""
-    device, spec, strategy = capturing.CapturingDevice(), GPT, Strategy(cuda_graphs=True)
+    device, spec, strategy = CapturingDevice(), GPT, Strategy(cuda_graphs=True)
     model = Transformer(spec, strategy)
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B")}
     executor = make_executor(model, strategy, NullWire(), Load(4, 8), Here(device), **lists)
@@ -185,7 +187,7 @@ def test_nothing_is_captured_while_others_run_op_by_op() -> None:
     """On a GPU autograd would give the graph a gradient of the stream on which these ran."""
     model = Transformer(GPT, Strategy(cuda_graphs=True))
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B")}
-    here = Here(capturing.CapturingDevice())
+    here = Here(CapturingDevice())
     executor = make_executor(model, Strategy(cuda_graphs=True), NullWire(), Load(4, 8), here, **lists)
 
     def begun() -> InFlight:
@@ -208,6 +210,6 @@ def test_nothing_is_captured_while_others_run_op_by_op() -> None:
 def test_a_schedule_that_mixes_backwards_runs_op_by_op() -> None:
     model = Transformer(GPT, Strategy(cuda_graphs=True))
     lists: dict[str, Any] = {"gradients": Gradients(model), "phases": ("F", "B", "I", "W")}
-    here = Here(capturing.CapturingDevice())
+    here = Here(CapturingDevice())
     executor = make_executor(model, Strategy(cuda_graphs=True), NullWire(), Load(4, 8), here, **lists)
     assert not isinstance(executor, GraphedExecutor)

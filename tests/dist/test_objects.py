@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from plait.train.comm.objects import broadcast, gather
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 _groups: list[Any] = []
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.dist import peer_pipeline
-from tests.models import gpt, llama
-from tests.ranks import Ranks
+from tests.support.models import gpt, llama
+from tests.support.ranks import Ranks
 
 MODELS = {"gpt": gpt(num_layers=4, tied_embeddings=False), "llama": llama(num_layers=4, tied_embeddings=False)}
 TOLERANCE = {

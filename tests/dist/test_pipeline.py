@@ -14,10 +14,10 @@ from plait.core.model import ModelSpec
 from plait.core.plan import Choices
 from plait.core.schedules import GENERATORS
 from plait.core.strategy import Strategy
-from tests.cases import each_other
 from tests.dist import pipelining
-from tests.models import gpt, llama, utransformer
-from tests.ranks import Ranks
+from tests.support.cases import each_other
+from tests.support.models import gpt, llama, utransformer
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

@@ -10,7 +10,7 @@ from plait.core.profile import Profile
 from plait.plan import rates
 from plait.plan.profiled import here
 from tests.dist import profiling
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 
 @pytest.mark.parametrize(("world", "per_node"), [(2, 2), (4, 2)])

@@ -15,7 +15,7 @@ from plait.train.checkpoint import readers
 from plait.train.checkpoint.ranges import Range
 from plait.train.checkpoint.readers import pass_on, shares
 from plait.train.comm.objects import gather
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 WANTED = st.lists(st.sets(st.integers(0, 11), max_size=8), min_size=1, max_size=7)
 

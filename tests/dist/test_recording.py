@@ -12,9 +12,9 @@ from plait.core.job import Job
 from plait.core.timeline import Span, hidden
 from plait.plan.simulate import simulate_plan
 from tests.dist import recording
-from tests.dist.drawn import Chance, drawn_plan
 from tests.dist.test_estimate import GPT, JOBS, LLAMA, MORE, job
-from tests.ranks import Ranks
+from tests.support.drawn import Chance, drawn_plan
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

@@ -8,7 +8,7 @@ import pytest
 
 from plait.core.reshard_plan import WAYS
 from tests.dist import resharding
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

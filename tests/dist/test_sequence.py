@@ -23,7 +23,7 @@ from plait.train.model.sequence import SequenceGroup
 from plait.train.model.sublayers import Attention
 from tests.dist import pipelining
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

@@ -9,10 +9,10 @@ import pytest
 
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
-from tests.cases import each_other
 from tests.dist import pipelining
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE, U
-from tests.ranks import Ranks
+from tests.support.cases import each_other
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

@@ -13,7 +13,7 @@ from plait.core.sharding import Sharding
 from plait.core.strategy import Strategy
 from tests.dist import steady
 from tests.dist.test_pipeline import GPT, LLAMA
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 GROWTH = 8 << 20
 """Bytes: the interpreter's and the network's own, once."""

@@ -12,9 +12,10 @@ import pytest
 from plait.core.errors import JobError, PlaitError
 from plait.core.job import Job
 from plait.core.plan import Plan
-from tests.dist import compiling, drawn, pipelining
+from tests.dist import compiling, pipelining
 from tests.dist.test_pipeline import TOLERANCE
-from tests.ranks import Ranks
+from tests.support import drawn
+from tests.support.ranks import Ranks
 
 COUNT, IN_SUITE, SEED = 200, 10, 20261121
 MOST, MOST_IN_SUITE = 10, 4  # ranks

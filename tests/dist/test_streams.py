@@ -20,10 +20,10 @@ from tests.dist import equality, pipelining
 from tests.dist.test_equality import MODELS as ALL
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE, U
 from tests.dist.test_sharding import FULL, HALF, POINTS
-from tests.ranks import Ranks
 from tests.streams import running
-from tests.streams.rules import broken
 from tests.streams.running import Found
+from tests.support.ranks import Ranks
+from tests.support.streams.rules import broken
 
 Pool = Callable[[int], Ranks]
 PATIENCE = 300.0  # seconds, on busy cores

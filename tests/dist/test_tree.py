@@ -13,7 +13,7 @@ import torch.distributed as dist
 from plait.train.comm.objects import largest, meet
 from plait.train.comm.tree import Tree, TreeWire
 from plait.train.comm.wire import sum_over
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.support import why_no_lab
+from tests.support.lab import why_no_lab
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@ import pytest
 from plait.core.attempts import Attempt, read_attempts
 from plait.core.host_memory import memory_of
 from plait.lab import running
-from tests.cli.runs import rank_pids
 from tests.faults.runs import JOB, ROOT
 from tests.faults.trials import lost_by
+from tests.support.runs import rank_pids
 
 pytestmark = pytest.mark.slow
 

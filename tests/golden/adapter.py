@@ -34,9 +34,9 @@ from plait.plan.estimate import PlannedStep, estimate
 from plait.plan.make import make_plan
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.simulate import simulate_plan
-from tests.diagnose import made
-from tests.diagnose.planted import draw_case
-from tests.diagnose.standstill import DEADLINE
+from tests.support.recordings import made
+from tests.support.recordings.planted import draw_case
+from tests.support.recordings.standstill import DEADLINE
 
 Values = dict[str, Any]
 VOCABULARY = 32_000

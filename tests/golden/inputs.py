@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.diagnose.planted import PLANTERS
-from tests.dist.drawn import Chance, drawn_plan
+from tests.support.drawn import Chance, drawn_plan
+from tests.support.recordings.planted import PLANTERS
 
 Values = dict[str, Any]
 DRAWN_JOBS, POINTS, PROBLEMS = 30, 2000, 20

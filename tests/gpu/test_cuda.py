@@ -15,7 +15,7 @@ from plait.train.machine.gpu import open_device
 from plait.train.model.transformer import Transformer
 from plait.train.record.recorder import Recorder
 from tests.dist.equality import batch_of, expected
-from tests.models import llama
+from tests.support.models import llama
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 SPEC = llama(hidden=64, ffn_hidden=96, dropout=0.1)

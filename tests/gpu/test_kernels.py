@@ -11,7 +11,7 @@ from plait.train.engine.gradients import Gradients
 from plait.train.machine.gpu import open_device
 from plait.train.model import sequence
 from plait.train.model.transformer import Transformer
-from tests.models import llama
+from tests.support.models import llama
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

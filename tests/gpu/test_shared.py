@@ -22,7 +22,7 @@ from tests.dist import equality, pipelining
 from tests.dist.test_equality import MODELS
 from tests.dist.test_pipeline import GPT, LLAMA, TOLERANCE
 from tests.dist.test_sharding import FULL, HALF
-from tests.ranks import Ranks, worlds
+from tests.support.ranks import Ranks, worlds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 FLAT = replace(LLAMA, num_layers=2, attention_dropout=0.0)

@@ -22,10 +22,10 @@ from plait.launch import kubernetes
 from plait.launch.kubernetes_api import Cluster
 from plait.launch.kubernetes_binder import Binder, uid
 from plait.launch.kubernetes_manifests import HOSTS, PodRun
-from tests.kubernetes.cluster import SmallCluster
-from tests.kubernetes.server import Fault
-from tests.kubernetes.support import pod_run, small_cluster
-from tests.lab.support import wait_until
+from tests.support.kubernetes.cluster import SmallCluster
+from tests.support.kubernetes.runs import pod_run, small_cluster
+from tests.support.kubernetes.server import Fault
+from tests.support.lab import wait_until
 
 HOSTS_OF = ("n2", "n0", "n3", "n1")
 TABLE = RankTable(HOSTS_OF, ranks_per_node=1)

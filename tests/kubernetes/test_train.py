@@ -15,10 +15,10 @@ import pytest
 
 from plait.core.attempts import read_attempts
 from plait.core.rank_table import RankTable
-from tests.kubernetes.cluster import SmallCluster
-from tests.kubernetes.support import environment, options, small_cluster
-from tests.lab.support import wait_until
-from tests.managed import saved_steps, stopped_after, write_job
+from tests.support.kubernetes.cluster import SmallCluster
+from tests.support.kubernetes.runs import environment, options, small_cluster
+from tests.support.lab import wait_until
+from tests.support.managed import saved_steps, stopped_after, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_a_run_that_is_not_followed_goes_on_alone(tmp_path: Path) -> None:
 
 
 def test_the_log_is_whole_though_connections_break(tmp_path: Path) -> None:
-    from tests.kubernetes.server import Fault
+    from tests.support.kubernetes.server import Fault
 
     with small_cluster(tmp_path / "cluster", 2) as cluster:
         cluster.faults += [Fault("LOG", "", 0, times=1, after=1), Fault("LOG", "", 0, times=1, after=1),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.support import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until, why_no_lab
+from tests.support.lab import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until, why_no_lab
 
 
 @pytest.fixture(scope="session")

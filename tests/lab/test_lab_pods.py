@@ -14,9 +14,9 @@ from plait.core.errors import JobError, PlacementError
 from plait.core.rank_table import RankTable
 from plait.lab import Lab, LabSpec, find
 from plait.place.readers import read_topology
-from tests.cli.runs import write_job
-from tests.lab.support import PlaitLab, wait_until
 from tests.lab.test_lab_network import listen, near, reaches, undisturbed
+from tests.support.lab import PlaitLab, wait_until
+from tests.support.runs import write_job
 
 pytestmark = pytest.mark.lab
 TREE = "4x1@400mbit,2pods@100mbit"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plait.cli.lab import app
 from plait.core.errors import LaunchError, PlaitError
 from plait.lab import Lab, LabSpec, running
-from tests.lab.support import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until
+from tests.support.lab import REPOSITORY, PlaitLab, as_nobody, processes_of, wait_until
 
 pytestmark = pytest.mark.lab
 

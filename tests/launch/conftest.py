@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from plait.lab.slurm import SlurmCluster
-from tests.kubernetes.cluster import SmallCluster
-from tests.kubernetes.support import small_cluster
-from tests.slurm.support import slurm_cluster
+from tests.support.kubernetes.cluster import SmallCluster
+from tests.support.kubernetes.runs import small_cluster
+from tests.support.slurm import slurm_cluster
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from plait.core.rank_table import RankTable
 from plait.launch.agents import Agent, Agents, RemoteProcess
 from plait.launch.messages import KINDS, AgentMessage, Begin, Hello, LineOf
 from plait.launch.watch import Rank, Watch, watched
-from tests.lab.support import wait_until
+from tests.support.lab import wait_until
 
 TIER = "unit"
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.support import environment as kubernetes_environment
-from tests.lab.support import children, wait_until, why_no_lab
-from tests.ports import own_port
-from tests.slurm.support import REPOSITORY, environment
+from tests.support.kubernetes.runs import environment as kubernetes_environment
+from tests.support.lab import children, wait_until, why_no_lab
+from tests.support.ports import own_port
+from tests.support.slurm import REPOSITORY, environment
 
 WORLD = 4
 TIMEOUT = 60.0
@@ -74,8 +74,8 @@ from plait.lab import Lab, LabSpec
 from plait.launch import kubernetes, slurm_job, warm
 from plait.launch.kubernetes_api import Cluster
 from plait.launch.local import local_start, run_ranks
-from tests.ports import own_port
-from tests.kubernetes.support import pod_run
+from tests.support.ports import own_port
+from tests.support.kubernetes.runs import pod_run
 
 how, folder, world, timeout, *argv = sys.argv[1:]
 folder, world, timeout = Path(folder), int(world), float(timeout)

@@ -13,7 +13,7 @@ from plait.core.errors import LaunchError
 from plait.launch import door
 from plait.launch.door import Door
 from plait.launch.messages import Hello, LineOf
-from tests.lab.support import wait_until
+from tests.support.lab import wait_until
 
 TIER = "unit"
 

@@ -21,7 +21,7 @@ from plait.launch.kubernetes import new_name
 from plait.launch.kubernetes_manifests import GATE, PodRun, asked, merged
 from plait.launch.pod_file import PodFile
 from plait.launch.run_folder import DO_NOT_RETRY
-from tests.kubernetes.objects import schema
+from tests.support.kubernetes.objects import schema
 
 TIER = "unit"
 

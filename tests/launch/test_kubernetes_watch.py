@@ -14,7 +14,7 @@ from plait.core.errors import LaunchError
 from plait.launch import kubernetes_watch
 from plait.launch.kubernetes_api import Away, Cluster, Dropped, NotThere
 from plait.launch.kubernetes_watch import Log, Pods
-from tests.lab.support import wait_until
+from tests.support.lab import wait_until
 
 TIER = "unit"
 

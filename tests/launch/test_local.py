@@ -18,8 +18,8 @@ from plait.core.lock import NAME, RunLock
 from plait.core.parts import ask
 from plait.launch.hang import Suspicion
 from plait.launch.local import local_start, run_ranks
-from tests.lab.support import children, wait_until
-from tests.ports import own_port
+from tests.support.lab import children, wait_until
+from tests.support.ports import own_port
 
 # Rank 1 dies; rank 0, which needs it, of that, once the launcher has taken note of the first.
 DIES = """

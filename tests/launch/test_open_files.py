@@ -13,7 +13,7 @@ import pytest
 from plait.core.errors import LaunchError
 from plait.launch.local import local_start, run_ranks
 from plait.launch.open_files import make_room
-from tests.ports import own_port
+from tests.support.ports import own_port
 
 TIER = "unit"
 

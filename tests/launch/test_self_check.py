@@ -21,8 +21,8 @@ from plait.core.env import RankEnv
 from plait.launch import self_check
 from plait.launch.self_check import EVERY_PAIR, Host, Leader, Peer, Sink, disk_of, rate_to, rounds
 from plait.launch.self_check_verdict import Limits, findings
-from tests.faults.runs import ROOT
-from tests.ports import own_port
+from tests.support.lab import REPOSITORY
+from tests.support.ports import own_port
 
 TIER = "unit"
 
@@ -116,7 +116,7 @@ def test_missing_hosts_and_broken_links_are_named() -> None:
 def check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "plait.cli.main", "check", *words], cwd=folder, capture_output=True, text=True,
-        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
 
 

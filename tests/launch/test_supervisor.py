@@ -19,7 +19,7 @@ from plait.core.lock import RunLock
 from plait.launch import supervisor as module
 from plait.launch.local import local_start
 from plait.launch.supervisor import Crew, OneHost, Supervisor
-from tests.ports import own_port
+from tests.support.ports import own_port
 
 BARE = [sys.executable, "-I", "-S", "-c"]
 

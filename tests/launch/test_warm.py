@@ -15,8 +15,8 @@ from plait.core.process import usable_cores
 from plait.launch import warm
 from plait.launch.local import run_ranks
 from plait.launch.warm import Warm, warm_starts
-from tests.lab.support import children, wait_until
-from tests.ports import own_port
+from tests.support.lab import children, wait_until
+from tests.support.ports import own_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 RANK = """

@@ -16,7 +16,7 @@ from plait.place.jct import LONGEST, JctSettings, from_history
 from plait.place.jct_search import FEWEST_JUDGED, GRID, HeldBack, search
 from plait.place.model_files import load, save
 from plait.place.traces.table import Trace
-from tests.place.made_up import heavy_tailed, trace_of
+from tests.support.workloads import heavy_tailed, trace_of
 
 QUICK = JctSettings(bags=2, rounds=20, leaves=8)
 

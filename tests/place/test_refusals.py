@@ -21,7 +21,7 @@ from plait.place.traces.read import read_trace
 from plait.place.traces.table import build
 from plait.place.traces.times import pandas
 from plait.place.workload import MOST_JOBS, copies_of
-from tests.place.made_up import trace_of
+from tests.support.workloads import trace_of
 
 UNEQUAL = Problem(heights=(2, 3), pools=Problem.plain(1, 1, [9]).pools)
 

@@ -17,7 +17,7 @@ from plait.place.replay import Outcome, replay
 from plait.place.reservation import ClusterShape, Kept, Planned, check_planned
 from plait.place.summary import Delay, summary
 from plait.place.workload import Workload
-from tests.place.made_up import jobs_of
+from tests.support.workloads import jobs_of
 
 NODES, SIZE = 6, 4
 CLUSTER = ClusterShape(nodes=NODES, gpus_per_node=SIZE, minipod=2)

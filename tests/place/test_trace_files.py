@@ -11,8 +11,8 @@ import pytest
 
 from plait.core.errors import DataError
 from plait.place.traces.read import read_trace
-from tests.place.made_up import trace_of
 from tests.place.test_traces import PAI, PHILLY
+from tests.support.workloads import trace_of
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from plait.core.errors import DataError, JobError
 from plait.place.traces.columns import parse_columns
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
-from tests.place.made_up import trace_of
+from tests.support.workloads import trace_of
 
 PHILLY = [
     {

@@ -17,7 +17,7 @@ from plait.place.reservation import ClusterShape, Planned
 from plait.place.summary import summary
 from plait.place.workload import workload
 from plait.place.zone import choose_zone
-from tests.place.made_up import heavy_tailed, known, trace_of
+from tests.support.workloads import heavy_tailed, known, trace_of
 
 
 def test_a_trace_as_it_is(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from plait.plan.memory_options import MemoryOptions
 from plait.plan.point_step import step_of
 from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, Points
 from plait.plan.shapes import Shapes
-from tests.models import seven_billion
+from tests.support.models import seven_billion
 
 GIB = 1 << 30
 SHAPES: dict[str, Any] = {"num_layers": 24, "hidden": 512, "num_heads": 8, "vocab": 1000, "max_sequence": 4096}

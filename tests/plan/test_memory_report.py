@@ -9,7 +9,7 @@ from plait.plan.closed_memory import fits, step_memory
 from plait.plan.memory_report import fitting_changes, memory_report
 from plait.plan.point_step import step_of
 from plait.plan.points import RECOMPUTES, Points
-from tests.models import seven_billion
+from tests.support.models import seven_billion
 
 SEVEN = seven_billion()
 A100 = Cluster.preset("a100-80")

@@ -30,8 +30,8 @@ from plait.plan.make import make_plan
 from plait.plan.places import Place
 from plait.plan.prices import ClusterPrices
 from plait.plan.simulate import AXES, Run, Simulation, simulate_plan
-from tests.dist.drawn import Chance, drawn_plan
 from tests.plan.machines import SPEC, Given, cluster, pipelined, plan_of
+from tests.support.drawn import Chance, drawn_plan
 
 U = ModelSpec(family="utransformer", levels=1, num_layers=6, hidden=64, num_heads=4, vocab=100, max_sequence=32)
 ALONE = {"slow_computation": 1.0, "slow_communication": 1.0, "step": 0.0, "jitter": 0.0}

@@ -11,8 +11,8 @@ import pytest
 from plait.core.errors import JobError
 from plait.lab.registry import start_time
 from plait.lab.slurm import SlurmCluster, SlurmSpec, find, running, up
-from tests.lab.support import wait_until
-from tests.slurm.support import ask, slurm_cluster
+from tests.support.lab import wait_until
+from tests.support.slurm import ask, slurm_cluster
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 16, 37, 250])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from plait.lab.slurm import SlurmCluster
-from tests.managed import write_job
-from tests.slurm.support import environment, slurm_cluster
 from tests.slurm.test_train import train
+from tests.support.managed import write_job
+from tests.support.slurm import environment, slurm_cluster
 
 pytestmark = pytest.mark.slow
 RANK = """

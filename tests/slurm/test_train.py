@@ -18,9 +18,9 @@ from plait.core.evidence import read_hang
 from plait.core.rank_table import NAME, RankTable
 from plait.lab.slurm import SlurmCluster
 from plait.launch import slurm_job
-from tests.lab.support import wait_until
-from tests.managed import saved_steps, stopped_after, write_job
-from tests.slurm.support import ask, environment
+from tests.support.lab import wait_until
+from tests.support.managed import saved_steps, stopped_after, write_job
+from tests.support.slurm import ask, environment
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from plait.train.engine.pipeline import _Step
 from plait.train.engine.segment import Adding, empty_like_gathered
 from plait.train.engine.shards import Shards
 from plait.train.engine.sublayers import Sublayer
-from tests.streams.device import Forked, VirtualDevice
+from tests.support.streams.device import Forked, VirtualDevice
 
 
 @contextmanager

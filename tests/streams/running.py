@@ -16,8 +16,8 @@ from plait.train.engine.steps import RankStep, StepResult
 from plait.train.machine.device import Device
 from plait.train.record.recorder import Recorder
 from tests.dist import equality, pipelining, recording
-from tests.streams.device import VirtualDevice, VirtualSharedDevice
-from tests.streams.nccl import Call, unwatched
+from tests.support.streams.device import VirtualDevice, VirtualSharedDevice
+from tests.support.streams.nccl import Call, unwatched
 
 EXPECTED = equality.expected
 

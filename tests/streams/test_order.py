@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from plait.train.comm.background import Background
-from tests.streams.device import VirtualDevice
-from tests.streams.nccl import Call
-from tests.streams.rules import broken
+from tests.support.streams.device import VirtualDevice
+from tests.support.streams.nccl import Call
+from tests.support.streams.rules import broken
 
 
 @pytest.fixture

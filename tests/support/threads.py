@@ -1,9 +1,9 @@
 """Ranks that are threads of the test's own process: a world without sockets, for numbers that several ranks
 compute together.
 
-``threads(n)`` gives what ``tests.ranks.Ranks`` gives, quicker by seconds of imports. Collectives and messages
-go through memory; a result is poison until it is waited for, so that whoever reads it too early computes NaN.
-What torch.distributed and gloo do themselves is tried in ``tests/dist``.
+``threads(n)`` gives what ``tests.support.ranks.Ranks`` gives, quicker by seconds of imports. Collectives and
+messages go through memory; a result is poison until it is waited for, so that whoever reads it too early
+computes NaN. What torch.distributed and gloo do themselves is tried in ``tests/dist``.
 """
 
 from __future__ import annotations

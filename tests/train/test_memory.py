@@ -25,7 +25,7 @@ from plait.train.engine.optimizer import Optimizer
 from plait.train.machine.device import Device
 from plait.train.model.sequence import SequenceGroup
 from plait.train.model.transformer import Transformer
-from tests.models import utransformer
+from tests.support.models import utransformer
 
 GPT = ModelSpec(family="gpt", num_layers=3, hidden=128, num_heads=8, vocab=96, max_sequence=1024)
 LLAMA = ModelSpec(

@@ -15,7 +15,7 @@ import pytest
 from plait.cli.view import tools
 from plait.view.app import make_app, make_server
 from plait.view.store import Watched, watch
-from tests.diagnose.made import At, Job
+from tests.support.recordings.made import At, Job
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plait.view.layout import LATER
-from tests.diagnose.made import write_run
-from tests.diagnose.simulated import write_simulated
+from tests.support.recordings.made import write_run
+from tests.support.recordings.simulated import write_simulated
 from tests.view.served import CULPRIT, SLOW, browser, served
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from plait.view.moves import Place, moved, next_span
 from plait.view.series_figure import memory_figure, prediction_figure, series_figure, thinned
 from plait.view.timeline_figure import rows_of, timeline_figure
 from plait.view.words import packed, plain
-from tests.diagnose.made import write_run
-from tests.diagnose.simulated import simulated
+from tests.support.recordings.made import write_run
+from tests.support.recordings.simulated import simulated
 from tests.view.served import CULPRIT, SLOW
 
 TIER = "unit"

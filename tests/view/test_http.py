@@ -23,7 +23,7 @@ from plait.view.callbacks import status_of
 from plait.view.heat_callbacks import WANTED
 from plait.view.report import report_of
 from plait.view.store import Watched, last_errors, names_of, signature, watch
-from tests.diagnose.made import write_run
+from tests.support.recordings.made import write_run
 from tests.view.served import CULPRIT, SLOW, served
 
 SECRET = "root:secret"

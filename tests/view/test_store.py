@@ -16,7 +16,7 @@ from plait.core.rollup import COLUMNS, Source, rollup_file, write_rollup
 from plait.diagnose.reading import read_run
 from plait.view.callbacks import first_paint, status_of
 from plait.view.store import Snapshot, Watched, heat_of
-from tests.diagnose.made import plan_of, spans_of_job, write_run
+from tests.support.recordings.made import plan_of, spans_of_job, write_run
 from tests.view.served import CULPRIT, SLOW
 
 TIER = "unit"

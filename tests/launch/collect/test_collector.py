@@ -26,8 +26,8 @@ from plait.diagnose.reading import read_timeline
 from plait.launch.collect.collector import Collector
 from plait.launch.run_folder import write_run
 from plait.plan.make import make_plan
-from tests.lab.support import children, wait_until
 from tests.launch.collect.test_live import JOB
+from tests.support.lab import children, wait_until
 
 TIER = "unit"
 

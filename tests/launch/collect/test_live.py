@@ -21,7 +21,7 @@ from plait.core.ring import Kind, Place, Ring
 from plait.core.ring_writer import RingWriter, this_process
 from plait.launch.collect.live import MEASURED, Live
 from plait.plan.make import make_plan
-from tests.ports import own_port
+from tests.support.ports import own_port
 
 TIER = "unit"
 

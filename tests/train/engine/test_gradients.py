@@ -11,7 +11,7 @@ from torch import Tensor
 from plait.core.strategy import Strategy
 from plait.train.engine.gradients import Gradients
 from plait.train.model.transformer import Transformer
-from tests.models import llama
+from tests.support.models import llama
 
 
 class Called(torch.overrides.TorchFunctionMode):

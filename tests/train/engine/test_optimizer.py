@@ -14,7 +14,7 @@ from plait.core.strategy import Strategy
 from plait.train.engine.gradients import Gradients
 from plait.train.engine.optimizer import LearningRate, Optimizer
 from plait.train.model.transformer import Transformer
-from tests.models import gpt, llama
+from tests.support.models import gpt, llama
 
 GPT = gpt()
 LLAMA = llama()

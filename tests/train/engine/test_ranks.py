@@ -14,7 +14,7 @@ from plait.core.layout import SequenceCut
 from plait.core.model import ModelSpec
 from plait.core.sharding import Sharding
 from tests.dist import pipelining
-from tests.models import gpt, llama, utransformer
+from tests.support.models import gpt, llama, utransformer
 from tests.support.threads import threads
 
 GPT = gpt(dropout=0.1, attention_dropout=0.2)

@@ -21,7 +21,7 @@ from plait.train.engine.inflight import MicroBatch
 from plait.train.engine.segment import Segment
 from plait.train.machine.device import Device
 from plait.train.model.transformer import Transformer
-from tests.models import gpt, utransformer
+from tests.support.models import gpt, utransformer
 
 GPT = gpt()
 U = utransformer()

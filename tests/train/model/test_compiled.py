@@ -16,7 +16,7 @@ from plait.train.model.dropout import DropoutKey, Mask
 from plait.train.model.dropped_attention import attend
 from plait.train.model.kernels import EAGER, Scale, Summands
 from plait.train.model.rope import Rope
-from tests.models import llama
+from tests.support.models import llama
 
 PLAIN = Compiled(formulas.ALL)
 KEY = DropoutKey(1 << 40 | 12345, 77)

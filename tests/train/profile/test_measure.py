@@ -13,7 +13,7 @@ from plait.train.profile import collectives, compute
 from plait.train.profile.measure import Order, machine_of, measure_profile
 from tests.dist.equality import DEVICE
 from tests.dist.profiling import MODEL
-from tests.models import gpt
+from tests.support.models import gpt
 from tests.support.threads import threads
 
 

@@ -20,7 +20,7 @@ from plait.train.record.recorder import Recorder
 from plait.train.tune.measure import measure
 from tests.dist.equality import DEVICE, SEQUENCE
 from tests.dist.pipelining import Sizes
-from tests.models import gpt
+from tests.support.models import gpt
 from tests.support.threads import threads
 
 GPT = gpt()

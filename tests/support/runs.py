@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.lab.support import children
+from tests.support.lab import children
 
 JOB = """
 [model]

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes.jobs import control, job_sets
-from tests.kubernetes.objects import Object, stamp
-from tests.kubernetes.server import Server, delete_pod
+from tests.support.kubernetes.jobs import control, job_sets
+from tests.support.kubernetes.objects import Object, stamp
+from tests.support.kubernetes.server import Server, delete_pod
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 ADDRESS = "127.0.0.1"
 UID = "KUBERNETES_POD_UID"
 """A variable by which the processes of a container are known."""

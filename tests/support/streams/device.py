@@ -15,9 +15,9 @@ from torch import Tensor
 
 from plait.train.comm import staged
 from plait.train.machine.device import STAGED, AsyncWork, Device, Fork, Mark, mark_by_future
-from tests.streams.mode import Host, Methods, Operators
-from tests.streams.nccl import BACKEND, Communicators, VirtualWork, register, unwatched
-from tests.streams.order import MAIN, Clock, Order
+from tests.support.streams.mode import Host, Methods, Operators
+from tests.support.streams.nccl import BACKEND, Communicators, VirtualWork, register, unwatched
+from tests.support.streams.order import MAIN, Clock, Order
 
 
 class Moment:

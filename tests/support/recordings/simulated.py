@@ -16,7 +16,7 @@ from plait.diagnose.recording import grid_of, with_axes
 from plait.diagnose.tables import SPAN_COLUMNS
 from plait.plan.make import make_plan
 from plait.plan.simulate import simulate_plan
-from tests.dist.drawn import Chance, drawn_plan
+from tests.support.drawn import Chance, drawn_plan
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"dp": 2, "shard": "ddp"},

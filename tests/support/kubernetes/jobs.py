@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import secrets
 
-from tests.kubernetes.objects import Object, Store, stamp
-from tests.kubernetes.server import delete_pod
+from tests.support.kubernetes.objects import Object, Store, stamp
+from tests.support.kubernetes.server import delete_pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 OVER = ("Succeeded", "Failed")

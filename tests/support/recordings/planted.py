@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.core.evidence import Evidence
-from tests.diagnose.standstill import DEADLINE, SECOND, Job, Op, Standstill, draw_job, insert, without
+from tests.support.recordings.standstill import DEADLINE, SECOND, Job, Op, Standstill, draw_job, insert, without
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch.futures import Future
 from plait.core.segments import Collective
 from plait.train.comm.staged import PythonGroup
 from plait.train.comm.wire import GlooWire
-from tests.streams.order import Clock, Order
+from tests.support.streams.order import Clock, Order
 
 BACKEND = "virtual"
 

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 
 Object = dict[str, Any]
-SCHEMAS = Path(__file__).parents[1] / "launch" / "schemas" / "kubernetes.json"
+SCHEMAS = Path(__file__).parent / "schemas" / "kubernetes.json"
 KINDS = {
     "pods": "Pod", "services": "Service", "configmaps": "ConfigMap", "secrets": "Secret", "jobs": "Job",
     "jobsets": "JobSet", "nodes": "Node",

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from tests.streams.nccl import Call
+from tests.support.streams.nccl import Call
 
 Node = tuple[str, int]
 """A communicator, and the number of an operation of its."""

@@ -14,10 +14,10 @@ import pytest
 from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.rank_table import RankTable
 from plait.launch.kubernetes_manifests import PodRun, asked
-from tests.kubernetes.cluster import SmallCluster
-from tests.ports import own_port
+from tests.support.kubernetes.cluster import SmallCluster
+from tests.support.ports import own_port
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @contextmanager

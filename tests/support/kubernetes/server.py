@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.kubernetes.objects import KINDS, Object, Refusal, Store, check, stamp
+from tests.support.kubernetes.objects import KINDS, Object, Refusal, Store, check, stamp
 
 PATH = re.compile(
     r"/apis?/[\w./-]+?/(?:namespaces/(?P<namespace>[\w-]+)/)?(?P<plural>\w+)(?:/(?P<name>[\w.-]+))?(?P<log>/log)?"

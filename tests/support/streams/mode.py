@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.streams.order import Order, key_of
+from tests.support.streams.order import Order, key_of
 
 WAITING = {"aten._local_scalar_dense", "aten.equal", "aten.is_nonzero", "aten.nonzero", "aten._unique2"}
 """Operators whose result the host reads, or whose result's size it needs."""
