@@ -69,7 +69,9 @@ def _roles(waits: Waits, rank: int) -> frozenset[Role]:
 
 def _first_of(waits: Waits, rank: int, peer: int, one: At, other: At) -> int:
     """1 if ``peer`` began what to it is ``one`` to ``rank`` before what is ``other``, -1 if after, 0 if that
-    is not known."""
+    is not known: of groups without a label nothing tells which of theirs are alike."""
+    if not all(waits.channels[at.channel].group.label for at in (one, other)):
+        return 0
     first, second = (_alike(waits, rank, peer, at) for at in (one, other))
     if isinstance(first, Call) and isinstance(second, Call):
         return 1 if first.enqueued < second.enqueued else -1
@@ -80,7 +82,7 @@ def _alike(waits: Waits, rank: int, peer: int, at: At) -> Call | bool | None:
     """A peer's call of the same number and role; True if it was begun long ago, None if it was not."""
     role, later = _role(waits.channels[at.channel], rank), None
     for call in waits.evidence[peer].calls:
-        if role[0] and _role(call.channel, peer) == role and call.sequence >= at.sequence:
+        if _role(call.channel, peer) == role and call.sequence >= at.sequence:
             if call.sequence == at.sequence:
                 return call
             later = True

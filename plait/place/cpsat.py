@@ -156,10 +156,14 @@ class _Model:
         found: list[list[Any]] = []
         for group in groups:
             there = [self.model.new_bool_var("") for _ in self.problem.minipods]
+            here: list[list[Any]] = [[] for _ in there]
             for bundle in group:
                 for pool, one in enumerate(self.x[bundle]):
                     if not isinstance(one, int):
                         self.model.add_implication(one, there[self.problem.minipod_of[pool]])
+                        here[self.problem.minipod_of[pool]].append(one)
+            for one, cells in zip(there, here, strict=True) if self.problem.spares.per_row else ():
+                self.model.add_bool_or(cells).only_enforce_if(one)  # no spare where the row is not
             found.append(there)
         return found
 

@@ -92,6 +92,19 @@ def test_spares_of_rows_lie_where_the_rows_do() -> None:
     assert sorted(host[:4] for host in placed.spares) == ["m000", "m001"]
 
 
+@pytest.mark.parametrize("free", [[4, 1], [2, 4], [4, 2], [1, 4]])
+def test_a_row_is_spread_if_its_spare_asks_for_that(free: list[int]) -> None:
+    """Four of the nodes lie together, and the fifth would not be where the row is."""
+    problem = Problem.plain(1, 4, free, alpha=0.3, spares=Spares(per_row=1))
+    placed = place(problem, "cpsat")
+    assert (placed.row_spread, placed.score) == (2, pytest.approx(1.7))
+    assert placed.bound <= placed.score
+    (spare,) = placed.spares
+    assert spare[:4] in placed.minipods
+    together = place(Problem.plain(1, 4, [5, 4], alpha=0.3, spares=Spares(per_row=1)), "cpsat")
+    assert (together.row_spread, together.spares[0][:4]) == (1, "m000")
+
+
 def test_spares_are_free_nodes_also_where_others_are_preempted() -> None:
     pool = Pool(minipod="a", leaves=(tuple(f"f{at}" for at in range(4)),), held=("h0", "h1", "h2"))
     problem = Problem(heights=(2, 2), pools=(pool,), price=0.1, spares=Spares(per_minipod=1))
