@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,30 @@ assert set(in_two(lambda piece: os.getpid() + 0 * piece, range(4))) == {os.getpi
 @pytest.mark.system
 def test_a_process_with_threads_and_one_that_has_one_processor_share_nothing() -> None:
     subprocess.run([sys.executable, "-c", SHARES], check=True)
+
+
+@pytest.mark.parametrize(
+    ("threads", "processors", "platform", "is_copy", "may"),
+    [
+        (1, 2, "linux", False, True),
+        (1, 1, "linux", False, False),
+        (2, 2, "linux", False, False),
+        (1, 2, "darwin", False, False),
+        (1, 2, "linux", True, False),
+    ],
+)
+def test_when_a_copy_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch, threads: int, processors: int, platform: str, is_copy: bool, may: bool
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
+    monkeypatch.setattr(threading, "current_thread", threading.main_thread)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)), raising=False)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(module, "_copies", [1] if is_copy else [])
+    assert possible() is may
+    another = threading.Thread()
+    monkeypatch.setattr(threading, "current_thread", lambda: another)
+    assert not possible()
 
 
 def test_where_no_process_can_be_made_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
