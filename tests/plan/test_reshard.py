@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from plait.core.errors import ReshardError
 from plait.core.reshard import TensorLayout, local_copies, unit_tasks
 from plait.core.reshard_plan import WAYS, Message, ReshardPlan, messages
 from plait.core.reshard_script import Act, check, script, unfinished
-from plait.plan.reshard import ORDERS, Fabric, even_hosts, plan_reshard, problem, search, unicast
+from plait.plan.reshard import ORDERS, Fabric, even_hosts, mesh_hosts, plan_reshard, problem, search, unicast
 from plait.plan.reshard_exact import exact
 from plait.plan.reshard_order import bound, dfs, ends, list_order
 from tests.core.test_reshard import layouts
@@ -330,23 +331,65 @@ def test_a_box_is_striped_over_the_nics_of_a_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "way", "shape", "says"),
+    ("asked", "says"),
     [
-        ("lst", None, (4,), "did you mean 'list'"),
-        ("list", "cast", (4,), "is no way"),
-        ("list", None, (-1,), "cannot be"),
-        ("list", None, (4, 4), "one word for each"),
+        ({"order": "lst"}, "did you mean 'list'"),
+        ({"way": "cast"}, "is no way"),
+        ({"shape": (-1,)}, "cannot be"),
+        ({"shape": (4, 4)}, "one word for each"),
+        ({"itemsize": 0}, "cannot be"),
     ],
 )
-def test_what_cannot_be_is_refused(order, way, shape, says) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_is_refused(asked: dict[str, Any], says: str) -> None:
     source, destination = layout_pair("(2) S0", "(2) R")
+    asked = {"shape": (4,), "itemsize": 4, **asked}
     with pytest.raises(ReshardError, match=says):
-        plan_reshard(source, destination, shape, 4, Fabric(hosts=even_hosts(4, 2), rate=1.0), order=order, way=way)
+        plan_reshard(source, destination, fabric=Fabric(hosts=even_hosts(4, 2), rate=1.0), **asked)
+
+
+def test_a_tensor_of_nothing_and_one_of_single_bytes_can_be() -> None:
+    source, destination = layout_pair("(2) S0", "(2) R")
+    fabric = Fabric(hosts=even_hosts(4, 2), rate=1.0)
+    assert plan_reshard(source, destination, (0,), 4, fabric).steps == ()
+    one = plan_reshard(source, destination, (4,), 1, fabric)
+    assert {(len(step.chains[0].receivers), step.duration) for step in one.steps} == {(2, 2_000_000_000)}
+    assert len(plan_reshard(TensorLayout.parse("(1)"), TensorLayout.parse("(1)@1"), (), 4, fabric).steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "hosts"),
+    [
+        ("(1,2) R", "(2,2)@2 R", (0, 0, 1, 1, 2, 2)),
+        ("(1,2) R", "(2,2)@4 R", (0, 0, 3, 4, 1, 1, 2, 2)),
+        ("(2) R", "(3)@3 R", (0, 0, 2, 1, 1, 1)),
+        ("(2,1)@1 R", "(2)@3 R", (3, 0, 1, 2, 2)),
+    ],
+)
+def test_a_row_of_a_mesh_is_a_host_and_a_rank_of_neither_has_its_own(
+    source: str, destination: str, hosts: tuple[int, ...]
+) -> None:
+    assert mesh_hosts(TensorLayout.parse(source), TensorLayout.parse(destination)) == hosts
+
+
+def test_rows_of_meshes_that_share_ranks_are_no_hosts() -> None:
+    with pytest.raises(ReshardError, match="share ranks"):
+        mesh_hosts(TensorLayout.parse("(2) R"), TensorLayout.parse("(2)@1 R"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rate": 0.0}, {"rate": -1.0}, {"rate": float("inf")}, {"rate": float("nan")}, {"local_rate": 0.0},
+        {"latency": -1e-9}, {"latency": float("inf")}, {"nics_per_host": 0},
+    ],
+)  # fmt: skip
+def test_a_fabric_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
+    Fabric(hosts=(0,), rate=0.5, local_rate=0.5, latency=0.0, nics_per_host=1)
+    with pytest.raises(ReshardError, match="must be positive"):
+        Fabric(**{"hosts": (0,), "rate": 1.0, **changed})
 
 
 def test_a_fabric_must_have_a_host_for_every_rank() -> None:
     source, destination = layout_pair("(2) S0", "(2) R")
     with pytest.raises(ReshardError, match="Rank 3 has no host"):
         plan_reshard(source, destination, (4,), 4, Fabric(hosts=(0, 0, 1), rate=1.0))
-    with pytest.raises(ReshardError, match="must be positive"):
-        Fabric(hosts=(0,), rate=0.0)

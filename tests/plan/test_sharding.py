@@ -1,4 +1,4 @@
-"""What sharded data parallelism sends: each collective of a unit, the numbers in units, and bytes of a step."""
+"""What sharded data parallelism sends: each collective of a unit, numbers of units, bytes of a step."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ def sizes(model: ModelSpec, stage: Stage, *, tp: int = 1, **factors: int) -> dic
 @pytest.mark.parametrize(
     ("model", "stage", "tp", "told"),
     [
-        # queries, keys, values and output 4 x 64; the MLP's 2 x 8 x 24; per layer 2 norms of 16, biases 24+24+8+8
+        # Queries, keys, values, output: 4 x 64. MLP: 2 x 8 x 24. A layer's norms: 2 x 16, biases: 24+24+8+8.
         (GPT, Stage(0, 1, 0, 1), 1, {("embedding", 0): 80, ("positions", 0): 128, ("attn", 0): 256, ("mlp", 0): 384,
                                     ("head", 0): 80, ("vectors", 0): 16 + 32 + 64}),
         (GPT, Stage(1, 3, 1, 2), 1, {("attn", 1): 256, ("mlp", 1): 384, ("attn", 2): 256, ("mlp", 2): 384,
                                     ("vectors", 1): 2 * (32 + 64)}),
         (GPT, Stage(2, 3, 3, 1), 2, {("attn", 3): 128, ("mlp", 3): 192, ("head", 0): 40,
                                     ("vectors", 2): 16 + 32 + 12 + 12 + 16}),
-        # keys and values of 2 heads; a gate; no biases, no positions
+        # Keys and values of 2 heads; a gate; no biases, no positions.
         (LLAMA, Stage(0, 2, 0, 1), 1, {("embedding", 0): 80, ("attn", 0): 8 * (16 + 8), ("mlp", 0): 576,
                                       ("vectors", 0): 16}),
         (LLAMA, Stage(1, 2, 1, 1), 4, {("attn", 1): 8 * (4 + 4), ("mlp", 1): 144, ("head", 0): 3 * 8,
