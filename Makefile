@@ -10,7 +10,7 @@ SEED ?= 1
 N ?= 20
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(SEED)
 
-.PHONY: help venv train test test-rest test-all contract mutants check format bench clean
+.PHONY: help venv train test test-rest test-all contract mutants check size format bench clean
 
 help:
 	@echo "make venv     the environment, once"
@@ -20,6 +20,7 @@ help:
 	@echo "make contract the cases of large products that the suite leaves out"
 	@echo "make mutants  N=$(N) faults drawn with SEED=$(SEED), planted, and looked for by the suite"
 	@echo "make check    lint, formatting, types, import rules"
+	@echo "make size     lines, files and what is written more than once"
 	@echo "make format   rewrite files into the house format"
 	@echo "make bench    the overlap benchmark"
 	@echo "make clean    caches and builds (keeps .venv and runs/)"
@@ -57,6 +58,9 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 	@$(BIN)/python -m pytest -q tests/test_imports.py
+
+size:
+	@$(PYTHON) tools/house.py
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .
