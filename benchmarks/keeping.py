@@ -146,7 +146,23 @@ def _processor_time() -> tuple[float, float]:
     return ticks[7], sum(ticks)
 
 
-BEGUN = _processor_time()
+BEGUN, LOAD = _processor_time(), os.getloadavg()[0]
+"""Processor time, and processes that wanted a processor in the minute before, when this benchmark began."""
+
+
+def commit() -> str:
+    """The commit that is checked out, with "+" if files of it were changed; "unknown" outside a clone."""
+
+    def told(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = told("status", "--porcelain", "--untracked-files=no", "--", str(HERE), str(HERE.parent / "plait"))
+        return told("rev-parse", "--short=12", "HEAD") + "+" * bool(changed)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def stolen() -> float:
@@ -167,15 +183,18 @@ def tell(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
-    """Write ``result`` to the file that ``--save`` names, with date, machine and command; print it as one
-    line with ``--json``."""
+    """Write ``result`` to the file that ``--save`` names, with date, machine, load, commit and command; with
+    ``--json`` print it as one line."""
     share = stolen()
     if share > 0.01:
         print(
             f"other machines on this host took {share:.1%} of the processors meanwhile: expect noise", file=sys.stderr
         )
     if options.save:
-        where = {"machine": machine(), "stolen": round(share, 4), "command": " ".join(["python", *sys.argv])}
+        where = {
+            "machine": machine(), "load_before": round(LOAD, 2), "stolen": round(share, 4), "commit": commit(),
+            "command": " ".join(["python", *sys.argv]),
+        }  # fmt: skip
         kept = {"date": datetime.now(UTC).date().isoformat(), **where, **result}
         Path(options.save).parent.mkdir(parents=True, exist_ok=True)
         Path(options.save).write_text(json.dumps(kept, indent=2) + "\n")

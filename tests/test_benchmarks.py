@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from keeping import timed
+from keeping import commit, keep, make_parser, timed
 
 
 @pytest.mark.system
@@ -33,3 +35,13 @@ def test_a_command_that_fails_is_an_error_with_its_reason(capsys: pytest.Capture
         timed([sys.executable, "-c", "import sys; sys.exit('no such thing')"])
     assert caught.value.returncode == 1
     assert "no such thing" in capsys.readouterr().err
+
+
+@pytest.mark.system
+def test_a_kept_figure_says_when_where_and_of_what_it_is(tmp_path: Path) -> None:
+    kept = tmp_path / "folder/kept.json"
+    keep({"speedup": 1.5}, make_parser(None, rounds=1).parse_args(["--save", str(kept)]))
+    told = json.loads(kept.read_text())
+    assert told["speedup"] == 1.5
+    assert {"date", "machine", "load_before", "stolen", "commit", "command"} < told.keys()
+    assert told["commit"].rstrip("+") == commit().rstrip("+") and told["load_before"] >= 0
