@@ -8,52 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plait.core.cluster import Cluster
-from plait.core.env import specs_folder
-from plait.core.experts import Experts
 from plait.core.model import ModelSpec
 from plait.plan import rates
-from plait.plan.experts_time import Routed
-from plait.plan.layer_time import Layer, Options
-from plait.plan.micro_batch import MicroBatch
-from plait.plan.points import OVERLAPS, RECOMPUTES, SCHEDULES, SHARD_OVERLAPS, Points
+from plait.plan.layer_time import Options
+from plait.plan.points import RECOMPUTES, SCHEDULES, SHARD_OVERLAPS
 from plait.plan.shapes import Shapes
-from tests.plan.machines import cluster
-
-A100 = cluster(host_layer=1e-4, host_collective=3e-5, slow_computation=1.3, slow_communication=1.2)
-GPT = ModelSpec.preset("gpt3-13b", specs_folder() / "models")
-LLAMA = ModelSpec.preset("llama3-8b", specs_folder() / "models")
-MIXTRAL = ModelSpec.preset("mixtral-8x7b", specs_folder() / "models")
-SEQUENCE = 4096
-SYNC, ASYNC, DOMINO, NONE = ({"overlap": OVERLAPS.index(name)} for name in ("sync", "async", "domino", "none"))
-FLAT = {"sequence_parallel": 1}
-BF16: Any = "bf16-mixed"
-
-
-def layer(
-    model: ModelSpec | Shapes = LLAMA, options: Options | None = None, precision: Any = BF16, on: Cluster = A100,
-    **row: int,
-) -> Layer:  # fmt: skip
-    return Layer(Shapes.of(model), Points.of([row]), on, SEQUENCE, precision, options or Options())
-
-
-def product(m: float, k: float, n: float) -> Any:
-    return rates.matmul(A100, BF16, m, k, n)
-
-
-def pass_over(nbytes: float) -> Any:
-    return rates.memory_bound(A100, nbytes * A100.efficiency.elementwise.value)
-
-
-def sent(kind: Any, nbytes: float, ranks: int, stride: int) -> Any:
-    return rates.collective(A100, kind, nbytes, ranks, stride)
-
-
-def same(found: Any, expected: Any) -> None:
-    assert float(np.asarray(found)[0]) == pytest.approx(float(np.asarray(expected).reshape(-1)[0]), rel=1e-12)
-
-
-# ---- computation ----
+from tests.plan.layers import (
+    A100,
+    ASYNC,
+    BF16,
+    DOMINO,
+    FLAT,
+    GPT,
+    LLAMA,
+    MIXTRAL,
+    NONE,
+    SEQUENCE,
+    SYNC,
+    layer,
+    pass_over,
+    product,
+    same,
+    sent,
+)  # fmt: skip
 
 
 def test_tokens_of_a_rank_are_those_of_its_part_of_the_sequence() -> None:
@@ -150,7 +127,7 @@ def test_what_is_computed_again(whole: bool, core: bool) -> None:
     """whole: layers, reductions included; core: selective recomputation of attention's."""
     told = Options(recompute_collectives=whole, recompute_attention=core)
     none, selective, full = (
-        layer(options=told, tp=2, recompute=RECOMPUTES.index(name), **FLAT) for name in ("none", "selective", "full")
+        layer(LLAMA, told, tp=2, recompute=RECOMPUTES.index(name), **FLAT) for name in ("none", "selective", "full")
     )
     kept = full.second_products + pass_over(12 * SEQUENCE * 4096 / 2)
     same(none.again + none.linear_again + none.attention_again + none.tp_again, 0.0)
@@ -161,7 +138,7 @@ def test_what_is_computed_again(whole: bool, core: bool) -> None:
     same(selective.attention_again, selective.attention_forward if core else 0.0)
     same(full.attention_again, full.attention_forward)
     same(full.tp_again, full.tp_forward if whole else full.tp_forward / 2)  # of Plait's, the gathers
-    same(layer(options=told, tp=2, recompute=RECOMPUTES.index("full")).tp_again, full_again(whole))
+    same(layer(LLAMA, told, tp=2, recompute=RECOMPUTES.index("full")).tp_again, full_again(whole))
 
 
 def full_again(whole: bool) -> Any:
@@ -320,7 +297,7 @@ def test_sharded_weights_are_gathered_twice_and_gradients_reduced_once(
 
 def test_bytes_of_gradients_and_weights_on_their_way_may_differ() -> None:
     row = {"tp": 2, "dp": 8, "params": 8, "grads": 8, "optim": 8}
-    one = layer(options=Options(gradient_bytes=2.0, weight_bytes=1.0), **row)
+    one = layer(LLAMA, Options(gradient_bytes=2.0, weight_bytes=1.0), **row)
     same(one.shard_forward_sent, 2 * sent("all_gather", WEIGHTS / 2, 8, 2))
     same(one.shard_backward_sent, one.shard_forward_sent + 2 * sent("reduce_scatter", WEIGHTS, 8, 2))
 
@@ -334,148 +311,3 @@ def test_experts_are_gathered_and_reduced_besides() -> None:
     reduced = sent("reduce_scatter", dense * 2, 8, 2) + sent("reduce_scatter", dense * 2 / 8, 2, 16)
     told = own + one.routed.gathered(np.array([8]), 2.0) + 2 * reduced + one.routed.reduced(4.0)
     same(one.shard_backward_sent, told)
-
-
-# ---- a micro-batch of it ----
-
-
-FULL = {"tp": 2, "dp": 8, "cp": 2, "ring": 2, "ep": 4, "micro": 2, "params": 4, "grads": 8, "optim": 16,
-        "recompute": RECOMPUTES.index("full")}  # fmt: skip
-
-
-def test_a_micro_batch_is_the_sum_of_a_layers_directions() -> None:
-    told = Options(recompute_collectives=True)
-    one = layer(MIXTRAL, told, **FULL, **FLAT)
-    found = MicroBatch.of(one)
-    ahead = one.tp_forward + one.cp_forward + one.shard_forward + one.ep_forward
-    back = one.tp_backward + one.cp_backward + one.shard_backward + one.ep_forward
-    assert min(float(each[0]) for each in (one.tp_forward, one.cp_forward, one.shard_forward, one.ep_forward)) > 0
-    same(found.sent, ahead + back)
-    same(found.sent_again, one.tp_again + one.ep_again)
-    same(found.tp, one.tp_forward + one.tp_backward)
-    same(found.cp, one.cp_forward + one.cp_backward)
-    same(found.sharding, one.shard_forward + one.shard_backward)
-    assert (found.gathered, found.reduced) == (one.shard_forward_sent, one.shard_backward_sent)
-    for name in ("linear", "three", "attention_forward", "attention_backward", "forward", "backward", "again",
-                 "linear_again", "attention_again", "tp_again", "ep_again"):  # fmt: skip
-        same(getattr(found, name), getattr(one, name))
-    same(found.ep, one.ep_forward)
-    same(found.host, 0.0)
-
-
-def test_a_slow_host_is_late_in_each_direction() -> None:
-    late = cluster(host_layer=10.0, host_collective=1.0)
-    one = layer(on=late, tp=2, dp=2, params=2, grads=2, optim=2)
-    ahead = one.tp_forward + one.cp_forward + one.shard_forward
-    back = one.tp_backward + one.cp_backward + one.shard_backward
-    same(MicroBatch.of(one).host, 24 - one.forward - ahead - one.backward - back)
-    routed = layer(MIXTRAL, on=late, dp=8, ep=8)
-    told = 20 - routed.forward - routed.backward - 2 * routed.ep_forward
-    same(MicroBatch.of(routed).host, told - routed.shard_forward - routed.shard_backward)
-
-
-@pytest.mark.parametrize(("precision", "named"), [("bf16-mixed", BF16), ("fp8", BF16), ("fp32", "fp32")])
-def test_the_head_is_never_quantised_and_passes_over_its_logits(precision: Any, named: Any) -> None:
-    on = cluster("h100")
-    model, words = Shapes.of(LLAMA), LLAMA.vocab / 4
-    one = layer(model, Options(gradient_bytes=3.0, weight_bytes=1.5), precision, on, tp=4, dp=8, params=8, micro=2)
-    tokens = 2 * SEQUENCE
-    edge = rates.collective(on, "all_gather", words * 4096 * 1.5, 8, 4)
-    edge = edge + rates.collective(on, "reduce_scatter", words * 4096 * 3.0, 8, 4)
-    products = rates.three_products(on, named, tokens, 4096, words)
-    logits = rates.memory_bound(on, tokens * words * on.efficiency.logit_bytes.value)
-    found = MicroBatch.of(one)
-    same(found.head, products + logits + edge)
-    same(found.embedding, rates.memory_bound(on, tokens * 4096 * 12) + edge)
-
-
-# ---- what routed experts add ----
-
-
-def routed(model: ModelSpec = MIXTRAL, tokens: float = 1000.0, **row: int) -> Routed:
-    return Routed(Shapes.of(model), Points.of([row]), A100, np.array([tokens]), BF16)
-
-
-def grouped(groups: float, m: float, k: float, n: float) -> tuple[float, float]:
-    """Forward; and backward beside it: tiles of 128 rows are half full, operands are read at least."""
-    moved = float(rates.memory_bound(A100, 2 * groups * (m * k + k * n + m * n)))
-    whole = groups * (m + 64)
-    forward, inputs, weights = product(whole, k, n), product(whole, n, k), product(groups * k, m + 64, n)
-    return max(float(forward), moved), max(float(inputs), moved) + max(float(weights), moved)
-
-
-@pytest.mark.parametrize(("tokens", "flat"), [(100_000.0, False), (1000.0, True), (16.0, False)])
-def test_grouped_products_of_the_experts_on_a_rank(tokens: float, flat: bool) -> None:
-    """Of a gated model two experts a rank, each cut over two; few rows take what reading weights takes."""
-    one = routed(tokens=tokens, tp=2, dp=4, ep=4, sequence_parallel=int(flat))
-    rows, residual = tokens * 2 / 2, tokens / (2 if flat else 1)
-    parts = [grouped(2, rows, 4096, 2 * 7168), grouped(2, rows, 7168, 4096)]
-    router = product(residual, 4096, 8)
-    same(one.products(backward=False), sum(part[0] for part in parts) + router)
-    told = sum(sum(part) for part in parts) + rates.three_products(A100, BF16, residual, 4096, 8)
-    same(one.products(backward=True), told)
-
-
-def test_where_half_of_the_layers_have_experts_each_is_charged_half() -> None:
-    assert MIXTRAL.experts
-    some = replace(MIXTRAL, experts=replace(MIXTRAL.experts, first_dense=MIXTRAL.num_layers // 2))
-    row = {"tp": 2, "dp": 8, "ep": 8, "params": 8, "grads": 8, "optim": 8, **FLAT}
-    half, whole = routed(some, **row), routed(**row)
-    residual = np.array([5000.0])
-    for name in ("products", "moves", "exchange"):
-        given: Any = {"backward": True} if name == "products" else {"residual": residual}
-        same(getattr(half, name)(**given), getattr(whole, name)(**given) / 2)
-    same(half.more_reductions, 0.5)
-
-
-def test_routed_rows_are_sorted_and_scores_are_made() -> None:
-    residual = np.array([4096 * 500.0])
-    same(routed().moves(residual), rates.memory_bound(A100, 4096 * 500 * 2 * 2 * 5 + 500 * 8 * 32))
-
-
-def test_rows_go_to_their_experts_and_back() -> None:
-    residual = np.array([4096 * 500.0])
-    told = 2 * sent("all_to_all", 4096 * 500 * 2 * 2 * 4, 4, 2)
-    same(routed(tp=2, dp=8, ep=4).exchange(residual), told)
-    same(routed(tp=2, dp=8).exchange(residual), 0.0)
-
-
-@pytest.mark.parametrize(("shared", "flat", "more"), [(0, 1, 1.0), (14336, 1, 2.0), (0, 0, 0.0), (14336, 0, 0.0)])
-def test_reductions_grow_by_routed_and_shared_rows_where_the_sequence_is_cut(
-    shared: int, flat: int, more: float
-) -> None:
-    model = replace(Shapes.of(MIXTRAL), shared_ffn=shared)
-    one = Routed(model, Points.of([{"tp": 2, "sequence_parallel": flat}]), A100, np.array([1000.0]), BF16)
-    same(np.asarray(one.more_reductions), more)
-
-
-EXPERTS = 8 * 4096 * 3 * 14336 / (2 * 4)
-"""Numbers of a layer's experts on one of two tensor-parallel and four expert-parallel ranks."""
-
-
-def test_weights_of_experts_are_shared_out_over_those_that_have_the_same() -> None:
-    """Of 16 replicas every fourth, 8 ranks apart."""
-    one = routed(tp=2, dp=16, ep=4, params=8, grads=16, optim=16)
-    same(one.gathered(np.array([8]), 2.0), sent("all_gather", EXPERTS * 2, 2, 8))
-    same(one.gathered(np.array([4]), 2.0), 0.0)
-    told = sent("reduce_scatter", EXPERTS * 4, 2, 8) + sent("reduce_scatter", EXPERTS * 4 / 2, 2, 16)
-    same(one.reduced(4.0), told)
-
-
-def test_a_dense_model_has_none_of_it() -> None:
-    one, residual = routed(LLAMA, tp=2, dp=16, params=8, grads=8, optim=8), np.array([1.0])
-    for found in (
-        one.products(backward=True), one.moves(residual), one.exchange(residual), one.gathered(np.array([8]), 2.0),
-        one.reduced(4.0), np.asarray(one.more_reductions).reshape(-1),
-    ):  # fmt: skip
-        assert found.tolist() == [0.0]
-
-
-def test_columns_of_models_without_experts_send_nothing_for_them() -> None:
-    """Beside models that have some."""
-    both = Shapes.stack([Shapes.of(LLAMA), Shapes.of(replace(MIXTRAL, experts=Experts(count=8, per_token=2)))])
-    points = Points.of([{"tp": 2, "dp": 16, "params": 16, "grads": 16, "optim": 16}] * 2)
-    one = Routed(both, points, A100, np.array([1000.0, 1000.0]), BF16)
-    found = one.gathered(points.params, 2.0)
-    assert found[0] == 0 < found[1]
-    assert one.reduced(4.0)[0] == 0 < one.reduced(4.0)[1]

@@ -1,0 +1,49 @@
+"""Layers and what their operations take: what tests of the closed form of a layer are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plait.core.cluster import Cluster
+from plait.core.env import specs_folder
+from plait.core.model import ModelSpec
+from plait.plan import rates
+from plait.plan.layer_time import Layer, Options
+from plait.plan.points import OVERLAPS, Points
+from plait.plan.shapes import Shapes
+from tests.plan.machines import cluster
+
+A100 = cluster(host_layer=1e-4, host_collective=3e-5, slow_computation=1.3, slow_communication=1.2)
+GPT = ModelSpec.preset("gpt3-13b", specs_folder() / "models")
+LLAMA = ModelSpec.preset("llama3-8b", specs_folder() / "models")
+MIXTRAL = ModelSpec.preset("mixtral-8x7b", specs_folder() / "models")
+SEQUENCE = 4096
+SYNC, ASYNC, DOMINO, NONE = ({"overlap": OVERLAPS.index(name)} for name in ("sync", "async", "domino", "none"))
+FLAT = {"sequence_parallel": 1}
+BF16: Any = "bf16-mixed"
+
+
+def layer(
+    model: ModelSpec | Shapes = LLAMA, options: Options | None = None, precision: Any = BF16, on: Cluster = A100, /,
+    **row: int,
+) -> Layer:  # fmt: skip
+    return Layer(Shapes.of(model), Points.of([row]), on, SEQUENCE, precision, options or Options())
+
+
+def product(m: float, k: float, n: float) -> Any:
+    return rates.matmul(A100, BF16, m, k, n)
+
+
+def pass_over(nbytes: float) -> Any:
+    return rates.memory_bound(A100, nbytes * A100.efficiency.elementwise.value)
+
+
+def sent(kind: Any, nbytes: float, ranks: int, stride: int) -> Any:
+    return rates.collective(A100, kind, nbytes, ranks, stride)
+
+
+def same(found: Any, expected: Any) -> None:
+    assert float(np.asarray(found)[0]) == pytest.approx(float(np.asarray(expected).reshape(-1)[0]), rel=1e-12)
