@@ -96,3 +96,34 @@ def test_transfers_of_one_leaf_share_its_uplinks() -> None:
     assert slowest(tree, both) == pytest.approx(largest_load(2, 4))
     assert slowest(tree, [*both, ("n05", "n13")]) == slowest(tree, both)
     assert slowest(tree, both, speedup=2.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "rails", "active"),
+    [
+        (Hardware(gpus=8, nics=8, rails=8), 8, 4), (Hardware(gpus=8, nics=16, rails=8), 8, 8),
+        (Hardware(gpus=8, nics=9, rails=8), 8, 8), (Hardware(gpus=8, nics=2), 1, 8), (Hardware(gpus=8), 1, 4),
+        (Hardware(gpus=8, nics=2, rails=8), 8, 4),
+    ],
+)  # fmt: skip
+def test_what_a_leaf_sends_upwards(hardware: Hardware, rails: int, active: int) -> None:
+    """Four nodes; each has on a rail its NICs by the number of rails, and one where nothing is told."""
+    tree = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=hardware)
+    assert Fabric.of(tree, "n01") == Fabric(uplinks=active, rails=rails, active=active)
+    assert Fabric.of(tree, "n01", speedup=2.0).uplinks == max(round(active / 2), 1)
+    assert Fabric.of(tree, "n01", speedup=100.0).uplinks == 1
+    assert Fabric.of(tree, "n01", active=3).active == 3
+    told = generate(minipods=2, nodes=16, leaf_nodes=4, hardware=hardware, uplinks=5)
+    assert Fabric.of(told, "n01").uplinks == 5
+    both = slowest(told, [("n01", "n09"), ("n02", "n10")])
+    each = active // 4
+    assert both == pytest.approx(max(largest_load(2 * each, 5), 1.0))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"uplinks": 0}, {"rails": 0}, {"active": 0}, {"speedup": 0.0}, {"speedup": math.inf}]
+)
+def test_a_fabric_that_cannot_be(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="counts are at least 1, the speed-up is above 0"):
+        Fabric(**wrong)  # type: ignore[arg-type]
+    assert Fabric(uplinks=1, rails=1, active=1, speedup=1e-9)

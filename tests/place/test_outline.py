@@ -55,6 +55,25 @@ def test_it_stays_short_and_narrow_and_loses_no_node(nodes: int, minipods: int) 
     assert sum(row.count for row in pods) == minipods
 
 
+@pytest.mark.parametrize(("minipods", "deep"), [(13, True), (14, False)])
+def test_leaves_are_shown_while_all_rows_fit(minipods: int, deep: bool) -> None:
+    """Each minipod has two leaves that are unlike: 1 + 3 * 13 rows are forty."""
+    tree = generate(minipods=minipods, nodes=4 * minipods, leaf_nodes=2)
+    names = list(tree.places)
+    states = {name: State(status="busy") for at, name in enumerate(names) if at % 4 == 0 or at % 8 == 1}
+    rows = outline(tree.with_states(states))
+    assert any("leaf" in row.label for row in rows) == deep
+    assert len(rows) == (MOST_ROWS if deep else 1 + minipods)
+
+
+@pytest.mark.parametrize("length", [32, 33])
+def test_a_label_of_32_characters_is_shown_whole(length: int) -> None:
+    names = ["x" * (length - 6) + "a", "yyyy"]
+    tree = build([Wiring("core", names), *(Wiring(name, nodes=[f"{name}.n"]) for name in names)])
+    label = outline(tree)[1].label
+    assert ("and 1 more" in label) == (length > 32)
+
+
 def test_names_that_fold_badly_are_counted() -> None:
     racks = [f"S-{place * 7919:08x}{place * 104729:08x}" for place in range(1, 20)]
     tree = build([Wiring("core", racks), *(Wiring(rack, nodes=[f"{rack}.a"]) for rack in racks)])

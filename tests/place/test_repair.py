@@ -106,6 +106,41 @@ def test_more_moves_only_for_their_price() -> None:
     better = repair(after, placed, down={victim}, where=where, move_price=0.1)
     assert better.placement.score == pytest.approx(1)
     assert len(better.moves) == 4
+    assert better.placement.minipods == ("m2",) * 4 == tuple(where[host].minipod for host in better.placement.hosts)
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_placed_anew_those_stay_that_are_where_they_belong(also: bool) -> None:
+    """Rows of m0 and of m1, which has grown; all of the job has room in m1. also: one of its nodes fails too."""
+    pools, where = cluster([2, 7])
+    small = (pools[0], replace(pools[1], leaves=(pools[1].leaves[0][:2],)))
+    problem = Problem(heights=(2, 2), pools=small, alpha=0.3, edges=((0, 1),))
+    placed = place(problem)
+    assert placed.minipods == ("m0", "m1", "m0", "m1")
+    down = {placed.hosts[0], *([placed.hosts[1]] if also else [])}
+    placed = replace(placed, spares=("m1-0006",))
+    after = without(replace(problem, pools=pools), placed, down)
+    least = repair(after, placed, down=down, where=where)
+    assert least.placement.score == pytest.approx(2.0)
+    assert repair(after, placed, down=down, where=where, move_price=1.01).moves == least.moves
+    better = repair(after, placed, down=down, where=where, move_price=0.99)
+    assert better.placement.minipods == ("m1",) * 4
+    assert [move.node_rank for move in better.moves] == ([0, 1, 2] if also else [0, 2])
+    assert better.moves[0].new == "m1-0006" and better.placement.spares == (), "spares first"
+    assert len(set(better.placement.hosts)) == 4 and not down & set(better.placement.hosts)
+    assert (better.placement.note, least.placement.note) == ("placed anew", "repaired")
+
+
+def test_rows_are_named_so_that_most_cells_stay() -> None:
+    """Placed anew, the rows lie the other way round."""
+    pools, where = cluster([2, 2, 2])
+    problem = Problem(heights=(2, 2), pools=pools, alpha=0.3, edges=((0, 1),))
+    hosts = ("m1-0000", "m0-0000", "m1-0001", "m2-0000")
+    placed = replace(place(problem), hosts=hosts, minipods=tuple(where[host].minipod for host in hosts), row_spread=2)
+    down = {"m2-0000"}
+    better = repair(without(problem, placed, down), placed, down=down, where=where, move_price=0.0)
+    assert better.placement.minipods == ("m1", "m0", "m1", "m0")
+    assert [(move.node_rank, move.new) for move in better.moves] == [(3, "m0-0001")]
 
 
 def test_a_rank_table_can_be_repaired_and_another_jobs_not() -> None:
@@ -114,6 +149,8 @@ def test_a_rank_table_can_be_repaired_and_another_jobs_not() -> None:
     placed = place(problem)
     old = from_table(problem, placed.rank_table, where)
     assert (old.hosts, old.minipods) == (placed.hosts, placed.minipods)
+    some = {name: spot for name, spot in where.items() if name != placed.hosts[1]}
+    assert from_table(problem, placed.rank_table, some).minipods == ("m0", "", "m0", "m0")
     with pytest.raises(PlacementError, match="has 4 hosts, the job 6"):
         from_table(replace(problem, heights=(3, 3)), placed.rank_table, where)
     with pytest.raises(PlacementError, match="another shape"):

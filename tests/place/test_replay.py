@@ -385,6 +385,20 @@ def test_a_planned_job_whose_nodes_another_one_has_gets_them_when_that_ends() ->
     assert [kept.zone for kept in outcome.planned] == [zone, zone]
 
 
+def test_a_zone_of_which_another_planned_job_has_a_part_is_waited_for() -> None:
+    """As above, but only one of the nodes is that of the first."""
+    planned = [
+        Planned(nodes=4, arrival=50.0, notice=50.0, duration=100.0, zone=(0, 1, 2, 3)),
+        Planned(nodes=2, arrival=260.0, notice=60.0, duration=10.0, zone=(3, 4)),
+    ]
+    jobs = jobs_of([(1.0, 249.0, 24)], guesses=[20.0])
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], planned, delay_late=True)
+    assert [kept.start for kept in outcome.planned] == [250.0, 350.0]
+    apart = [planned[0], replace(planned[1], zone=(4, 5))]
+    outcome = replay(jobs, CLUSTER, POLICIES["jct-mean"], apart, delay_late=True)
+    assert [kept.start for kept in outcome.planned] == [250.0, 260.0]
+
+
 def test_the_course_of_a_cluster_is_integrated_exactly() -> None:
     """Idle nodes 2, 1, 0 from 0, 10 and 30 s on, and idle GPUs 8, 5, 0."""
     steps = np.array([[0.0, 2, 8], [10.0, 1, 5], [30.0, 0, 0]])

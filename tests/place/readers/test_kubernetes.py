@@ -406,3 +406,86 @@ def test_gpus_that_a_node_does_not_give_away_are_counted(tmp_path: Path) -> None
     assert topology.node("n1").hardware.gpus == 6
     assert list(remarks.over.counts.values()) == [2]
     assert "do not give away" in remarks.over.lines()[0]
+
+
+@pytest.mark.parametrize("value", [[], "x", 3, {"kind": "List"}, {"items": 3}, {"items": [3]}, {"items": [{}, "x"]}])
+def test_what_is_no_list_of_objects(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(JobError, match="items: not a list of objects") as caught:
+        read_topology(write(tmp_path, json.dumps(value)), form="kubernetes")
+    assert caught.value.file == str(tmp_path / "topology")
+
+
+def test_one_node_is_a_list_of_one(tmp_path: Path) -> None:
+    assert [*read_topology(write(tmp_path, json.dumps(node("n1", {BLOCK: "b"}))))[0].places] == ["n1"]
+    listed = {"kind": "NodeList", "items": [{**node("n1", {BLOCK: "b"})}]}
+    del listed["items"][0]["kind"]
+    assert [*read_topology(write(tmp_path, json.dumps(listed)))[0].places] == ["n1"], "which say not what they are"
+
+
+def test_so_many_objects_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.place.readers.kubernetes.MOST_ITEMS", 2)
+    items = [node(f"n{at}", {BLOCK: "b"}) for at in range(3)]
+    assert len(read_topology(write(tmp_path, node_list(*items[:2])))[0].nodes) == 2
+    with pytest.raises(JobError, match=r"more than 2 objects.*one namespace's pods"):
+        read_topology(write(tmp_path, node_list(*items)))
+
+
+@pytest.mark.parametrize(
+    ("levels", "says"),
+    [
+        ({"a": 1}, r"items\[1\].spec.levels: not a list"), ([{"nodeLabel": 3}], "a level without a nodeLabel"),
+        ([{}], "a level without a nodeLabel"), ([{"nodeLabel": RACK}, {"other": "x"}], "a level without a nodeLabel"),
+    ],
+)  # fmt: skip
+def test_topologies_of_kueue_that_are_none(tmp_path: Path, levels: Any, says: str) -> None:
+    broken = {"kind": "Topology", "metadata": {"name": "t"}, "spec": {"levels": levels}}
+    with pytest.raises(JobError, match=says):
+        read_topology(write(tmp_path, node_list(node("n1", {BLOCK: "b"}), broken)))
+
+
+def test_objects_and_features_of_others_are_counted(tmp_path: Path) -> None:
+    others = [{"kind": kind, "metadata": {"name": f"x{at}"}} for at, kind in enumerate(["Job", "Job", "NodeFeature"])]
+    _, remarks = read_topology(write(tmp_path, node_list(node("n1", {BLOCK: "b"}), *others)))
+    assert remarks.over.rows() == [
+        {"what": "objects of kind Job", "count": 2, "first": "x0"},
+        {"what": "objects of kind NodeFeature", "count": 1, "first": "x2"},
+    ]
+    feature = json.loads(texts.FEATURES)["items"][0]
+    feature["spec"]["features"]["attributes"]["topograph.network"]["elements"]["fabric-tier-0"] = 3
+    with pytest.raises(JobError, match=r"fabric-tier-0: not a text"):
+        read_topology(write(tmp_path, node_list(feature)))
+
+
+def test_a_list_of_nothing_or_of_pods_alone(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no nodes in the list"):
+        read_topology(write(tmp_path, json.dumps({"kind": "List", "items": []})))
+    with pytest.raises(JobError, match="states of nodes, and no switches"):
+        read_topology(write(tmp_path, node_list(pod("a", "n1", 1))))
+
+
+def test_levels_format_and_name_are_those_of_the_first_source(tmp_path: Path) -> None:
+    """The second has labels of its own; and counts name their source where there are several."""
+    first = [*nodes({"leaf": "site/rack", "pod": "site/row"}), node("n009", {})]
+    second = [node(name, {BLOCK: "b"}, spec={"unschedulable": True}) for name in ("n001", "n002")]
+    second.append(node("n010", {}))
+    file, other = write(tmp_path, node_list(*first), "first"), write(tmp_path, node_list(*second), "second")
+    asked = ["site/row", "site/rack"]
+    topology, remarks = read_topology(file, levels=asked, form="kubernetes", states=[other])
+    assert [one.state.status for one in topology.nodes[:3]] == ["down", "down", "free"]
+    assert remarks.over.rows() == [
+        {"what": "nodes without the labels that name switches", "count": 2, "first": f"{file}: n009"}
+    ]
+    assert read_topology(file, levels=asked)[1].over.rows()[0]["first"] == "n009"
+    texted = write(tmp_path, texts.SQUEUE, "jobs")
+    assert read_topology(file, levels=asked, form="kubernetes", states=[texted])[0].node("n001").state.status == "busy"
+
+
+def test_capacity_is_taken_where_nothing_is_said_of_what_is_given_away(tmp_path: Path) -> None:
+    item = node("n1", {BLOCK: "b"})
+    item["status"].pop("allocatable", None)
+    item["status"]["capacity"] = {"nvidia.com/gpu": "4"}
+    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 4
+    item["status"]["allocatable"] = {"nvidia.com/gpu": "2"}
+    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 2
+    item["status"]["capacity"] = 3
+    assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 2
