@@ -1,7 +1,8 @@
-"""Where a picture of a topology puts what: frames of minipods, leaves in rows, nodes in columns, the tree above."""
+"""Where a picture of a topology puts what: leaves in rows, nodes in columns, and the tree above them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,8 @@ def test_minipods_that_fill_several_lines(drawn: Any) -> None:
     rows = sorted({y for _, y in places.values()})
     columns = sorted({x for x, _ in places.values()})
     assert len(places) == 9 and len(rows) * len(columns) >= 9
-    assert [round(b - a, 6) for a, b in zip(rows, rows[1:], strict=False)] == [4.2] * (len(rows) - 1)
-    assert [round(b - a, 6) for a, b in zip(columns, columns[1:], strict=False)] == [2.6] * (len(columns) - 1)
+    assert [round(b - a, 6) for a, b in itertools.pairwise(rows)] == [4.2] * (len(rows) - 1)
+    assert [round(b - a, 6) for a, b in itertools.pairwise(columns)] == [2.6] * (len(columns) - 1)
     assert len(columns) == round((2.2 * 9 * 4.2 / 2.6) ** 0.5)
     assert figure.axes[0].get_xlim()[1] == pytest.approx(2.6 * len(columns) - 1.6 + 0.5)
     assert figure.axes[0].get_ylim()[0] == pytest.approx(4.2 * len(rows) - 3.2 + 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_spreads_are_scored_by_eq_2() -> None:
 
 
 def test_spreads_are_scored_by_the_seconds_of_whoever_sends_most() -> None:
-    """Half of a rate of 2 is lost at most along DP, three quarters along PP; half of that over two minipods."""
+    """Of a rate of 2 half is lost at most along DP, three quarters along PP; half of that over two."""
     told = Problem(
         heights=(4, 4), pools=pools(8), by="seconds", volumes=VOLUMES, network=NETWORK, expert_cells=2, alpha=0.25
     )
@@ -96,7 +97,7 @@ def test_nodes_that_share_experts_kept_together() -> None:
         ((4, 4), {"nodes_per_cell": 2}, ""),
     ],
 )  # fmt: skip
-def test_nodes_that_do_not_suffice(free: tuple[int, ...], more: dict, says: str) -> None:
+def test_nodes_that_do_not_suffice(free: tuple[int, ...], more: dict[str, Any], says: str) -> None:
     problem = Problem(heights=(2, 2), pools=pools(*free), **more)
     if not says:
         problem.check_room()

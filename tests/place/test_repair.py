@@ -111,7 +111,7 @@ def test_more_moves_only_for_their_price() -> None:
 
 @pytest.mark.parametrize("also", [False, True])
 def test_placed_anew_those_stay_that_are_where_they_belong(also: bool) -> None:
-    """Rows of m0 and of m1, which has grown; all of the job has room in m1. also: one of its nodes fails too."""
+    """Rows of m0 and of m1, which has grown: all have room in m1. also: one of its nodes fails too."""
     pools, where = cluster([2, 7])
     small = (pools[0], replace(pools[1], leaves=(pools[1].leaves[0][:2],)))
     problem = Problem(heights=(2, 2), pools=small, alpha=0.3, edges=((0, 1),))
