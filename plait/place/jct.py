@@ -101,7 +101,7 @@ class Predictor:
             if name in self.names:
                 column = _recode(column, categories[name], self.names[name])
             columns.append(column)
-        return np.column_stack(columns) if columns else np.zeros((len(known.matrix), 0))
+        return np.column_stack(columns)
 
 
 def fit(

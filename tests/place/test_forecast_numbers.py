@@ -1,0 +1,264 @@
+"""Forecasts, features and their reports by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plait.core.errors import DataError
+from plait.place.conformal import first_margin, follow
+from plait.place.features import PARTS, WINDOW, features
+from plait.place.forecast import assess, log_seconds, names_of
+from plait.place.jct import BUCKET, FEWEST, JctSettings, Predictor, fit
+from plait.place.jct_search import GRID, HeldBack, search
+from plait.place.model_files import save
+from plait.place.traces.read import read_trace
+from plait.place.traces.table import Trace
+from tests.support.workloads import heavy_tailed, trace_of
+
+QUICK = JctSettings(bags=2, rounds=20, leaves=8)
+
+
+def even(jobs: int, folder: Path, seconds: float = 30.0) -> Trace:
+    """One a minute, each over before the next."""
+    rows = "\n".join(f"{at * 60},{seconds + at % 7},8,g{at % 3}" for at in range(jobs))
+    return trace_of(f"submit,duration,gpus,group\n{rows}\n", folder)
+
+
+def test_columns_of_a_job(tmp_path: Path) -> None:
+    """Thursday, 2 January 2020, 23:30, and half an hour later; what is not said is no number."""
+    start = 1_578_007_800
+    (tmp_path / "t.csv").write_text(
+        f"submit,duration_s,gpus,cpus,memory,group\n{start},10,1,4,,b\n"
+        f"{start + 1800},10,2,8,16,\n{start + 3600},1,2,,,a\n"
+    )
+    found = features(read_trace(tmp_path / "t.csv"))
+    assert found.column("gpus").tolist() == [1, 2, 2]
+    assert found.column("hour").tolist() == [23.5, 0.0, 0.5]
+    assert found.column("weekday").tolist() == [0, 1, 1], "1 January 1970 was a Thursday, too"
+    np.testing.assert_array_equal(found.column("cpus"), [4, 8, np.nan])
+    np.testing.assert_array_equal(found.column("memory"), [np.nan, 16, np.nan])
+    np.testing.assert_array_equal(found.column("group"), [1, np.nan, 0])
+    assert found.categorical == ("group",)
+    np.testing.assert_array_equal(found.column("all:since"), [np.nan, 1800, 1800])
+    np.testing.assert_array_equal(found.column("all_gpus:since"), [np.nan, np.nan, 1800])
+    assert {name.partition(":")[0] for name in found.names if ":" in name} == {"all", "all_gpus", "group", "group_gpus"}
+
+
+def test_statistics_look_back_on_so_many_jobs(tmp_path: Path) -> None:
+    """Each is over before the next comes, and takes e^n seconds, n from 0 on and then anew."""
+    lengths = [round(float(np.exp(at % 10)), 6) for at in range(WINDOW + 12)]
+    submit = np.cumsum([0.0, *lengths[:-1]])
+    rows = "\n".join(f"{at},{length},1" for at, length in zip(submit, lengths, strict=True))
+    found = features(trace_of(f"submit,duration_s,gpus\n{rows}\n", tmp_path))
+    logs = np.log(np.maximum(1.0, lengths))
+    for job in (1, 2, 3, 10, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + 11):
+        past = logs[max(0, job - WINDOW) : job]
+        told = {part: float(found.column(f"all:{part}")[job]) for part in PARTS}
+        ordered = np.sort(past)
+        assert told == pytest.approx({
+            "count": job, "mean": past.mean(), "median": ordered[len(past) // 2],
+            "q90": ordered[min(len(past) - 1, int(0.9 * len(past)))], "last": past[-1],
+        }, abs=1e-9)  # fmt: skip
+
+
+def test_who_ends_as_another_comes_has_ended(tmp_path: Path) -> None:
+    found = features(trace_of("submit,duration_s,gpus\n0,10,1\n10,5,1\n14.9,1,1\n", tmp_path))
+    assert found.column("all:count").tolist() == [0, 1, 1]
+    assert found.column("all:running").tolist() == [0, 0, 1]
+
+
+def test_progress_of_features_is_told_every_5000(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    features(even(5001, tmp_path), lambda done, jobs: told.append((done, jobs)))
+    assert told == [(0, 5001), (5000, 5001)]
+
+
+# ---- margins ----
+
+
+def test_a_margin_is_the_quantile_of_what_was_missed() -> None:
+    """Nine jobs; of ten, the next one included, a tenth may be late."""
+    logs = np.arange(9.0)
+    assert first_margin(logs, np.zeros(9), 0.89) == 8.0
+    assert first_margin(logs, np.zeros(9), 0.79) == 7.0
+    assert first_margin(logs, logs - 3, 0.89) == 3.0
+    assert first_margin(logs, np.zeros(9), 0.96) == 8.0, "so many are not known: the most"
+    running = np.array([True] * 8 + [False])
+    assert first_margin(logs, np.zeros(9), 0.79, running) == 7.0
+    assert first_margin(logs, np.zeros(9), 0.89, running) == 8.0
+    first = np.array([False] + [True] * 8)
+    assert first_margin(logs, np.zeros(9), 0.79, first) == 8.0, "what still runs may yet be the longest"
+
+
+def test_of_jobs_of_one_length_those_that_ended_come_first() -> None:
+    logs = np.array([1.0, 1.0, 2.0, 3.0])
+    ended = np.array([False, True, True, True])
+    swapped = np.array([True, False, True, True])
+    for level in (0.5, 0.7, 0.75):
+        assert first_margin(logs, np.zeros(4), level, ended) == first_margin(logs, np.zeros(4), level, swapped)
+
+
+def test_margins_of_jobs_that_wait_are_known_when_their_bound_has_passed() -> None:
+    """The first begins at 30 s and its bound is 10 s: late at 40 s; ends that coincide count at once."""
+    submit = np.array([0.0, 39.9, 40.0])
+    logs, bounds = np.log([1000.0, 5.0, 5.0]), np.log([10.0, 10.0, 10.0])
+    found, _ = follow(submit, np.array([30.0, 39.9, 40.0]), logs, bounds, level=0.75, margin=0.0, rate=1.0)
+    assert (found - bounds).tolist() == pytest.approx([0.0, 0.0, 0.75])
+    even_, last = follow(submit[:1], submit[:1], bounds[:1], bounds[:1], level=0.75, margin=0.5, rate=1.0)
+    assert even_[0] == bounds[0] + 0.5 and last == 0.25, "who takes just as long as was said is not late"
+
+
+# ---- models ----
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return trace_of(heavy_tailed(1500), tmp_path_factory.mktemp("trace"))
+
+
+def test_every_number_of_a_report(trace: Trace) -> None:
+    model, report = assess(trace, QUICK)
+    known, logs, names = features(trace), log_seconds(trace), names_of(trace)
+    cut = 1350
+    rest, now = np.arange(cut, 1500), trace.submit[cut]
+    ended = np.flatnonzero(trace.end[:cut] <= now)
+    assert (report.jobs, report.tested, report.fitted) == (1500, 150, len(ended))
+    said = model.predict(replace(known, matrix=known.matrix[rest]), names)
+    truth, group = logs[rest], trace.categories["group"].codes
+    past = [logs[ended][group[ended] == group[job]] for job in rest]
+    plain = fit(
+        replace(known, matrix=known.matrix[:cut]),
+        np.log(np.maximum(1.0, np.minimum(trace.duration[:cut], now - trace.begin[:cut]))),
+        trace.end[:cut] <= now, QUICK, names,
+    )  # fmt: skip
+    bounds, margin = follow(trace.submit[rest], trace.begin[rest], truth, said.bound, level=0.9, margin=plain.margin)
+    assert report.margin == model.margin == margin != plain.margin
+    assert report.spread == float(said.spread.mean())
+    assert report.late == {
+        "online": (truth > bounds).mean(), "split": (truth > said.bound + plain.margin).mean(),
+        "raw": (truth > said.bound).mean(), "constant": (truth > np.quantile(logs[ended], 0.9)).mean(),
+        "group": np.mean([one > np.quantile(own, 0.9) for one, own in zip(truth, past, strict=True)]),
+    }  # fmt: skip
+
+    def missed(guess: np.ndarray | float, of: np.ndarray) -> float:
+        return float(np.sqrt(np.mean((guess - of) ** 2)))
+
+    assert report.rmse["ln seconds"] == pytest.approx({
+        "model": missed(said.log, truth), "constant": missed(logs[ended].mean(), truth),
+        "group": missed(np.array([own.mean() for own in past]), truth),
+    })  # fmt: skip
+    day, hours = np.minimum(trace.duration / BUCKET, 144), np.minimum(trace.duration / BUCKET, 24)
+    assert set(report.rmse) == {"ln seconds", "10-minute buckets, at most 4 h", "10-minute buckets, at most 24 h"}
+    of_a_day = report.rmse["10-minute buckets, at most 24 h"]
+    assert of_a_day["model"] == pytest.approx(missed(said.buckets, day[rest]), rel=1e-6)
+    assert of_a_day["constant"] == pytest.approx(missed(day[ended].mean(), day[rest]), rel=1e-6)
+    short = report.rmse["10-minute buckets, at most 4 h"]
+    assert short["constant"] == pytest.approx(missed(hours[ended].mean(), hours[rest]), rel=1e-6)
+    assert short["model"] < short["constant"] < of_a_day["model"]
+
+
+def test_a_group_of_which_none_has_ended_is_taken_for_all(tmp_path: Path) -> None:
+    rows = "\n".join(f"{at * 60},{30 + at % 7},8,{'new' if at >= 560 else 'old'}" for at in range(600))
+    found = trace_of(f"submit,duration,gpus,group\n{rows}\n", tmp_path)
+    by = assess(found, QUICK)[1].rmse["ln seconds"]
+    assert by["group"] <= by["constant"] + 1e-9
+
+
+def test_without_groups_all_are_one(tmp_path: Path) -> None:
+    rows = "\n".join(f"{at * 60},{30 + at % 7},8" for at in range(600))
+    by = assess(trace_of(f"submit,duration_s,gpus\n{rows}\n", tmp_path), QUICK)[1].rmse["ln seconds"]
+    assert by["group"] == by["constant"]
+
+
+@pytest.mark.parametrize("more", [0, -1])
+def test_so_many_jobs_must_have_ended(tmp_path: Path, more: int) -> None:
+    """Of the first nine tenths all have."""
+    count = next(jobs for jobs in range(600) if int(0.9 * jobs) == FEWEST + more)
+    found = even(count, tmp_path)
+    if more:
+        with pytest.raises(DataError, match=r"499 jobs ended before the last 10% arrived; a model needs 500"):
+            assess(found, QUICK)
+    else:
+        assert assess(found, QUICK)[1].fitted == FEWEST
+    with pytest.raises(DataError, match="before the last 0% arrived"):
+        assess(found, QUICK, test=0.0)
+
+
+@pytest.mark.parametrize("more", [0, -1])
+def test_so_many_must_have_ended_before_those_that_judge_settings(tmp_path: Path, more: int) -> None:
+    count = next(jobs for jobs in range(800) if int(0.9 * int(0.9 * jobs)) == FEWEST + more)
+    tried = assess(even(count, tmp_path), replace(QUICK, rounds=2, bags=1), draws=1)[1].tried
+    assert len(tried) == (0 if more else 2)
+
+
+def small(trace: Trace, **more: object) -> Predictor:
+    known = features(trace)
+    settings = replace(QUICK, rounds=5, bags=1, **more)  # type: ignore[arg-type]
+    return fit(known, log_seconds(trace), np.ones(len(trace), bool), settings, names_of(trace))
+
+
+def test_a_column_that_a_trace_lacks_is_not_known(trace: Trace) -> None:
+    model, known, names = small(trace), features(trace), names_of(trace)
+    at = known.names.index("all:count")
+    blank = known.matrix.copy()
+    blank[:, at] = np.nan
+    lacks = replace(
+        known, names=tuple(name for name in known.names if name != "all:count"),
+        matrix=np.delete(known.matrix, at, axis=1),
+    )  # fmt: skip
+    np.testing.assert_array_equal(
+        model.predict(lacks, names).bound, model.predict(replace(known, matrix=blank), names).bound
+    )
+
+
+def test_forecasts_have_their_bounds(trace: Trace) -> None:
+    known, names = features(trace), names_of(trace)
+    assert small(trace, horizon=1.5).predict(known, names).buckets.max() <= 1.5
+    few = replace(known, matrix=known.matrix[:0])
+    found = small(trace).predict(few, names)
+    assert [len(column) for column in vars(found).values()] == [0, 0, 0, 0]
+    assert np.isnan(replace(small(trace), bags=()).predict(known, names).log).all()
+
+
+def test_settings_are_drawn_from_the_grid_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = features_of_nothing(120)
+    monkeypatch.setitem(GRID, "leaves", (7, 15))
+    for name in ("learning_rate", "rounds"):
+        monkeypatch.setitem(GRID, name, GRID[name][:1])
+    monkeypatch.setitem(GRID, "min_leaf", (10, 20))
+    found = search(known, replace(QUICK, rounds=1), 9)
+    drawn = [tuple(one.settings.values()) for one in found]
+    assert len(drawn) == 1 + 4 and set(drawn) >= {(a, 0.02, 60, b) for a in (7, 15) for b in (10, 20)}
+
+
+def features_of_nothing(count: int) -> HeldBack:
+    from plait.place.features import Features
+
+    known = Features(matrix=np.zeros((2 * count, 1)), names=("gpus",), categorical=())
+    return HeldBack(
+        known=known, past=np.full(count, 6.0), ended=np.ones(count, bool), truth=np.full(count, 6.0), names={}
+    )
+
+
+def test_settings_are_learnt_from_jobs_before_those_that_judge_them() -> None:
+    """The column tells how long a job takes, differently in both parts: what is learnt is the first's."""
+    held = features_of_nothing(120)
+    at = np.arange(240.0) % 2
+    known = replace(held.known, matrix=at[:, None])
+    learnt = np.where(at[:120] > 0, 8.0, 4.0)
+    told = replace(held, known=known, past=learnt, truth=np.where(at[120:] > 0, 8.0, 4.0))
+    turned = replace(told, truth=np.where(at[120:] > 0, 4.0, 8.0))
+    settings = replace(QUICK, rounds=100, min_leaf=5, learning_rate=0.1)
+    assert search(told, settings, 0)[0].error < 0.1
+    assert search(turned, settings, 0)[0].error > 3.5
+    assert search(replace(told, ended=at[:120] > 0), settings, 0)[0].error == pytest.approx(np.sqrt(8), abs=0.1)
+
+
+def test_a_folder_that_cannot_be_written(trace: Trace, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be written: .*Choose another with --out"):
+        save(small(trace), tmp_path / "file" / "model")
