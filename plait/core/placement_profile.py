@@ -184,4 +184,4 @@ def _checked(values: dict[str, Any]) -> PlacementProfile:
         return PlacementProfile.model_validate(values)
     except ValidationError as error:
         found = explain(error, PlacementProfile)
-        raise JobError(found.problem, fix=found.fix or AGAIN) from None
+        raise JobError(found.problem, key=found.key, fix=found.fix or AGAIN) from None

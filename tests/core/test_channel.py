@@ -90,3 +90,61 @@ def test_a_ranks_end_is_not_for_what_it_starts() -> None:
     assert not channel.taken().get_inheritable()
     for end in (ours, channel, theirs):
         end.close()
+
+
+def test_a_line_of_other_messages_begins_where_nothing_was_read_ahead() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = channel.Line[Stop](ours, (Stop,))
+        theirs.sendall(b'["Stop", {"signal": 2}]\n')
+        assert line.receive() == Stop(2)
+        assert line.taken() is ours
+        theirs.sendall(b'["Stop", {"signal": 2}]\nmore')
+        assert line.receive() == Stop(2)
+        with pytest.raises(EOFError, match="more came than one message"):
+            line.taken()
+
+
+def test_a_line_may_be_as_long_as_is_allowed() -> None:
+    message = b'["Stop", {"signal": 2}]\n'
+    for most, ends in ((len(message) - 1, False), (len(message) - 2, True)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            line = channel.Line[Stop](ours, (Stop,), most=most)
+            theirs.sendall(message[:-1])
+            if ends:
+                with pytest.raises(EOFError, match="without an end"):
+                    line.receive()
+                continue
+            assert line.receive() is None
+            theirs.sendall(message[-1:])
+            assert line.receive() == Stop(2)
+
+
+def test_nobody_waits_for_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said meanwhile is kept, up to some length, and follows with what is said next."""
+    monkeypatch.setattr(channel, "LONGEST", 1000)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line, other = channel.Line[Error](ours, (Error,)), channel.Line[Error](theirs, (Error,))
+        for number in range(3000):
+            line.send(Error(f"{number:0200}"))
+        came = list[str]()
+        for _ in range(5):
+            while (message := other.receive()) is not None:
+                came.append(message.text)
+            line.send(Error("next"))
+        said = [text for text in came if text != "next"]
+        assert 10 < len(said) < 3000
+        assert said == [f"{number:0200}" for number in range(len(said))]
+        assert came[-1] == "next"
+
+
+def test_what_a_rank_inherits_is_not_for_its_own_children() -> None:
+    ours, theirs = Channel.pair()
+    ends = os.dup(theirs.fileno())
+    os.set_inheritable(ends, True)
+    channel = Channel.inherited(ends)
+    assert not os.get_inheritable(ends)
+    for end in (ours, channel, theirs):
+        end.close()

@@ -109,3 +109,8 @@ def test_what_experts_send_stays_in_a_column() -> None:
     matrix = CommunicationMatrix(heights=(2, 2), ranks_per_node=8, volumes=volumes, micro_batch=3)
     assert matrix.vector(3) == (8, 10, 2)
     assert matrix.ratios == (3 * 8 / 12, 5)
+
+
+def test_blocks_of_nodes_have_to_be_equal() -> None:
+    with pytest.raises(PlacementError, match="span up to 2 nodes, and a stage has 2: .* Use the same cp x tp"):
+        CommunicationMatrix.of_layout(Layout(((3, 8), (1, 16))), ranks_per_node=8)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.env import specs_folder
-from plait.core.errors import JobError
-from plait.core.job import PLANNED, Job, StrategySection
+from plait.core.errors import CheckpointError, DataError, JobError, LaunchError, ScheduleError
+from plait.core.job import PLANNED, Job, StrategySection, naming
 from plait.core.strategy import Strategy
 from tests.core.conftest import MODEL
 
@@ -261,3 +261,46 @@ def test_a_micro_batch_is_a_replicas(size: int, dp: int, batch: int, micro: int,
 def test_a_job_that_says_null_is_written_without_it() -> None:
     job = Job.from_dict({"model": {"preset": "gpt3-125m", "rope_scaling": None}})
     assert "rope_scaling" not in job.to_toml()
+
+
+def test_a_change_that_cannot_be_is_the_command_lines_mistake() -> None:
+    job = Job.from_dict({"model": {"preset": "gpt3-125m"}})
+    assert job.changed(["strategy.tp=4"]).base_strategy.tp == 4
+    with pytest.raises(JobError) as caught:
+        job.changed(["strategy.tp=5"])
+    assert (caught.value.file, caught.value.key) == ("command line", "strategy.tp")
+    assert "Use 1, 2, 3, 4, 6 or 12" in str(caught.value)
+    with pytest.raises(JobError) as caught:
+        job.changed(["strategy.tp"])
+    assert caught.value.file == "command line"
+
+
+def test_an_error_of_what_a_job_names_is_about_its_key(tmp_path: Path) -> None:
+    for error, key in (
+        (ScheduleError("0F0 stands twice"), "strategy.schedule"),
+        (CheckpointError("is none"), "train.init_from"),
+        (DataError("has no tokens"), "data.tokenizer"),
+    ):
+        with pytest.raises(JobError) as caught, naming(tmp_path / "job.toml"):
+            raise error
+        assert (caught.value.file, caught.value.key) == (str(tmp_path / "job.toml"), key)
+        assert caught.value.problem == str(error)
+        with pytest.raises(JobError) as caught, naming("job.toml", [f"{key} = x"]):
+            raise error
+        assert caught.value.file == "command line"
+    with pytest.raises(LaunchError, match="^away$"), naming("job.toml"):
+        raise LaunchError("away")
+
+
+def test_where_an_error_was_made_is_said_once() -> None:
+    for error, overrides, file in (
+        (JobError("bad", key="train.steps"), (), "job.toml"),
+        (JobError("bad", key="train.steps"), ("train.steps=3",), "command line"),
+        (JobError("bad", key="train.steps"), ("run.name=3",), "job.toml"),
+        (JobError("bad", key="train.steps", file="other.toml"), ("train.steps=3",), "other.toml"),
+        (JobError("bad", key="--ranks"), (), None),
+        (JobError("bad"), (), "job.toml"),
+    ):
+        with pytest.raises(JobError) as caught, naming("job.toml", overrides):
+            raise error
+        assert caught.value.file == file

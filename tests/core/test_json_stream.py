@@ -97,6 +97,7 @@ REFUSED = {
     "a number as a key": (b"{5: 1}", "no JSON|no text"), "a list as a key": (b'{[1]: 1}', "a key in it is no text"),
     "deep": (b'{"a": ' + b"[" * 200_000, "nested too deeply"),
     "deep element": (b'{"events": [' + b"[" * 200_000, "nested too deeply"),
+    "deep and mended": (b'{"events": [["\\q", ' + b"[" * 20_000 + b"]" * 20_000 + b"]]}", "nested too deeply"),
     "cut gzip": (gzip.compress(b'{"events": []}')[:-9], "damaged"),
     "cut xz": (lzma.compress(b'{"events": []}' * 99)[:-20], "damaged"),
     "long element": (b'{"events": [{"a": "' + b"x" * (2 * json_stream.LONGEST) + b'", oops}]}', "more than"),

@@ -301,3 +301,16 @@ def test_of_many_starters_exactly_one_wins(tmp_path: Path, before: str) -> None:
         assert len(winners) == 1
         assert all(f"process {winners[0]}" in word for word in said if isinstance(word, str))
         assert list(folder.iterdir()) == []
+
+
+def test_who_is_about_to_replace_a_dead_ones_lock_is_waited_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is alive, and does not come to it."""
+    monkeypatch.setattr(lock, "CLAIM", 0.0)
+    write_lock(tmp_path, silent=0, token="heir")
+    (tmp_path / NAME).rename(tmp_path / f".{NAME}.dead")
+    write_lock(tmp_path, silent=0, started=1, token="dead")
+    with pytest.raises(LaunchError, match=f"is in use by process {os.getpid()}"), RunLock(tmp_path):
+        pass
+    assert json.loads((tmp_path / NAME).read_text())["token"] == "dead"

@@ -90,3 +90,22 @@ def test_its_network_is_what_place_reads(tmp_path: Path) -> None:
     (tmp_path / "net.toml").write_text(network_file(PROFILE).replace("value = 6", "value = 0.5"))
     with pytest.raises(JobError, match="crossing"):
         Network.read(tmp_path / "net.toml")
+
+
+def test_no_network_follows_from_groups_that_stay_in_a_minipod() -> None:
+    for collectives in ((), (curve(1, 8e-9),), (curve(2, 8e-9), curve(3, 9e-9))):
+        alone = PROFILE.model_copy(update={"collectives": collectives})
+        assert alone.crossing("all_reduce") is None
+        with pytest.raises(JobError, match="no group both inside a minipod and across"):
+            network_file(alone)
+
+
+def test_what_a_file_says_wrong_is_named_with_a_way_out(tmp_path: Path) -> None:
+    values = json.loads(PROFILE.to_json()) | {"nodes_per_minipod": 0}
+    (tmp_path / "p.json").write_text(json.dumps(values))
+    with pytest.raises(JobError, match=r"p\.json: .*nodes_per_minipod.*0 is not allowed"):
+        PlacementProfile.read(tmp_path / "p.json")
+    values = json.loads(PROFILE.to_json()) | {"more": 0}
+    (tmp_path / "p.json").write_text(json.dumps(values))
+    with pytest.raises(JobError, match="unknown key"):
+        PlacementProfile.read(tmp_path / "p.json")

@@ -326,3 +326,17 @@ def test_another_plan_of_a_rank_stands_in_its_ring(tmp_path: Path) -> None:
     assert read_ring(path).header.plan == "a" * 64
     ring.obeys("beef")
     assert (read_ring(path).header.plan, ring.header.plan) == ("beef", "beef")
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_no_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank-00000.ring"
+    fill(writer(path), range(3))
+
+    def longer(descriptor: int) -> os.stat_result:
+        found = os.stat(descriptor)
+        os.truncate(path, found.st_size - 64)
+        return found
+
+    with monkeypatch.context() as patched, pytest.raises(DataError, match="it has become shorter"):
+        patched.setattr(ring_format.os, "fstat", longer)
+        read_ring(path)

@@ -153,3 +153,11 @@ def test_followed_in_any_rhythm_every_record_comes_once(
     follower.advance()
     seen += follower.take(0, last)["number"].tolist()
     assert seen == list(range(1, sum(count + 1 for count, _ in rhythm) + 1)) if not follower.lost else True
+
+
+def test_a_file_that_cannot_be_read_any_more_is_named(tmp_path: Path) -> None:
+    ring(tmp_path)
+    follower = follow(tmp_path)
+    follower.close()
+    with pytest.raises(DataError, match="rank-00000.ring cannot be read: Bad file descriptor"):
+        follower.advance()

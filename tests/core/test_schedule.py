@@ -150,3 +150,42 @@ def test_two_orders_of_one_channel_are_refused() -> None:
     swapped = [{first: second, second: first}.get(op, op) for op in schedule.ranks[1]]
     with pytest.raises(ScheduleError, match="rank 0 sends 0SEND_F0 where rank 1 expects 1RECV_F1"):
         dry_run(replace(schedule, ranks=(schedule.ranks[0], tuple(swapped))))
+
+
+def test_a_schedule_that_is_not_checked_gets_no_transfers() -> None:
+    schedule = Schedule("by hand", 1, ((Op(0, "B", 0), Op(0, "F", 0)),))
+    with pytest.raises(ScheduleError, match="0B0 before 0F0"):
+        with_transfers(schedule)
+    assert with_transfers(schedule, proven=True) == schedule
+
+
+def test_one_op_that_is_the_whole_model_is_of_one_stage() -> None:
+    assert parse_schedule("rank 0: 0S0 0S1").whole
+    with pytest.raises(ScheduleError, match="S is for one stage that is the whole model, not for 2 stages"):
+        parse_schedule(by_hand("0S0", "1S0"))
+    with pytest.raises(ScheduleError, match="0S0 never runs"):
+        check(Schedule("by hand", 1, ((Op(0, "S", 1),),)))
+
+
+def test_a_stage_or_a_micro_batch_of_which_nothing_runs_is_named() -> None:
+    for text, says in (
+        ("rank 0: 1F0 1B0", "0B0 never runs"),
+        ("rank 0: 0F1 0B1", "0B0 never runs"),
+        ("rank 0: 0F0 0B0 2F0 2B0", "1B0 never runs"),
+        ("rank 0: 0F0 0B0 3F3 3B3", "0F1 never runs"),
+        ("rank 0: 0F0 0B5", "0B5 numbers a stage or micro-batch beyond the 2 ops"),
+        ("rank 0: 0F0 0B2", "0B2 numbers a stage or micro-batch beyond the 2 ops"),
+        ("rank 0: 2F0 0B0", "2F0 numbers a stage or micro-batch beyond the 2 ops"),
+        ("rank 0: 0F0 0F9999999 0B0", "0F9999999 numbers a stage or micro-batch beyond the 3 ops"),
+    ):
+        with pytest.raises(ScheduleError, match=says):
+            parse_schedule(text)
+
+
+def test_transfers_between_stages_of_one_rank_have_no_place() -> None:
+    with pytest.raises(ScheduleError, match="0SEND_F0 has no place .* no tensor crosses ranks from stage 0 to stage 1"):
+        parse_schedule("rank 0: 0F0 0SEND_F0 1F0 1B0 0B0")
+    with pytest.raises(ScheduleError, match="0F0 has no place .* S is forward and backward in one"):
+        parse_schedule("rank 0: 0S0 0F0")
+    with pytest.raises(ScheduleError, match="0B0 has no place .* its backward is split into I and W"):
+        parse_schedule("rank 0: 0F0 0I0 0W0 0B0")

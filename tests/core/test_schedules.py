@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +202,28 @@ def test_for_which_parts_of_a_backward_theory_has_a_formula(
 ) -> None:
     shape = a(2, 3, chunks=2 if name == "zb-v" else 1)
     assert (closed_form(name, shape, *seconds) is not None) == holds
+
+
+def test_a_schedule_that_a_file_holds(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("# mine\nrank 0: 0F0 0B0\n")
+    schedule, shape = find_schedule(str(file), Shape(ranks=1, micro_batches=1))
+    assert (schedule.name, schedule.ranks, shape) == ("mine", ((Op(0, "F", 0), Op(0, "B", 0)),), None)
+    file.write_text("rank 0: 0F0 0B0 0X0")
+    with pytest.raises(ScheduleError, match=r"mine\.txt: '0X0' is no schedule op"):
+        find_schedule(str(file), Shape(ranks=1, micro_batches=1))
+    file.write_bytes(b"\xff")
+    with pytest.raises(ScheduleError, match=r"mine\.txt: cannot be read as a schedule: "):
+        find_schedule(str(file), Shape(ranks=1, micro_batches=1))
+    with pytest.raises(ScheduleError, match="cannot be read as a schedule: "):
+        find_schedule(str(tmp_path), Shape(ranks=1, micro_batches=1))
+    for name in (tmp_path / "other.txt", file / "inside"):
+        with pytest.raises(ScheduleError, match="no schedule is called"):
+            find_schedule(str(name), Shape(ranks=1, micro_batches=1))
+
+
+def test_a_schedule_is_made_with_the_stages_that_it_needs() -> None:
+    for name, asked, chunks in (("zb-v", 1, 2), ("1f1b", 1, 1), ("interleaved", 3, 3)):
+        schedule, shape = find_schedule(name, Shape(ranks=2, micro_batches=4, chunks=asked))
+        assert shape is not None
+        assert (shape.chunks, schedule.num_stages) == (chunks, 2 * chunks)

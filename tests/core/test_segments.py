@@ -240,3 +240,23 @@ def test_what_crosses_the_network_inside_a_stage(tp: int, cp: int) -> None:
     assert graph.attention == (SharedAttention(4, 1) if cp > 1 else None)
     assert graph.shared("mlp") is None
     assert graph.shared("attn") == graph.shared("block") == graph.attention
+
+
+def test_an_op_that_runs_before_what_it_needs_is_named() -> None:
+    graph = SegmentGraph(num_layers=1, communicates=False, phase="F")
+    first, second, *others = sync_order(graph)
+    with pytest.raises(ScheduleError, match=f"{second.op} runs before {first.op}, which it needs"):
+        check(graph, [second, first, *others])
+
+
+@pytest.mark.parametrize(("left", "says"), [(("run", "start"), "awaited"), (("run",), "started")])
+def test_a_collective_that_is_not_awaited_is_named(left: tuple[str, ...], says: str) -> None:
+    graph = SegmentGraph(num_layers=1, phase="I", sequence_parallel=True)  # whose last result phase W reads
+    actions = sync_order(graph)
+    last = next(op for verb, op in reversed(actions) if verb == "wait")
+    with pytest.raises(ScheduleError, match=f"the collective of {last} is never {says}"):
+        check(graph, [action for action in actions if action.op != last or action.verb in left])
+    with pytest.raises(ScheduleError, match=f"<{last} stands before its start"):
+        check(graph, [action for action in actions if action.op != last or action.verb != "start"])
+    with pytest.raises(ScheduleError, match=f">{last} stands before the op"):
+        check(graph, [Action("start", last), *actions])

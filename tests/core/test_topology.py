@@ -103,6 +103,7 @@ def test_the_order_of_telling_changes_no_hash() -> None:
          "^line 2: 2 switches are under no other: a, b. Add one switch"),
         ([Wiring("a", ["b", "c"]), Wiring("b", nodes=["n"]), Wiring("c", nodes=["n"], where="line 3")],
          "^line 3: the node 'n' is under 'b' and 'c'"),
+        ([Wiring(f"s{i}", nodes=["n"], where=f"line {i}") for i in range(50_001)], "^line 50000: more than 50000 switches"),
         ([Wiring("a", nodes=["n", "n"], where="line 1")], "^line 1: the node 'n' is twice under 'a'"),
         ([Wiring("t", ["a", "b"]), Wiring("a", ["c"]), Wiring("b", ["c"], where="line 9"), Wiring("c", nodes=["n"])],
          "^line 9: the switch 'c' is under 'a' and 'b'"),
