@@ -112,5 +112,5 @@ def test_what_experts_send_stays_in_a_column() -> None:
 
 
 def test_blocks_of_nodes_have_to_be_equal() -> None:
-    with pytest.raises(PlacementError, match="span up to 2 nodes, and a stage has 2: .* Use the same cp x tp"):
+    with pytest.raises(PlacementError, match=r"span up to 2 nodes, and a stage has 2: .* Use the same cp x tp"):
         CommunicationMatrix.of_layout(Layout(((3, 8), (1, 16))), ranks_per_node=8)

@@ -288,7 +288,7 @@ def test_an_error_of_what_a_job_names_is_about_its_key(tmp_path: Path) -> None:
         with pytest.raises(JobError) as caught, naming("job.toml", [f"{key} = x"]):
             raise error
         assert caught.value.file == "command line"
-    with pytest.raises(LaunchError, match="^away$"), naming("job.toml"):
+    with pytest.raises(LaunchError, match=r"^away$"), naming("job.toml"):
         raise LaunchError("away")
 
 

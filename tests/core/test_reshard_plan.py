@@ -72,7 +72,8 @@ def test_shares_go_round_a_ring_of_all_receivers() -> None:
         ("local_all_gather", 3, (1, 2), [0, 250, 250, 500, 500, 750, 750, 1000]),
         ("global_all_gather", 1, (1, 2), [0, 250, 500, 500]),
         ("global_all_gather", 1, (1, 2, 3), [0, 166, 333, 500, 500, 500, 666, 666, 666]),
-        ("global_all_gather", 4, (1, 2, 3), [0, 83, 166, 250, 333, 416, *[500] * 3, *[583] * 3, *[750] * 3, *[833] * 3]),
+        ("global_all_gather", 4, (1, 2, 3),
+         [0, 83, 166, 250, 333, 416, *[500] * 3, *[583] * 3, *[750] * 3, *[833] * 3]),
     ],
 )  # fmt: skip
 def test_when_messages_start(way: Way, chunks: int, receivers: tuple[int, ...], times: list[int]) -> None:

@@ -159,5 +159,5 @@ def test_a_file_that_cannot_be_read_any_more_is_named(tmp_path: Path) -> None:
     ring(tmp_path)
     follower = follow(tmp_path)
     follower.close()
-    with pytest.raises(DataError, match="rank-00000.ring cannot be read: Bad file descriptor"):
+    with pytest.raises(DataError, match=r"rank-00000\.ring cannot be read: Bad file descriptor"):
         follower.advance()

@@ -183,9 +183,11 @@ def test_a_stage_or_a_micro_batch_of_which_nothing_runs_is_named() -> None:
 
 
 def test_transfers_between_stages_of_one_rank_have_no_place() -> None:
-    with pytest.raises(ScheduleError, match="0SEND_F0 has no place .* no tensor crosses ranks from stage 0 to stage 1"):
+    with pytest.raises(
+        ScheduleError, match=r"0SEND_F0 has no place .* no tensor crosses ranks from stage 0 to stage 1"
+    ):
         parse_schedule("rank 0: 0F0 0SEND_F0 1F0 1B0 0B0")
-    with pytest.raises(ScheduleError, match="0F0 has no place .* S is forward and backward in one"):
+    with pytest.raises(ScheduleError, match=r"0F0 has no place .* S is forward and backward in one"):
         parse_schedule("rank 0: 0S0 0F0")
-    with pytest.raises(ScheduleError, match="0B0 has no place .* its backward is split into I and W"):
+    with pytest.raises(ScheduleError, match=r"0B0 has no place .* its backward is split into I and W"):
         parse_schedule("rank 0: 0F0 0I0 0W0 0B0")
