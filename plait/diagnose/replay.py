@@ -149,8 +149,8 @@ def _last_ended(ops: pl.DataFrame, part: Ints, start: Floats, end: Floats, lane:
     latest = np.full(len(part), np.nan)
     for back in range(RECENT + 1):  # one more, because an op of no length comes before itself
         index = at - back
-        candidate = own[np.clip(index, 0, None)] if own.size else np.zeros(len(part), np.int64)
-        valid = (index >= 0) & (part[candidate] == part) & (candidate < rows) if own.size else rows < 0
+        candidate = own[np.clip(index, 0, None)]
+        valid = (index >= 0) & (part[candidate] == part) & (candidate < rows)
         latest = np.where(np.isnan(latest) & valid, end[candidate], latest)
         valid &= end[candidate] >= latest - tolerance
         for slot in range(RECENT):

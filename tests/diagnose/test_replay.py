@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from plait.diagnose.recording import Recording
 from plait.diagnose.replay import Graph, graph_of
+from plait.diagnose import what_if as asking
 from plait.diagnose.what_if import what_if
 from tests.diagnose.test_stragglers import recording
 from tests.support.recordings.made import At, Job
@@ -72,3 +76,172 @@ def test_without_spans_there_is_nothing_to_replay() -> None:
     seen = recording(Job(dp=2, pp=1, steps=2))
     none = Recording(grid=seen.grid, rollup=seen.rollup, meetings=seen.meetings, spans=seen.spans.clear())
     assert what_if(none) is None
+
+
+# ---- by hand ----
+
+
+def ops(*rows: tuple[Any, ...], **more: Any) -> Graph:
+    """Of (rank, lane, start, end, waits, meeting), all of one step."""
+    columns = {
+        "rank": pl.Int64, "lane": pl.String, "start": pl.Float64, "end": pl.Float64, "waits": pl.Boolean,
+        "meeting": pl.Int64,
+    }  # fmt: skip
+    table = pl.DataFrame(rows, schema=columns, orient="row").with_columns(step=pl.lit(7))
+    return graph_of(table, **more)
+
+
+def of_ops(made: Graph, what: np.ndarray) -> list[float]:
+    return [round(float(one), 6) for one in what[made.event]]
+
+
+PROCESSOR = "processor"
+
+
+def test_what_passes_between_ops_is_the_hosts() -> None:
+    made = ops((0, PROCESSOR, 5.0, 6.0, False, None), (0, PROCESSOR, 6.5, 8.5, False, None),
+               (1, PROCESSOR, 5.25, 6.25, False, None))  # fmt: skip
+    assert made.steps.tolist() == [7]
+    assert of_ops(made, made.seconds) == [1.0, 2.0, 1.0]
+    assert of_ops(made, made.lead) == [0.0, 0.5, 0.0]
+    assert of_ops(made, made.first) == [0.0, 0.0, 0.25], "since the first of the step began"
+    assert made.replay(made.seconds).tolist() == [3.0]
+    assert made.replay(made.seconds + made.lead).tolist() == [3.5]
+    apart = ops((0, PROCESSOR, 5.0, 6.0, False, None), (1, PROCESSOR, 900.0, 903.0, False, None), clocks_agree=False)
+    assert of_ops(apart, apart.first) == [0.0, 0.0] and apart.replay(apart.seconds).tolist() == [3.0]
+
+
+def test_a_collective_begins_when_all_are_there_and_takes_what_it_takes_the_last() -> None:
+    made = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, "dp", 1.25, 4.0, False, 3),
+               (1, PROCESSOR, 0.0, 3.0, False, None), (1, "dp", 3.5, 4.0, False, 3))  # fmt: skip
+    assert made.event[1] == made.event[3] and len(made.seconds) == 3
+    assert of_ops(made, made.seconds) == [1.0, 0.5, 3.0, 0.5]
+    assert of_ops(made, made.lead) == [0.0] * 4, "of an event of several ranks it stands at the edges"
+    assert made.replay(made.seconds).tolist() == [4.0]
+    assert made.replay(made.seconds, gaps=False).tolist() == [3.5]
+    quick = made.seconds.copy()
+    quick[made.event[2]] = 1.0
+    assert made.replay(quick).tolist() == [2.0], "1 + 0.5 + 0.5 of rank 1; rank 0 is there at 1.25"
+
+
+def test_a_wait_lasts_until_what_it_names_has_ended() -> None:
+    made = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, PROCESSOR, 1.0, 3.25, True, 3),
+               (1, PROCESSOR, 0.0, 2.0, False, None), (1, "pp", 2.0, 3.0, False, 3))  # fmt: skip
+    assert of_ops(made, made.seconds) == [1.0, 0.25, 2.0, 1.0], "what passed after the end of the transfer"
+    assert made.replay(made.seconds).tolist() == [3.25]
+    slow = made.seconds.copy()
+    slow[made.event[3]] = 4.0
+    assert made.replay(slow).tolist() == [6.25]
+    apart = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, PROCESSOR, 1.0, 3.25, True, 3),
+                (1, PROCESSOR, 0.0, 2.0, False, None), (1, "pp", 2.0, 3.0, False, 3), clocks_agree=False)  # fmt: skip
+    assert of_ops(apart, apart.seconds)[1] == 0.0
+
+
+def test_a_wait_that_names_nothing_waits_for_what_its_rank_communicated_last() -> None:
+    made = ops((0, "dp", 0.0, 1.0, False, None), (0, "tp", 0.0, 2.0, False, None), (0, "dp", 1.0, 5.0, False, None),
+               (0, PROCESSOR, 0.0, 2.5, True, None), (1, "dp", 0.0, 2.25, False, None))  # fmt: skip
+    assert of_ops(made, made.seconds)[3] == 0.5
+    slow = made.seconds.copy()
+    slow[made.event[1]], slow[made.event[2]] = 9.0, 1.0
+    assert made.replay(slow).tolist() == [9.5]
+    none = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, PROCESSOR, 1.0, 4.0, True, 99),
+               (0, "dp", 0.0, 0.5, False, 5))  # fmt: skip
+    assert of_ops(none, none.seconds)[1] == 3.0, "what it names is nowhere"
+    early = ops((0, PROCESSOR, 0.0, 1.0, True, None), (0, "dp", 0.5, 2.0, False, None))
+    assert of_ops(early, early.seconds)[0] == 1.0, "nothing had ended"
+
+
+def test_an_op_needs_the_last_of_every_lane_before_it() -> None:
+    """Also those that ended together with it, and not what ended after it began."""
+    made = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, "dp", 0.0, 2.0, False, None),
+               (0, "pp", 0.0, 2.5, False, None), (0, PROCESSOR, 2.0, 3.0, False, None))  # fmt: skip
+    assert made.replay(made.seconds + made.lead).tolist() == [3.0]
+    slow = made.seconds.copy()
+    slow[made.event[1]] = 7.0
+    assert made.replay(slow).tolist() == [8.0]
+    slow[made.event[2]] = 20.0
+    assert made.replay(slow).tolist() == [20.0], "which nothing needs"
+    batch = ops(*[(0, "pp", 0.0, 1.0, False, None)] * 3, (0, PROCESSOR, 1.0, 2.0, False, None))
+    for each in range(3):
+        slow = batch.seconds.copy()
+        slow[batch.event[each]] = 5.0
+        assert batch.replay(slow).tolist() == [6.0], "a batch of sends and receives ends as one"
+
+
+@pytest.mark.parametrize(("begins", "needed"), [(0.99996, True), (0.99, False)])
+def test_times_that_are_rounded(begins: float, needed: bool) -> None:
+    made = ops((0, PROCESSOR, 0.0, 1.0, False, None), (0, PROCESSOR, begins, 2.0, False, None), tolerance=1e-4)
+    slow = made.seconds.copy()
+    slow[made.event[0]] = 5.0
+    assert (made.replay(slow)[0] > 5.5) == needed
+
+
+# ---- what is asked ----
+
+
+def plain(**more: Any) -> Recording:
+    return recording(Job(dp=2, pp=2, micro_batches=2, jitter=0.0, steps=6, **more))
+
+
+def test_which_steps_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(since: int | None = None) -> int:
+        found = what_if(plain(), since=since)
+        return 0 if found is None else found.steps
+
+    assert (steps(), steps(0), steps(1), steps(4), steps(5), steps(6)) == (5, 5, 5, 2, 1, 0), "the first is no other"
+    one = plain().spans.filter(pl.col("step") == 3).height
+    for most, kept in ((2 * one, 2), (3 * one - 1, 2), (3 * one, 3), (1, 1)):
+        monkeypatch.setattr(asking, "SPANS", most)
+        assert steps() == kept, "the last ones, and one at least"
+
+
+def test_without_computation_nothing_is_replayed() -> None:
+    seen = plain()
+    assert what_if(replace(seen, spans=seen.spans.filter(pl.col("kind") != "compute"))) is None
+
+
+@pytest.mark.parametrize(("most", "told"), [(4, True), (3, False)])
+def test_of_so_many_replicas_and_stages_workers_are_compared(
+    monkeypatch: pytest.MonkeyPatch, most: int, told: bool
+) -> None:
+    monkeypatch.setattr(asking, "SCENARIOS", most)
+    found = what_if(plain())
+    assert found is not None
+    assert (len(found.worst), found.few) == ((4, 1) if told else (0, 0))
+    assert told or found.m_w is None
+
+
+def test_a_slow_worker_in_numbers() -> None:
+    """No transfers to speak of; of eight workers one takes twice as long, and its stage and replica wait."""
+
+    def slow(at: At) -> float:
+        return (0.1 if at.way == "forward" else 0.2) * (2.0 if (at.dp, at.stage) == (1, 1) else 1.0)
+
+    seen = recording(Job(dp=4, pp=2, micro_batches=8, compute=slow, jitter=0.0, steps=4, transfer=lambda at: 0.0))
+    found = what_if(seen, [(5,), (4,), (1, 5)])
+    assert found is not None
+    assert found.recorded == pytest.approx(np.mean(lengths(seen)[1:]))
+    assert found.slowdown == found.replayed / found.ideal > 1.3
+    assert found.worst[0][:2] == (1, 1) and len(found.worst) == 8 and found.few == 1
+    assert [one.slowdown for one in found.worst] == sorted((one.slowdown for one in found.worst), reverse=True)
+    assert found.worst[-1].slowdown < 1.05 < found.worst[0].slowdown
+    assert found.m_w == pytest.approx(1.0, abs=0.1) and found.m_s == pytest.approx(1.0, abs=0.1), "it is the last stage"
+    assert found.costs[0] == pytest.approx(found.costs[2]) and found.costs[1] == pytest.approx(0, abs=1e-9)
+    clean = recording(Job(dp=4, pp=2, micro_batches=8, jitter=0.0, steps=4, transfer=lambda at: 0.0))
+    assert found.costs[0] == pytest.approx(found.recorded - np.mean(lengths(clean)[1:]), rel=1e-6)
+
+
+def test_one_worker_and_one_stage_are_not_compared() -> None:
+    alone = what_if(recording(Job(dp=1, pp=1, micro_batches=4, steps=4, jitter=0.2)))
+    assert alone is not None and (alone.m_w, alone.m_s) == (None, None)
+    stage = what_if(recording(Job(dp=3, pp=1, micro_batches=4, steps=4, jitter=0.2)))
+    assert stage is not None and stage.m_s is None and stage.m_w is not None
+
+
+def test_where_clocks_differ_the_lengths_of_steps_are_those_that_were_told() -> None:
+    seen = plain()
+    told = replace(seen, clocks_agree=False, seconds=dict.fromkeys(range(6), 42.0))
+    found = what_if(told)
+    assert found is not None and found.recorded == 42.0
+    agree = what_if(replace(told, clocks_agree=True))
+    assert agree is not None and agree.recorded == pytest.approx(np.mean(lengths(seen)[1:]))

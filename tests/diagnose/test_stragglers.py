@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,3 +226,94 @@ def test_nobody_to_be_compared_with(tmp_path: Path) -> None:
     found = explain(read_run(write_run(tmp_path / "run", Job(dp=1, pp=2))).recording, "run")
     assert found.stragglers == ()
     assert found.verdicts.comparable == 0
+
+
+def slower(by: Callable[[At], float]) -> Callable[[At], float]:
+    return lambda at: (0.1 if at.way == "forward" else 0.2) * by(at)
+
+
+@pytest.mark.parametrize(("ranks", "named"), [(7, False), (8, True)])
+def test_of_fewer_than_8_ranks_more_is_asked_for(ranks: int, named: bool) -> None:
+    """One takes 4 % longer: between what is asked for of few, and of more."""
+    slow = slower(lambda at: 1.04 if at.dp == 3 else 1.0)
+    found = verdicts(recording(Job(dp=ranks, pp=1, steps=20, micro_batches=4, jitter=0.001, compute=slow)))
+    assert [one.ranks for one in found.stragglers] == ([(3,)] if named else [])
+    assert (found.spread.unit == 3) != named, "of who is not named the slowest is told"
+
+
+def test_the_slowest_of_those_that_are_not_named_may_be_the_first_rank() -> None:
+    slow = slower(lambda at: 1.015 if at.dp == 0 else 1.0)
+    found = verdicts(recording(Job(dp=8, pp=1, steps=20, micro_batches=4, jitter=0.001, compute=slow)))
+    assert found.stragglers == () and found.spread.unit == 0
+    assert found.spread.effect == pytest.approx(0.015, abs=0.001)
+
+
+def test_who_comes_last_how_late_and_because_of_whom() -> None:
+    slow = slower(lambda at: 1.5 if (at.dp, at.stage) == (2, 0) else 1.0)
+    found = verdicts(recording(Job(dp=4, pp=2, steps=20, micro_batches=1, jitter=0.0, compute=slow))).arrivals
+    [one] = found
+    assert (one.axis, one.what, one.rank, one.share, one.behind) == ("dp", "mlp backward", 2, 0.5, 2), "of both stages"
+    assert one.lateness == pytest.approx(0.15), "half of forward and backward"
+    later = slower(lambda at: 1.5 if (at.dp, at.stage) == (2, 1) else 1.0)
+    [one] = verdicts(recording(Job(dp=4, pp=2, steps=20, micro_batches=1, jitter=0.0, compute=later))).arrivals
+    assert one.behind == 6, "who comes last waited for the other stage"
+    [one] = verdicts(recording(Job(dp=4, pp=2, steps=20, micro_batches=1, jitter=0.0))).arrivals
+    assert one.behind is None and one.lateness == pytest.approx(0, abs=1e-9)
+    assert verdicts(recording(Job(dp=1, pp=2, steps=20))).arrivals == ()
+
+
+def test_a_slow_host_is_what_its_ranks_are_together() -> None:
+    """One of its two ranks is slow from the beginning, the other slower and later."""
+    late = slower(lambda at: 1.3 if at.dp == 4 else 1.5 if at.dp == 5 and at.step >= 20 else 1.0)
+    job = Job(dp=8, pp=1, steps=40, micro_batches=4, compute=late)
+    alone = {one.ranks: one for one in verdicts(recording(job)).stragglers}
+    [host] = verdicts(recording(job, {rank: f"h{rank // 2}" for rank in range(8)})).stragglers
+    first, second = alone[4,], alone[5,]
+    assert (first.since, second.since) == (0, 20)
+    assert (host.what, host.ranks, host.where) == ("slow host", (4, 5), "all 2 ranks of h2")
+    assert (host.since, host.until) == (0, 39)
+    assert (host.z, host.seconds) == (min(first.z, second.z), max(first.seconds, second.seconds))
+    assert host.effect == pytest.approx((first.effect + second.effect) / 2)
+    ends = slower(lambda at: 1.3 if at.dp == 4 and at.step < 20 else 1.5 if at.dp == 5 and at.step >= 20 else 1.0)
+    [host] = verdicts(recording(replace(job, compute=ends), {rank: f"h{rank // 2}" for rank in range(8)})).stragglers
+    assert (host.ranks, host.since, host.until) == ((4, 5), 0, 39)
+
+
+def test_slow_links_of_different_times() -> None:
+    def transfer(at: At) -> float:
+        first = (at.dp, at.stage, at.way) == (1, 0, "forward") and at.step < 30
+        second = (at.dp, at.stage, at.way) == (2, 0, "forward") and at.step >= 10
+        return TRANSFER * (40 if first else 60 if second else 1)
+
+    [found] = verdicts(recording(Job(dp=8, pp=2, steps=40, transfer=transfer))).stragglers
+    assert (found.what, found.since, found.until) == ("slow link", 0, 39)
+    assert found.ranks == (1, 2, 9, 10) and set(found.where.split(" and ")) == {"pp 1>9", "pp 2>10"}
+    assert found.effect == pytest.approx(59, rel=0.02), "the dearest one's"
+
+
+AWAY = {0: "h0", 4: "h0", 9: "h0", 8: "h1", 5: "h2"}
+
+
+def leaves(at: At) -> bool:
+    """Whether a transfer goes from or to h0; what it sends to itself does not."""
+    target = at.stage + (1 if at.way == "forward" else -1)
+    ends = {AWAY.get(rank, "h3") for rank in (at.stage * 4 + at.dp, target * 4 + at.dp)}
+    return len(ends) == 2 and "h0" in ends
+
+
+def test_links_within_a_host_are_none_of_those_that_leave_it() -> None:
+    hosts = {rank: AWAY.get(rank, "h3") for rank in range(12)}
+    slow = Job(dp=4, pp=3, transfer=lambda at: TRANSFER * (40 if leaves(at) else 1))
+    [found] = verdicts(recording(slow, hosts)).stragglers
+    assert (found.hosts, found.where, found.ranks) == (("h0",), "every link of h0", (0, 4, 9))
+    one_way = Job(dp=4, pp=3, transfer=lambda at: TRANSFER * (40 if leaves(at) and at.way == "forward" else 1))
+    [found] = verdicts(recording(one_way, hosts)).stragglers
+    assert (found.hosts, found.where) == (("h0",), "2 links of h0")
+
+
+def test_where_a_host_of_a_slow_link_is_not_known_its_ranks_are_told() -> None:
+    hosts = {rank: AWAY.get(rank, "h3") for rank in range(12) if rank != 9}
+    slow = Job(dp=4, pp=3, transfer=lambda at: TRANSFER * (40 if leaves(at) else 1))
+    [found] = verdicts(recording(slow, hosts)).stragglers
+    assert (found.ranks, found.hosts) == ((4, 5, 8, 9), ("h0", "h1", "h2"))
+    assert found.where.count("pp ") == 3, "of four, three are told"
