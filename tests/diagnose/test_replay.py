@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.diagnose import what_if as asking
 from plait.diagnose.recording import Recording
 from plait.diagnose.replay import Graph, graph_of
-from plait.diagnose import what_if as asking
 from plait.diagnose.what_if import what_if
 from tests.diagnose.test_stragglers import recording
 from tests.support.recordings.made import At, Job
