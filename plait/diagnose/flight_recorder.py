@@ -1,5 +1,7 @@
-"""Dumps of PyTorch's flight recorder in their JSON form (``torch._C._distributed_c10d._dump_fr_trace_json``,
-formerly ``_dump_nccl_trace_json``): the collectives and messages of one rank, ended, under way and waiting.
+"""Dumps of PyTorch's flight recorder: the collectives and messages of one rank, ended, under way and waiting.
+
+It writes pickles unless it is told otherwise, of which nothing is run (``plait.core.plain_pickle``); and JSON
+(``torch._C._distributed_c10d._dump_fr_trace_json``), which has no stacks.
 
 | what                                                             | is                                     |
 |------------------------------------------------------------------|----------------------------------------|
@@ -16,8 +18,8 @@ formerly ``_dump_nccl_trace_json``): the collectives and messages of one rank, e
 | entries that are no objects or name no operation; times, sizes,  | passed over, counted                   |
 | states and groups that cannot be; entries that the recorder has  |                                        |
 | overwritten                                                      |                                        |
-| a pickled dump, which would run what somebody else wrote; one    | refused                                |
-| that does not tell whose it is                                   |                                        |
+| a pickle of more than plain data; a dump that does not tell      | refused                                |
+| whose it is                                                      |                                        |
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from plait.core.evidence import spoken_ranks, write_hang
 from plait.core.files import check_target, explained, kind_of, reason_of, replacing
 from plait.core.json_stream import read_stream
 from plait.core.passed_over import PassedOver
+from plait.core.plain_pickle import MARKS, read_plain
 from plait.core.timeline import SCHEMA_VERSION
 from plait.diagnose.dumps import verdict_of
 from plait.diagnose.flight_recorder import VERSIONS, Dump, dump_spans, is_dump
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from plait.core.evidence import Verdict
 
 BACKWARD = r"reduce_?scatter|backward|grad"
-PICKLES = tuple(bytes([0x80, version]) for version in range(2, 6))
 FIRST = 1000
 """ns at which the first span begins: a start of 0 is one that is not known."""
 LOST = 0.02
@@ -122,7 +122,7 @@ def recordings_in(paths: Iterable[Path]) -> list[Path]:
 
 def _begins(path: Path) -> bool:
     head = _head(path)
-    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") or head[:2] in PICKLES
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") or head[:2] in MARKS
 
 
 # ---- reading ----
@@ -154,11 +154,14 @@ def _read(path: Path, low: int) -> _File:
     over = PassedOver()
     trace, dump = Trace(over), Dump(over)
     try:
-        header = read_stream(path, {"traceEvents": trace.add, "entries": dump.add}, over, bare="traceEvents")
+        if _head(path)[:2] in MARKS:
+            header = read_plain(path, {"entries": dump.add}, over)
+        else:
+            header = read_stream(path, {"traceEvents": trace.add, "entries": dump.add}, over, bare="traceEvents")
     except OSError as error:
         raise DataError(f"it cannot be read: {reason_of(error)}") from None
     except ValueError as error:
-        raise DataError(f"{error}{_pickled(path)}") from None
+        raise DataError(str(error)) from None
     try:
         if isinstance(header.get("traceEvents"), int):
             return _trace(path, trace, header, over, low)
@@ -209,15 +212,6 @@ def _head(path: Path) -> bytes:
             return stream.read(64)
     except (OSError, ValueError):
         return b""
-
-
-def _pickled(path: Path) -> str:
-    if _head(path)[:2] not in PICKLES:
-        return ""
-    return (
-        ". It looks like a pickle, which would run what somebody else wrote: dump as JSON instead "
-        "(torch._C._distributed_c10d._dump_fr_trace_json)"
-    )
 
 
 def _by_rank(read: Sequence[_File], found: Imported, told: Callable[[str], None]) -> dict[int, _File]:

@@ -12,6 +12,7 @@ from plait.core.passed_over import PassedOver
 from plait.diagnose import flight_recorder
 from plait.diagnose.flight_recorder import Dump, Entry, dump_spans, is_dump
 from plait.diagnose.importing import Imported, import_traces
+from plait.diagnose.reading import read_run
 from tests.support.recordings.theirs import dump, entry, waiting, written
 
 SECOND = 10**9
@@ -40,6 +41,23 @@ def test_a_healthy_job(tmp_path: Path) -> None:
     found = verdict(tmp_path, dump(0), dump(1))
     assert (found.cause, found.ranks) == ("none", ())
     assert found.why == "Nothing is wrong in the dumps: all of their 10 operations have ended."
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_pickles_of_dumps_say_what_their_json_says(tmp_path: Path, protocol: int) -> None:
+    frames = [{"name": "step", "filename": "train.py", "line": 7}] * 40
+    odd: dict[str, Any] = {"process_group": ("0", "default_pg"), "frames": frames, "duration_ms": 1.25}
+    dumps = [dump(rank, *([waiting(5, 9000, **odd)] if rank != 2 else []), world=4) for rank in range(4)]
+    found: list[Imported] = []
+    for name, form in (("json", 0), ("pickles", protocol)):
+        (tmp_path / name).mkdir()
+        files = written(tmp_path / name, *dumps, named="nccl_trace_rank_{}", protocol=form)
+        found.append(import_traces(files, tmp_path / name / "run"))
+    assert found[0] == found[1]
+    assert found[0].verdict is not None
+    assert found[0].verdict.ranks == (2,)
+    first, second = (read_run(tmp_path / name / "run").recording.spans for name in ("json", "pickles"))
+    assert first.equals(second)
 
 
 def test_a_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path: Path) -> None:

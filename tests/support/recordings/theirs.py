@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,11 @@ def dump(rank: int, *more: dict[str, Any], ended: int = 5, world: int = 2) -> di
     return {"version": "2.9", "pg_config": config, "pg_status": {}, "rank": rank, "entries": [*entries, *more]}
 
 
-def written(folder: Path, *contents: dict[str, Any], named: str = "trace{}.json") -> list[Path]:
+def written(folder: Path, *contents: dict[str, Any], named: str = "trace{}.json", protocol: int = 0) -> list[Path]:
+    """Files as JSON; as pickles, if a protocol of theirs is told."""
     files = [folder / named.format(number) for number in range(len(contents))]
     for file, content in zip(files, contents, strict=True):
-        file.write_text(json.dumps(content))
+        file.write_bytes(pickle.dumps(content, protocol) if protocol else json.dumps(content).encode())
     return files
 
 

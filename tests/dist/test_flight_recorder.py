@@ -1,0 +1,54 @@
+"""What PyTorch's flight recorder writes in this version of it, as it writes it: pickles of plain data."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.core.passed_over import PassedOver
+from plait.core.plain_pickle import parse_plain
+from plait.diagnose.flight_recorder import Dump
+from plait.diagnose.importing import import_traces
+from tests.support.ranks import Ranks
+
+
+def dumped(rank: int) -> tuple[bytes, bytes]:
+    """A rank's dump after some collectives: as it is written, and as JSON."""
+    dist.all_reduce(torch.ones(4, 3))
+    dist.broadcast(torch.ones(5), 0)
+    dist.barrier()
+    own = import_module("torch._C._distributed_c10d")
+    return own._dump_fr_trace(), own._dump_fr_trace_json()
+
+
+def entries(document: dict[str, Any]) -> Dump:
+    found = Dump(PassedOver())
+    for one in document["entries"]:
+        found.add(one)
+    found.finish(document)
+    found.entries = [replace(one, stack=()) for one in found.entries]  # JSON has none
+    return found
+
+
+def test_what_it_writes_is_read(four: Ranks, tmp_path: Path) -> None:
+    pickles, texts = zip(*four.run(dumped), strict=True)
+    for pickled, text in zip(pickles, texts, strict=True):
+        over = PassedOver()
+        document = parse_plain(pickled, over)
+        assert not over
+        assert json.dumps(document) == json.dumps(pickle.loads(pickled))
+        assert entries(document) == entries(json.loads(text))
+    files = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(4)]
+    for file, pickled in zip(files, pickles, strict=True):
+        file.write_bytes(pickled)
+    found = import_traces(files, tmp_path / "run")
+    assert found.ranks == 4
+    assert found.verdict is not None
+    assert found.verdict.cause == "none"
