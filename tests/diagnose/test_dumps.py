@@ -60,6 +60,17 @@ def test_pickles_of_dumps_say_what_their_json_says(tmp_path: Path, protocol: int
     assert first.equals(second)
 
 
+@pytest.mark.parametrize("at", [1795671044864785515, 1795671044864785921, 2**53 + 1])
+def test_a_dump_of_operations_of_which_nobody_knows_the_end_is_read(tmp_path: Path, at: int) -> None:
+    """Gloo's: they have ended and tell one time, a number of more digits than a float has."""
+    ended = [waiting(0, at + 10, retired=True)]
+    dumps = [dump(rank, *ended, ended=0) for rank in range(2)]
+    found = looked_at(tmp_path, *dumps)
+    assert (found.ranks, found.spans) == (2, 0)
+    assert found.verdict is not None
+    assert found.verdict.cause == "none"
+
+
 def test_a_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path: Path) -> None:
     others = [dump(rank, waiting(5, 9000), world=4) for rank in (0, 1, 3)]
     found = verdict(tmp_path, *others, dump(2, world=4))
