@@ -94,7 +94,7 @@ class _Launches:
         found = np.full(len(keys), -1, np.int64)
         if len(known):
             at = np.clip(np.searchsorted(known, keys), 0, len(known) - 1)
-            there = (known[at] == keys) & (keys >= 0)
+            there = known[at] == keys
             found[there] = rows[at[there]]
         return found
 
@@ -141,7 +141,7 @@ class _Launches:
 def _ranges_around(ops: Ops, rows: np.ndarray) -> np.ndarray:
     """Of every kernel the device's range of communication in which it ran, on its stream; -1: none."""
     ranges = ops.rows("device ranges")
-    ranges = ranges[ops.named(RANGE)[ranges]] if len(ranges) else ranges
+    ranges = ranges[ops.named(RANGE)[ranges]]
     found = np.full(len(rows), -1, np.int64)
     for thread in np.unique(ops.thread[ranges]):
         own = ranges[ops.thread[ranges] == thread]

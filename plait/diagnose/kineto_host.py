@@ -77,8 +77,6 @@ def _called(ops: Ops, row: int, call: int, rank: int | None) -> tuple[Any, ...]:
 
 def _outermost(ops: Ops, rows: np.ndarray) -> np.ndarray:
     """Of operators those that no other of their thread and of these contains."""
-    if not len(rows):
-        return rows
     order = np.lexsort((-ops.length[rows], ops.start[rows], ops.thread[rows]))
     table = pl.DataFrame({"row": rows[order], "thread": ops.thread[rows[order]], "start": ops.start[rows[order]]})
     table = table.with_columns(end=table["start"] + pl.Series(ops.length[rows[order]]))

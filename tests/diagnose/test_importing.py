@@ -17,7 +17,7 @@ from plait.diagnose.explain import explain
 from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.reading import read_run
 from plait.diagnose.tables import MOST_RANKS
-from tests.support.recordings.theirs import dump, entry, host, imported, kineto, waiting
+from tests.support.recordings.theirs import dump, entry, host, imported, kineto, waiting, written
 
 
 @pytest.mark.parametrize("name", ["ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "ncclKernel_ReduceScatter(x)"])
@@ -299,3 +299,79 @@ def test_a_folder_that_is_a_file_or_holds_something_is_refused(tmp_path: Path) -
     for taken in (tmp_path / "trace.json", tmp_path / "empty"):
         with pytest.raises(JobError, match=r"exists and is not empty. Name a new folder"):
             import_traces([tmp_path / "trace.json"], taken)
+
+
+def test_a_rank_beyond_its_job_is_said_from_the_first_on(tmp_path: Path) -> None:
+    for rank, said in ((3, False), (4, True)):
+        (tmp_path / str(rank)).mkdir()
+        notes = remarks(tmp_path / str(rank), kineto(rank))
+        assert any("says that it is of rank" in note for note in notes) == said
+
+
+def test_whose_files_cannot_be_read_is_asked_of_the_largest_job_that_is_told(tmp_path: Path) -> None:
+    small = kineto(1)
+    small["distributedInfo"]["world_size"] = 2
+    files = written(tmp_path, kineto(0), small, kineto(2), kineto(3), named="trace_rank_{}.json")
+    for broken in files[2:]:
+        broken.write_text("{")
+    beyond = tmp_path / "trace_rank_4.json"
+    beyond.write_text("{")
+    notes = import_traces([*files, beyond], tmp_path / "run").notes
+    assert "the files of ranks 2, 3 cannot be read: what they did is not known" in notes
+    assert "the files are of jobs of different sizes: 2, 4 ranks" in notes
+    assert not any("left no file" in note for note in notes)
+
+
+def test_sizes_of_jobs_that_dumps_tell_are_not_compared(tmp_path: Path) -> None:
+    """A dump tells only of the ranks that it mentions."""
+    traces = [kineto(0), dump(1, world=8)]
+    assert not any("different sizes" in note for note in remarks(tmp_path, *traces))
+
+
+def test_a_dump_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
+    content = dump(0)
+    del content["rank"]
+    said: list[str] = []
+    files = written(tmp_path, dump(1), content)
+    assert import_traces(files, tmp_path / "run", said.append).ranks == 1
+    assert said == [f"{files[1]} was skipped: it does not say whose it is: name the file rank-N... or ..._rank_N..."]
+    named = written(tmp_path, content, named="dump_rank_{}.json")
+    assert import_traces([files[0], *named], tmp_path / "again").ranks == 2
+
+
+def test_of_many_files_larger_numbers_are_ranks(tmp_path: Path) -> None:
+    """Eight times as many as there are files, and 1,024 at least."""
+    content = kineto(0)
+    del content["distributedInfo"]
+    text = json.dumps({"traceEvents": content["traceEvents"][:4]})
+
+    def ranks(count: int, number: int) -> set[int]:
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        files = [folder / f"trace_{number + place}.json" for place in range(count)]
+        for file in files:
+            file.write_text(text)
+        import_traces(files, folder / "run")
+        return set(read_run(folder / "run").recording.spans["rank"])
+
+    assert ranks(2, 1022) == {1022, 1023} and ranks(1, 1024) == {0}
+    assert ranks(130, 1030) == {*range(1030, 1040), *range(120)}
+
+
+def test_events_that_stand_twice_are_no_spans_twice(tmp_path: Path) -> None:
+    content = kineto(0)
+    content["traceEvents"] += [content["traceEvents"][5]] * 2
+    found, what, _ = imported(tmp_path, content)
+    assert what.spans == found.spans.height
+    assert {row["what"]: row["count"] for row in what.over.rows()}["events that stand in a file twice"] == 2
+
+
+@pytest.mark.parametrize(("damaged", "unknown"), [(5, False), (6, True)])
+def test_so_many_kernels_that_cannot_be_read_leave_work_unknown(tmp_path: Path, damaged: int, unknown: bool) -> None:
+    """Two of a hundred: of 300 with the damaged ones."""
+    kernels = [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 10 * at, "dur": 5, "tid": 7} for at in range(300)]
+    for one in kernels[:damaged]:
+        one["dur"] = -1
+    info = {"rank": 0, "world_size": 1}
+    notes = remarks(tmp_path, {"baseTimeNanoseconds": 1, "distributedInfo": info, "traceEvents": kernels})
+    assert any("cannot be read, so what it computes is not known" in note for note in notes) == unknown

@@ -18,6 +18,7 @@ from plait.diagnose.importing import import_traces, recordings_in
 from plait.diagnose.kineto import Told, Trace
 from plait.diagnose.reading import read_run
 from tests.support.recordings.theirs import (
+    REDUCE_SCATTER,
     Event,
     annotation,
     host,
@@ -523,3 +524,90 @@ def test_ranges_of_one_kind_go_to_the_calls_in_their_order(tmp_path: Path) -> No
     spans = recording.spans.filter(pl.col("kind") == "comm").sort("start")
     micros = [round((at - spans["start"][0]) * 1e6) for at in (*spans["start"], *spans["end"])]
     assert micros == [0, 100, 200, 50, 160, 250], "the third was begun by nobody"
+
+
+# ---- the first event of a file, numbers, lengths ----
+
+
+def test_what_the_first_event_of_a_file_says_is_heard(tmp_path: Path) -> None:
+    """Also a range's, and an operator's that called it."""
+    gemm = kernel("gemm", 0, 10)
+    seen = spans_of(tmp_path, kernel("x", 20, 10, **told(7)), gemm).filter(pl.col("kind") == "comm")
+    assert (seen["seq"].to_list(), seen["bytes"].to_list()) == ([7], [2048])
+    (tmp_path / "host").mkdir()
+    call = operator("c10d::allreduce_", 0, 5, **told(7, "allreduce"))
+    recording, _, _ = imported(tmp_path / "host", trace([call, annotation("gloo:all_reduce", 2, 30, tid=2)], 0, 2))
+    seen = recording.spans.filter(pl.col("kind") == "comm").row(0, named=True)
+    assert (seen["name"], seen["seq"], seen["bytes"]) == ("allreduce", 7, 2048)
+    assert seen["end"] - seen["start"] == pytest.approx(32e-6)
+    (tmp_path / "range").mkdir()
+    alone = annotation("gloo:all_reduce", 0, 30, tid=2) | {"args": told(7, "allreduce")}
+    recording, _, _ = imported(tmp_path / "range", trace([alone, operator("aten::mm", 40, 5)], 0, 2))
+    assert recording.spans.filter(pl.col("kind") == "comm")["seq"].to_list() == [7]
+
+
+def test_of_what_is_not_told_no_bytes_are_made_up(tmp_path: Path) -> None:
+    for number, name in enumerate(("ncclKernel_AllReduce", "c10d::send")):
+        (tmp_path / str(number)).mkdir()
+        by = [operator(name, 100, 20, **EXTERNAL)] if number else []
+        spans = spans_of(tmp_path / str(number), *launched(by, name if not number else NCCL, **EXTERNAL))
+        assert set(spans["bytes"]) == {0}
+        assert ("transfer" if number else "comm") in set(spans["kind"])
+
+
+def test_the_ends_of_a_message_that_is_received(tmp_path: Path) -> None:
+    pair = {"Process Group Ranks": "[2, 5]"}
+    spans = spans_of(tmp_path, *launched([], NCCL, **told(0, "recv") | pair), rank=5)
+    assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {"2>5"}
+    ends = {"Src Rank": 1, "Dst Rank": 3, "Process Group Ranks": "[1, 2, 3]"}
+    for name, group in (("send", "2>3"), ("recv", "1>2")):
+        (tmp_path / name).mkdir()
+        spans = spans_of(tmp_path / name, *launched([], NCCL, **told(0, name) | ends), rank=2)
+        assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {group}
+    (tmp_path / "alone").mkdir()
+    args = told(0, "send") | {"Process Group Ranks": "[1, 2]"}
+    spans = spans_of(tmp_path / "alone", *launched([], NCCL, **args), rank=7)
+    assert set(spans.filter(pl.col("kind") == "transfer")["group"]) == {None}, "rank 7 is none of the two"
+
+
+def test_collectives_keep_the_numbers_that_the_trace_gives_them(tmp_path: Path) -> None:
+    """Not in the order of their starts, and the first is 0; without a number for each they are counted."""
+    events = [kernel(REDUCE_SCATTER, at, 10, **told(seq)) for at, seq in ((100, 1), (200, 0), (300, 2))]
+    seen = spans_of(tmp_path, kernel("gemm", 0, 10), *events).filter(pl.col("kind") == "comm").sort("start")
+    assert seen["seq"].to_list() == [1, 0, 2]
+    (tmp_path / "some").mkdir()
+    del events[2]["args"]["Seq"]
+    seen = spans_of(tmp_path / "some", kernel("gemm", 0, 10), *events).filter(pl.col("kind") == "comm").sort("start")
+    assert seen["seq"].to_list() == [0, 1, 2]
+
+
+def test_a_kernel_of_no_length_computes_nothing(tmp_path: Path) -> None:
+    spans = spans_of(tmp_path, kernel("a", 0, 10), kernel("none", 5, 0), kernel("late none", 20, 0))
+    assert spans["name"].to_list() == ["a"]
+
+
+def test_the_world_is_that_of_the_largest_group() -> None:
+    one = Trace(PassedOver())
+    one.add(kernel("a", 0, 1, **told(0)))
+    one.add(kernel("a", 1, 1, **told(1, **{"Process Group Ranks": "[6, 7]"})))
+    one.add(kernel("a", 2, 1, **told(2, **{"Process Group Ranks": "[0, 1]"})))
+    assert one.told({}).world == 8
+
+
+def test_calls_within_calls_are_one(tmp_path: Path) -> None:
+    """Of each thread; what begins as another ends is not within it."""
+    events = [
+        operator("_c10d_functional::all_reduce", 0, 50), operator("c10d::allreduce_", 10, 20),
+        operator("c10d::allreduce_", 50, 20), operator("c10d::allreduce_", 20, 10, tid=2),
+        operator("aten::mm", 300, 10), operator("aten::add", 310, 10), operator("aten::inner", 302, 4),
+    ]  # fmt: skip
+    recording, _, _ = imported(tmp_path, trace(events, 0, 2))
+    spans = recording.spans.sort("start")
+    assert spans.filter(pl.col("kind") == "comm").height == 3
+    assert spans.filter(pl.col("kind") == "compute")["name"].to_list() == ["aten::mm", "aten::add"]
+    (tmp_path / "ranges").mkdir()
+    ranges = [annotation("gloo:all_reduce", at, 5, tid=3) for at in (40, 80)]
+    recording, _, _ = imported(tmp_path / "ranges", trace([*events[:2], *ranges, events[4]], 0, 2))
+    seen = recording.spans.filter(pl.col("kind") == "comm").sort("start")
+    lengths = ((seen["end"] - seen["start"]) * 1e6).round().to_list()
+    assert lengths == [45, 5], "the second range was begun by nobody: the inner call is the outer's"
