@@ -115,7 +115,7 @@ class History:
         failed = earlier[0]
         lost = failed.step - now.resumed
         again = f", {lost} step{'s are' if lost > 1 else ' is'} done again" if lost > 0 else ""
-        if lost > 0 and failed.writing > now.resumed and failed.step > failed.writing:
+        if now.resumed < failed.writing < failed.step:
             again += f" (the checkpoint of step {failed.writing} was still being written)"
         noticed = failed.detection_seconds
         parts = [

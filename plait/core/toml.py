@@ -49,7 +49,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a file. Raises JobError naming the file and, for a syntax error, the line."""
     text = ""
     try:
-        text = contents(path).decode("utf-8-sig")
+        text = contents(path).decode("utf-8-sig") + "\n"  # or a mistake in the last line is "at end of document"
         return parse_toml(text)
     except FileNotFoundError:
         raise JobError(

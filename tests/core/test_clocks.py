@@ -176,3 +176,11 @@ def test_the_error_of_clocks_is_the_largest_and_unknown_where_one_is() -> None:
     assert Clocks(hosts, {"a": near}).error is None
     assert Clocks({}, {}).error == 0
     assert Clocks({0: "a"}, {"a": near, "other": far}).error == 9
+
+
+def test_clocks_of_another_version_are_said_to_be(tmp_path: Path) -> None:
+    clocks = Clocks({0: "a"}, {"a": Clock(offset=3, origin=7, error=5, drift_error=0.0)})
+    values = clocks.to_dict()
+    assert Clocks.from_dict(values) == clocks
+    with pytest.raises(DataError, match="clocks of version 2; this Plait reads version 1"):
+        Clocks.from_dict({**values, "version": 2})

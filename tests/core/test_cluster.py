@@ -173,3 +173,16 @@ def test_a_table_of_efficiency_replaces_single_constants(tmp_path: Path) -> None
     file.write_text(H100.replace('efficiency = "hopper"', "efficiency = { matmul = 5 }"))
     with pytest.raises(JobError, match=r"efficiency\."):
         Cluster.read(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("ranks = 0", "ranks = 12", "the 12 ranks of network are no multiple of the 8 of nvlink"),
+        ("ranks = 8", "ranks = 12", "the 12 ranks of nvlink are no multiple of the 8 of a node"),
+    ],
+)
+def test_what_a_tier_would_cut_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    (tmp_path / "mine.toml").write_text(H100.replace(old, new, 1))
+    with pytest.raises(JobError, match=f"tiers.ranks: {says}"):
+        Cluster.read(tmp_path / "mine.toml")

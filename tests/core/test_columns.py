@@ -10,7 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from plait.core.columns import FREE, ROW, Unpacked, copy_rows, metadata_of, read_columns
+from plait.core.columns import (
+    FREE,
+    ROW,
+    Coded,
+    Unpacked,
+    copy_rows,
+    first_line,
+    metadata_of,
+    read_columns,
+    write_columns,
+)
 from plait.core.errors import DataError
 
 META = {"plait.timeline.version": "2"}
@@ -73,3 +83,35 @@ def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "short.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="it is truncated or no Parquet file"):
         Unpacked().metadata(tmp_path / "short.parquet")
+
+
+def test_columns_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Arrays and lists, texts and numbers."""
+    columns = {
+        "step": ("int64", np.arange(4, dtype=np.int32)[::2]), "list": ("int64", [5, 6]),
+        "share": ("float64", np.array([0.5, 1.5])), "word": ("string", ["a", "b"]),
+        "text": ("string", np.array(["c", "d"])), "coded": ("string", Coded(["x", "yé"], np.array([1, 0], np.int32))),
+    }  # fmt: skip
+    write_columns(tmp_path / "a.parquet", columns, META)
+    found = pq.read_table(tmp_path / "a.parquet").to_pydict()
+    assert found == {
+        "step": [0, 2], "list": [5, 6], "share": [0.5, 1.5], "word": ["a", "b"], "text": ["c", "d"],
+        "coded": ["yé", "x"],
+    }  # fmt: skip
+
+
+def test_rows_that_are_wanted_are_copied(tmp_path: Path) -> None:
+    write_columns(tmp_path / "a.parquet", {"step": ("int64", [1, 2, 2, 3]), "n": ("int64", [5, 6, 7, 8])}, META)
+    copy_rows(tmp_path / "a.parquet", tmp_path / "b.parquet", "step", lambda step: step < 3)
+    assert pq.read_table(tmp_path / "b.parquet").to_pydict() == {"step": [1, 2, 2], "n": [5, 6, 7]}
+    assert metadata_of(tmp_path / "b.parquet")["plait.timeline.version"] == "2"
+    copy_rows(tmp_path / "a.parquet", tmp_path / "c.parquet", "step", lambda step: step > 3)
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1" * 9)
+    copy_rows(tmp_path / "damaged.parquet", tmp_path / "c.parquet", "step", lambda step: True)
+    assert not (tmp_path / "c.parquet").exists()
+
+
+def test_an_error_of_a_library_is_told_in_a_line() -> None:
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(ValueError("one")) == "one"
+    assert first_line(ValueError()) == "ValueError"

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core.cluster import HERE
 from plait.core.communication import CommunicationMatrix, Volume, rows_of
 from plait.core.errors import PlacementError
+from plait.core.job import Job
 from plait.core.layout import Layout
+from plait.plan.make import make_plan
 
 
 def by_enumeration(layout: Layout, each: int, axis: str) -> set[tuple[int, ...]]:
@@ -114,3 +117,20 @@ def test_what_experts_send_stays_in_a_column() -> None:
 def test_blocks_of_nodes_have_to_be_equal() -> None:
     with pytest.raises(PlacementError, match=r"span up to 2 nodes, and a stage has 2: .* Use the same cp x tp"):
         CommunicationMatrix.of_layout(Layout(((3, 8), (1, 16))), ranks_per_node=8)
+
+
+def test_places_of_a_plan_hand_to_each_other_what_crosses_stages() -> None:
+    """Of a V shape both ways, told once; of one place nothing."""
+    for schedule, edges in (
+        ({"schedule": "zb-v", "virtual_stages": 2, "pp": 3}, ((0, 1), (1, 2))),
+        ({"schedule": "interleaved", "virtual_stages": 2, "pp": 3}, ((0, 1), (0, 2), (1, 2))),
+        ({"pp": 1}, ()),
+    ):
+        job = Job.from_dict({
+            "model": {"preset": "gpt3-125m"}, "strategy": {"dp": 2, **schedule}, "train": {"global_batch_size": 48}
+        })  # fmt: skip
+        plan = make_plan(job, HERE, vocab=257)
+        matrix = CommunicationMatrix.of(plan, ranks_per_node=1)
+        assert matrix.edges == edges
+        assert matrix.micro_batch == plan.largest_share(0)
+        assert matrix.heights == (2,) * int(schedule["pp"])

@@ -124,3 +124,10 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "missing"):
         with pytest.raises(OSError):
             read_stream(path, {}, PassedOver())
+
+
+def test_elements_are_counted_however_many_are_at_hand(tmp_path: Path) -> None:
+    events = [{"n": n, "text": "x" * (n % 7)} for n in range(5000)]
+    elements, rest, over = read(tmp_path / "file", json.dumps({"events": events, "last": True}))
+    assert elements == events
+    assert (rest, bool(over)) == ({"last": True}, False)

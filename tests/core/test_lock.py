@@ -314,3 +314,45 @@ def test_who_is_about_to_replace_a_dead_ones_lock_is_waited_for_so_long(
     with pytest.raises(LaunchError, match=f"is in use by process {os.getpid()}"), RunLock(tmp_path):
         pass
     assert json.loads((tmp_path / NAME).read_text())["token"] == "dead"
+
+
+def test_an_earlier_start_is_one_of_a_cluster(tmp_path: Path) -> None:
+    write_lock(tmp_path, silent=0, place="elsewhere", job="", attempt=-1)
+    with pytest.raises(LaunchError, match="is in use by"), RunLock(tmp_path):
+        pass
+
+
+def test_a_lock_that_is_released_while_it_is_asked_for_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, link = list[int](), os.link
+
+    def first_is_late(source: Path, target: Path) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise FileExistsError(17, "was there")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", first_is_late)
+    with RunLock(tmp_path):
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+    assert len(tries) == 2
+
+
+def test_an_answer_that_was_lost_is_asked_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over NFS: the link was made, and made again."""
+    link = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    with RunLock(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_another_errors_folder_is_no_free_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock file that cannot be opened is not one that is not there."""
+    write_lock(tmp_path, silent=0, **FOREIGN)
+    monkeypatch.setattr(lock.os, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(LaunchError, match="cannot be written"), RunLock(tmp_path):
+        pass

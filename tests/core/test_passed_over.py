@@ -23,3 +23,14 @@ def test_counts_of_files_are_added_and_the_most_frequent_comes_first(capsys: pyt
         "note: passed over 3 kernels without an end (the first: rank-0.json: line 3)",
     ]
     assert whole.rows()[0] == {"what": "events of phase 'q'", "count": 9, "first": ""}
+
+
+def test_one_is_told_as_one() -> None:
+    over = PassedOver()
+    over.note("key(s) that nobody reads", "a")
+    assert over.lines() == ["passed over 1 key that nobody reads (the first: a)"]
+    over.note("key(s) that nobody reads", "b")
+    assert over.lines() == ["passed over 2 keys that nobody reads (the first: a)"]
+    assert over.rows() == [{"what": "keys that nobody reads", "count": 2, "first": "a"}]
+    over.note("nothing", count=-1)
+    assert len(over.rows()) == 1

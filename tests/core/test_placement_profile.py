@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.core.errors import JobError
-from plait.core.placement_profile import PlacedJob, PlacementProfile, Steps, affinity_row, network_file
+from plait.core.placement_profile import Interference, PlacedJob, PlacementProfile, Steps, affinity_row, network_file
 from plait.core.profile import Curve, Group, Machine, Point
 from plait.place.affinity import read_profiled
 from plait.place.network import Network
@@ -109,3 +110,55 @@ def test_what_a_file_says_wrong_is_named_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps(values))
     with pytest.raises(JobError, match="unknown key"):
         PlacementProfile.read(tmp_path / "p.json")
+
+
+def flat(minipods: int, seconds: float = 1e-3) -> Curve:
+    """One on which a further byte takes no time."""
+    points = tuple(Point(bytes=size, seconds=seconds) for size in (1 << 12, 1 << 20))
+    return curve(minipods, 1e-9).model_copy(update={"points": points})
+
+
+def test_a_byte_that_takes_no_time_is_compared_with_none() -> None:
+    for curves in ((flat(1), curve(2, 8e-9)), (curve(1, 8e-9), flat(2))):
+        assert PROFILE.model_copy(update={"collectives": curves}).crossing("all_reduce") is None
+    one = curve(2, 8e-9)
+    single = one.model_copy(update={"points": one.points[:1]})
+    assert PROFILE.model_copy(update={"collectives": (curve(1, 8e-9), single)}).crossing("all_reduce") is None
+
+
+def test_crossing_is_that_of_the_widest_spread_and_the_mean_over_groups() -> None:
+    wide = curve(2, 16e-9)
+    four = wide.group.model_copy(update={"ranks": 4, "nodes": 4})
+    curves = (
+        curve(1, 8e-9), curve(2, 16e-9), curve(3, 24e-9),
+        *(each.model_copy(update={"group": four.model_copy(update={"minipods": each.group.minipods})})
+          for each in (curve(1, 10e-9), curve(2, 50e-9))),
+    )  # fmt: skip
+    assert PROFILE.model_copy(update={"collectives": curves}).crossing("all_reduce") == pytest.approx((3 + 5) / 2)
+
+
+def test_the_rate_is_the_best_inside_a_minipod(tmp_path: Path) -> None:
+    curves = (curve(1, 8e-9), curve(1, 2e-9), curve(2, 4e-9))
+    text = tomllib.loads(network_file(PROFILE.model_copy(update={"collectives": curves})))
+    assert text["rate"]["value"] == pytest.approx(curves[1].bandwidth, rel=1e-5)
+    assert text["collective_loss"]["value"] == text["p2p_loss"]["value"] == 0
+
+
+def test_what_crosses_is_never_said_to_be_quicker() -> None:
+    text = tomllib.loads(network_file(PROFILE.model_copy(update={"collectives": (curve(1, 8e-9), curve(2, 4e-9))})))
+    assert text["crossing"]["value"] == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"dp": 0.0}, {"pp": 0.0}, {"steps": JOB.steps[:2]}, {"steps": JOB.steps[1:]}, {"steps": JOB.steps[::2]}]
+)
+def test_no_row_follows_from_a_job_without_an_axis_or_an_order(change: dict[str, Any]) -> None:
+    job = JOB.model_copy(update=change)
+    with pytest.raises(JobError, match="no affinity follows from it"):
+        affinity_row(PROFILE.model_copy(update={"job": job}))
+
+
+def test_two_groups_side_by_side() -> None:
+    group = curve(1, 8e-9).group
+    both = Interference(kind="all_reduce", group=group, bytes=1024, alone=2.0, together=3.0)
+    assert both.slowdown == 1.5

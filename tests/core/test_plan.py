@@ -262,3 +262,15 @@ def test_each_choice_of_timed_steps_is_one(key: str) -> None:
     told: dict[str, Any] = {key: True}
     assert Choices(**told).any
     assert Choices(strategies=(Strategy(),)).any
+
+
+@pytest.mark.parametrize(
+    ("train", "more"), [({"seed": 1}, ""), ({"seed": 1, "precision": "bf16-mixed"}, "; 1 more setting")]
+)
+def test_three_settings_that_differ_are_all_named(plan: Plan, tmp_path: Path, train: dict[str, Any], more: str) -> None:
+    file = tmp_path / "plan.json"
+    make(train=train, data={"seed": 1, "sequence_length": 64}).write(file)
+    with pytest.raises(JobError) as caught:
+        plan.continued(file)
+    assert str(caught.value).count(" was ") == 3
+    assert ("more setting" in str(caught.value)) == bool(more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.records import SPANS, Records
-from plait.core.ring import Kind, Place, Ring
+from plait.core.records import SPANS, Records, axis_of, sent_bytes
+from plait.core.ring import Kind, Place, Ring, call_of
 from plait.core.ring_writer import RingWriter, this_process
 from plait.core.timeline import OpSpan, Span, hidden, spans_of
 
@@ -102,3 +102,126 @@ def test_sums_are_those_of_the_spans(found: list[tuple[Op, Kind, int, int, int]]
     assert dict(zip(keys, sums, strict=True)) == {
         key: (len(taken), sum(taken), min(taken), max(taken)) for key, taken in want.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "axis"),
+    [
+        ("idle", "0RECV_F0", "pp"), ("transfer", "0SEND_F0", "pp"), ("idle", "gather attn0", "pp"),
+        ("comm", "gather attn0", "dp"), ("comm", "publish vectors0", "dp"), ("wait", "need mlp1", "dp"),
+        ("wait", "settle vectors0", "dp"), ("comm", "reduce attn0", "dp"), ("wait", "drop mlp0", "tp"),
+        ("wait", "attn0.K0", "cp"), ("comm", "block1.T0.1", "cp"), ("comm", "attn0.E0", "cp"),
+        ("comm", "attn0.R0", "tp"), ("wait", "mlp0.C0", "tp"), ("wait", "head.F0", "tp"), ("comm", "mlp0.F0", "tp"),
+        ("comm", "attn0", "tp"), ("comm", "attn0.", "tp"), ("compute", "attn0.K0", ""), ("optimizer", "optimizer", ""),
+        ("compute", "gather attn0", ""),
+    ],
+)  # fmt: skip
+def test_along_which_axis_a_span_communicates(kind: str, name: str, axis: str) -> None:
+    assert axis_of(kind, name) == axis
+
+
+@pytest.mark.parametrize(
+    ("verb", "size", "sent"),
+    [("all_reduce", 4, 1500), ("all_gather", 4, 750), ("reduce_scatter", 4, 750), ("all_to_all", 4, 750),
+     ("broadcast", 4, 750), ("rotate", 4, 1000), ("rotate", 1, 1000), ("all_reduce", 1, 0)],
+)  # fmt: skip
+def test_bytes_that_a_rank_sends_of_a_thousand(verb: str, size: int, sent: int) -> None:
+    assert sent_bytes(verb, 1000, size) == sent
+
+
+def made(write: Callable[[RingWriter], None]) -> Records:
+    ring = RingWriter(None, this_process(rank=0, world=4, capacity=64))
+    write(ring)
+    count = int(ring.begin(Kind.COMPUTE, ring.name("last"), -1, 1, 1, 0)) - 1
+    return Records.of(Ring(ring.header, ring.rows(np.arange(1, count + 1)), ring.names, ring.groups))
+
+
+ATTENTION = Place("attn", 3, 1, True)
+
+
+def test_what_a_collective_sent_follows_from_its_group() -> None:
+    def write(ring: RingWriter) -> None:
+        name = ring.name("attn3.R1", ATTENTION)
+        for verb, group, size in (
+            ("all_reduce", ring.group([0, 1], "tp"), 1000),
+            ("all_reduce", ring.group([0, 1, 2, 3], "tp"), 1000),
+            ("all_gather", ring.group([0, 1, 2, 3], "tp"), 1000),
+        ):
+            ring.begin(Kind.COLLECTIVE, name, 0, 1, 2, 9, size=size, group=group, call=call_of(verb, "float32"))
+        ring.begin(Kind.TRANSFER, name, 0, 1, 3, 9, size=70)
+
+    columns = made(write).spans(5)
+    assert columns["bytes"].tolist() == [1000, 1500, 750, 70]
+    assert columns["rank"].tolist() == [5] * 4
+    assert columns["seq"].tolist() == [0, 1, 2, 0]
+    assert columns["layer"].tolist() == [3] * 4
+    assert columns["slice"].tolist() == [1] * 4
+
+
+def test_a_collective_of_an_unknown_group_sent_nothing_that_is_known() -> None:
+    def write(ring: RingWriter) -> None:
+        ring.begin(Kind.COLLECTIVE, ring.name("a", ATTENTION), 0, 1, 2, 9, size=1000, group=7,
+                   call=call_of("all_reduce", "float32"))  # fmt: skip
+
+    assert made(write).spans(0)["bytes"].tolist() == [0]
+
+
+def test_what_is_beside_a_plans_ops_has_its_own_name_for_a_site() -> None:
+    def write(ring: RingWriter) -> None:
+        ring.begin(Kind.DATA, ring.name("batch"), 2, 10, 10, 30)
+        ring.begin(Kind.COMPUTE, ring.name("nowhere"), 2, 10, 10, 30)  # has no place, so is in no timeline
+        ring.begin(Kind.COMPUTE, ring.name("attn3.F1", ATTENTION), 2, 40, 40, 50)
+        ring.begin(Kind.OPTIMIZER, ring.name("adam"), -1, 60, 60, 70)  # of no step
+        ring.begin(Kind.CHECKPOINT, ring.name("save"), 2, 60, 60, 0)  # has not ended
+
+    records = made(write)
+    columns = records.spans(0)
+    assert columns["kind"].tolist() == ["data", "compute"]
+    assert columns["site"].tolist() == ["batch", "attn"]
+    assert (columns["layer"].tolist(), columns["slice"].tolist()) == ([-1, 3], [-1, 1])
+    assert columns["direction"].tolist() == ["", "forward"]
+    assert records.seconds() == {("data", ""): pytest.approx(2e-8), ("compute", ""): pytest.approx(1e-8)}
+
+
+def test_seconds_of_kinds_and_axes_are_sums() -> None:
+    def write(ring: RingWriter) -> None:
+        for text, kind, taken in (
+            ("attn3.R0", Kind.COLLECTIVE, 5), ("attn3.R0", Kind.COLLECTIVE, 7), ("attn3.C0", Kind.COLLECTIVE, 11),
+            ("attn3.R0", Kind.WAIT, 13), ("gather attn3", Kind.JOB, 17), ("attn3.K0", Kind.COLLECTIVE, 19),
+        ):  # fmt: skip
+            ring.begin(kind, ring.name(text, ATTENTION), 0, 100, 100, 100 + taken)
+
+    assert made(write).seconds() == {
+        ("comm", "tp"): pytest.approx(23e-9), ("wait", "tp"): pytest.approx(13e-9),
+        ("comm", "dp"): pytest.approx(17e-9), ("comm", "cp"): pytest.approx(19e-9),
+    }  # fmt: skip
+
+
+def test_groups_and_processors_are_rolled_up_beside_a_timeline() -> None:
+    def write(ring: RingWriter) -> None:
+        group = ring.group([0, 1], "tp")
+        place = ring.name("attn3.R1", ATTENTION._replace(forward=False))
+        ring.begin(Kind.COLLECTIVE, place, 4, 1, 10, 15, group=group)
+        ring.begin(Kind.COLLECTIVE, ring.name("other"), 4, 1, 10, 13, group=group)
+        ring.begin(Kind.SEND, ring.name("h"), 5, 1, 10, 14)
+        ring.begin(Kind.STEP, ring.name("step"), 4, 1, 10, 90, size=55)
+        ring.begin(Kind.STEP, ring.name("step"), 5, 1, 10, 80)  # nobody knows what it had
+
+    rows = made(write).rolled_up(2)
+    told = sorted(
+        zip(*(rows[name].tolist() for name in ("step", "kind", "site", "direction", "n", "sum_ns")), strict=True)
+    )
+    assert told == [
+        (4, "collective", "tp", "", 1, 3), (4, "comm", "attn", "backward", 1, 5), (4, "processor", "", "", 1, 55),
+        (4, "step", "", "", 1, 80), (5, "send", "", "", 1, 4), (5, "step", "", "", 1, 70),
+    ]  # fmt: skip
+    assert set(rows["rank"].tolist()) == {2}
+    assert rows["min_ns"].tolist() == rows["max_ns"].tolist() == rows["sum_ns"].tolist()
+
+
+def test_a_ring_without_records_has_nothing_to_say() -> None:
+    records = made(lambda _: None)
+    assert records.seconds() == {}
+    assert records.idle() is None
+    assert len(records.rolled_up(0)["step"]) == 0
+    assert len(records.spans(0)["step"]) == 0

@@ -99,3 +99,13 @@ def test_what_says_nothing_of_rings_costs_no_other(rings: str, tmp_path: Path, m
         lambda path: {"plait.rings": rings if "block=1" in str(path) else '{"0": [11, 4]}'},
     )
     assert last_steps_of_rings(tmp_path, range(2)) == {(0, 11): 4}
+
+
+def test_totals_keep_ranks_and_kinds_apart() -> None:
+    """Of two ranks with three kinds each, in any order."""
+    table = [(step, rank, kind, 1, 10 * rank + at, 1, 1)
+             for step in (1, 2) for rank in (1, 0) for at, kind in enumerate(("b", "c", "a"))]  # fmt: skip
+    found = totals_of(rows(*table))
+    assert list(zip(*(found[name].tolist() for name in ("rank", "kind", "steps", "sum_ns")), strict=True)) == [
+        (0, "b", 2, 0), (0, "c", 2, 2), (0, "a", 2, 4), (1, "b", 2, 20), (1, "c", 2, 22), (1, "a", 2, 24)
+    ]  # fmt: skip

@@ -20,6 +20,7 @@ from plait.core.schedules import (
     enough_slack,
     find_schedule,
     generate,
+    rank_ops,
     steady_period,
 )
 
@@ -227,3 +228,65 @@ def test_a_schedule_is_made_with_the_stages_that_it_needs() -> None:
         schedule, shape = find_schedule(name, Shape(ranks=2, micro_batches=4, chunks=asked))
         assert shape is not None
         assert (shape.chunks, schedule.num_stages) == (chunks, 2 * chunks)
+
+
+LISTS = {
+    "gpipe": [
+        "0F0 0F1 0F2 0F3 0F4 0B0 0B1 0B2 0B3 0B4",
+        "1F0 1F1 1F2 1F3 1F4 1B0 1B1 1B2 1B3 1B4",
+        "2F0 2F1 2F2 2F3 2F4 2B0 2B1 2B2 2B3 2B4",
+    ],
+    "1f1b": [
+        "0F0 0F1 0F2 0B0 0F3 0B1 0F4 0B2 0B3 0B4",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1F4 1B3 1B4",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4",
+    ],
+    "eager-1f1b": [
+        "0F0 0F1 0F2 0F3 0F4 0B0 0B1 0B2 0B3 0B4",
+        "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1B3 1B4",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4",
+    ],
+    "slack-1f1b": [
+        "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0B2 0B3 0B4",
+        "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1F4 1B3 1B4",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4",
+    ],
+    "zb-h1": [
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0F4 0I2 0W2 0I3 0W3 0I4 0W4",
+        "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1F4 1I3 1W2 1I4 1W3 1W4",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2F4 2I4 2W2 2W3 2W4",
+    ],
+    "zb-h2": [
+        "0F0 0F1 0F2 0F3 0F4 0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4",
+        "1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1I3 1W1 1I4 1W2 1W3 1W4",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4",
+    ],
+    "zb-v": [
+        "0F0 0F1 0F2 0F3 0F4 5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 5W2 0I0 0W0 5F3 5I3 5W3 0I1 0W1 5F4 5I4 5W4 "
+        "0I2 0W2 0I3 0W3 0I4 0W4",
+        "1F0 1F1 1F2 4F0 1F3 4F1 4I0 4W0 4F2 4I1 4W1 1F4 1I0 1W0 4F3 4I2 4W2 1I1 1W1 4F4 4I3 4W3 "
+        "1I2 4I4 1I3 1W2 1I4 1W3 4W4 1W4",
+        "2F0 3F0 2F1 3F1 2F2 3F2 3I0 3W0 2F3 2I0 2W0 3F3 3I1 3W1 2F4 2I1 2W1 3F4 3I2 3W2 2I2 3I3 "
+        "2I3 3I4 2I4 2W2 3W3 3W4 2W3 2W4",
+    ],
+    "interleaved": [
+        "0F0 0F1 0F2 0F3 0F4 3F0 3F1 3F2 3F3 3F4 3B0 3B1 3B2 3B3 3B4 0B0 0B1 0B2 0B3 0B4",
+        "1F0 1F1 1F2 1F3 1F4 4F0 4F1 4F2 4B0 4F3 4B1 4F4 4B2 4B3 4B4 1B0 1B1 1B2 1B3 1B4",
+        "2F0 2F1 2F2 2F3 2F4 5F0 5B0 5F1 5B1 5F2 5B2 5F3 5B3 5F4 5B4 2B0 2B1 2B2 2B3 2B4",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_lists_of_three_ranks_and_five_micro_batches(name: str) -> None:
+    chunks = {"zb-v": 2, "interleaved": 2}.get(name, 1)
+    shape = Shape(ranks=3, micro_batches=5, chunks=chunks, slack=(2, 1) if name == "slack-1f1b" else ())
+    assert [" ".join(map(str, ops)) for ops in generate(name, shape).ranks] == LISTS[name]
+    assert [" ".join(map(str, rank_ops(name, shape, rank))) for rank in range(3)] == LISTS[name]
+
+
+@pytest.mark.parametrize("slack", [(1,), (1, 2, 3), (1, 0), (2, -1), (0, 5)])
+def test_every_boundary_has_its_slack(slack: tuple[int, ...]) -> None:
+    with pytest.raises(ScheduleError, match="slack-1f1b of 3 ranks needs 2 slacks of at least 1"):
+        generate("slack-1f1b", Shape(ranks=3, micro_batches=4, slack=slack))
+    assert generate("slack-1f1b", Shape(ranks=1, micro_batches=2)).num_stages == 1

@@ -260,3 +260,43 @@ def test_a_collective_that_is_not_awaited_is_named(left: tuple[str, ...], says: 
         check(graph, [action for action in actions if action.op != last or action.verb != "start"])
     with pytest.raises(ScheduleError, match=f">{last} stands before the op"):
         check(graph, [Action("start", last), *actions])
+
+
+@pytest.mark.parametrize(
+    ("op", "needs"),
+    [
+        (("T", 0), [("F", 0, True)]), (("T", 1), [("T", 0, True), ("K", 0, False)]),
+        (("K", 0), [("T", 0, False)]), (("K", 2), [("T", 1, True), ("K", 1, False)]),
+        (("R", 0), [("K", 2, True)]), (("X", 0), [("A", 0, True)]), (("D", 0), [("X", 0, True)]),
+        (("S", 0), [("X", 0, False)]), (("S", 1), [("S", 0, True)]), (("S", 2), [("S", 1, True), ("G", 0, False)]),
+        (("G", 0), [("D", 0, True), ("S", 0, True)]),
+        (("G", 1), [("D", 0, True), ("S", 1, True), ("G", 0, False), ("H", 0, False)]),
+        (("G", 2), [("D", 0, True), ("G", 1, False), ("H", 1, False)]),
+        (("H", 0), [("G", 0, False)]), (("H", 1), [("G", 1, False), ("H", 0, True)]),
+        (("E", 0), [("G", 2, False), ("H", 1, True)]), (("Z", 0), [("E", 0, True)]),
+        (("C", 0), [("Z", 0, False)]), (("W", 0), [("D", 0, False)]), (("W", 1), [("Z", 0, False)]),
+        (("F", 0), []), (("A", 0), []),
+    ],
+)  # fmt: skip
+def test_what_an_op_of_shared_attention_needs(op: tuple[str, int], needs: list[tuple[str, int, bool]]) -> None:
+    """In rings of three, each of two that exchange heads, computed again."""
+    assert SharedAttention(2, 3).needs(*op, again=True) == needs
+
+
+def test_what_it_needs_without_a_ring_without_exchange_and_computed_once() -> None:
+    assert SharedAttention(2, 1).needs("K", 0, again=True) == [("F", 0, True)]
+    assert SharedAttention(2, 1).needs("G", 0, again=True) == [("D", 0, True)]
+    assert SharedAttention(2, 1).needs("Z", 0, again=True) == [("G", 0, True)]
+    assert SharedAttention(1, 3).needs("Z", 0, again=True) == [("G", 2, False), ("H", 1, True)]
+    assert SharedAttention(2, 3).needs("D", 0, again=False) == []
+    assert SharedAttention(2, 3).needs("S", 0, again=False) == []
+
+
+def test_ops_of_a_ring_stand_where_they_may_run() -> None:
+    shared = SharedAttention(2, 2)
+    assert "".join(f"{kind}{part}" for kind, part in shared.sorted(
+        [(kind, part) for kind in "NFTKRMAXDSGHEZCWJ" for part in range(shared.parts(kind))]
+    )) == "N0F0T0K0K1R0M0A0X0S0D0G0H0G1E0Z0C0W0J0"  # fmt: skip
+    alone = SharedAttention(2, 1)
+    chain = [(kind, 0) for kind in "WFK"]
+    assert alone.sorted(chain) == chain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from plait.core.settings import RunSection
@@ -19,3 +21,9 @@ from plait.core.settings import RunSection
 def test_deadlines(timeout: float, deadline: float, call: float, first: float) -> None:
     run = RunSection(timeout=timeout, hang_deadline=deadline)
     assert (run.call_deadline, run.first_deadline) == (call, first)
+
+
+def test_a_run_has_a_folder_of_its_own() -> None:
+    assert RunSection(folder="runs", name="one").path == Path("runs/one")
+    assert RunSection(folder="runs", name="one").named("two").name == "one"
+    assert RunSection(folder="runs").named("two").path == Path("runs/two")

@@ -111,3 +111,13 @@ def test_durations() -> None:
     assert [duration(s) for s in (0, 59.6, 3600, 47.9 * 3600, 48 * 3600)] == [
         "0:00", "1:00", "1:00:00", "47:54:00", "2 d 0 h",
     ]  # fmt: skip
+
+
+def test_a_further_line_is_moved_in_by_the_first_column_at_most() -> None:
+    assert table(["n", "box", "ms"], [["0", "[0:512]", "1.5"]], 12) == [
+        "n  box",
+        "    ms",
+        "──────────",
+        "0  [0:512]",
+        "   1.5",
+    ]

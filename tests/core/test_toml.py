@@ -116,3 +116,25 @@ def test_many_dots_that_are_no_key(text: str) -> None:
             parse_toml(text)
     else:
         assert parse_toml(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[train]\nsteps = 3\nsteps = 4", "train.steps"),
+        ("steps = 3\nsteps = 4", "steps"),
+        ("[train]\nsteps = 3\n[train]", "train"),
+        ("[[jobs]]\na = 1\na = 2", "jobs.a"),
+        ("[train]\nbetas = [\n# the first\n  0.9,\n  x\n]", None),
+        ("[train]\nsteps = 3\n# here it breaks off\n???", None),
+        ("[train]\nsteps = 3\n  # a remark\nsteps = 4", "train.steps"),
+        ("[train]\nbetas = [\n0.9,\n]\nbetas = 1", "train.betas"),
+        ("[train]\n" + "k" * 200 + " = x", None),
+    ],
+)
+def test_the_key_of_a_line_that_is_wrong_is_named_where_it_has_one(tmp_path: Path, text: str, key: str | None) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    with pytest.raises(JobError) as caught:
+        read_toml(file)
+    assert (caught.value.file, caught.value.key) == (str(file), key)
