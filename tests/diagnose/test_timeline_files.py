@@ -17,7 +17,7 @@ from plait.diagnose import tables
 from plait.diagnose.imported import Said, write_notes
 from plait.diagnose.reading import glance, last_steps, placed, read_run, read_timeline
 from plait.diagnose.tables import read_totals
-from tests.diagnose.made import Job, plan_of, spans_of_job, write_run
+from tests.support.recordings.made import Job, plan_of, spans_of_job, write_run
 
 JOB = Job(dp=2, pp=2, steps=4, micro_batches=2)
 PLAN = plan_of(JOB).key

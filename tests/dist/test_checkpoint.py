@@ -69,16 +69,21 @@ def test_later_changes_are_not_seen(one: One, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.unit
 def test_a_save_waits_for_the_one_before(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module.write_ranges
+    goes_on, real = threading.Event(), module.write_ranges
 
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        threading.Event().wait(0.2)
+    def late(*args: Any, **kwargs: Any) -> Any:
+        assert goes_on.wait(30)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(module, "write_ranges", slow)
+    monkeypatch.setattr(module, "write_ranges", late)
     one.save(3, wait=False)
     assert "step-00000003" not in one.names()
-    one.save(4, wait=False)
+    second = threading.Thread(target=one.save, args=(4,), kwargs={"wait": False})
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    goes_on.set()
+    second.join(30)
     assert "step-00000003" in one.names()
     one.checkpoints.finish()
     assert one.names() == ["step-00000003", "step-00000004"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import local
@@ -15,6 +14,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from plait.core.env import RankEnv
 from plait.train.comm import world
+from tests.support.lab import wait_until
 
 
 class Counted:
@@ -97,7 +97,7 @@ def test_groups_of_equal_ranks_have_names_of_their_own() -> None:
 
 
 def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, told = HashStore(), list[str]()
+    store, told = Counted(HashStore()), list[str]()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(world, "LOOK", timedelta(milliseconds=20))
@@ -105,7 +105,7 @@ def test_what_the_first_rank_does_may_take_longer_than_any_timeout(monkeypatch: 
     monkeypatch.setattr(dist, "get_rank", lambda: ranks.rank)
 
     def prepare() -> None:
-        time.sleep(0.2)  # many looks
+        wait_until(lambda: store.asked > 8, "the others do not look")
         told.append("prepared")
 
     def run(rank: int) -> list[str]:
