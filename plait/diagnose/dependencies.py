@@ -149,7 +149,7 @@ def _members(step: pl.DataFrame, one: dict[str, Any], clocks_agree: bool) -> lis
     came = pl.col("start") if clocks_agree else pl.col("start") - pl.col("end")
     met = met.with_columns(late=came - came.min()).sort("late", descending=True)
     links = [
-        _link(row, one["axis"], "member", last=n == 0 and met.height > 1, late=row["late"])
+        _link(row, one["axis"], "member", last=n == 0, late=row["late"])
         for n, row in enumerate(met.head(MANY).iter_rows(named=True))
     ]
     return [link for link in links if link.key.rank != one["rank"]]

@@ -216,7 +216,7 @@ def _messages(dumps: Mapping[int, Dump], groups: Mapping[int, Mapping[str, RingG
                 ends[Channel(groups[rank][one.group], *pair)][rank].append(one)
             elif not one.batch:
                 dump.over.note("messages whose ends are not told", one.verb)
-    lost = {rank for rank, dump in dumps.items() if any(one.record for one in dump.entries[:1])}
+    lost = {rank for rank, dump in dumps.items() if dump.entries and dump.entries[0].record}
     found: dict[int, list[Call]] = defaultdict(list)
     for channel, sides in ends.items():
         first = {rank: next((n for n, one in enumerate(some) if one.open), len(some)) for rank, some in sides.items()}

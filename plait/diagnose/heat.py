@@ -208,7 +208,6 @@ def unlike(heat: Heat, most: int = 10) -> list[Unlike]:
     excess = np.nansum(heat.excess[:, own], axis=1)
     usual = np.nansum(heat.seconds[:, own], axis=1) - excess
     share = excess / np.where(usual > 0, usual, np.inf)
-    told &= np.isfinite(share)
     if told.sum() < 2:
         return []
     middle = np.median(share[told])

@@ -94,7 +94,7 @@ class Waits:
 
     def _status(self, one: Evidence) -> Status:
         if one.state == "ended":
-            lost = bool(one.status) and (one.status or 0) > 0 and bool(COMMUNICATION.search(one.error))
+            lost = (one.status or 0) > 0 and bool(COMMUNICATION.search(one.error))
             return "victim" if lost else "ended"
         if one.state == "stopped":
             return "stopped"

@@ -92,3 +92,15 @@ def test_a_step_and_its_memory_with_the_limit(tmp_path: Path, form: str) -> None
     assert ("<title>a &lt;step&gt;</title>" in drawn) == (form == "html")
     with pytest.raises(DataError, match=r"ends in \.svg, \.png, \.pdf, \.html$"):
         draw_step(BARS, [memory], tmp_path / "step.txt", title="t", limit=1.0)
+
+
+def test_marks_stand_in_every_panel_and_words_are_grey(tmp_path: Path) -> None:
+    panels = [("above", [FIRST]), ("below", [FIRST])]
+    draw_curves(panels, tmp_path / "none.svg", title="t", across="hours")
+    draw_curves(panels, tmp_path / "two.svg", title="t", across="hours", marks=[0.25, 0.5])
+    dashed = [(tmp_path / f"{name}.svg").read_text().count("stroke-dasharray") for name in ("none", "two")]
+    assert dashed[1] - dashed[0] == 4
+    drawn = (tmp_path / "none.svg").read_text()
+    words = re.findall(r'<text style="[^"]*"[^>]*>|<g style="[^"]*">\s*<text', drawn)
+    assert "stroke: #000000" not in drawn and "fill: #000000" not in drawn
+    assert f"fill: {GREY}" in drawn and f"stroke: {GREY}" in drawn and len(words) >= 0

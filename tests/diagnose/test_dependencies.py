@@ -177,3 +177,17 @@ def test_of_a_large_group_as_many_are_listed_as_a_page_shows() -> None:
     assert [one.key.rank for one in found.needs[:2]] == [68, 67]
     alone = links(table([("comm", 0, "gather mlp0", "tp", 0.0, 2.0)]), Key(0, 0, "comm", "gather mlp0", 0))
     assert alone.needs == ()
+
+
+def test_of_what_a_wait_needed_the_last_to_end_held_it_up() -> None:
+    """A message, or what the processor did before."""
+    for sent, kind in ((4.0, "transfer"), (0.5, "compute")):
+        spans = table([("compute", 0, "a", "", 0.0, 1.0), ("wait", 0, "x", "pp", 1.0, 4.0),
+                       ("comm", 1, "y", "pp", 0.2, sent)])  # fmt: skip
+        spans = spans.with_columns(
+            kind=pl.col("kind").cast(pl.String).replace({"wait": "idle", "comm": "transfer"}).cast(SPANS["kind"]),
+            meeting=pl.when(pl.col("kind") == "compute").then(None).otherwise(pl.lit(7, pl.UInt64)),
+        )
+        found = links(spans, Key(0, 0, "idle", "x", 0))
+        assert {one.key.kind for one in found.needs} == {"transfer", "compute"}
+        assert found.held_up_by is not None and found.held_up_by.key.kind == kind

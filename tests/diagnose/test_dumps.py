@@ -666,3 +666,95 @@ def test_the_group_of_all_ranks_is_one_whatever_it_is_called(tmp_path: Path) -> 
     nameless["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
     found = verdict(tmp_path, nameless, dump(1, waiting(5, 9000), ended=0))
     assert (found.cause, found.ranks) == ("unknown", ()), "both have begun the same call"
+
+
+# ---- who is told of several ----
+
+
+def grouped(content: dict[str, Any], **groups: list[int]) -> dict[str, Any]:
+    config = {name: {"name": name, "desc": name, "ranks": str(ranks)} for name, ranks in groups.items()}
+    return content | {"pg_config": content["pg_config"] | config}
+
+
+def test_of_calls_that_nobody_ends_the_one_that_was_begun_first(tmp_path: Path) -> None:
+    """By the first of its ranks, whatever the others did."""
+    tp = {"process_group": ["tp", "tp"]}
+    first = [waiting(5, 9000), waiting(1, 8000, **tp)]
+    second = [waiting(5, 9100), waiting(1, 9900, **tp)]
+    dumps = [dump(0, *first), dump(1, *second)]
+    found = verdict(tmp_path, *(grouped(one, tp=[0, 1]) for one in dumps))
+    assert found.why.startswith("All of ranks 0, 1 have begun all-reduce 1 of tp group 0, 1")
+
+
+def test_the_call_in_which_most_wait_is_told(tmp_path: Path) -> None:
+    """Rank 3 did not come to either; of others that did not come it is said, too."""
+    pair = {"process_group": ["pair", "pair"]}
+    some = [dump(0, waiting(1, 8000, **pair), world=6), *(dump(rank, waiting(5, 9000), world=6) for rank in (1, 2))]
+    idle = [dump(rank, world=6) for rank in (3, 4, 5)]
+    config = {"pair": [0, 5], "0": [1, 2, 3]}
+    found = verdict(tmp_path, *(grouped(one, **config) for one in (*some, *idle)))
+    assert (found.cause, found.ranks) == ("missing", (3, 5))
+    assert found.why.startswith("Rank 3 has not begun all-reduce 5")
+    assert "where ranks 1, 2 wait" in found.why
+    assert found.why.endswith(" Rank 5, too, did not come to a call that others wait in.")
+    assert [(link.ranks, link.on) for link in found.chain] == [((1, 2), (3,))]
+
+
+def test_evidence_of_a_dump(tmp_path: Path) -> None:
+    """When the last was known, what was last, and when a batch was begun: with its first part."""
+    parts = [waiting(5, 9000), waiting(5, 8990, profiling_name="nccl:broadcast"),
+             waiting(5, 9010, profiling_name="nccl:coalesced", input_sizes=[], output_sizes=[])]  # fmt: skip
+    import_traces(written(tmp_path, dump(0, *parts), dump(1)), tmp_path / "run")
+    first, second = read_hang(tmp_path / "run" / "hang.json")[1]
+    assert (first.at, second.at) == (9000, 5900), "what was created at 9000 and 10 ns before"
+    assert first.doing == "coalesced 5 of default_pg group 0, 1, which has not ended"
+    assert second.doing == "all-reduce 4 of default_pg group 0, 1, which ended"
+    assert [(call.sequence, call.enqueued, call.over) for call in first.calls] == [(5, 8980, False)]
+    assert [(call.sequence, call.enqueued, call.over) for call in second.calls] == [(4, 4990, True)]
+    assert (first.thread, second.thread) == ("waits", "unknown")
+
+
+def test_a_batch_ends_with_the_last_of_its_parts(tmp_path: Path) -> None:
+    parts = [entry(5, 9000, 9900), entry(5, 9001, 9500, profiling_name="nccl:broadcast")]
+    import_traces(written(tmp_path, dump(0, *parts), dump(1)), tmp_path / "run")
+    evidence = read_hang(tmp_path / "run" / "hang.json")[1]
+    assert [(call.sequence, call.ended) for call in evidence[0].calls] == [(5, 9900)]
+
+
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [
+        ({"output_dtypes": ["Half"]}, "mismatch"), ({"output_dtypes": ["Float"]}, "unknown"),
+        ({"output_dtypes": [], "output_sizes": [], "input_dtypes": ["Float"]}, "unknown"),
+        ({"output_dtypes": [], "output_sizes": [], "input_dtypes": ["Half"]}, "mismatch"),
+    ],
+)  # fmt: skip
+def test_what_is_received_is_what_comes_out(tmp_path: Path, more: dict[str, Any], cause: str) -> None:
+    """And what is sent is what goes in."""
+    sent = message("send 0->1", 1, 9000, ended=False, input_sizes=[[8]], input_dtypes=["Float"],
+                   output_sizes=[[99]], output_dtypes=["Int"])  # fmt: skip
+    usual = {"input_sizes": [[8]], "input_dtypes": ["Float"], "output_sizes": [[8]]}
+    if "output_sizes" not in more and more["output_dtypes"] == ["Half"]:
+        usual["output_sizes"] = [[16]]  # as many bytes
+    got = message("recv 1<-0", 1, 9000, ended=False, **(usual | more))
+    assert verdict(tmp_path, dump(0, sent), dump(1, got)).cause == cause
+
+
+def test_members_that_another_dump_tells(tmp_path: Path) -> None:
+    """Of a group that a rank's own dump does not list; and of the whole, for which gloo has no name."""
+    tp = {"process_group": ["tp", "tp"]}
+    dumps = [dump(0, waiting(1, 9000, **tp), world=3), dump(1, waiting(1, 9000, **tp), world=3), dump(2, world=3)]
+    found = looked_at(tmp_path, grouped(dumps[0], tp=[0, 1, 2]), *dumps[1:])
+    assert found.verdict is not None
+    assert (found.verdict.cause, found.verdict.ranks) == ("missing", (2,))
+    assert "groups whose members are not told: taken are those that used them" not in found.over.counts
+    (tmp_path / "gloo").mkdir()
+    nameless = {"": {"name": "", "desc": "", "ranks": "[0, 1, 2, 3]"}}
+    hung = verdict(tmp_path / "gloo", *(one | {"pg_config": nameless} for one in (
+        dump(0, waiting(5, 9000)), dump(1, waiting(5, 9000)), dump(2, waiting(5, 9000)),
+    )))  # fmt: skip
+    assert (hung.cause, hung.ranks) == ("missing", (3,))
+    (tmp_path / "untold").mkdir()
+    bare = [dump(rank, waiting(5, 9000)) | {"pg_config": {}} for rank in range(2)]
+    alone = verdict(tmp_path / "untold", *bare)
+    assert (alone.cause, alone.ranks) == ("unknown", ()), "all whose dumps there are"

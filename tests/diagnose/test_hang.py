@@ -537,3 +537,35 @@ def test_only_groups_of_the_same_kind_break_a_tie(
     evidence = [seen(0, at(pair, 5)), seen(1, at(pair, 5, size=8))]
     evidence += [seen(rank, at(other, sequence)) for rank in other.ranks]
     assert localise(evidence, world=5, deadline=10).ranks == ((1,) if broken else (0, 1))
+
+
+def test_a_wait_of_the_deadline_is_no_longer_than_it() -> None:
+    evidence = [seen(rank, at(DP, 3, since=10)) for rank in range(3)] + [seen(3, thread="works")]
+    assert localise(evidence, world=4, deadline=10).cause == "none"
+    assert localise(evidence, world=4, deadline=9.99).cause == "host code"
+
+
+def test_some_that_do_not_answer_and_some_that_work() -> None:
+    others = [seen(rank, at(DP, 17)) for rank in range(2)]
+    verdict = localise([*others, seen(2, thread="silent"), seen(3, thread="works")], world=4, deadline=10)
+    assert verdict.why.startswith("Ranks 2, 3 (host 0) are alive and in code of their own;")
+
+
+@pytest.mark.parametrize("status", [None, 0, -9])
+def test_only_who_failed_by_itself_may_have_failed_for_another(status: int | None) -> None:
+    """Whatever it said; the other waits for it."""
+    gone = seen(0, at(DP, 2, over=True), state="ended", status=status, error="Timed out")
+    verdict = localise([gone, *(seen(rank, at(DP, 3)) for rank in (1, 2, 3))], world=4, deadline=10)
+    assert (verdict.cause, verdict.ranks) == ("crashed", (0,))
+
+
+def test_of_two_mismatches_the_one_that_ranks_came_to_first() -> None:
+    """Whatever the numbers of their groups and calls are."""
+    tp, dp = RingGroup((0, 1, 2), 0, "tp"), RingGroup((0, 1, 2), 1, "dp")
+    late = [at(tp, 1, since=20, size=8 if rank == 1 else 4) for rank in range(3)]
+    early = [at(dp, 9, since=40, size=8 if rank == 2 else 4) for rank in range(3)]
+    verdict = localise([seen(rank, late[rank], early[rank]) for rank in range(3)], world=3, deadline=10)
+    assert verdict.ranks == (2,) and "call 9 of dp group" in verdict.why
+    late = [replace(one, enqueued=early[0].enqueued - SECOND) for one in late]
+    verdict = localise([seen(rank, late[rank], early[rank]) for rank in range(3)], world=3, deadline=10)
+    assert verdict.ranks == (1,) and "call 1 of tp group" in verdict.why

@@ -62,7 +62,8 @@ def test_a_slow_spell_is_none_unless_it_comes_back_or_is_the_last() -> None:
     deviation[3, WINDOW : 2 * WINDOW] += 0.2
     assert outliers(deviation)[0] == []
     deviation[3, 2 * WINDOW : 3 * WINDOW] += 0.2
-    assert [one.unit for one in outliers(deviation)[0]] == [3]
+    found, _ = outliers(deviation)
+    assert [(one.unit, one.first, one.last) for one in found] == [(3, WINDOW, 3 * WINDOW - 1)]
     deviation = noise(2, 32, 5 * WINDOW, 0.01)
     deviation[3, 4 * WINDOW :] += 0.2
     assert [(one.unit, one.first) for one in outliers(deviation)[0]] == [(3, 4 * WINDOW)]
@@ -165,3 +166,10 @@ def test_of_two_windows_one_suffices() -> None:
     deviation[3, :WINDOW] += 0.2
     found, _ = outliers(deviation)
     assert [(one.unit, one.first, one.last) for one in found] == [(3, 0, WINDOW - 1)]
+
+
+def test_five_steps_suffice_for_what_is_clear() -> None:
+    deviation = noise(8, 32, FEWEST, 0.001)
+    deviation[3] += 1.0
+    assert [(one.unit, one.first, one.last) for one in outliers(deviation)[0]] == [(3, 0, FEWEST - 1)]
+    assert outliers(deviation[:, 1:]) == ([], outliers(np.full((1, 50), 1.0))[1])

@@ -167,3 +167,22 @@ def test_a_process_is_named_by_where_its_rank_stands(tmp_path: Path) -> None:
 def test_few(tmp_path: Path, count: int) -> None:
     spans = recording(Job(dp=1, pp=1, steps=1)).spans.head(count)
     assert exported(spans, tmp_path / "t.pftrace")[0] == count
+
+
+@pytest.mark.parametrize(
+    ("times", "rows"),
+    [
+        ([(0.0, 1.0), (1.0, 2.0), (5.0, 6.0)], 1), ([(0.0, 9.0), (1.0, 2.0), (1.5, 2.0)], 1),
+        ([(0.0, 2.0), (1.0, 3.0), (2.0, 4.0)], 2), ([(0.0, 3.0), (1.0, 4.0), (2.0, 5.0)], 3),
+    ],
+)  # fmt: skip
+def test_as_few_rows_as_overlaps_ask_for(tmp_path: Path, times: list[tuple[float, float]], rows: int) -> None:
+    one = recording(Job(dp=1, pp=1, steps=1)).spans.filter(pl.col("kind") == "compute").head(1)
+    starts, ends = zip(*times, strict=True)
+    spans = pl.concat([one] * len(times)).with_columns(pl.Series("start", starts), pl.Series("end", ends))
+    names = {"processor", "processor (2)", "processor (3)"} - {f"processor ({n})" for n in range(rows + 1, 4)}
+    write_json(spans, tmp_path / "t.json")
+    told = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in told if event["name"] == "thread_name"} == names
+    _, trace = exported(spans, tmp_path / "t.pftrace")
+    assert {row[1] for row in read_back(trace)} == names

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from plait.cli.diagnose_page import show
 from plait.core.errors import DataError
+from plait.core.numbers import LARGEST, MOST_SECONDS
+from plait.diagnose import reading
 from plait.diagnose.explain import explain
-from plait.diagnose.reading import read_run
+from plait.diagnose.reading import TIMES, read_run
 from tests.support.recordings.made import Job, spans_of_job, write_run
 
 JOB = Job(dp=2, pp=2, steps=10, micro_batches=4)
@@ -301,3 +304,58 @@ def test_what_a_checkpoint_costs(tmp_path: Path) -> None:
     report = explain(found.recording, "run", run=found)
     assert report.checkpoints is not None
     assert report.checkpoints.seconds == pytest.approx(0.7, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("seconds", MOST_SECONDS, True), ("seconds", MOST_SECONDS * 1.01, False), ("seconds", 0, True),
+        ("seconds", -1e-9, False), ("restart_seconds", MOST_SECONDS * 1.01, False),
+        ("started", TIMES, True), ("started", TIMES * 1.01, False), ("ended", -1, False), ("ended", 0, True),
+        ("step", -1, True), ("step", -2, False), ("steps", LARGEST, True), ("resumed", LARGEST + 1, False),
+        ("writing", -2, False), ("skipped", -2, False), ("loss", -2, True), ("loss", 1e300, True),
+        ("loss", 1.1e300, False), ("loss", -1.1e300, False), ("step", "-9", True), ("seconds", None, True),
+    ],
+)  # fmt: skip
+def test_which_numbers_a_line_may_hold(run: Path, name: str, value: Any, taken: bool) -> None:
+    (run / "metrics.jsonl").write_text(json.dumps({"x": 1, name: value}) + "\n")
+    found = read_run(run)
+    assert found.metrics == (({"x": 1, name: value} if taken else {"x": 1}),)
+    assert bool(found.notes) == (not taken)
+
+
+def test_a_last_line_that_was_cut_off_is_nothing_to_speak_of(run: Path) -> None:
+    good = '{"step": 1}\n'
+    for text, said in ((good + '{"st', False), ('{"st', True), (good + "[1]\n[2]", True), (good * 3, False)):
+        (run / "metrics.jsonl").write_text(text)
+        found = read_run(run)
+        assert bool(found.notes) == said
+        assert len(found.metrics) == text.count(good)
+
+
+def test_lines_and_values_are_read_to_a_limit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_LINES", 3)
+    for count, read in ((3, 3), (4, 3)):
+        (run / "metrics.jsonl").write_text('{"step": 1}\n' * count)
+        found = read_run(run)
+        assert len(found.metrics) == read
+        assert bool(found.notes) == (count > 3)
+    assert found.notes == ("metrics.jsonl: from line 4 on it is too long to be read, and was left out",)
+    monkeypatch.setattr(reading, "MOST_VALUES", 4)
+    for values, read in ((2, 2), (3, 1)):
+        (run / "metrics.jsonl").write_text((json.dumps(dict.fromkeys("abc"[:values], 1)) + "\n") * 2)
+        assert len(read_run(run).metrics) == read
+
+
+def test_a_timeline_that_may_not_be_looked_at(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in parts(run):
+        part.unlink()
+
+    def refused(_: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(DataError, match="no step of it was recorded|holds no timeline"):
+        read_run(run)
+    monkeypatch.setattr(reading.os, "listdir", refused)
+    with pytest.raises(PermissionError):
+        read_run(run)

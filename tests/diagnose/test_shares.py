@@ -218,3 +218,13 @@ def test_where_some_steps_have_sums_alone_axes_and_the_host_are_not_told_apart()
     found = drift_of(part)
     assert found is not None
     assert (found.grew, found.by, found.of) == ("exposed", pytest.approx(0.8), pytest.approx(1.0))
+
+
+def test_the_first_step_counts_only_where_there_is_no_other() -> None:
+    """Whether spans of it are kept, or its sums alone; and what takes no time is no share."""
+    seen = lasting({0: 50.0, 1: 8.0, 2: 10.0})
+    for one in (seen, replace(seen, spans=seen.spans.clear())):
+        assert {each.what: each.seconds for each in shares(one)} == pytest.approx({"compute": 4.5, "rest": 4.5})
+    assert [each.seconds for each in shares(lasting({0: 50.0}))] == [25.0, 25.0]
+    idle = spans_of({"step": 1, "end": 2.0}, {"step": 1, "kind": "data", "name": "data", "start": 2.0, "end": 2.0})
+    assert [each.what for each in shares(recording_of(idle, Layout.of(dp=1), seconds={1: 2.0}))] == ["compute"]

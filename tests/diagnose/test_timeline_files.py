@@ -216,3 +216,38 @@ def test_totals_are_none_of_the_sums(run: Path) -> None:
     totals(run, "block=0", 0, 9, 1000.0)
     found = read_run(run)
     assert found.recording.rollup["seconds"].sum() == pytest.approx(before) and not found.notes
+
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [(DAY, True), (DAY * 1.001, False), (0.0, True), (-0.001, False), (None, False)]
+)
+def test_sums_of_a_step_are_of_a_day_at_most(run: Path, seconds: float | None, kept: bool) -> None:
+    table = pl.DataFrame(
+        {"step": [1], "rank": [0], "kind": ["data"], "site": ["x"], "direction": [""], "n": [1], "sum": [seconds]},
+        schema_overrides={"sum": pl.Float64},
+    )
+    write(table, run / "timeline" / "rollup" / "block=0" / "ranks.parquet", "rollup", **{"plait.plan": PLAN})
+    found = read_timeline(run)
+    assert found.rollups.height == kept
+    assert found.passed_over.counts == ({} if kept else {"rows that cannot be": 1})
+
+
+def test_totals_are_of_as_many_days_as_a_block_has_steps(run: Path) -> None:
+    totals(run, "block=0", 0, 999, 300 * DAY)
+    found = read_totals(run / "timeline", PLAN)
+    assert found is not None and found.segments.height == 2
+    totals(run, "block=0", 0, 999, 400 * DAY)
+    found = read_totals(run / "timeline", PLAN)
+    assert found is not None and found.segments["rank"].to_list() == [0], "1,200 days are too many"
+
+
+@pytest.mark.parametrize("column", ["bytes", "slice", "kind"])
+def test_a_table_that_lacks_a_column_is_no_timeline(run: Path, column: str) -> None:
+    own = pl.read_parquet(part(run)).drop(column)
+    own.write_parquet(part(run), metadata={"plait.timeline.version": "1", "plait.plan": PLAN})
+    found = read_timeline(run)
+    assert found.notes == (f"{part(run).name}: a Parquet file, but no timeline of Plait",)
+    assert found.spans["rank"].unique().sort().to_list() == [1, 2, 3]

@@ -118,3 +118,4 @@ def test_times_are_moved_by_rank() -> None:
     moved = shifted(table, {1: 2.5})
     assert moved.select("start", "end").rows() == [(0.0, 0.1), (2.5, 2.6)]
     assert shifted(table, {0: 0.0}).equals(table)
+    assert shifted(table, {0: 0.0, 1: 2.5}).equals(moved), "one of them is enough"
