@@ -354,7 +354,7 @@ def test_a_timeline_that_may_not_be_looked_at(run: Path, monkeypatch: pytest.Mon
     def refused(_: Path) -> list[str]:
         raise PermissionError(13, "Permission denied")
 
-    with pytest.raises(DataError, match="no step of it was recorded|holds no timeline"):
+    with pytest.raises(DataError, match="holds no timeline"):
         read_run(run)
     monkeypatch.setattr(reading.os, "listdir", refused)
     with pytest.raises(PermissionError):
