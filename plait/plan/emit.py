@@ -179,13 +179,14 @@ def _megatron(words: _Words) -> Emitted:
         "seq-length": job.data.sequence_length,
     }
     flags |= _megatron_context(strategy) | _megatron_tensor(words) | _megatron_sharding(words)
-    if section.pp > 1:
-        name = words.schedule(MEGATRON_SCHEDULES, {"zb-v": "interleaved"})
-        if name == "interleaved":
-            flags["num-virtual-stages-per-pipeline-rank"] = 2 if section.schedule == "zb-v" else section.virtual_stages
+    stages = section.pp
+    if section.pp > 1 and words.schedule(MEGATRON_SCHEDULES, {"zb-v": "interleaved"}) == "interleaved":
+        chunks = 2 if section.schedule == "zb-v" else section.virtual_stages
+        flags["num-virtual-stages-per-pipeline-rank"] = chunks
+        stages *= chunks
     if strategy.recompute == "full":
         layers = job.model_spec(vocab=1).num_layers
-        of_all = -(-layers // (section.pp * section.virtual_stages))
+        of_all = -(-layers // stages)
         some = strategy.recompute_layers
         flags |= {"recompute-granularity": "full", "recompute-method": "block"}
         flags["recompute-num-layers"] = of_all if some is None else some

@@ -90,6 +90,157 @@ def test_what_they_cannot_say_is_named(strategy: dict[str, Any], framework: str,
     assert any(words in line for line in found.unsaid), found.unsaid
 
 
+NO_SYNC = {"tp": "sync", "shard": "none"}
+STAYS = "shard.params = 1 (parameters are gathered in every forward and kept until its backward)"
+
+
+def added(one: Job) -> str:
+    """Flags beyond degrees, batches and precision."""
+    return " ".join(emit(one, "megatron").text.replace(" \\\n", " ").split()).partition("--seq-length 4096")[2].strip()
+
+
+def unsaid(one: Job, framework: str) -> list[str]:
+    """But the model's shapes, which no strategy has."""
+    *found, shapes = emit(one, framework).unsaid
+    assert shapes.startswith("the model's shapes (")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "flags", "cannot"),
+    [
+        ({}, "", []),
+        ({"tp": 2}, "", ["overlap.tp = domino (its own overlap behind weight gradients stands for it)"]),
+        ({"tp": 2, "overlap": "sync"}, "--no-async-tensor-model-parallel-allreduce", []),
+        ({"tp": 2, "overlap": "none"}, "", ["overlap.tp = none"]),
+        ({"tp": 2, "overlap": "async"}, "", []),
+        ({"tp": 2, "overlap": "async", "slices": {"p1": 1, "p2": 1}}, "", []),
+        ({"dp": 4}, "--overlap-grad-reduce", []),
+        ({"dp": 4, "shard": "zero1"}, "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather", []),
+        ({"dp": 4, "shard": "zero2"},
+         "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
+         "--data-parallel-sharding-strategy optim_grads", []),
+        ({"dp": 4, "shard": "fsdp"},
+         "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
+         "--data-parallel-sharding-strategy optim_grads_params", []),
+        ({"dp": 4, "shard": {"params": 1, "grads": 2, "optim": 4}},
+         "--overlap-grad-reduce --use-distributed-optimizer --overlap-param-gather --use-megatron-fsdp "
+         "--data-parallel-sharding-strategy optim_grads",
+         ["shard.grads = 2 (it is sharded 4 ways, as optimizer states are)"]),
+        ({"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 2}},
+         "--overlap-grad-reduce --use-distributed-optimizer --num-distributed-optimizer-instances 2 "
+         "--overlap-param-gather", []),
+        ({"dp": 4, "overlap": NO_SYNC}, "", []),
+        ({"dp": 4, "shard": "zero1", "overlap": NO_SYNC}, "--use-distributed-optimizer", []),
+        ({"dp": 4, "shard": "zero1", "overlap": NO_SYNC | {"shard": "forward"}},
+         "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+         ["overlap.shard = forward (overlap-param-gather needs overlap-grad-reduce)"]),
+        ({"dp": 4, "shard": "zero1", "overlap": NO_SYNC | {"shard": "backward"}},
+         "--overlap-grad-reduce --use-distributed-optimizer", []),
+        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4, "recompute": "full"},
+         "--num-virtual-stages-per-pipeline-rank 4 --recompute-granularity full --recompute-method block "
+         "--recompute-num-layers 4", []),
+        ({"pp": 2, "schedule": "zb-v", "recompute": "full"},
+         "--num-virtual-stages-per-pipeline-rank 2 --recompute-granularity full --recompute-method block "
+         "--recompute-num-layers 8", ["schedule = zb-v (interleaved stands for it)"]),
+        ({"pp": 3, "schedule": "gpipe", "recompute": "full"},
+         "--recompute-granularity full --recompute-method block --recompute-num-layers 11",
+         ["schedule = gpipe (1f1b stands for it)"]),
+        ({"recompute": {"kind": "full", "layers": 3}},
+         "--recompute-granularity full --recompute-method block --recompute-num-layers 3", []),
+        ({"recompute": {"kind": "selective", "layers": 3}},
+         "--recompute-granularity selective --recompute-modules layernorm",
+         ["recompute = selective of the MLP's activation (only norms are recomputed)",
+          "recompute of 3 layers of every stage (all are recomputed)"]),
+        ({"compile": True, "overlap": "sync"}, "", ["compile (its own fused kernels stand for it)"]),
+    ],
+)  # fmt: skip
+def test_flags_of_megatron(strategy: dict[str, Any], flags: str, cannot: list[str]) -> None:
+    one = job(**strategy)
+    assert added(one) == f"{flags} --bf16".strip()
+    assert unsaid(one, "megatron") == cannot
+
+
+FLAT = "sequence_parallel = false (theirs is always on with tensor parallelism)"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parallel", "cannot"),
+    [
+        ({}, {}, []),
+        ({"tp": 2, "overlap": "sync"}, {"tensor_parallel_degree": 2}, [FLAT]),
+        ({"tp": 2, "overlap": "sync", "sequence_parallel": True}, {"tensor_parallel_degree": 2}, []),
+        ({"tp": 2}, {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True},
+         [FLAT, "overlap.tp = domino (async tensor parallelism, which needs compile, is nearest)"]),
+        ({"overlap": NO_SYNC}, {}, []),
+        ({"dp": 4, "overlap": NO_SYNC}, {"data_parallel_replicate_degree": 4},
+         ["overlap.shard = none (FSDP2 always prefetches)"]),
+        ({"dp": 4, "shard": "zero2"},
+         {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "never"}, [STAYS]),
+        ({"dp": 4, "shard": {"params": 1, "grads": 1, "optim": 2}},
+         {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2, "fsdp_reshard_after_forward": "never"},
+         ["shard factors that differ (params 1, grads 1, optim 2; all three become 2)", STAYS]),
+        ({"dp": 4, "shard": {"params": 2, "grads": 4, "optim": 4}},
+         {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "always"},
+         ["shard factors that differ (params 2, grads 4, optim 4; all three become 4)"]),
+        ({"dp": 2, "cp": 2, "cp_kind": "ring", "shard": "fsdp"},
+         {"data_parallel_shard_degree": 2, "fsdp_reshard_after_forward": "always", "context_parallel_degree": 2,
+          "context_parallel_rotate_method": "alltoall"}, []),
+        ({"dp": 2, "cp": 4, "cp_kind": "ulysses"},
+         {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4,
+          "context_parallel_rotate_method": "allgather"},
+         ["shard.optim = 1 (FSDP2 shards over the 4 ranks of a sequence as well: 4)",
+          "cp_kind with 4 ranks that exchange heads (all are one ring)"]),
+        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4},
+         {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "Interleaved1F1B",
+          "pipeline_parallel_layers_per_stage": 4, "pipeline_parallel_microbatch_size": 2}, []),
+        ({"pp": 2, "schedule": "zb-v"},
+         {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZBVZeroBubble",
+          "pipeline_parallel_layers_per_stage": 8, "pipeline_parallel_microbatch_size": 2}, []),
+        ({"pp": 3, "schedule": "eager-1f1b"},
+         {"pipeline_parallel_degree": 3, "pipeline_parallel_schedule": "1F1B",
+          "pipeline_parallel_layers_per_stage": 11, "pipeline_parallel_microbatch_size": 2},
+         ["schedule = eager-1f1b (1f1b stands for it)",
+          "32 layers over 3 stages as equal as can be (theirs may cut elsewhere)"]),
+        ({"pp": 3, "schedule": "1f1b", "stage_layers": [10, 11, 11]},
+         {"pipeline_parallel_degree": 3, "pipeline_parallel_schedule": "1F1B",
+          "pipeline_parallel_layers_per_stage": 11, "pipeline_parallel_microbatch_size": 2},
+         ["stage_layers = [10, 11, 11] (their split is even)"]),
+        ({"recompute": {"kind": "full", "layers": 3}}, {},
+         ["recompute of 3 layers of every stage (all are recomputed)"]),
+        ({"recompute": "full"}, {}, []),
+        ({"recompute": {"kind": "none", "layers": 3}}, {}, []),
+        ({"recompute": "selective"}, {},
+         ["recompute = selective as ours (theirs also recomputes some matrix products)"]),
+    ],
+)  # fmt: skip
+def test_settings_of_torchtitan(strategy: dict[str, Any], parallel: dict[str, Any], cannot: list[str]) -> None:
+    one = job(**strategy)
+    ones = dict.fromkeys(
+        ["data_parallel_replicate_degree", "data_parallel_shard_degree", *(
+            f"{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))], 1)  # fmt: skip
+    found = tables(one)
+    assert found["parallelism"] == ones | parallel
+    assert unsaid(one, "torchtitan") == cannot
+    assert found["training"]["local_batch_size"] == (64 if "pp" in strategy else 2)
+    assert found.get("compile") == ({"enable": True} if "enable_async_tensor_parallel" in parallel else None)
+    kind = one.base_strategy.recompute
+    told = {"selective_ac_option": "op"} if kind == "selective" else {}
+    assert found["activation_checkpoint"] == {"mode": kind} | told
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp32", "fp64"])
+def test_a_precision_that_they_do_not_have_is_named(precision: str) -> None:
+    one = job().changed([f'train.precision="{precision}"'])
+    told = {"bf16-mixed": "bfloat16", "fp32": "float32"}.get(precision)
+    training = tables(one)["training"]
+    assert training.get("mixed_precision_param") == told
+    assert ("mixed_precision_reduce" in training) == (told is not None)
+    assert ("bf16" in flags(one)) == (precision == "bf16-mixed")
+    for framework in FRAMEWORKS:
+        assert unsaid(one, framework) == ([] if told else ["train.precision = fp64"])
+
+
 def test_torchtitan_compiles_where_the_strategy_does() -> None:
     found = [tables(job(**PLAIN | {"overlap": "sync", "compile": on})).get("compile") for on in (False, True)]
     assert found == [None, {"enable": True}]
