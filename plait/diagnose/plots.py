@@ -99,12 +99,9 @@ def _names(panels: Sequence[tuple[str, Sequence[Curve]]]) -> list[str]:
 
 
 def _figure(height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(14, height), layout="constrained")
 
 
 def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:

@@ -47,14 +47,12 @@ def draw(
     format. Raises DataError for another ending, JobError for a node or level that is not there."""
     check_format(path)
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     spread = spreads(topology, groups or {}, level)
     frames, width, height = _laid_out(topology, level)
     scale = 13 / max(width, 12)
     figure = Figure(figsize=(14, min(2.2 + height * scale, 40)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set(xlim=(-0.5, width + 0.5), ylim=(height + 0.5, -3.2), aspect="equal")
     axes.axis("off")

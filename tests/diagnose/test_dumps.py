@@ -710,7 +710,7 @@ def test_evidence_of_a_dump(tmp_path: Path) -> None:
     assert first.doing == "coalesced 5 of default_pg group 0, 1, which has not ended"
     assert second.doing == "all-reduce 4 of default_pg group 0, 1, which ended"
     assert [(call.sequence, call.enqueued, call.over) for call in first.calls] == [(5, 8980, False)]
-    assert [(call.sequence, call.enqueued, call.over) for call in second.calls] == [(4, 4990, True)]
+    assert [(call.sequence, call.enqueued, call.over) for call in second.calls] == [(4, 5090, True)]
     assert (first.thread, second.thread) == ("waits", "unknown")
 
 

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import PlacementError
+from plait.place import placing
+from plait.place.answer import Answer
 from plait.place.placing import BASELINES, METHODS, place
 from plait.place.problem import Pool, Problem, Spares
 from tests.place.cases import problems
@@ -86,3 +88,10 @@ def test_the_order_of_minipods_changes_nothing(problem: Problem, chance: object)
     pools = list(problem.pools)
     chance.shuffle(pools)  # type: ignore[attr-defined]
     assert place(replace(problem, pools=tuple(pools))).score == pytest.approx(place(problem).score)
+
+
+def test_an_answer_that_is_not_legal_is_a_fault_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "METHODS", {"wrong": lambda problem: Answer((0,) * problem.num_cells)})
+    assert place(Problem.plain(2, 2, [4, 4]), "wrong").used == 1
+    with pytest.raises(AssertionError, match="4 cells in m000, which has 3 nodes"):
+        place(Problem.plain(2, 2, [3, 4]), "wrong")

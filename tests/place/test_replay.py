@@ -182,7 +182,7 @@ def test_short_jobs_use_the_zone_and_long_ones_do_not() -> None:
     outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], [planned])
     (kept,) = outcome.planned
     assert outcome.started.tolist() == [0.0, 50.0, 200.0]
-    assert (kept.admitted, kept.late, kept.held) == (1, 0, 0)
+    assert (kept.admitted, kept.flexible, kept.late, kept.held) == (1, 0, 0, 0)
 
 
 def test_who_is_late_is_preempted_and_goes_on_from_its_checkpoint() -> None:
@@ -207,6 +207,7 @@ def test_preemptible_jobs_may_sit_in_the_zone_and_leave_it() -> None:
         outcome = replay(jobs, CLUSTER, POLICIES["no-jct"], [planned], delay_late=delay)
         (kept,) = outcome.planned
         assert (outcome.started[1], kept.spared, kept.late, kept.start) == (50.0, 1, 0, 100.0)
+        assert (kept.admitted, kept.flexible) == (1, 1)
 
 
 def test_reserve_and_pack_ends_with_a_zone_that_is_not_empty() -> None:
@@ -351,6 +352,7 @@ def test_of_several_planned_jobs_the_worst_is_told() -> None:
     outcome = replay(jobs_of([(0.0, 3.0, 1)]), CLUSTER, POLICIES["fifo"])
     one = replace(outcome, planned=kept, restarts=np.array([2]), lost=7200.0)
     found = summary(one, jobs_of([(0.0, 3.0, 1)]), planned, NODES, NODES * SIZE)
+    assert summary(outcome, jobs_of([(0.0, 3.0, 1)]), [], NODES, NODES * SIZE).preempted == 0
     assert (found.planned_delay, found.retention_before, found.retention_at) == (7.0, 0.4, 0.6)
     assert (found.admitted, found.late, found.held, found.preempted, found.lost_gpu_hours) == (10, 3, 7, 1, 2.0)
     assert found.late_share == 0.5, "of those that were let in for good"

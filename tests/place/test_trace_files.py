@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plait.core.errors import DataError
+from plait.place.traces import read
 from plait.place.traces.read import read_trace
 from tests.place.test_traces import PAI, PHILLY
 from tests.support.workloads import trace_of
@@ -104,3 +105,28 @@ def test_what_a_spot_trace_tells_beside_jobs(tmp_path: Path) -> None:
     more = trace_of(rows.format(",cpu_request,gpu_model", ",12,A100"), tmp_path)
     assert (set(more.numbers), set(more.categories)) == ({"nodes", "cpus"}, {"group", "queue", "type"})
     assert more.numbers["cpus"].tolist() == [12.0]
+
+
+@pytest.mark.parametrize(("more", "refused"), [(0, False), (1, True)])
+def test_columns_and_rows_are_read_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int, refused: bool
+) -> None:
+    monkeypatch.setattr(read, "MOST_COLUMNS", 5)
+    names = ["submit", "duration_s", "gpus", *(f"x{at}" for at in range(2 + more))]
+    file = tmp_path / "t.csv"
+    file.write_text(f"{','.join(names)}\n{','.join('1' for _ in names)}\n")
+    if refused:
+        with pytest.raises(DataError, match="has 6 columns; at most 5 are read"):
+            read_trace(file)
+    else:
+        assert len(read_trace(file)) == 1
+    monkeypatch.setattr(read, "MOST_COLUMNS", 9)
+    for limit, most in (("MOST_ROWS", 3), ("MOST_CELLS", 9)):
+        with monkeypatch.context() as patch:
+            patch.setattr(read, limit, most)
+            file.write_text("submit,duration_s,gpus\n" + "1,2,3\n" * (3 + more))
+            if refused:
+                with pytest.raises(DataError, match="has more than 3 rows of 3 columns"):
+                    read_trace(file)
+            else:
+                assert len(read_trace(file)) == 3

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from plait.core.errors import DataError, JobError
 from plait.place.traces.columns import parse_columns
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
+from plait.place.traces.times import Times, lengths, odd, pandas, seconds
 from tests.support.workloads import trace_of
 
 PHILLY = [
@@ -427,3 +429,89 @@ def test_a_colon_in_a_columns_own_name(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("submit,took:min,gpus\n1,2,3\n")
     found = read_trace(tmp_path / "t.csv", parse_columns("submit=submit,duration=took:min,gpus=gpus"))
     assert found.duration.tolist() == [2.0]  # the column is called so
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("1,60,10000000", ""), ("1,60,10000001", "more GPUs than there are anywhere"), ("1,3155760000,1", ""),
+        ("1,3155760001,1", "ran for more than a hundred years"), ("1,60,0", "asks for no GPU"),
+        ("1,60,-1", "negative number of GPUs"), ("1,60,x", "no number of GPUs"), ("1,0,1", "ran for no time"),
+        ("1,-1,1", "negative duration"), ("1,x,1", "no duration"), ("x,60,1", "no submission time"),
+        ("1,60,inf", "no number of GPUs"), ("inf,60,1", "no submission time"), ("x,x,x", "no submission time"),
+    ],
+)  # fmt: skip
+def test_why_a_row_is_no_job(tmp_path: Path, row: str, why: str) -> None:
+    found = trace_of(f"submit,duration_s,gpus\n0,60,1\n0,60,1\n{row}\n", tmp_path)
+    assert found.dropped == ({why: 1} if why else {})
+    assert (len(found), found.rows) == (2 if why else 3, 3)
+    assert found.over.counts == ({f"rows ({why})": 1} if why else {})
+
+
+def test_a_job_that_began_before_it_was_submitted_begins_as_it_is_submitted(tmp_path: Path) -> None:
+    found = trace_of("submit,start,end,gpus\n10,5,40,1\n10,10,40,1\n10,30,40,1\n", tmp_path)
+    assert found.begin.tolist() == [0, 0, 20] and found.duration.tolist() == [35, 30, 10]
+    assert found.changed == {"start before submission set to submission": 1}
+
+
+def test_the_span_of_a_trace(tmp_path: Path) -> None:
+    """To one usual gap after the last submission, and an hour at least."""
+    assert trace_of("submit,duration_s,gpus\n0,1,1\n6000,1,1\n12000,1,4\n", tmp_path).span == 18_000
+    few = trace_of("submit,duration_s,gpus\n0,1800,1\n60,900,4\n", tmp_path)
+    assert few.span == 3600 and few.busy() == 1.5
+    assert trace_of("submit,duration_s,gpus\n7,1,1\n", tmp_path).span == 3600
+
+
+def of_column(*words: Any, unit: str = "") -> Times:
+    return seconds(pandas().Series(words, name="at"), unit)
+
+
+def test_half_of_a_column_may_be_no_number() -> None:
+    """With more than that it is dates."""
+    assert np.isnan(of_column("5", "x").values).tolist() == [False, True]
+    dates = of_column("5", "2024-01-01", "2024-01-02")
+    assert dates.values[2] - dates.values[1] == 86_400 and np.isnan(dates.values[0])
+    assert np.isnan(of_column(None, None, None).values).all()
+    assert of_column("5", None, None).values[0] == 5
+
+
+def test_times_in_units() -> None:
+    assert of_column(90, unit="min").values.tolist() == [5400] and of_column(90, unit="min").how == ""
+    latest = 4_102_444_700
+    assert of_column(latest).unit == "s"
+    assert of_column(latest + 200).unit == "ms" and of_column((latest + 200) * 1000).unit == "us"
+    assert of_column(0, latest + 200).unit == "ms", "0 is of any unit"
+    assert of_column(0, 0).values.tolist() == [0, 0]
+
+
+def test_times_of_another_unit_than_most() -> None:
+    """500 times less, or after 2100; where most are not of this century all are taken."""
+    now = 1.5e9
+    assert odd(np.array([now, now, now, now, now / 500, now / 500.1, -now / 500.1, 0.0])).tolist() == [
+        False, False, False, False, False, True, True, True,
+    ]  # fmt: skip
+    assert odd(np.array([1e9, 1e9, 1.0])).tolist() == [False] * 3
+    assert odd(np.array([1e9, 1e9, 1e9, 4_102_444_800.0, 4_102_444_801.0])).tolist() == [False] * 4 + [True]
+    assert not odd(np.array([np.nan, np.nan])).any()
+
+
+def took(values: list[float], apart: list[float]) -> str:
+    column = pandas().Series(values, name="took")
+    found = lengths(column, apart=np.array(apart, float))
+    return "s" if not found.how else found.how
+
+
+def test_start_and_end_tell_the_unit_where_they_do_for_most() -> None:
+    assert "minutes, as start and end say" in took([1, 2, 3], [60, 120, 180])
+    assert "minutes, as start and end say" in took([1, 2, 3, 0, 4, 5], [60, 120, np.nan, 60, 0, -60]), "of those known"
+    assert "since nothing says so" in took([1, 2], [60, 7]), "half are not most"
+    assert "minutes" in took([1, 2, 3], [60, 120, 7])
+    assert "since nothing says so" in took([1, 2], [np.nan, 0])
+    assert "minutes" in took([100], [5701]) and "since nothing says so" in took([100], [5699])
+
+
+def test_what_is_above_twelve_more_often_is_the_day() -> None:
+    days = of_column("13/01/2024", "14/01/2024", "01/13/2024")
+    assert "read day first" in days.how and np.isnan(days.values[2])
+    months = of_column("01/13/2024", "01/14/2024", "13/01/2024")
+    assert months.how == "" and np.isnan(months.values[2])
