@@ -62,7 +62,7 @@ def _divide(cells: list[int], pods: list[int], free: Sequence[int], edges: Edges
         smaller.append(pod)
     room_one, room_other = sum(free[at] for at in one), sum(free[at] for at in other)
     least, most = max(0, len(cells) - room_other), min(len(cells), room_one)
-    start = min(most, max(least, round(len(cells) * room_one / (room_one + room_other))))
+    start = round(len(cells) * room_one / (room_one + room_other))
     inside = _cut(cells, start, least, most, edges)
     _divide([cell for cell in cells if cell in inside], one, free, edges, found)
     _divide([cell for cell in cells if cell not in inside], other, free, edges, found)

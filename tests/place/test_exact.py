@@ -177,3 +177,41 @@ def test_whole_rows_and_columns_exclude_more_than_areas_do() -> None:
     placed = place(problem)
     assert (placed.row_spread, placed.column_spread) != (2, 3)
     assert placed.bound > problem.score(2, 3) or placed.score > problem.score(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "free", "alpha"),
+    [
+        (4, 3, [7, 1, 4], 0.9), (6, 2, [7, 1, 4], 0.7), (4, 4, [7, 4, 1, 5], 0.3), (6, 3, [7, 8, 3], 0.1),
+        (4, 4, [3, 5, 8], 0.5), (5, 3, [2, 7, 6], 0.1), (6, 3, [2, 3, 8, 1, 5], 0.3),
+    ],
+)  # fmt: skip
+def test_what_no_construction_reaches_is_searched(rows: int, columns: int, free: list[int], alpha: float) -> None:
+    """Both spreads are two; no bands have that, and less is excluded."""
+    problem = Problem.plain(rows, columns, free, alpha=alpha)
+    answer = exact(problem)
+    assert answer.note == "searched" and answer.bound == problem.score(2, 2)
+    found = spread_of(problem, answer.cells)
+    assert (found.rows, found.columns) == (2, 2)
+
+
+@given(
+    free=st.lists(st.integers(0, 4), min_size=1, max_size=3), shape=st.sampled_from([(2, 2), (3, 2), (2, 3), (4, 1)]),
+    row_spread=st.integers(1, 3), column_spread=st.integers(1, 3),
+)  # fmt: skip
+def test_a_search_finds_what_there_is(
+    free: list[int], shape: tuple[int, int], row_spread: int, column_spread: int
+) -> None:
+    rows, columns = shape
+
+    def fits(cells: tuple[int, ...]) -> bool:
+        return (
+            all(cells.count(pod) <= room for pod, room in enumerate(free))
+            and all(len(set(cells[row::rows])) <= row_spread for row in range(rows))
+            and all(len(set(cells[at : at + rows])) <= column_spread for at in range(0, len(cells), rows))
+        )
+
+    there = any(fits(cells) for cells in itertools.product(range(len(free)), repeat=rows * columns))
+    verdict, found = search(free, rows, columns, row_spread, column_spread)
+    assert verdict is (Verdict.FOUND if there else Verdict.NONE)
+    assert (found is not None and fits(found)) == there
