@@ -61,6 +61,57 @@ def test_a_limit_holds() -> None:
     assert calibrate(model, model(TRUE), priors, noise=0.01).values["rate"] == pytest.approx(2.5)
 
 
+def test_no_more_rounds_than_asked() -> None:
+    one = calibrate(model, model(TRUE), PRIORS, noise=0.01, rounds=1)
+    more = calibrate(model, model(TRUE), PRIORS, noise=0.01)
+    assert one.rounds == 1 < more.rounds < 20
+    assert np.abs(one.residuals).max() > np.abs(more.residuals).max()
+    assert calibrate(model, model(PRIOR_VALUES), PRIORS).rounds <= 2
+    none = calibrate(model, model(TRUE), PRIORS, rounds=0)
+    assert (none.rounds, none.values) == (0, PRIOR_VALUES)
+
+
+PRIOR_VALUES = {name: known.value for name, known in PRIORS.items()}
+
+
+def test_a_beginning_may_be_given_and_is_bounded() -> None:
+    there = calibrate(model, model(TRUE), PRIORS, start=TRUE, rounds=0)
+    assert there.values == pytest.approx(TRUE)
+    assert np.abs(there.residuals).max() < 1e-9
+    bounded = {**PRIORS, "rate": Known(value=2.0, error=0.5, most=2.5)}
+    assert calibrate(model, model(TRUE), bounded, start=TRUE, rounds=0).values["rate"] == pytest.approx(2.5)
+
+
+def test_residuals_are_logarithms_of_predicted_to_measured() -> None:
+    found = calibrate(model, 2 * model(PRIOR_VALUES), PRIORS, rounds=0, noise=0.3)
+    assert found.residuals == pytest.approx(-np.log(2) * np.ones(30))
+
+
+@pytest.mark.parametrize("outlier", [2.0, 1e9])
+def test_a_measurement_may_be_worth_several(outlier: float) -> None:
+    """As if it had been made as often."""
+    measured = model(TRUE) * np.exp(0.3 * np.sin(np.arange(30)))
+    times = 1 + np.arange(30) % 3
+    weighed = calibrate(model, measured, PRIORS, weights=times, noise=0.1, outlier=outlier)
+    often = np.repeat(np.arange(30), times)
+    repeated = calibrate(lambda v: model(v)[often], measured[often], PRIORS, noise=0.1, outlier=outlier)
+    assert weighed.values == pytest.approx(repeated.values, rel=1e-6)
+    for name in PRIORS:
+        assert weighed.constants[name].error == pytest.approx(repeated.constants[name].error, rel=1e-6)
+
+
+def test_errors_shrink_as_least_squares_say() -> None:
+    """Of one constant that every measurement is proportional to: the prior and each of them count."""
+    prior = {"scale": Known(value=2.0, error=0.5, most=9.0)}
+    found = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=1e9)
+    told = 1 / 0.5**2 + 4 / 0.1**2
+    assert found.constants["scale"].error == pytest.approx(told**-0.5, rel=1e-3)
+    assert found.constants["scale"].most == 9.0
+    assert np.log(found.values["scale"] / 2) == pytest.approx(np.log(1.5) * 4 / 0.1**2 / told, rel=1e-3)
+    far = calibrate(lambda v: np.full(4, v["scale"]), np.full(4, 3.0), prior, noise=0.1, outlier=0.5)
+    assert 2.0 < far.values["scale"] < found.values["scale"]
+
+
 def test_seconds_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         calibrate(model, np.append(model(TRUE)[:-1], 0.0), PRIORS)

@@ -13,6 +13,8 @@ from plait.core.cluster import Cluster, Hosts
 from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.core.toml import to_toml
+from plait.plan import recorded
+from plait.plan.calibrate import Calibrated, Known, Predict
 from plait.plan.closed_form import step_seconds
 from plait.plan.constants import constant_of, timed_constants, with_constants
 from plait.plan.make import make_plan
@@ -108,3 +110,86 @@ def test_the_median_of_later_steps_counts(tmp_path: Path) -> None:
     seconds = [9.0, 9.0, 9.0, 1.0, 2.0, 3.0, 50.0, 2.0]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"seconds": each}) + "\n" for each in seconds))
     assert Recorded.read(tmp_path).seconds == 2.0
+
+
+def test_a_run_of_unequal_places_says_nothing_of_a_closed_form(tmp_path: Path) -> None:
+    job = Job.from_dict({
+        "model": {"family": "gpt", "num_layers": 2, "hidden": 64, "num_heads": 4, "vocab": 256, "max_sequence": 64},
+        "data": {"sequence_length": 64}, "train": {"global_batch_size": 4},
+        "strategy": {"pp": 2, "dp": [2, 1], "tp": [1, 2], "schedule": "1f1b"},
+    })  # fmt: skip
+    make_plan(job, Hosts(), vocab=256).write(tmp_path / "plan.json")
+    (tmp_path / "metrics.jsonl").write_text('{"seconds": 1.0}\n' * 9)
+    with pytest.raises(JobError, match="places that differ"):
+        Recorded.read(tmp_path)
+
+
+def test_three_steps_after_three_are_enough(tmp_path: Path) -> None:
+    _runs(CLUSTER)[0].plan.write(tmp_path / "plan.json")
+    (tmp_path / "metrics.jsonl").write_text('{"seconds": 9.0}\n' * 3 + '{"seconds": 2.0}\n' * 3)
+    assert Recorded.read(tmp_path).seconds == 2.0
+    (tmp_path / "metrics.jsonl").write_text('{"seconds": 1e-9}\n{"seconds": 1e9}\n' * 3)
+    assert Recorded.read(tmp_path).seconds == 1e9
+
+
+def test_where_a_run_stands_is_what_was_timed() -> None:
+    one = _runs(CLUSTER)[1]
+    strategy = replace(one.plan.strategy, p1=2, p2=4, sequence_parallel=True)
+    found = replace(one, plan=replace(one.plan, strategy=strategy)).point
+    assert (found["p1"], found["p2"], found["sequence_parallel"], found["tp"]) == (2, 4, 1, 2)
+
+
+def _moving(monkeypatch: pytest.MonkeyPatch, by: dict[str, float]) -> dict[str, Known]:
+    """Constants as they are asked to be refitted. by: factors that are found of some; of all others 1.01."""
+    asked = dict[str, Known]()
+
+    def calibrated(predict: Predict, measured: np.ndarray, priors: dict[str, Known], **given: float) -> Calibrated:
+        asked.update(priors)
+        assert given == {"noise": 0.05, "outlier": 10.0}
+        assert np.all(predict({name: one.value for name, one in priors.items()}) > 0)
+        found = {name: replace(one, value=one.value * by.get(name, 1.0099)) for name, one in priors.items()}
+        return Calibrated(constants=found, residuals=np.zeros(len(measured)), rounds=1)
+
+    monkeypatch.setattr(recorded, "calibrate", calibrated)
+    return asked
+
+
+def test_constants_that_moved_by_more_than_a_hundredth_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _moving(monkeypatch, {"matmul": 0.9, "memory": 1.011, "inside.half": 3.0})
+    runs = _runs(CLUSTER)[:1]
+    found = refit(CLUSTER, runs, date="2026-01-01")
+    assert found.moved == {
+        name: (asked[name].value, pytest.approx(asked[name].value * factor))
+        for name, factor in {"matmul": 0.9, "memory": 1.011, "inside.half": 3.0}.items()
+    }
+    for name, (_, new) in found.moved.items():
+        one = constant_of(found.cluster, name)
+        assert (one.value, one.date) == (new, "2026-01-01")
+        assert one.source == f"1 recorded run, fitted from {CLUSTER.name}"
+    assert constant_of(found.cluster, "attention_forward") == constant_of(CLUSTER, "attention_forward")
+    for told, cluster in ((found.before, CLUSTER), (found.after, found.cluster)):
+        total = step_seconds(
+            runs[0].plan.model, Points.of([runs[0].point]), cluster, sequence=2048, precision="bf16-mixed"
+        ).total
+        assert told == pytest.approx(total, rel=1e-15)
+
+
+def test_shares_of_a_peak_end_there_and_no_constant_is_believed_to_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single runs say nothing about how late nodes are, or what is beside a step."""
+    exact = with_constants(CLUSTER, {"matmul": (0.7, 0.01), "memory": (1.2, 0.4)}, source="test", date="2026")
+    asked = _moving(monkeypatch, {})
+    refit(exact, _runs(CLUSTER)[:1], date="2026-01-01")
+    assert set(asked) == set(timed_constants(CLUSTER)) - {"jitter", "step"}
+    shares = {"matmul", "matmul_fp8", "attention_forward", "attention_backward", "inside.share", "across.share"}
+    assert {name for name, one in asked.items() if one.most == 1.0} == shares & set(asked)
+    assert asked["memory"].most == 1.2
+    assert all(one.most == float("inf") for name, one in asked.items() if name not in {*shares, "memory"})
+    assert (asked["matmul"].error, asked["memory"].error) == (0.1, 0.4)
+
+
+def test_a_constant_of_nothing_can_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = with_constants(CLUSTER, {"host_layer": (0.0, 0.0)}, source="test", date="2026")
+    asked = _moving(monkeypatch, {"host_layer": 1e6})
+    found = refit(none, _runs(CLUSTER)[:1], date="2026-01-01")
+    assert asked["host_layer"].value == 1e-12
+    assert constant_of(found.cluster, "host_layer").value == pytest.approx(1e-6)
