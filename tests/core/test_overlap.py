@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.core import overlap
+from plait.core.attention_ops import SharedAttention
 from plait.core.climb import Judge
 from plait.core.overlap import HELD_BACK, HELD_BACK_AGAIN, JUDGED, domino_order
 from plait.core.segment_costs import NumberedOps, SegmentCosts, makespan, simulate
@@ -158,3 +159,42 @@ def test_fewer_layers_are_of_the_kinds_that_there_are(again: int | None) -> None
     kinds = [{"A" in found.again("mlp", layer) for layer in range(found.num_layers)} for found in (graph, few)]
     assert few.num_layers == 4
     assert kinds[0] == kinds[1]
+
+
+def many_layers() -> list[tuple[SegmentGraph, float]]:
+    """Graphs of which a few lists are made, and words are moved."""
+    chance, drawn = random.Random(7), list[tuple[SegmentGraph, float]]()
+    for _ in range(24):
+        graph = SegmentGraph(
+            num_layers=chance.randint(7, 14),
+            p1=chance.choice((1, 2, 2, 3, 4)),
+            p2=chance.randint(1, 2),
+            sequence_parallel=chance.random() < 0.3,
+            embeds=chance.random() < 0.7,
+            heads=chance.random() < 0.7,
+            phase=chance.choice(("step", "step", "B", "I", "F")),
+            recompute=chance.choice(("none", "selective", "full")),
+            recomputed=chance.choice((None, 3)),
+            parallel_block=chance.random() < 0.3,
+            attention=chance.choice((None, None, SharedAttention(2, 1), SharedAttention(1, 2))),
+        )
+        drawn.append((graph, chance.choice((0.3, 0.8, 0.9, 1.0, 1.1, 1.5))))
+    return drawn
+
+
+MANY = (
+    "1533de60ebfa", "f65a2c870ac7", "32dec56661dc", "9bbee76a131f", "e0453b8840d9", "7064a7e548e7",
+    "670dabf50fcd", "f2a8e66fc3ca", "330aa27a74f2", "fcf6f1591370", "cff64daa65a2", "684058f6fbba",
+    "4767ffdf38cd", "beb31fc8673e", "d37fa704d277", "9924482a5cde", "bf27719beaab", "35dcbba3533a",
+    "7e6749e702bd", "b66ee392d822", "52d8afb346dc", "aa22b801f734", "3b56f615502a", "2fd3b2622eca",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "found"), list(zip(many_layers(), MANY, strict=True)))
+def test_many_layers_have_the_lists_they_have_always_had(
+    case: tuple[SegmentGraph, float], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "SEARCHED", 0)
+    graph, ratio = case
+    text = format_actions(domino_order(graph, replace(costs(ratio), latency=0.1), 8))
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == found
