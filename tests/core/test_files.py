@@ -71,3 +71,16 @@ def test_what_can_be_no_path(path: str) -> None:
     with pytest.raises(JobError, match=r"^data\.text: "):
         check_path(path, "data.text")
     check_path("x" * 255, "data.text")
+
+
+def test_the_longest_name_of_a_path_is_told() -> None:
+    check_path("/".join(["x" * 255] * 3), "k")
+    for path, size in (("x" * 256, 256), ("é" * 128, 256), ("/".join(["y" * 256, "x" * 300, "y" * 260]), 300)):
+        with pytest.raises(JobError, match=f"k: has a name of {size} bytes. Allowed: names of at most 255 bytes"):
+            check_path(path, "k")
+    longest = "/".join(["x" * 204] * 20)[:3840]
+    check_path(longest, "k")
+    with pytest.raises(JobError, match="k: has 3841 bytes. Allowed: at most 3840"):
+        check_path(longest + "y", "k")
+    with pytest.raises(JobError, match="k: is empty"):
+        check_path("", "k")

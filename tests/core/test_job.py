@@ -304,3 +304,10 @@ def test_where_an_error_was_made_is_said_once() -> None:
         with pytest.raises(JobError) as caught, naming("job.toml", overrides):
             raise error
         assert caught.value.file == file
+
+
+def test_slices_that_are_given_leave_all_else_open() -> None:
+    every = {key.partition(".")[2]: "auto" for key in PLANNED if key.startswith("strategy.")}
+    del every["slices"]
+    assert set(made(strategy={**every, "p1": 2}).open) == set(PLANNED) - {"strategy.slices", "train.micro_batch_size"}
+    assert set(made(strategy={**every, "p2": 2}).open) == set(PLANNED) - {"strategy.slices", "train.micro_batch_size"}

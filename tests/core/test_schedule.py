@@ -15,6 +15,7 @@ from plait.core.schedule import (
     Schedule,
     check,
     ends,
+    forward_only,
     parse_op,
     with_edges,
     with_transfers,
@@ -191,3 +192,53 @@ def test_transfers_between_stages_of_one_rank_have_no_place() -> None:
         parse_schedule("rank 0: 0S0 0F0")
     with pytest.raises(ScheduleError, match=r"0B0 has no place .* its backward is split into I and W"):
         parse_schedule("rank 0: 0F0 0I0 0W0 0B0")
+
+
+def test_a_schedule_without_ops_has_no_micro_batches() -> None:
+    empty = Schedule("by hand", 1, ((),))
+    assert (empty.num_micro_batches, empty.rank_of, empty.whole, empty.stages_of(0)) == (0, {}, False, ())
+    assert with_transfers(Schedule("by hand", 1, ((Op(0, "F", 0),),), trains=False)).num_micro_batches == 1
+
+
+def test_the_text_tells_what_a_chain_does_not() -> None:
+    skips = with_edges(generate("gpipe", Shape(ranks=3, micro_batches=1)), [(0, 1), (1, 2), (0, 2)])
+    assert str(skips).splitlines()[:2] == ["# gpipe", "edges: 0>1 0>2 1>2"]
+    assert str(forward_only(skips, 1)).splitlines()[1] == "forward only:"
+    assert (skips.consumers, skips.producers) == ({0: [1, 2], 1: [2], 2: []}, {0: [], 1: [0], 2: [0, 1]})
+
+
+def test_an_op_says_what_it_is() -> None:
+    for word, computes, forward, sends, site in (
+        ("2F0", True, True, False, "stage"), ("2B1", True, False, False, "stage"),
+        ("2I1", True, False, False, "stage"), ("0S1", True, False, False, "stage"),
+        ("1SEND_F3", False, True, True, "transfer"), ("1RECV_F3", False, True, False, "transfer"),
+        ("1SEND_B3", False, False, True, "transfer"),
+    ):  # fmt: skip
+        op = parse_op(word)
+        assert (op.computes, op.forward, op.sends, op.site) == (computes, forward, sends, site)
+        assert (op.layer, op.slice) == (op.stage, op.micro_batch)
+
+
+def test_an_evaluation_goes_through_a_ranks_stages_one_after_the_other() -> None:
+    text = str(forward_only(generate("interleaved", Shape(ranks=2, micro_batches=2, chunks=2)), 2))
+    assert text.splitlines()[2] == ("rank 0: 2RECV_F0 0F0 0SEND_F0 2RECV_F1 0F1 0SEND_F1 2F0 2SEND_F0 2F1 2SEND_F1")
+
+
+@pytest.mark.parametrize(("ahead", "receives"), [(0, [3, 4]), (1, [2, 3]), (2, [1, 2]), (9, [0, 0])])
+def test_receives_are_posted_so_far_ahead(ahead: int, receives: list[int]) -> None:
+    """By how many computations stand before each: gradients are read by the fourth and the fifth."""
+    schedule = Schedule("by hand", 2, (
+        tuple(map(parse_op, ("0F0", "0F1", "0F2", "0B0", "0B1", "0B2"))),
+        tuple(map(parse_op, ("1F0", "1B0", "1F1", "1B1", "1F2", "1B2"))),
+    ))  # fmt: skip
+    ops = with_transfers(schedule, ahead).ranks[0]
+    before = [sum(each.computes for each in ops[:at]) for at, op in enumerate(ops) if op.kind == "RECV_B"]
+    assert before[:2] == receives
+
+
+def test_a_receive_that_is_overtaken_is_posted_with_the_one_that_overtook_it() -> None:
+    """Rank 0 sends 1 before 0, and rank 1 reads 0 first."""
+    schedule = Schedule("by hand", 2, (
+        tuple(map(parse_op, ("0F1", "0F0", "0B0", "0B1"))), tuple(map(parse_op, ("1F0", "1F1", "1B1", "1B0")))
+    ))  # fmt: skip
+    assert " ".join(map(str, with_transfers(schedule, 0).ranks[1][:4])) == "1RECV_F1 1RECV_F0 1F0 1F1"
