@@ -265,3 +265,22 @@ def test_a_schedule_that_nobody_knows_is_named_before_its_numbers(tmp_path: Path
     (tmp_path / "job.toml").write_text(to_toml(values))
     with pytest.raises(JobError, match=r"strategy\.schedule: no schedule is called 'interleaved-1f1b'"):
         Job.read(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ({"pp": 2, "stage_layers": [4, 3]}, [{"strategy.stage_layers": [3, 3]}, {"strategy.stage_layers": None}]),
+        ({"pp": 2, "stage_layers": [2, 2, 2]}, [{"strategy.stage_layers": [3, 3]}, {"strategy.stage_layers": None}]),
+        ({"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "stage_layers": [3, 3]},
+         [{"strategy.stage_layers": [2, 2, 1, 1]}, {"strategy.stage_layers": None}]),
+        ({"pp": 4, "schedule": "zb-v", "stage_layers": [2, 2, 1, 1]}, [{"strategy.stage_layers": None}]),
+    ],
+)  # fmt: skip
+def test_layers_of_stages_that_are_advised_are_as_many_as_there_are(
+    strategy: dict[str, Any], changes: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(JobError) as caught:
+        Job.from_dict({"model": GPT, "strategy": strategy, "train": {"global_batch_size": 16}})
+    assert caught.value.key == "strategy.stage_layers"
+    assert list(caught.value.changes) == changes

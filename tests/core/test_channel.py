@@ -148,3 +148,28 @@ def test_what_a_rank_inherits_is_not_for_its_own_children() -> None:
     assert not os.get_inheritable(ends)
     for end in (ours, channel, theirs):
         end.close()
+
+
+class Deaf:
+    """A socket whose other end does not read."""
+
+    def setblocking(self, _: bool) -> None: ...
+
+    def send(self, _: bytes) -> int:
+        raise BlockingIOError
+
+
+def test_no_more_is_kept_for_who_does_not_read_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one = len(b'["Stop", {"signal": 2}]\n')
+        for longest, kept in ((2 * one, 2), (2 * one + 1, 3)):
+            monkeypatch.setattr(channel, "LONGEST", longest)
+            line = channel.Line[Stop](ours, (Stop,))
+            with monkeypatch.context() as deaf:
+                deaf.setattr(line, "_end", Deaf())
+                for _ in range(5):
+                    line.send(Stop(2))
+            monkeypatch.setattr(channel, "LONGEST", 1)  # now nothing more is taken, and what was kept is sent
+            line.send(Stop(3))
+            assert len(theirs.recv(10_000)) == kept * one

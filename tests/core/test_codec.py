@@ -150,3 +150,12 @@ def test_as_many_values_are_read_as_may_be() -> None:
     for text in ("[1, 2, {}]", b"[1, 2, {}]"):
         with pytest.raises(ValueError, match="it may hold 4 values; at most 3"):
             parse_json(text, most=3)
+
+
+@PACKERS
+def test_a_stream_that_fills_the_limit_with_its_first_part_may_hold_no_more(pack: Callable[[bytes], bytes]) -> None:
+    piece = 1 << 20
+    assert len(unpacked(pack(bytes(piece)), limit=piece)) == piece
+    for size in (piece + 1, 2 * piece):
+        with pytest.raises(ValueError, match="stream holds more than 1048576 bytes"):
+            unpacked(pack(bytes(size)), limit=piece)

@@ -115,3 +115,8 @@ def test_an_error_of_a_library_is_told_in_a_line() -> None:
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(ValueError("one")) == "one"
     assert first_line(ValueError()) == "ValueError"
+
+
+def test_what_is_unknown_is_none(tmp_path: Path) -> None:
+    write_columns(tmp_path / "a.parquet", {"n": ("int64", [5, None]), "word": ("string", [None, "b"])}, META)
+    assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {"n": [5, None], "word": [None, "b"]}

@@ -134,3 +134,19 @@ def test_places_of_a_plan_hand_to_each_other_what_crosses_stages() -> None:
         assert matrix.edges == edges
         assert matrix.micro_batch == plan.largest_share(0)
         assert matrix.heights == (2,) * int(schedule["pp"])
+
+
+def test_no_ratios_where_nothing_is_sent_along_an_axis() -> None:
+    for volume, ratios in (
+        (Volume(weights=8, dp=6, pp=0), None), (Volume(weights=8, dp=0, pp=2), None),
+        (Volume(weights=8, dp=0, pp=0), None), (Volume(weights=8, dp=0, pp=2, ep=4), (8 / 6, 2)),
+    ):  # fmt: skip
+        assert CommunicationMatrix(heights=(2,), ranks_per_node=8, volumes=(volume,)).ratios == ratios
+
+
+def test_the_mean_gpu_is_one_of_all_cells() -> None:
+    volumes = (Volume(weights=8, dp=6, pp=2), Volume(weights=2, dp=3, pp=5, ep=3))
+    matrix = CommunicationMatrix(heights=(1, 2), ranks_per_node=8, volumes=volumes)
+    assert matrix.mean == Volume(weights=4, dp=4, pp=4, ep=2)
+    assert (matrix.vector(0), matrix.vector(1), matrix.vector(2)) == ((8, 6, 2), (2, 6, 5), (2, 6, 5))
+    assert CommunicationMatrix(heights=(1, 2), ranks_per_node=8).mean == Volume()

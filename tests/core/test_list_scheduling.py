@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.list_scheduling import POLICIES, ListScheduler, Policy
 from plait.core.segment_costs import NumberedOps, SegmentCosts
-from plait.core.segments import SegmentGraph
+from plait.core.segments import Phase, SegmentGraph
 from tests.core.test_segments import graphs
 
 SITES = ("embed", "attn", "mlp", "block", "head")
@@ -83,3 +84,17 @@ def until_wire(numbered: NumberedOps, seconds: list[float]) -> list[float]:
         same = [until[j] for j in fed if ops[j].kind != "W" and ops[j].slice == ops[i].slice]
         until[i] += 0.0 if numbered.travels[i] else max(same, default=0.0)
     return until
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("held", [1, 8])
+@pytest.mark.parametrize("phase", ["step", "B", "W"])
+def test_it_waits_for_the_first_to_come_where_nothing_else_is_left(policy: Policy, held: int, phase: Phase) -> None:
+    """Weight gradients of an embedding whose gradients are on their way, one after the other."""
+    for p1, late in ((2, 5.0), (3, 5.0), (3, 0.5), (4, 40.0)):
+        graph = SegmentGraph(num_layers=1, p1=p1, sequence_parallel=True, phase=phase)
+        numbered = NumberedOps(graph)
+        compute = {f"{site}.{kind}": 0.25 for site in SITES for kind in "NFRLMADCWJ"}
+        seconds, wire = numbered.seconds(SegmentCosts(compute, {f"{site}.J": late for site in SITES}), 12)
+        found = ListScheduler(numbered, seconds, wire, held).order(policy)
+        assert found == plain_order(numbered, seconds, wire, policy, held)

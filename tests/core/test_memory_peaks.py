@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.layout import Layout
-from plait.core.memory_peaks import MOST, TENSORS, peaks_of, told
+from plait.core.memory_peaks import MOST, PROCESS, TENSORS, peaks_of, told
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.data())
@@ -39,3 +39,22 @@ JSON = st.recursive(
 @given(st.lists(st.dictionaries(st.sampled_from([TENSORS, "step", "loss"]), JSON, max_size=3), max_size=4))
 def test_other_peoples_lines_are_left_out(lines: list[dict[str, object]]) -> None:
     peaks_of(lines)
+
+
+def test_what_is_no_size_or_no_rank_is_left_out() -> None:
+    sizes = {
+        "stage 0, rank 0": 5, "stage 0, rank 1": 0, "stage 0, rank 2": -1, "stage 0, rank 3": True,
+        "stage 0, rank 4": 1.5, "stage 0, rank 5": "7", "stage 0": 9, "stage 0, rank x": 9,
+        "stage 0, rank 1234567890": 9, "stage 1, rank 123456789": 9,
+    }  # fmt: skip
+    assert peaks_of([{TENSORS: sizes}, {TENSORS: [1]}, {TENSORS: {"stage 0, rank 0": 3}}]) == {
+        "stage 0": {0: 5}, "stage 1": {123456789: 9}
+    }  # fmt: skip
+    assert peaks_of([{PROCESS: {"stage 0, rank 0": 3}}]) == {}
+    assert peaks_of([{PROCESS: {"stage 0, rank 0": 3}}], PROCESS) == {"stage 0": {0: 3}}
+
+
+def test_as_many_ranks_as_are_told_one_by_one() -> None:
+    for dp, told_of in ((MOST // 2, MOST), (MOST // 2 + 1, 2)):
+        layout = Layout.of(pp=2, dp=dp)
+        assert len(told([7] * layout.world_size, layout)) == told_of

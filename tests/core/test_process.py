@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plait.core import process
-from plait.core.process import ProcessMemory, ProcessState, command_of
+from plait.core.process import ProcessMemory, ProcessState, command_of, process_state
 
 PACKAGE = Path(__file__).parents[2] / "plait"
 
@@ -174,3 +174,8 @@ def test_closed_standard_streams_are_opened_on_nothing(monkeypatch: pytest.Monke
         streams = (sys.stdin, sys.stdout, sys.stderr)
     assert streams == ((0, "r", False), output, (2, "w", False))
     assert done == [("set_inheritable", 1, True), ("dup2", 9, 2), ("close", 9), ("set_inheritable", 2, True)]
+
+
+def test_the_first_process_is_one() -> None:
+    assert process_state(1) is not None
+    assert process_state(0) is process_state(-1) is None

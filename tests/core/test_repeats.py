@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.core import repeats
 from plait.core.climb import Judge
 from plait.core.list_scheduling import POLICIES, ListScheduler, Policy
 from plait.core.repeats import TIMES, Run, improve_words, runs
@@ -62,3 +64,13 @@ def test_moved_words_are_legal_no_longer_and_hold_back_no_more(
     assert judge.seconds(moved) <= judge.seconds(order)
     assert judge.most_outstanding(moved) <= max(8, judge.most_outstanding(order))
     assert improve_words(judge, order) == moved
+
+
+def test_no_word_is_moved_where_nothing_may_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = SegmentGraph(num_layers=12, p1=3)
+    numbered, cost = NumberedOps(graph), costs(0.8)
+    judge = Judge(numbered, [cost], 8, held_back=8)
+    order = ListScheduler(numbered, *numbered.seconds(cost, 8), 8).order(POLICIES[8])
+    assert judge.seconds(improve_words(judge, order)) < judge.seconds(order)
+    monkeypatch.setattr(repeats, "ALL_VISITS", 0)
+    assert improve_words(judge, order) == order

@@ -340,3 +340,31 @@ def test_a_file_that_shrinks_while_it_is_read_is_no_ring(tmp_path: Path, monkeyp
     monkeypatch.setattr(ring_format.os, "fstat", longer)
     with pytest.raises(DataError, match="it has become shorter"):
         read_ring(path)
+
+
+def test_a_writer_that_is_closed_holds_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    ring = writer(path)
+
+    def held() -> set[str]:
+        links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+        return {os.readlink(link) for link in links if link.is_symlink()}
+
+    names = str(path.with_suffix(".names"))
+    assert names in held()
+    ring.close()
+    assert names not in held()
+    before = path.with_suffix(".names").read_bytes()
+    ring.name("later")  # goes nowhere
+    ring.close()
+    assert path.with_suffix(".names").read_bytes() == before
+
+
+def test_a_ring_that_is_cut_off_says_how_long_it_should_be(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    fill(writer(path), range(3))
+    whole = path.read_bytes()
+    for data in (whole[:-1], whole + b"x"):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=f"it has {len(data)} bytes, by its header {len(whole)}"):
+            read_ring(path)

@@ -61,3 +61,14 @@ def test_a_wait_begins_when_the_call_before_is_over(tmp_path: Path) -> None:
     ring.begin(Kind.COLLECTIVE, name, 0, now - 50, ended=now - 10, group=group, sequence=0)
     ring.begin(Kind.COLLECTIVE, name, 0, now - 40, group=group, sequence=1)
     assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == now - 10
+
+
+def test_of_several_channels_the_longest_wait_counts(tmp_path: Path) -> None:
+    ring = writer(tmp_path)
+    name, (one, other) = ring.name("op"), (ring.group([0, 1], label) for label in ("tp", "dp"))
+    for group, sequence, began, ended in ((one, 0, 10, 50), (one, 1, 20, 0), (one, 2, 30, 0), (other, 0, 40, 0)):
+        ring.begin(Kind.COLLECTIVE, name, 0, began, ended=ended, group=group, sequence=sequence,
+                   call=call_of("all_reduce", "float32"))  # fmt: skip
+    assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 40
+    ring.begin(Kind.COLLECTIVE, name, 0, 5, group=ring.group([1, 3], "pp"), call=call_of("all_reduce", "float32"))
+    assert waited_since(calls_of(read_ring(ring_path(tmp_path, 1)))) == 5

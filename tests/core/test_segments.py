@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from plait.core.model import ModelSpec
 from plait.core.overlap import domino_order, segment_order
 from plait.core.segment_costs import SegmentCosts, makespan, simulate
 from plait.core.segment_lists import async_order, check, format_actions, insert_waits, parse, sync_order
-from plait.core.segments import Action, SegmentGraph, needs_table
+from plait.core.segments import Action, Phase, SegmentGraph, needs_table
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 
@@ -300,3 +302,72 @@ def test_ops_of_a_ring_stand_where_they_may_run() -> None:
     alone = SharedAttention(2, 1)
     chain = [(kind, 0) for kind in "WFK"]
     assert alone.sorted(chain) == chain
+
+
+def told(graph: SegmentGraph) -> str:
+    """Every op, what it sends, and what it needs: ``*`` with its collective."""
+    return "\n".join(
+        f"{op}{{{(graph.collective(op) or '')}}} " + " ".join(f"{need.op}{'*' * need.collective}" for need in needs)
+        for op, needs in needs_table(graph).items()
+    )
+
+
+def test_the_graph_of_a_layer_that_is_computed_again_with_its_sequence_cut() -> None:
+    graph = SegmentGraph(num_layers=1, sequence_parallel=True, recompute="full")
+    assert [line.rstrip() for line in told(graph).splitlines()] == [
+        "embed.R0{all_gather}", "attn0.N0{all_gather} embed.R0*", "attn0.F0{} attn0.N0*",
+        "attn0.R0{reduce_scatter} attn0.F0", "mlp0.N0{all_gather} attn0.R0*", "mlp0.F0{} mlp0.N0*",
+        "mlp0.R0{reduce_scatter} mlp0.F0", "head.N0{all_gather} mlp0.R0*", "head.F0{all_gather} head.N0* embed.R0",
+        "head.L0{} head.F0*", "head.C0{reduce_scatter} head.L0", "head.W0{} head.L0", "head.J0{all_gather} head.C0*",
+        "mlp0.M0{all_gather} head.L0", "mlp0.A0{} mlp0.M0* head.L0", "mlp0.D0{} mlp0.M0* mlp0.A0 head.J0*",
+        "mlp0.C0{reduce_scatter} mlp0.D0", "mlp0.W0{} mlp0.D0", "mlp0.W0.1{} mlp0.D0", "mlp0.J0{all_gather} mlp0.C0*",
+        "attn0.M0{all_gather} mlp0.D0", "attn0.A0{} attn0.M0* mlp0.D0", "attn0.D0{} attn0.M0* attn0.A0 mlp0.J0*",
+        "attn0.C0{reduce_scatter} attn0.D0", "attn0.W0{} attn0.D0", "attn0.W0.1{} attn0.D0",
+        "attn0.J0{all_gather} attn0.C0*", "embed.W0{} attn0.J0* head.W0",
+    ]  # fmt: skip
+
+
+def test_the_graph_of_a_parallel_block_in_the_middle_of_a_pipeline() -> None:
+    graph = SegmentGraph(num_layers=1, first_layer=3, p2=2, parallel_block=True, embeds=False, heads=False)
+    assert [line.rstrip() for line in told(graph).splitlines()] == [
+        "block3.N0{}", "block3.F0{} block3.N0", "block3.R0{all_reduce} block3.F0", "block3.R0.1{all_reduce} block3.F0 block3.R0",
+        "leave.N0{} block3.R0* block3.R0.1*", "leave.J0{}", "block3.D0{} leave.J0", "block3.C0{all_reduce} block3.D0",
+        "block3.C0.1{all_reduce} block3.D0 block3.C0", "block3.W0{} block3.D0", "block3.W0.1{} block3.D0",
+        "block3.W0.2{} block3.D0", "block3.W0.3{} block3.D0", "block3.J0{} block3.C0* block3.C0.1*",
+    ]  # fmt: skip
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sequence": {"sequence_parallel": True},
+    "full": {"recompute": "full", "recomputed": 1},
+    "selective": {"recompute": "selective", "sequence_parallel": True},
+    "selective too": {"recompute": "selective"},
+    "columns": {"p2": 2},
+    "alone": {"communicates": False},
+    "forward": {"backward": False, "phase": "F"},
+    "middle": {"embeds": False, "heads": False, "first_layer": 2, "sequence_parallel": True},
+    "block": {"parallel_block": True, "recompute": "full", "sequence_parallel": True},
+    "u": {"resampling": ((1, "down", 0), (2, "up", 0)), "recompute": "selective"},
+    "u too": {"resampling": ((1, "down", 0), (2, "up", 0)), "recompute": "full"},
+    "ulysses": {"attention": SharedAttention(2, 1), "recompute": "full"},
+    "ring": {"attention": SharedAttention(1, 3), "recompute": "selective"},
+    "both": {"attention": SharedAttention(2, 2), "recompute": "full", "parallel_block": True},
+    "both again": {"attention": SharedAttention(2, 2), "recompute": "full", "recomputed": 1, "communicates": False},
+}
+GRAPHS = {
+    "plain": "a5134e917ae1", "sequence": "be6bee6d6cc0", "full": "19621c3372d8",
+    "selective": "583e393fac78", "selective too": "c1c580eda0fa", "columns": "b64651d2e1e0",
+    "alone": "f61dd027f2aa", "forward": "5a52a887f5ac", "middle": "cff5f7fb3f29",
+    "block": "427d12a025e6", "u": "daddf7e6ace9", "u too": "5a416b2b8715",
+    "ulysses": "df9e4703553c", "ring": "12fef3221741", "both": "14cbfdc2fcfb",
+    "both again": "2f6ffed56a71",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_graphs_are_what_they_have_always_been(name: str) -> None:
+    """In every phase."""
+    graphs = [SegmentGraph(**{"num_layers": 2, "phase": phase, "p1": 2} | KINDS[name]) for phase in get_args(Phase)]
+    text = "\n\n".join(map(told, graphs))
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == GRAPHS[name]

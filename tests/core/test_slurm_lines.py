@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.errors import JobError
-from plait.core.slurm_lines import lines
+from plait.core.slurm_lines import Resource, lines, resources
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,27 @@ def test_a_file_that_includes_another_is_refused_with_what_to_do() -> None:
     with pytest.raises(JobError, match=r"line 2: Include other\.conf is not followed") as caught:
         list(lines("SwitchName=a Nodes=n1\n  include other.conf # more\n"))
     assert "pasted" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gres", "found", "whole"),
+    [
+        ("", [], True), ("(null)", [], True), ("N/A", [], True),
+        ("gpu", [("gpu", "", 1)], True), ("gpu:4", [("gpu", "", 4)], True), ("gpu:h100:4", [("gpu", "h100", 4)], True),
+        ("gpu:h100", [("gpu", "h100", 1)], True), ("gpu:h100:4(S:0-1),nic:2", [("gpu", "h100", 4), ("nic", "", 2)], True),
+        ("gpu:2(IDX:0,1),shard:8", [("gpu", "", 2), ("shard", "", 8)], True), ("craynetwork:4K", [("craynetwork", "", 4)], True),
+        ("gpu:2;nic", [], False), ("gpu:2,?", [("gpu", "", 2)], False), ("?", [], False), (":4", [], False),
+    ],
+)  # fmt: skip
+def test_generic_resources(gres: str, found: list[tuple[str, str, int]], whole: bool) -> None:
+    assert resources(gres) == ([Resource(*one) for one in found], whole)
+
+
+@pytest.mark.parametrize(
+    ("gres", "part"),
+    [("gpu:2", False), ("gpu:a100:2", False), ("shard:4", True), ("mps:100", True), ("gpu:1g.10gb:7", True),
+     ("gpu:a100_3g.20gb:1", True), ("nic:1g.10gb:1", False), ("gpu:x1g.10gb:1", False)],
+)  # fmt: skip
+def test_parts_of_gpus(gres: str, part: bool) -> None:
+    ((one,), _) = resources(gres)
+    assert one.part == part

@@ -138,3 +138,25 @@ def test_the_key_of_a_line_that_is_wrong_is_named_where_it_has_one(tmp_path: Pat
     with pytest.raises(JobError) as caught:
         read_toml(file)
     assert (caught.value.file, caught.value.key) == (str(file), key)
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("a = 1\na = 2", "Say it once."), ("[a]\n[a]", "Say it once."), ("a = 1\n[a]", "Say it once."),
+        ("[a]\nb = 1\n[[a]]", "Say it once."), ("a = {}\na.b = 1", "Say it once."),
+        ("a = word", 'Text needs quotes, as in name = "value".'), ("a =", 'Text needs quotes, as in name = "value".'),
+        ("a = [", "Close what is opened, a bracket or a quote."), ("a = \"\"\"x", "Close what is opened, a bracket"),
+        ("a = " + "[" * 2000, "Close what is opened, a bracket or a quote."),
+        ("a." * 60 + "a = 1", "Write tables, as in [train]."),
+        ("just words", "Correct it: a line is [table], or key = value."),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_what_to_change_is_said(tmp_path: Path, text: str, cure: str) -> None:
+    for end in ("", "\n"):
+        file = tmp_path / "job.toml"
+        file.write_text(text + end)
+        with pytest.raises(JobError) as caught:
+            read_toml(file)
+        assert cure in str(caught.value)

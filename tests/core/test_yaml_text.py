@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plait.core.errors import JobError
-from plait.core.yaml_text import load
+from plait.core.yaml_text import DEEPEST, load
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,9 @@ def test_all_else_is_one_sentence(text: str, says: str) -> None:
     with pytest.raises(JobError, match=says) as caught:
         load(text)
     assert len(str(caught.value)) < 400
+
+
+def test_as_deep_as_may_be() -> None:
+    assert load("[" * DEEPEST + "]" * DEEPEST) is not None
+    with pytest.raises(JobError, match="line 2: nested too deeply"):
+        load("[\n" + "[" * DEEPEST + "]" * (DEEPEST + 1))
