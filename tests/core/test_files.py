@@ -80,7 +80,7 @@ def test_the_longest_name_of_a_path_is_told() -> None:
             check_path(path, "k")
     longest = "/".join(["x" * 204] * 20)[:3840]
     check_path(longest, "k")
-    with pytest.raises(JobError, match="k: has 3841 bytes. Allowed: at most 3840"):
+    with pytest.raises(JobError, match=r"k: has 3841 bytes\. Allowed: at most 3840"):
         check_path(longest + "y", "k")
     with pytest.raises(JobError, match="k: is empty"):
         check_path("", "k")

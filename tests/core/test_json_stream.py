@@ -131,3 +131,10 @@ def test_elements_are_counted_however_many_are_at_hand(tmp_path: Path) -> None:
     elements, rest, over = read(tmp_path / "file", json.dumps({"events": events, "last": True}))
     assert elements == events
     assert (rest, bool(over)) == ({"last": True}, False)
+
+
+def test_a_word_that_json_does_not_have_ends_where_it_ends(tmp_path: Path) -> None:
+    """However much follows it."""
+    elements, rest, over = read(tmp_path / "file", '{"events": [inf, -nan, ' + "1, " * 500_000 + '2], "last": inf}')
+    assert (elements[:3], len(elements), rest) == ([None, None, 1], 500_003, {"last": None})
+    assert sum(over.counts.values()) == 3

@@ -356,3 +356,20 @@ def test_another_errors_folder_is_no_free_lock(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(lock.os, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(LaunchError, match="cannot be written"), RunLock(tmp_path):
         pass
+
+
+def test_who_replaces_a_dead_ones_lock_may_give_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the next one does."""
+    write_lock(tmp_path, silent=0, token="heir")
+    claim = (tmp_path / NAME).rename(tmp_path / f".{NAME}.dead")
+    write_lock(tmp_path, silent=0, started=1, token="dead")
+    waited = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        claim.unlink()
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    with RunLock(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [NAME]
+        assert len(waited) == 1

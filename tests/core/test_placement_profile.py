@@ -138,7 +138,7 @@ def test_crossing_is_that_of_the_widest_spread_and_the_mean_over_groups() -> Non
 
 
 def test_the_rate_is_the_best_inside_a_minipod(tmp_path: Path) -> None:
-    curves = (curve(1, 8e-9), curve(1, 2e-9), curve(2, 4e-9))
+    curves = (curve(1, 8e-9), curve(1, 2e-9), curve(2, 1e-9))
     text = tomllib.loads(network_file(PROFILE.model_copy(update={"collectives": curves})))
     assert text["rate"]["value"] == pytest.approx(curves[1].bandwidth, rel=1e-5)
     assert text["collective_loss"]["value"] == text["p2p_loss"]["value"] == 0

@@ -12,7 +12,7 @@ from plait.core.cluster import HERE
 from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.core.plan import Choices, Plan
-from plait.core.refine import Measurements, Timed, refine
+from plait.core.refine import Measurements, Timed, Times, refine, slack_schedule
 from plait.core.segment_costs import SegmentCosts
 from plait.core.strategy import Strategy
 from plait.plan.make import make_plan
@@ -274,3 +274,19 @@ def test_three_settings_that_differ_are_all_named(plan: Plan, tmp_path: Path, tr
         plan.continued(file)
     assert str(caught.value).count(" was ") == 3
     assert ("more setting" in str(caught.value)) == bool(more)
+
+
+def test_slack_is_found_where_it_was_open() -> None:
+    job = {"pp": 3, "tp": 1, "p1": 1}
+    times = Times((1.0, 1.0, 1.0), (0.0, 0.9))
+    plain = make(strategy=job, train={"global_batch_size": 16, "micro_batch_size": 2})
+    assert refine(plain, Measurements(times=times)).schedule == plain.schedule
+    slack = make(strategy={**job, "schedule": "slack-1f1b"}, train={"global_batch_size": 16, "micro_batch_size": 2})
+    assert slack.choices.slack
+    assert refine(slack, Measurements()).schedule == slack.schedule
+    refined = refine(slack, Measurements(times=times)).schedule
+    assert refined == slack_schedule(slack, times)
+    warm = [next(at for at, op in enumerate(ops) if op.kind == "B") for ops in
+            ([op for op in ops if op.computes] for ops in refined.ranks)]  # fmt: skip
+    assert warm == [5, 4, 1]  # (1 + 1 + 2 x 0.9) / (1 + 3) is no more than 1
+    assert any(not op.computes for ops in refined.ranks for op in ops)

@@ -368,3 +368,13 @@ def test_a_ring_that_is_cut_off_says_how_long_it_should_be(tmp_path: Path) -> No
         path.write_bytes(data)
         with pytest.raises(DataError, match=f"it has {len(data)} bytes, by its header {len(whole)}"):
             read_ring(path)
+
+
+def test_a_file_of_something_else_is_no_ring(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.ring"
+    fill(writer(path), range(3))
+    whole = path.read_bytes()
+    for data in (b"x" + whole[1:], whole[:7] + b"x" + whole[8:], whole[: HEADER - 1]):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match="it is no ring, or cut off within its first page"):
+            read_ring(path)

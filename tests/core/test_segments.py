@@ -330,7 +330,8 @@ def test_the_graph_of_a_layer_that_is_computed_again_with_its_sequence_cut() -> 
 def test_the_graph_of_a_parallel_block_in_the_middle_of_a_pipeline() -> None:
     graph = SegmentGraph(num_layers=1, first_layer=3, p2=2, parallel_block=True, embeds=False, heads=False)
     assert [line.rstrip() for line in told(graph).splitlines()] == [
-        "block3.N0{}", "block3.F0{} block3.N0", "block3.R0{all_reduce} block3.F0", "block3.R0.1{all_reduce} block3.F0 block3.R0",
+        "block3.N0{}", "block3.F0{} block3.N0", "block3.R0{all_reduce} block3.F0",
+        "block3.R0.1{all_reduce} block3.F0 block3.R0",
         "leave.N0{} block3.R0* block3.R0.1*", "leave.J0{}", "block3.D0{} leave.J0", "block3.C0{all_reduce} block3.D0",
         "block3.C0.1{all_reduce} block3.D0 block3.C0", "block3.W0{} block3.D0", "block3.W0.1{} block3.D0",
         "block3.W0.2{} block3.D0", "block3.W0.3{} block3.D0", "block3.J0{} block3.C0* block3.C0.1*",
@@ -371,3 +372,14 @@ def test_graphs_are_what_they_have_always_been(name: str) -> None:
     graphs = [SegmentGraph(**{"num_layers": 2, "phase": phase, "p1": 2} | KINDS[name]) for phase in get_args(Phase)]
     text = "\n\n".join(map(told, graphs))
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == GRAPHS[name]
+
+
+def test_what_an_overlap_is_asked_for_is_made() -> None:
+    graph = SegmentGraph(num_layers=2, p1=2)
+    assert segment_order(graph, "sync", EVEN, 8) == sync_order(graph)
+    assert segment_order(graph, "async", EVEN, 8) == async_order(graph)
+    assert segment_order(graph, "domino", EVEN, 8) == domino_order(graph, EVEN, 8)
+    assert len({tuple(segment_order(graph, kind, EVEN, 8)) for kind in ("sync", "async", "domino")}) == 3
+    silent = replace(graph, communicates=False)
+    for kind in ("sync", "async", "domino"):
+        assert segment_order(silent, kind, EVEN, 8) == sync_order(silent)

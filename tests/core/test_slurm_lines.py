@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.core.errors import JobError
-from plait.core.slurm_lines import Resource, lines, resources
+from plait.core.slurm_lines import Resource, in_topological_order, lines, resources
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,10 @@ def test_a_file_that_includes_another_is_refused_with_what_to_do() -> None:
     [
         ("", [], True), ("(null)", [], True), ("N/A", [], True),
         ("gpu", [("gpu", "", 1)], True), ("gpu:4", [("gpu", "", 4)], True), ("gpu:h100:4", [("gpu", "h100", 4)], True),
-        ("gpu:h100", [("gpu", "h100", 1)], True), ("gpu:h100:4(S:0-1),nic:2", [("gpu", "h100", 4), ("nic", "", 2)], True),
-        ("gpu:2(IDX:0,1),shard:8", [("gpu", "", 2), ("shard", "", 8)], True), ("craynetwork:4K", [("craynetwork", "", 4)], True),
+        ("gpu:h100", [("gpu", "h100", 1)], True),
+        ("gpu:h100:4(S:0-1),nic:2", [("gpu", "h100", 4), ("nic", "", 2)], True),
+        ("gpu:2(IDX:0,1),shard:8", [("gpu", "", 2), ("shard", "", 8)], True),
+        ("craynetwork:4K", [("craynetwork", "", 4)], True),
         ("gpu:2;nic", [], False), ("gpu:2,?", [("gpu", "", 2)], False), ("?", [], False), (":4", [], False),
     ],
 )  # fmt: skip
@@ -77,3 +79,26 @@ def test_generic_resources(gres: str, found: list[tuple[str, str, int]], whole: 
 def test_parts_of_gpus(gres: str, part: bool) -> None:
     ((one,), _) = resources(gres)
     assert one.part == part
+
+
+SWITCHES = """
+SwitchName=s0 Level=0 LinkSpeed=1 Nodes=a,c Switches=(null)
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=b,d Switches=(null)
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=e
+SwitchName=m0 Level=1 Nodes=a,b,c,d Switches=s1,s0
+SwitchName=top Level=2 Nodes=a,b,c,d,e Switches=s2,m0
+"""
+
+
+def test_nodes_stand_as_switches_do_from_the_top() -> None:
+    assert in_topological_order(list("abcdefg"), SWITCHES) == list("ebdacfg")
+    assert in_topological_order(list("gca"), SWITCHES) == list("acg")
+    assert in_topological_order(list("ba"), "") == list("ba")
+    assert in_topological_order(list("dcba"), "BlockName=b1 Nodes=c,d\nBlockName=b0 Nodes=a,b") == list("cdab")
+
+
+def test_switches_in_a_circle_or_below_two_are_walked_once() -> None:
+    told = "SwitchName=t Switches=x,y\nSwitchName=x Switches=l\nSwitchName=y Switches=l\nSwitchName=l Nodes=b,a"
+    assert in_topological_order(list("ab"), told) == list("ba")
+    circle = "SwitchName=t Switches=x\nSwitchName=x Switches=x,l\nSwitchName=l Nodes=b,a"
+    assert in_topological_order(list("ab"), circle) == list("ba")
