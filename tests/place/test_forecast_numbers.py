@@ -11,7 +11,7 @@ import pytest
 from plait.core.errors import DataError
 from plait.place.conformal import first_margin, follow
 from plait.place.features import PARTS, WINDOW, features
-from plait.place.forecast import assess, log_seconds, names_of
+from plait.place.forecast import assess, log_seconds, names_of, walk_forward
 from plait.place.jct import BUCKET, FEWEST, JctSettings, Predictor, fit
 from plait.place.jct_search import GRID, HeldBack, search
 from plait.place.model_files import save
@@ -262,3 +262,24 @@ def test_a_folder_that_cannot_be_written(trace: Trace, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot be written: .*Choose another with --out"):
         save(small(trace), tmp_path / "file" / "model")
+
+
+def test_who_ends_as_the_first_of_the_last_arrives_has_ended(tmp_path: Path) -> None:
+    rows = "\n".join(f"{at * 60},60,8,g{at % 3}" for at in range(600))
+    found = trace_of(f"submit,duration,gpus,group\n{rows}\n", tmp_path)
+    told: list[str] = []
+    _, report = assess(found, QUICK, progress=told.append)
+    assert report.fitted == 540
+    assert told == [
+        "600 jobs: what was known when each was submitted", "fitting to 540 jobs",
+        "fitting 10-minute buckets up to 4 h", "fitting 10-minute buckets up to 24 h",
+    ]  # fmt: skip
+
+
+def test_progress_of_predictions_is_told_model_by_model(tmp_path: Path) -> None:
+    told: list[str] = []
+    walk_forward(even(1300, tmp_path), replace(QUICK, rounds=1), told.append)
+    assert told == [
+        "1300 jobs: what was known when each was submitted", "model 4 of 6: 520 ended jobs",
+        "model 5 of 6: 780 ended jobs", "model 6 of 6: 1040 ended jobs",
+    ]  # fmt: skip

@@ -88,6 +88,21 @@ def test_down_nodes_by_reason() -> None:
     assert down_nodes(tree.with_states(states)) == "n[01-02] (bad nic), n09"
     many = {f"n{i:02}": State(status="down", holder=f"reason {i}") for i in range(1, 13)}
     assert down_nodes(tree.with_states(many)).endswith("n08 (reason 8), and 4 more reasons")
+    eight = {name: state for name, state in many.items() if name <= "n08"}
+    assert down_nodes(tree.with_states(eight)).endswith(", n08 (reason 8)")
+    for length in (200, 201):
+        told = down_nodes(tree.with_states({"n01": State(status="down", holder="x" * (length - 6))}))
+        assert told == (f"n01 ({'x' * 194})" if length == 200 else f"n01 ({'x' * 192}...")
+
+
+def test_minipods_of_one_shape_share_a_row_and_show_the_fewest_and_the_most() -> None:
+    tree = generate(minipods=60, nodes=240, leaf_nodes=4)
+    names = list(tree.places)
+    busy = {names[4 * pod + at]: State(status="busy") for pod in range(60) for at in range(1 + pod % 3)}
+    rows = outline(tree.with_states(busy))
+    assert [row.count for row in rows] == [1, 60]
+    assert (rows[1].free, rows[1].busy, rows[1].down) == ((1, 3), (1, 3), (0, 0))
+    assert rows[1].cells[3:6] == ("1-3", "1-3", "0")
 
 
 def test_spread_counts_minipods() -> None:

@@ -206,3 +206,16 @@ def test_the_second_of_two_that_failed_goes_where_the_first_has_gone() -> None:
     assert [where[move.new].minipod for move in mended.moves] == ["m1", "m1"]
     assert (mended.placement.row_spread, mended.placement.column_spread) == (1, 2)
     assert mended.placement.used == 2 and mended.placement.minipods == ("m1", "m0", "m1", "m0")
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_where_no_node_is_left_is_said(each: int) -> None:
+    pools, where = cluster([4])
+    problem = Problem(heights=(4 // each,), pools=pools, nodes_per_cell=each)
+    placed = place(problem)
+    down = {placed.hosts[0], placed.hosts[3]}
+    parts = 2
+    says = "No node is left for m0-0000: 0 are free or spare"
+    blocks = f" in one minipod \\(blocks of {each} nodes stay together\\)" if each > 1 else ""
+    with pytest.raises(PlacementError, match=f"^{says}{blocks}, and {parts} parts of the job need one"):
+        repair(without(problem, placed, down), placed, down=down, where=where)

@@ -410,3 +410,22 @@ def test_the_course_of_a_cluster_is_integrated_exactly() -> None:
     assert series.idle(20.0, 20.0) == series.idle(20.0, 10.0) == (0.0, 0.0)
     assert replace(series, steps=np.zeros((0, 3))).idle(0.0, 9.0) == (0.0, 0.0)
     assert replace(series, steps=steps[:1]).idle(0.0, 9.0) == (18.0, 72.0)
+
+
+def test_points_of_a_series_show_what_is_from_then_on() -> None:
+    """Two of six nodes for 20 s, and half of another from second 10 on; a point every 10 s."""
+    outcome = replay(jobs_of([(0.0, 20.0, 8), (10.0, 30.0, 2)]), CLUSTER, POLICIES["fifo"], sample=10.0)
+    assert outcome.series.time.tolist() == [0.0, 10.0, 20.0, 30.0]
+    assert outcome.series.allocation.tolist() == pytest.approx([2 / 6, 3 / 6, 1 / 6, 1 / 6])
+    assert outcome.series.gpus.tolist() == pytest.approx([8 / 24, 10 / 24, 2 / 24, 2 / 24])
+    assert np.isnan(outcome.series.retention).all()
+
+
+def test_how_much_of_a_zone_others_hold() -> None:
+    """Three of the four that are kept when it is announced: it is known that they will be free in time."""
+    rows = [(0.0, 45.0, 10), (60.0, 10.0, 4)]
+    planned = Planned(nodes=4, arrival=100.0, notice=60.0, duration=100.0)
+    outcome = replay(jobs_of(rows), CLUSTER, POLICIES["oracle"], [planned], sample=10.0)
+    (kept,) = outcome.planned
+    assert (kept.announced, kept.before, kept.at) == (0.75, 0.0, 0.0)
+    assert outcome.series.retention[3:6].tolist() == pytest.approx([np.nan, 0.75, 0.0], nan_ok=True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from plait.core.errors import DataError, JobError
 from plait.place.traces.columns import parse_columns
+from plait.place.traces.philly import KEYS
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
 from plait.place.traces.times import Times, lengths, odd, pandas, seconds
@@ -188,6 +189,8 @@ def test_gpus_that_look_like_percent_are_remarked_on(tmp_path: Path) -> None:
     assert not how(25, 50, 100, 200, 8)
     assert not how(5, 10, 15, 20, 10)
     assert not how(100, 200)
+    assert how(25, 50, 100, 50, 75), "100 is a whole GPU"
+    assert not how(25, 50, 95, 50, 75)
 
 
 def test_usual_names_and_given_ones(tmp_path: Path) -> None:
@@ -338,6 +341,8 @@ DAY = 1440.0
         ),
         (("01/02/2024", "02/02/2024"), None, [0, 31 * DAY], "since nothing says so (day first: 'submit:dmy')"),
         (("01/02/2024", "02/02/2024"), "dmy", [0, DAY], ""),
+        (("11/12/2024", "12/12/2024"), None, [0, 30 * DAY], "since nothing says so (day first: 'submit:dmy')"),
+        (("12/01/2024", "12/02/2024"), None, [0, DAY], "since nothing says so (day first: 'submit:dmy')"),
         (("24-01-31", "24-02-01"), "ymd", [0, DAY], ""),
         (("2024-01-31 10:00 PM", "2024-02-01 10:00 PM"), None, [0, DAY], ""),
         (("31 Jan 2024", "1 Feb 2024"), None, [0, DAY], ""),
@@ -515,3 +520,19 @@ def test_what_is_above_twelve_more_often_is_the_day() -> None:
     assert "read day first" in days.how and np.isnan(days.values[2])
     months = of_column("01/13/2024", "01/14/2024", "13/01/2024")
     assert months.how == "" and np.isnan(months.values[2])
+
+
+def test_a_job_of_phillys_log_needs_no_more_than_its_keys(tmp_path: Path) -> None:
+    bare = {key: PHILLY[0][key] for key in KEYS}
+    assert trace_of(json.dumps([bare]), tmp_path, "log.json").duration.tolist() == [600.0]
+    for key in KEYS:
+        lacks = {name: value for name, value in PHILLY[0].items() if name != key}
+        with pytest.raises(DataError, match="entry 1 is no job of a Philly log|no Philly log"):
+            trace_of(json.dumps([bare, lacks]), tmp_path, "log.json")
+
+
+def test_durations_of_which_half_are_no_numbers() -> None:
+    column = pandas().Series(["60", "1:00:00"], name="took")
+    assert np.isnan(lengths(column, "s").values).tolist() == [False, True]
+    three = pandas().Series(["60", "1:00:00", "2-00:00:00"], name="took")
+    assert lengths(three).values[1:].tolist() == [3600, 2 * 86_400]

@@ -178,3 +178,12 @@ def test_what_runs_at_the_start_of_copies_began_before(tmp_path: Path) -> None:
     before = sorted(at - span for at in (100.0, (100.0 + span / 2) % span) if at - span + 60 > 0)
     assert jobs.submit[jobs.submit < 0].tolist() == pytest.approx(before)
     assert set(jobs.gpus[jobs.submit < 0]) == {2} or not before
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_ends_as_the_replay_begins_is_not_there(tmp_path: Path, more: int) -> None:
+    """Of the copy before, the last job has ended at 0, or runs for a second more."""
+    trace = trace_of(f"submit,duration_s,gpus\n0,10,1\n3000,{3000 + more},1\n", tmp_path)
+    assert trace.span == 6000
+    jobs = workload(trace, known(trace), gpus=8, copies=1, window=100.0)
+    assert jobs.submit.tolist() == ([-3000, 0] if more else [0])

@@ -489,3 +489,11 @@ def test_capacity_is_taken_where_nothing_is_said_of_what_is_given_away(tmp_path:
     assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 2
     item["status"]["capacity"] = 3
     assert read_topology(write(tmp_path, node_list(item)))[0].node("n1").hardware.gpus == 2
+
+
+@pytest.mark.parametrize("labels", [{BLOCK: "b", "x": 3}, {"x": None, BLOCK: "b"}, [BLOCK], "x"])
+def test_labels_of_which_one_is_no_text(tmp_path: Path, labels: Any) -> None:
+    item = node("n1", {BLOCK: "b"})
+    item["metadata"]["labels"] = labels
+    with pytest.raises(JobError, match="labels that are no texts"):
+        read_topology(write(tmp_path, node_list(item)))
