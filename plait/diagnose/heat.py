@@ -212,7 +212,7 @@ def unlike(heat: Heat, most: int = 10) -> list[Unlike]:
         return []
     middle = np.median(share[told])
     scale = max(SIGMA * float(np.median(np.abs(share[told] - middle))), 1e-9)
-    best = [row for row in np.argsort(-share, kind="stable") if told[row] and share[row] >= LEAST][:most]
+    best = [row for row in np.argsort(-share, kind="stable") if share[row] >= LEAST][:most]
     return [
         Unlike(int(heat.ranks[row]), float(excess[row]), float(share[row]), float((share[row] - middle) / scale))
         for row in best

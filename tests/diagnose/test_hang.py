@@ -569,3 +569,14 @@ def test_of_two_mismatches_the_one_that_ranks_came_to_first() -> None:
     late = [replace(one, enqueued=early[0].enqueued - SECOND) for one in late]
     verdict = localise([seen(rank, late[rank], early[rank]) for rank in range(3)], world=3, deadline=10)
     assert verdict.ranks == (1,) and "call 1 of tp group" in verdict.why
+
+
+def test_the_call_that_somebody_has_waited_in_the_longest_is_told() -> None:
+    one, two = RingGroup((0, 1, 4), 0, "tp"), RingGroup((2, 3, 4), 0, "dp")
+    evidence = [
+        seen(0, at(one, 3, since=90)), seen(1, at(one, 3, since=20)), seen(2, at(two, 3, since=50)),
+        seen(3, at(two, 3, since=50)), seen(4, thread="works"),
+    ]  # fmt: skip
+    verdict = localise(evidence, world=5, deadline=10)
+    assert "; ranks 0, 1 wait for it in all-reduce 3 of tp group" in verdict.why
+    assert verdict.why.endswith(", and 2 more for it or for those.")

@@ -14,7 +14,7 @@ from plait.diagnose.awaited import awaited
 from plait.diagnose.perfetto import write_json, write_perfetto
 from plait.diagnose.recording import grid_of
 from tests.diagnose.test_stragglers import recording
-from tests.support.recordings.made import Job, plan_of
+from tests.support.recordings.made import Job, plan_of, spans_of
 from tests.support.recordings.simulated import NAMES, simulated
 
 
@@ -186,3 +186,15 @@ def test_as_few_rows_as_overlaps_ask_for(tmp_path: Path, times: list[tuple[float
     assert {event["args"]["name"] for event in told if event["name"] == "thread_name"} == names
     _, trace = exported(spans, tmp_path / "t.pftrace")
     assert {row[1] for row in read_back(trace)} == names
+
+
+@pytest.mark.parametrize(("begins", "count"), [(0.0, 1), (1.0, 1), (1.5, 0)])
+def test_an_arrow_goes_from_what_had_begun_before_a_wait_was_over(tmp_path: Path, begins: float, count: int) -> None:
+    usual = {"axis": "tp", "name": "mlp0.R0", "start": 0.0, "end": 1.0}
+    spans = spans_of(
+        usual | {"kind": "wait", "lane": "processor"},
+        usual | {"kind": "comm", "lane": "tp", "meeting": 3, "start": begins, "end": 2.0},
+    )
+    assert awaited(spans).height == 1
+    _, trace = exported(spans, tmp_path / "t.pftrace")
+    assert len(arrows(trace)) == count

@@ -79,7 +79,7 @@ def test_unknown_methods_and_weights() -> None:
 
 def test_a_node_in_two_pools_is_refused() -> None:
     pools = (Pool(minipod="a", leaves=(("n1", "n2"),)), Pool(minipod="b", leaves=(("n2",),)))
-    with pytest.raises(PlacementError, match="^n2: a node can be bound once, and is listed more often"):
+    with pytest.raises(PlacementError, match=r"^n2: a node can be bound once, and is listed more often"):
         place(Problem(heights=(1,), pools=pools))
 
 

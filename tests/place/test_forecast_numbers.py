@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from plait.core.errors import DataError
+from plait.place import model_files
 from plait.place.conformal import first_margin, follow
 from plait.place.features import PARTS, WINDOW, features
 from plait.place.forecast import assess, log_seconds, names_of, walk_forward
 from plait.place.jct import BUCKET, FEWEST, JctSettings, Predictor, fit
 from plait.place.jct_search import GRID, HeldBack, search
-from plait.place.model_files import save
+from plait.place.model_files import load, save
 from plait.place.traces.read import read_trace
 from plait.place.traces.table import Trace
 from tests.support.workloads import heavy_tailed, trace_of
@@ -283,3 +284,25 @@ def test_progress_of_predictions_is_told_model_by_model(tmp_path: Path) -> None:
         "1300 jobs: what was known when each was submitted", "model 4 of 6: 520 ended jobs",
         "model 5 of 6: 780 ended jobs", "model 6 of 6: 1040 ended jobs",
     ]  # fmt: skip
+
+
+def test_settings_that_are_left_out_are_the_usual_ones(tmp_path: Path) -> None:
+    found = even(560, tmp_path)
+    assert assess(found)[0].settings == JctSettings()
+
+
+def test_a_model_that_was_written_in_part_is_none(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a whole one was before."""
+    save(small(trace), tmp_path)
+    assert load(tmp_path).margin == small(trace).margin
+
+    def full(_: Path) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model_files, "replacing", full)
+    with pytest.raises(DataError, match="cannot be written: No space left on device"):
+        save(small(trace), tmp_path)
+    with pytest.raises(DataError, match="holds no model"):
+        load(tmp_path)

@@ -123,6 +123,8 @@ def test_pai(tmp_path: Path) -> None:
     assert found.duration.tolist() == [30.0, 30.0, 300.0]
     assert found.dropped == {"never started": 1, "never ended": 1, "asks for no GPU": 1}
     assert found.changed == {"part of a GPU counted as a whole one": 1}
+    assert found.categories["queue"].names == ("MISC", "T4", "V100")
+    assert "queue" not in trace_of(PAI.replace("gpu_type", "kind"), tmp_path).categories
     assert found.how[0] == "'plan_gpu' is read as percent of a GPU for each of 'inst_num' instances"
 
 
@@ -527,7 +529,7 @@ def test_a_job_of_phillys_log_needs_no_more_than_its_keys(tmp_path: Path) -> Non
     assert trace_of(json.dumps([bare]), tmp_path, "log.json").duration.tolist() == [600.0]
     for key in KEYS:
         lacks = {name: value for name, value in PHILLY[0].items() if name != key}
-        with pytest.raises(DataError, match="entry 1 is no job of a Philly log|no Philly log"):
+        with pytest.raises(DataError, match="no job of a Philly log: it lacks"):
             trace_of(json.dumps([bare, lacks]), tmp_path, "log.json")
 
 

@@ -135,8 +135,8 @@ def _with_units(columns: Mapping[str, str], there: list[str]) -> tuple[dict[str,
     """Columns by field, and their units. A column may have a colon in its own name."""
     chosen, units = dict(columns), dict[str, str]()
     for field, column in columns.items():
-        name, colon, word = column.rpartition(":")
-        if field not in (*TIMES, "gpus") or column in there or not colon or name not in there:
+        name, _, word = column.rpartition(":")
+        if field not in (*TIMES, "gpus") or column in there or name not in there:
             continue
         known = tuple(PARTS) if field == "gpus" else (*UNITS, *(() if field == "duration" else ORDERS))
         unit = word.lower() if field == "gpus" else unit_of(word)
