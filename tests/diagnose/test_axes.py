@@ -8,8 +8,11 @@ import polars as pl
 import pytest
 
 from plait.core.job import Job
+from plait.core.plan import Plan
+from plait.core.rollup import PROCESSOR
 from plait.diagnose.predicted import table_of
-from plait.diagnose.recording import grid_of, with_axes
+from plait.diagnose.reading import recorded
+from plait.diagnose.recording import Recording, grid_of, with_axes
 from plait.plan.simulate import simulate_plan
 from tests.support.drawn import plan_of
 
@@ -18,11 +21,15 @@ MODEL = {
 }  # fmt: skip
 
 
-def spans(**strategy: Any) -> pl.DataFrame:
-    """Of one step of all ranks, as it is simulated."""
+def planned(**strategy: Any) -> Plan:
     train = {"global_batch_size": 12, "micro_batch_size": 6, "precision": "fp64"}
     job = Job.from_dict({"model": MODEL, "data": {"sequence_length": 32}, "train": train, "strategy": strategy})
-    plan = plan_of(job)
+    return plan_of(job)
+
+
+def spans(**strategy: Any) -> pl.DataFrame:
+    """Of one step of all ranks, as it is simulated."""
+    plan = planned(**strategy)
     places = {op.stage: place for place, ops in enumerate(plan.schedule.ranks) for op in ops}
     table = table_of(simulate_plan(plan).timeline((1,), None))
     return with_axes(table, grid_of(plan.layout), plan.shardings, places)
@@ -66,3 +73,54 @@ def test_what_an_optimizer_waits_for_is_exposed(shard: str) -> None:
     last = found.filter(pl.col("name").str.starts_with("reduce "))["end"].max()
     assert ends["end"].max() == pytest.approx(last)
     assert (ends["end"] > ends["start"]).all()
+
+
+# ---- sums, which tell sites alone ----
+
+
+def sums(rows: list[tuple[int, int, str, str, float]], own: pl.DataFrame | None = None, **strategy: Any) -> Recording:
+    """Of (step, rank, kind, site, seconds), beside spans."""
+    columns = {"step": pl.Int64, "rank": pl.Int32, "kind": pl.String, "site": pl.String, "sum": pl.Float64}
+    table = pl.DataFrame(rows, schema=columns, orient="row").with_columns(direction=pl.lit(""), n=pl.lit(1))
+    plan = planned(**strategy)
+    empty = table_of(simulate_plan(plan).timeline((1,), None)).clear()
+    return recorded(empty if own is None else own, table, plan)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "attention"),
+    [({"cp": 2}, "cp"), ({"cp": 2, "tp": 2}, "tp"), ({"tp": 2}, "tp"), ({"dp": 2}, "tp")],
+)
+def test_sums_of_attention_are_of_context_parallelism_where_layers_are_not_shared(
+    strategy: dict[str, Any], attention: str
+) -> None:
+    kinds = ("comm", "wait", "compute", "idle", "transfer", "data")
+    sites = ("attn", "block", "mlp", "embedding", "positions", "vectors")
+    rollup = sums([(1, 0, kind, site, 1.0) for kind in kinds for site in sites], **strategy).rollup
+    axes = {(kind, site): axis for kind, site, axis in rollup.select("kind", "site", "axis").iter_rows()}
+    for kind, site in axes:
+        wanted = ""
+        if kind in ("idle", "transfer"):
+            wanted = "pp"
+        elif kind in ("comm", "wait"):
+            wanted = {"attn": attention, "block": attention, "mlp": "tp"}.get(site, "dp")
+        assert axes[kind, site] == wanted, (kind, site)
+    assert len(axes) == len(kinds) * len(sites)
+
+
+def test_of_a_step_whose_spans_are_kept_sums_tell_only_the_processor() -> None:
+    plan = planned(dp=2)
+    own = table_of(simulate_plan(plan).timeline((1,), None)).filter(pl.col("rank") == 0)
+    rows = [(step, rank, kind, "x", 9.0) for step in (1, 2) for rank in (0, 1) for kind in ("compute", PROCESSOR)]
+    rollup = sums(rows, own, dp=2).rollup
+    told = rollup.filter(pl.col("site") == "x").select("step", "rank", "kind").sort("step", "rank", "kind").rows()
+    assert set(told) == {
+        (1, 0, PROCESSOR), (1, 1, PROCESSOR), (1, 1, "compute"), (2, 0, PROCESSOR), (2, 0, "compute"),
+        (2, 1, PROCESSOR), (2, 1, "compute"),
+    }  # fmt: skip
+    kept = rollup.filter(pl.col("site") != "x")
+    assert set(kept.select("step", "rank").unique().rows()) == {(1, 0)}
+    waits = own.filter(pl.col("kind") != "compute")
+    only = sums([(1, 0, "compute", "x", 9.0)], waits, dp=2).rollup
+    assert set(only["site"]) == {"x"}, "spans without computation are no whole step"
+    assert set(sums([], waits, dp=2).rollup["step"]) == {1}

@@ -580,3 +580,10 @@ def test_the_call_that_somebody_has_waited_in_the_longest_is_told() -> None:
     verdict = localise(evidence, world=5, deadline=10)
     assert "; ranks 0, 1 wait for it in all-reduce 3 of tp group" in verdict.why
     assert verdict.why.endswith(", and 2 more for it or for those.")
+
+
+@pytest.mark.parametrize(("moved", "cause"), [(90 * SECOND, "none"), (90 * SECOND - 1, "host code")])
+def test_a_busy_rank_may_be_at_one_thing_for_as_long_as_the_deadline(moved: int, cause: str) -> None:
+    others = [seen(rank, at(DP, 17, since=99)) for rank in range(3)]
+    busy = seen(3, at(DP, 16, over=True), thread="works", moved=moved)
+    assert localise([*others, busy], world=4, deadline=10).cause == cause

@@ -375,3 +375,13 @@ def test_so_many_kernels_that_cannot_be_read_leave_work_unknown(tmp_path: Path, 
     info = {"rank": 0, "world_size": 1}
     notes = remarks(tmp_path, {"baseTimeNanoseconds": 1, "distributedInfo": info, "traceEvents": kernels})
     assert any("cannot be read, so what it computes is not known" in note for note in notes) == unknown
+
+
+def test_a_file_without_a_rank_and_one_without_spans_do_not_hide_those_after_them(tmp_path: Path) -> None:
+    nameless = kineto(0)
+    del nameless["distributedInfo"]
+    found, _, _ = imported(tmp_path, nameless, kineto(0), kineto(2))
+    assert set(found.spans["rank"]) == {0, 1, 2}
+    (tmp_path / "dumps").mkdir()
+    found, _, _ = imported(tmp_path / "dumps", dump(0, ended=0), dump(1))
+    assert set(found.spans["rank"]) == {1}

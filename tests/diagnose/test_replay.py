@@ -161,6 +161,11 @@ def test_an_op_needs_the_last_of_every_lane_before_it() -> None:
     assert made.replay(slow).tolist() == [8.0]
     slow[made.event[2]] = 20.0
     assert made.replay(slow).tolist() == [20.0], "which nothing needs"
+    longer = ops((0, "dp", 0.0, 1.0, False, None), (0, "dp", 0.0, 2.0, False, None),
+                 (0, PROCESSOR, 2.0, 9.0, False, None))  # fmt: skip
+    slow = longer.seconds.copy()
+    slow[longer.event[0]] = 8.0
+    assert longer.replay(slow).tolist() == [9.0], "not what had ended long before"
     batch = ops(*[(0, "pp", 0.0, 1.0, False, None)] * 3, (0, PROCESSOR, 1.0, 2.0, False, None))
     for each in range(3):
         slow = batch.seconds.copy()

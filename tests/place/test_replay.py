@@ -419,6 +419,7 @@ def test_points_of_a_series_show_what_is_from_then_on() -> None:
     assert outcome.series.allocation.tolist() == pytest.approx([2 / 6, 3 / 6, 1 / 6, 1 / 6])
     assert outcome.series.gpus.tolist() == pytest.approx([8 / 24, 10 / 24, 2 / 24, 2 / 24])
     assert np.isnan(outcome.series.retention).all()
+    assert outcome.series.steps[:, 0].tolist() == [0.0, 10.0, 20.0, 40.0]
 
 
 def test_how_much_of_a_zone_others_hold() -> None:

@@ -12,6 +12,7 @@ import pytest
 from plait.core.errors import JobError
 from plait.core.topology import RESERVED_TAINT, State
 from plait.place.readers import read_topology
+from plait.place.readers.kubernetes_gpus import kept_back
 from tests.place.readers import texts
 from tests.place.readers.test_formats import shape, write
 from tests.place.readers.texts import BLOCK, RACK, node, node_list, pod
@@ -497,3 +498,25 @@ def test_labels_of_which_one_is_no_text(tmp_path: Path, labels: Any) -> None:
     item["metadata"]["labels"] = labels
     with pytest.raises(JobError, match="labels that are no texts"):
         read_topology(write(tmp_path, node_list(item)))
+
+
+@pytest.mark.parametrize(
+    ("has", "gives", "count"),
+    [("8", "7", 1), ("8", "8", 0), ("8", "x", 0), ("x", "8", 0), ("8", None, 8), (None, "8", -8), ("12345", "1", 0)],
+)
+def test_gpus_that_a_node_has_and_does_not_give_away(has: str | None, gives: str | None, count: int) -> None:
+    """Of those whose amounts are whole numbers."""
+    told = [{"cpu": "9", **({"nvidia.com/gpu": one} if one else {})} for one in (has, gives)]
+    assert kept_back(*told) == count
+    more = [one | {"amd.com/gpu": amount} for one, amount in zip(told, ("4", "1"), strict=True)]
+    assert kept_back(*more) == count + 3
+
+
+def test_gpus_kept_back_are_said(tmp_path: Path) -> None:
+    items = [with_resources(f"n{at}", {"nvidia.com/gpu": gives}) for at, gives in enumerate(("8", "6", "8"))]
+    for item in items:
+        item["status"]["capacity"] = {"nvidia.com/gpu": "8"}
+    _, remarks = read_topology(write(tmp_path, node_list(*items)))
+    assert remarks.over.rows() == [
+        {"what": "GPUs that their nodes do not give away (capacity above allocatable)", "count": 2, "first": "n1"}
+    ]
