@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def rows(model: ModelSpec, *several: dict[str, int], options: MemoryOptions = PL
     return found[row_of]
 
 
-def one(model: ModelSpec, options: MemoryOptions = PLAIT, /, *, split: bool = False, **row: int) -> np.ndarray:
+def one(model: ModelSpec, options: MemoryOptions = PLAIT, split: bool = False, /, **row: int) -> np.ndarray:
     return rows(model, row, options=options, split=split)[0]
 
 
@@ -69,7 +68,7 @@ STAGES = {"whole": (0, 1), "embeds": (0, 3), "middle": (1, 3), "heads": (2, 3)}
 ], ids=str)  # fmt: skip
 def test_rows_are_what_the_walk_counts_of_any_layers(row: dict[str, int], split: bool) -> None:
     """Of five layers at every kind of stage: what ends keep and work with, and what each layer adds."""
-    found = one(LLAMA, split=split, **row)
+    found = one(LLAMA, PLAIT, split, **row)
     strategy = Strategy(
         tp=row.get("tp", 1), cp=row.get("cp", 1), ring=row.get("ring", 1), p1=row.get("p1", 1), overlap="sync",
         sequence_parallel=bool(row.get("sequence_parallel")), recompute=RECOMPUTES[row.get("recompute", 0)],  # type: ignore[arg-type]
@@ -118,7 +117,7 @@ def test_at_least_is_what_lasts() -> None:
     """At the end of a forward and at the beginning of a backward; slices keep together what a whole keeps."""
     for split in (False, True):
         found = rows(LLAMA, {"tp": 2, "p1": 3}, at_least=True, split=split)[0]
-        whole = one(LLAMA, split=split, tp=2)
+        whole = one(LLAMA, PLAIT, split, tp=2)
         for peak, lasting in ((FORWARD, KEPT), (BACKWARD, KEPT), (WEIGHT, HELD)):
             assert np.array_equal(found[types(peak)], whole[types(lasting)])
         assert (found[KEPT_LAYER], found[HELD_LAYER]) == (whole[KEPT_LAYER], whole[HELD_LAYER])
@@ -151,8 +150,8 @@ def test_a_gate_whose_activation_is_not_kept() -> None:
     told = MemoryOptions(fused_gate=True)
     differs(one(LLAMA, told, tp=2), one(LLAMA, tp=2), kept=-TOKENS * 2 * 96 / 2)
     differs(one(GPT, told), one(GPT))
-    split = one(LLAMA, told, split=True, tp=2)
-    differs(split, one(LLAMA, split=True, tp=2), kept=-TOKENS * 96, held=-TOKENS * 96)
+    split = one(LLAMA, told, True, tp=2)
+    differs(split, one(LLAMA, PLAIT, True, tp=2), kept=-TOKENS * 96, held=-TOKENS * 96)
 
 
 def test_queries_and_keys_that_are_kept_rotated_only() -> None:
@@ -240,12 +239,12 @@ def test_routed_rows_are_kept_unless_they_are_computed_again() -> None:
 
 
 def test_domino_keeps_longer_only_where_something_is_sent_and_computed_again() -> None:
-    domino: dict[str, Any] = {"overlap": OVERLAPS.index("domino")}
+    domino: dict[str, int] = {"overlap": OVERLAPS.index("domino")}
     for row in ({}, {"tp": 2}, AGAIN, {"recompute": SELECTIVE}):
         assert np.array_equal(one(LLAMA, **row, **domino), one(LLAMA, **row)), row
     for row in (FLAT | AGAIN, {"cp": 2, **AGAIN}, {"tp": 2, **AGAIN}):
         longer, base = one(LLAMA, **row, **domino), one(LLAMA, **row)
         assert longer[BACKWARD + 2] >= base[BACKWARD + 2]
         assert np.array_equal(one(LLAMA, MemoryOptions(defers=False), **row, **domino), base)
-        assert np.array_equal(one(LLAMA, split=True, **row, **domino), one(LLAMA, split=True, **row))
+        assert np.array_equal(one(LLAMA, PLAIT, True, **row, **domino), one(LLAMA, PLAIT, True, **row))
     assert one(LLAMA, **FLAT, **AGAIN, **domino)[BACKWARD + 2] > one(LLAMA, **FLAT, **AGAIN)[BACKWARD + 2]
