@@ -181,7 +181,7 @@ def _changed(point: Mapping[str, int], change: Mapping[str, Any]) -> dict[str, i
     else:
         for name in ("optim", "grads", "params"):
             row[name] = int(np.gcd(row[name], replicas if name == "optim" else row["optim"]))
-    row["ep"] = int(np.gcd(row.get("ep", 1), replicas))
+    row["ep"] = int(np.gcd(row["ep"], replicas))
     row["p1"] = min(row["p1"], row["micro"])
     row["num_micro"] = max(1, batch // (row["micro"] * row["dp"]))
     return row

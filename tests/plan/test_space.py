@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
@@ -12,15 +13,20 @@ from hypothesis import strategies as st
 
 from plait.core.constraint import Constraint
 from plait.core.errors import JobError
+from plait.core.experts import Experts
 from plait.core.job import Job
 from plait.core.model import ModelSpec
 from plait.plan.asking import job_at
-from plait.plan.points import SCHEDULES, Points
+from plait.plan.points import OVERLAPS, SCHEDULES, SHARD_OVERLAPS, Points
 from plait.plan.space import (
     COARSEST,
     QUANTITIES,
+    TRIED,
+    Cell,
     Coarseness,
     SearchRequest,
+    _Known,
+    any_point,
     cells_of,
     enumerate_cells,
     enumerate_space,
@@ -184,3 +190,188 @@ def test_stages_of_a_rank_divide_its_layers(layers: int, most: int, virtual: set
     points = enumerate_space(replace(space(2, 2, fixed=one), model=replace(MODEL, num_layers=layers)), most=most)
     assert set(points.virtual.tolist()) == virtual | {1}
     assert set(points.virtual[points.schedule == SCHEDULES.index("1f1b")].tolist()) == {1}
+
+
+# ---- what is tried unasked ----
+
+
+def tried(asked: SearchRequest, name: str, level: int = 0) -> set[int]:
+    """Values of a column, in a space of a coarseness."""
+    cells = list(cells_of(asked, Coarseness(level)))
+    if name in {one.name for one in fields(Cell)}:
+        return {getattr(cell, name) for cell in cells}
+    known = _Known(asked)
+    return {
+        value[names.index(name)]
+        for cell in cells
+        for names, values in known.choices(cell, Coarseness(level)).items() if name in names
+        for value in values
+    }  # fmt: skip
+
+
+ONE = {"pp": [1], "tp": [1], "cp": [1]}
+
+
+def powers(most: int) -> set[int]:
+    return {1 << at for at in range(most.bit_length())}
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "level", "values"),
+    [
+        # Within a node, to the depth of the model or 64.
+        (space(64, 64), "tp", 0, {1, 2, 4, 8}),
+        (space(64, 64, fixed={"tp": [2]}), "tp", 0, {2}),
+        (replace(space(64, 64), domain=4), "tp", 0, {1, 2, 4}),
+        (replace(space(64, 64, fixed={"tp": [8]}), domain=4), "tp", 0, {8}),
+        (space(64, 64), "pp", 0, {1, 2, 4, 8}),
+        (replace(space(128, 128), model=replace(MODEL, num_layers=128)), "pp", 0, powers(64)),
+        (replace(space(128, 128, fixed={"pp": [128]}), model=replace(MODEL, num_layers=128)), "pp", 0, {128}),
+        # Sequences of 2,048 are not cut to less than 512 tokens, nor, in a coarse space, to less than 4,096.
+        (space(8, 8), "cp", 0, {1, 2, 4}),
+        (space(8, 8), "cp", 2, {1, 2, 4}),
+        (space(8, 8), "cp", 3, {1}),
+        (space(8, 8, fixed={"cp": [8]}), "cp", 3, {8}),
+        (space(6, 6), "dp", 0, {1, 2, 3, 6}),
+        (space(8, 4), "dp", 0, {1, 2, 4}),
+        (space(8, 8, "dp <= 2"), "dp", 0, {1, 2}),
+        (space(8, 8, "ulysses >= 2"), "ring", 0, {1, 2}),
+        # Without tensor parallelism no stream is cut; with it the coarse space has it always.
+        (space(2, 2, fixed={"tp": [1]}), "sequence_parallel", 0, {0}),
+        (space(2, 2, fixed={"tp": [1]}), "sequence_parallel", 7, {0}),
+        (space(2, 2, fixed={"tp": [2]}), "sequence_parallel", 6, {0, 1}),
+        (space(2, 2, fixed={"tp": [2]}), "sequence_parallel", 7, {1}),
+        # Micro-batches
+        (space(1, 48, fixed=ONE), "micro", 3, {1, 2, 3, 4, 6, 8, 12, 16, 24, 48}),
+        (space(1, 48, fixed=ONE), "micro", 4, {1, 2, 4, 8, 16}),
+        (space(1, 128, fixed=ONE), "micro", 0, powers(64)),
+        (space(1, 128, fixed=ONE), "micro", 4, powers(16)),
+        (space(1, 8192, fixed=ONE), "num_micro", 0, {128 << at for at in range(6)}),
+        (space(1, 128, fixed=ONE | {"micro": [128]}), "num_micro", 0, {1}),
+        (space(1, 48, "num_micro_batches in 3, 4", fixed=ONE), "micro", 0, {12, 16}),
+        (space(1, 48, fixed=ONE | {"micro": [5, 6]}), "micro", 0, {6}),
+        # Recomputation of a quarter, a half, three quarters of a stage's layers
+        (space(1, 2, fixed=ONE), "recompute_layers", 0, {-1, 3, 6, 9}),
+        (space(1, 2, fixed=ONE), "recompute_layers", 1, {-1}),
+        (space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("1f1b")]}), "recompute_layers", 0, {-1, 1, 3, 4}),
+        (replace(space(1, 2, fixed=ONE), model=replace(MODEL, num_layers=2)), "recompute_layers", 0, {-1, 1}),
+        (replace(space(1, 2, fixed=ONE), model=replace(MODEL, num_layers=1)), "recompute_layers", 0, {-1}),
+        (space(1, 2, fixed=ONE | {"recompute": [1]}), "recompute_layers", 0, {-1}),
+        (space(1, 2, fixed=ONE | {"recompute_layers": [2]}), "recompute_layers", 0, {2}),
+        (space(1, 2, fixed=ONE), "recompute", 0, {0, 1, 2}),
+        # Schedules
+        (space(1, 2, fixed=ONE), "schedule", 0, {SCHEDULES.index("1f1b")}),
+        (space(1, 2, fixed=ONE | {"schedule": [SCHEDULES.index("zb-v")]}), "schedule", 0, {SCHEDULES.index("1f1b")}),
+        (space(2, 2, fixed={"pp": [2]}), "schedule", 0, {SCHEDULES.index(name) for name in TRIED}),
+        (space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("zb-v")]}), "virtual", 0, {2}),
+        (space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("zb-v")], "virtual": [1]}), "virtual", 0, set()),
+        (space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("1f1b")], "virtual": [2]}), "virtual", 0, set()),
+        (space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("interleaved")], "virtual": [5]}),
+         "virtual", 0, {5}),
+        (space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("interleaved")], "virtual": [6, 7]}),
+         "virtual", 0, {6}),
+        (replace(space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("zb-v")]}),
+                 model=replace(MODEL, num_layers=3)), "virtual", 0, set()),
+        # Sharding
+        (space(8, 8, fixed=ONE), "params", 0, {1, 2, 4, 8}),
+        (space(8, 8, fixed=ONE), "params", 5, {1, 8}),
+        (space(64, 64, fixed=ONE), "optim", 0, {1, 2, 4, 8, 32, 64}),
+        (space(64, 64, fixed=ONE), "secondary", 0, {0, 8}),
+        (space(64, 64, fixed={"pp": [1], "tp": [8], "cp": [1]}), "secondary", 0, {0}),
+        (space(64, 64, fixed={"pp": [1], "tp": [4], "cp": [1]}), "secondary", 0, {0, 2}),
+        (space(8, 8, fixed=ONE), "secondary", 0, {0}),
+        (replace(space(8, 8, fixed=ONE), shard="zero2"), "params", 0, {1}),
+        (replace(space(8, 8, fixed=ONE), shard="zero2"), "grads", 0, {8}),
+        # Slices, where something is sent
+        (space(1, 8, fixed=ONE), "p1", 0, {1}),
+        (space(2, 8, fixed={"tp": [2]}), "p1", 5, {1, 2, 4, 8}),
+        (space(2, 8, fixed={"tp": [2]}), "p1", 6, {1, 2, 4}),
+        (space(2, 8, fixed={"cp": [2]}), "p1", 0, {1, 2, 4, 8}),
+        (space(2, 4, fixed={"tp": [2]}), "p1", 0, {1, 2, 4}),
+        (space(2, 8, fixed={"tp": [2]}), "p2", 5, {1, 2}),
+        (space(2, 8, fixed={"tp": [2]}), "p2", 6, {1}),
+        (space(2, 8, fixed={"cp": [2]}), "p2", 0, {1}),
+        (space(2, 8, fixed={"tp": [2], "p2": [3]}), "p2", 0, set()),
+        (space(2, 8, fixed={"tp": [2], "overlap": [OVERLAPS.index("async")]}), "p1", 0, {1}),
+        (space(2, 8, fixed={"tp": [2], "overlap": [OVERLAPS.index("async")], "p1": [2]}), "p1", 0, {2}),
+        (space(2, 8, fixed={"tp": [2]}), "overlap", 0, {OVERLAPS.index("domino")}),
+        (space(2, 8, fixed={"tp": [2]}), "shard_overlap", 0, {SHARD_OVERLAPS.index("both")}),
+        (space(2, 8, fixed={"shard_overlap": [1]}), "shard_overlap", 0, {1}),
+        (space(8, 8), "ep", 0, {1}),
+        (space(8, 8, fixed={"tp": [2], "shard_overlap": [0], "dp": [2]}), "cp", 0, {1, 2}),
+    ],
+)  # fmt: skip
+def test_values_that_are_tried(asked: SearchRequest, name: str, level: int, values: set[int]) -> None:
+    assert tried(asked, name, level) == values
+
+
+EXPERTS = replace(MODEL, experts=Experts(count=6, per_token=1, ffn_hidden=64))
+
+
+def test_experts_are_shared_out_over_replicas_and_their_tokens_are_not_sliced() -> None:
+    asked = replace(space(8, 8, fixed={"tp": [2], "pp": [1], "cp": [1]}), model=EXPERTS)
+    assert tried(asked, "ep") == {1, 2}
+    assert tried(replace(asked, ranks=12, domain=8, global_batch=12), "ep") == {1, 2, 3, 6}
+    assert tried(replace(asked, fixed={**asked.fixed, "ep": [4]}), "ep") == set()
+    assert (tried(asked, "p1"), tried(asked, "p2")) == ({1}, {1})
+
+
+def test_every_factor_divides_the_next() -> None:
+    points = enumerate_space(space(16, 16, fixed=ONE | {"micro": [1]}), most=10**9)
+    chain = {(p, g, o) for p, g, o in zip(*(getattr(points, n).tolist() for n in ("params", "grads", "optim")),
+                                          strict=True)}  # fmt: skip
+    some = (1, 2, 4, 8, 16)
+    assert chain == {(p, g, o) for p in some for g in some for o in some if p <= g <= o}
+    pairs = set(zip(points.params.tolist(), points.secondary.tolist(), strict=True))
+    assert pairs == {(one, 0) for one in some} | {(16, 8)}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "local", "few", "told"),
+    [
+        (1024, 8, False, (1, 2, 4, 8, 32, 128, 1024)), (1024, 8, True, (1, 8, 1024)), (16, 8, False, (1, 2, 4, 8, 16)),
+        (64, 8, False, (1, 2, 4, 8, 32, 64)), (12, 8, False, (1, 2, 4, 12)), (1, 8, False, (1,)), (5, 1, False, (1, 5)),
+        (36, 4, False, (1, 2, 4, 36)), (48, 4, False, (1, 2, 4, 12, 24, 48)), (6, 1, True, (1, 6)),
+    ],
+)  # fmt: skip
+def test_factors_within_a_node_and_a_few_beyond(replicas: int, local: int, few: bool, told: tuple[int, ...]) -> None:
+    assert factors(replicas, local, few=few) == told
+
+
+def test_as_many_cells_as_have_so_many_points_and_one_at_least() -> None:
+    asked = space(8, 8)
+    cells = list(cells_of(asked, Coarseness()))
+    counts = [len(enumerate_cells(asked, [cell], most=1)) for cell in cells]
+    assert len(enumerate_cells(asked, cells, most=1)) == counts[0]
+    for some in (2, 5, len(cells)):
+        total = sum(counts[:some])
+        assert len(enumerate_cells(asked, cells, most=total)) == total
+        assert len(enumerate_cells(asked, cells, most=total - 1)) == sum(counts[: some - 1])
+
+
+def test_the_finest_space_that_is_no_larger_is_taken() -> None:
+    asked, sizes = space(8, 8), list[int]()
+    for level in range(COARSEST + 1):
+        known = _Known(asked)
+        each = [known.choices(cell, Coarseness(level)) for cell in cells_of(asked, Coarseness(level))]
+        sizes.append(sum(math.prod(map(len, one.values())) for one in each))
+    assert sizes == sorted(sizes, reverse=True)
+    for size in set(sizes):
+        assert len(enumerate_space(asked, most=size)) == size
+    assert len(enumerate_space(asked, most=sizes[0] - 1)) == max(size for size in sizes if size < sizes[0])
+    assert len(enumerate_space(asked, most=1)) == sizes[-1]
+
+
+def test_whether_there_is_a_strategy_at_all() -> None:
+    assert any_point(space(16, 16))
+    assert not any_point(space(17, 16))
+    assert not any_point(space(16, 16, fixed={"micro": [3]}))
+    assert not any_point(space(2, 2, fixed={"pp": [2], "schedule": [SCHEDULES.index("zb-v")], "virtual": [1]}))
+
+
+def test_a_column_is_allowed_by_what_the_job_says_and_by_constraints_of_its_name() -> None:
+    one = space(8, 8, "micro_batch_size <= 2", "tp >= 2", fixed={"tp": [2, 4]})
+    assert [one.allows("tp", value) for value in (1, 2, 4, 8)] == [False, True, True, False]
+    assert [one.allows("micro", value) for value in (2, 4)] == [True, False]
+    assert one.among("tp", [8]) == [2, 4]
+    assert one.among("pp", [1, 3]) == [1, 3]
