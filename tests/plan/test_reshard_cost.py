@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.core.reshard import TensorLayout, unit_tasks
-from plait.core.reshard_plan import Way, messages
+from plait.core.reshard import Box, TensorLayout, UnitTask, unit_tasks
+from plait.core.reshard_plan import Chain, Step, Way, messages
 from plait.plan.reshard import Fabric, even_hosts, plan_reshard
-from plait.plan.reshard_cost import densest, lower_bound
+from plait.plan.reshard_cost import densest, lower_bound, nics_used
 
 MIB = 1 << 20
 
@@ -114,3 +115,107 @@ def test_the_bound_of_many_hosts() -> None:
     tasks = [(task, task.box.elements) for task in unit_tasks(source, destination, (1 << 16, 64))]
     whole, received = (1 << 16) * 64, 48 * 32 // 6
     assert lower_bound(tasks, fabric) >= whole / received * 0.99
+
+
+BYTES = 1200
+SLOW = {"rate": 100.0, "local_rate": 400.0, "latency": 0.5, "min_chunk": 1, "max_chunk": 500}
+"""Twelve seconds from host to host, three inside one; three messages."""
+
+
+def one_task(hosts: tuple[int, ...], way: Way, **fabric: float) -> Step:
+    """From rank 0 to all others."""
+    source, destination = TensorLayout.parse("(1) R"), TensorLayout.parse(f"({len(hosts) - 1})@1 R")
+    given: Any = {**SLOW, **fabric}
+    (step,) = plan_reshard(source, destination, (BYTES,), 1, Fabric(hosts=hosts, **given), way=way).steps
+    return step
+
+
+@pytest.mark.parametrize(
+    ("hosts", "way", "seconds"),
+    [
+        # One message after the other: to three remote receivers, to one near.
+        ((0, 0, 1, 1, 2), "send_recv", 3 * (3 * 0.5 + 12) + (3 * 0.5 + 3)),
+        ((0, 0, 0), "send_recv", 2 * (3 * 0.5 + 3)),
+        # A share each of the fullest host's receivers, in as many parts as keep messages small.
+        ((0, 1, 1, 2, 2), "local_all_gather", 2 * (2 * 2 * 0.5 + 12) + 1 / 2 * 3 / 2),
+        ((0, 0, 0, 0, 1), "local_all_gather", 1 * (1 * 3 * 0.5 + 12) + 2 / 3 * 3),
+        # A share each of all, then round a ring that crosses hosts, if there are several.
+        ((0, 1, 1, 2, 2), "global_all_gather", (4 + 3) * 0.5 + 12 + 12 * 3 / 4),
+        ((0, 0, 1), "global_all_gather", 2 * (2 + 1) * 0.5 + 12 / 2 + 12 / 2),
+        ((0, 1, 1), "global_all_gather", 2 * 2 * 0.5 + 12 + 3 / 2),
+        ((0, 0, 0), "global_all_gather", 2 * 2 * 0.5 + 3 / 2),
+    ],
+)
+def test_seconds_of_a_way_by_hand(hosts: tuple[int, ...], way: Way, seconds: float) -> None:
+    assert one_task(hosts, way).duration == pytest.approx(seconds * 1e9, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "fabric", "chunks"),
+    [
+        ((0, 1, 2, 3), {}, 7),  # sqrt(2 x 12 / 0.5)
+        ((0, 1, 2, 3), {"latency": 24.0}, 3),  # no chunk is larger than a message
+        ((0, 1, 2, 3), {"latency": 24.0, "max_chunk": 5000}, 1),
+        ((0, 1, 2, 3), {"min_chunk": 300}, 4),
+        ((0, 1, 2, 3), {"latency": 0.0, "min_chunk": 100}, 12),
+        ((0, 1), {"latency": 0.0, "max_chunk": 5000}, 1),  # nothing is passed on
+        ((0, 1), {"latency": 0.0, "max_chunk": 5000, "local_rate": float("inf")}, 1),
+        ((0, 1, 1, 1), {"latency": 0.5, "max_chunk": 5000}, 3),  # two more hops inside, of three seconds
+        ((0, 0, 0), {"latency": 0.75, "max_chunk": 5000}, 2),  # sqrt(3 / 0.75)
+        ((0, 1, 2), {"min_chunk": 5000, "max_chunk": 5000}, 1),
+    ],
+)  # fmt: skip
+def test_chunks_of_a_broadcast(hosts: tuple[int, ...], fabric: dict[str, float], chunks: int) -> None:
+    step = one_task(hosts, "broadcast", **fabric)
+    assert step.chunks == chunks
+    told: Any = {**SLOW, **fabric}
+    latency, t, near = told["latency"], BYTES / told["rate"], BYTES / told["local_rate"]
+    remote = set(hosts) - {0}
+    inside = max(hosts.count(host) for host in remote) - 1 if remote else len(hosts) - 1
+    seconds = (chunks + len(remote) - 1) * (latency + t / chunks) if remote else near
+    assert step.duration == pytest.approx((seconds + inside * near / chunks) * 1e9, abs=2)
+
+
+@pytest.mark.parametrize("way", ["send_recv", "local_all_gather", "global_all_gather"])
+def test_other_ways_have_as_few_messages_as_their_size_allows(way: Way) -> None:
+    assert one_task((0, 1, 2), way).chunks == 3
+    assert one_task((0, 1, 2), way, max_chunk=1200).chunks == 1
+
+
+def test_which_nics_are_busy() -> None:
+    """Of two hosts with two NICs for four ranks each."""
+    fabric = Fabric(hosts=even_hosts(12, 4), rate=1.0, nics_per_host=2)
+    assert [fabric.nic(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert Fabric(hosts=(0, 0, 1), rate=1.0, nics_per_host=4).nic(2) == 4
+    assert nics_used("send_recv", Chain(0, (1, 4, 6)), fabric) == ({0}, {2, 3})
+    assert nics_used("global_all_gather", Chain(0, (2, 4, 8)), fabric) == ({0, 1, 2, 4}, {1, 2, 4})
+    assert nics_used("broadcast", Chain(0, (4, 6, 8)), fabric) == ({0, 2}, {2, 4})
+
+
+def bounded(*tasks: tuple[tuple[int, ...], tuple[int, ...], int], fabric: Fabric) -> int:
+    """holders, receivers, bytes of each."""
+    whole = UnitTask(Box((0,), (1,)), (0,), (1,))
+    return lower_bound([(whole._replace(holders=h, receivers=r), nbytes) for h, r, nbytes in tasks], fabric)
+
+
+def test_every_box_leaves_a_holder_and_enters_each_host_once() -> None:
+    fabric = Fabric(hosts=(0, 0, 1, 1, 2, 2), rate=100.0, latency=0.25)
+    second = 10**9
+    assert bounded(((0,), (2, 3), 200), fabric=fabric) == 2.25 * second
+    assert bounded(((0,), (2, 4), 200), fabric=fabric) == 2.25 * second
+    assert bounded(((0,), (2,), 200), ((1,), (4,), 100), fabric=fabric) == 3.25 * second  # one NIC sends both
+    assert bounded(((0,), (4,), 200), ((2,), (4,), 100), fabric=fabric) == 3.25 * second  # one receives both
+    assert bounded(((0, 2), (4,), 200), ((0,), (5,), 100), fabric=fabric) == 3.25 * second
+    assert bounded(((0,), (1,), 200), fabric=fabric) == 0  # within a host
+    assert bounded(((0, 2), (1, 3), 200), fabric=fabric) == 0
+    assert bounded(fabric=fabric) == 0
+    two = Fabric(hosts=(0, 0, 1, 1), rate=100.0, nics_per_host=2)
+    assert bounded(((0, 1), (2, 3), 200), fabric=two) == second  # half by each
+    assert bounded(((0,), (2, 3), 200), fabric=two) == 2 * second
+
+
+def test_no_load_has_no_density() -> None:
+    assert densest({}) == (0, 1)
+    assert densest({frozenset(): 5, frozenset({1}): 0}) == (0, 1)
+    assert densest({frozenset({1}): 3, frozenset({1, 2}): 9}) == (12, 2)
+    assert densest({frozenset({1}): 8, frozenset({1, 2}): 1}) == (8, 1)
