@@ -168,9 +168,9 @@ class _Following:
                 raise NotThere(f"The run {self.run.name} was deleted by somebody else.") from None
             if any(_lives(pod) for pod in pods):  # they have their grace
                 return None
-            return self._last(pods, 128 + self.stopped)
+            return self._last(pods, well=False)
         if (ended := _ending(workload)) is not None:
-            return self._last(self._settled(), 0 if ended else 1)
+            return self._last(self._settled(), well=ended)
         if self.stopped:
             return None
         if self.binder:
@@ -210,7 +210,7 @@ class _Following:
             self.cluster.delete(self.run.kind, self.run.name, wait_for_pods=self._to_do == "stop")
         self._to_do = ""
 
-    def _last(self, pods: Sequence[Object], status: int) -> int:
+    def _last(self, pods: Sequence[Object], *, well: bool) -> int:
         """The run's exit status, by pod 0's last words; raises its error if that was not seen in its log."""
         head = _newest([*pods, *self.pods.gone()])
         said, shown = _said(head), self.log.finish()
@@ -219,10 +219,10 @@ class _Following:
             shown = self.log.finish()
         if self.stopped:
             return 128 + self.stopped if said.get("status") is None or said["status"] > 128 else said["status"]
-        if not status:
+        if well:
             return 0
         message = said.get("message", "")
-        if message and message not in shown:
+        if message not in shown:
             error = PlaitError(message)
             error.exit_status = said["status"]
             raise error
@@ -286,7 +286,7 @@ def _said(pod: Object | None) -> dict[str, Any]:
     """What pod 0 has left as its last words."""
     message = _container(pod or {}).get("state", {}).get("terminated", {}).get("message", "")
     with suppress(ValueError):
-        said = json.loads(message or "{}")
+        said = json.loads(message)
         return said if isinstance(said, dict) else {}
     return {}
 

@@ -46,12 +46,11 @@ class Conflict(LaunchError):
 
 @dataclass(frozen=True)
 class _Call:
-    """verb and kind, for people. again: whether an answer that was lost may be asked for anew."""
+    """verb and kind, for people."""
 
     verb: str
     kind: str
     name: str
-    again: bool = True
 
     def __str__(self) -> str:
         return f"{self.verb} {self.kind} {self.name}".strip()
