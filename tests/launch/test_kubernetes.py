@@ -20,7 +20,7 @@ from plait.launch import kubernetes
 from plait.launch.kubernetes import Failed, Hopeless, follow, new_name, removal, submit
 from plait.launch.kubernetes_api import Away, NotThere
 from plait.launch.kubernetes_manifests import CONTAINER, PodRun
-from tests.launch.in_memory import InMemory, a_run
+from tests.support.kubernetes.in_memory import InMemory, a_run
 
 TIER = "unit"
 
@@ -430,9 +430,9 @@ def test_a_second_signal_leaves_a_run_that_cannot_be_told(scene: Scene) -> None:
     with pytest.raises(LaunchError) as left:
         scene.follow()
     assert str(left.value) == (
-        "no answer. The run could not be told to end. The run plait-test is no longer followed. It goes on; its logs are "
-        "in /data/x/logs, as pods see it, and kubectl -n ml delete job plait-test ends it. Sent again, it goes on from "
-        "its last checkpoint."
+        "no answer. The run could not be told to end. The run plait-test is no longer followed. It goes on; its logs "
+        "are in /data/x/logs, as pods see it, and kubectl -n ml delete job plait-test ends it. Sent again, it goes on "
+        "from its last checkpoint."
     )
 
 

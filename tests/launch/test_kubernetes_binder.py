@@ -14,7 +14,7 @@ from plait.launch import kubernetes_binder
 from plait.launch.kubernetes_api import Away, Conflict
 from plait.launch.kubernetes_binder import Binder, index_of, over, unschedulable
 from plait.launch.kubernetes_manifests import HOSTNAME, HOSTS, INDEX, PodRun
-from tests.launch.in_memory import InMemory, a_run
+from tests.support.kubernetes.in_memory import InMemory, a_run
 
 TIER = "unit"
 

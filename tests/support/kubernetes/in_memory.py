@@ -11,7 +11,7 @@ from plait.core.kubernetes_settings import KubernetesSection
 from plait.core.rank_table import RankTable
 from plait.launch.kubernetes_api import Cluster, Conflict, NotThere
 from plait.launch.kubernetes_manifests import GATE, HOSTNAME, INDEX, RUN, PodRun, asked
-from tests.kubernetes.objects import Object, Refusal, Store
+from tests.support.kubernetes.objects import Object, Refusal, Store
 
 NAME = "plait-test"
 
