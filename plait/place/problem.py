@@ -175,13 +175,15 @@ class Problem:
 
     def row_score(self, spread: int) -> float:
         """The rows' part: of eq. 2, or seconds along PP."""
-        if self.by == "seconds" and self.network:
+        if self.by == "seconds":
+            assert self.network
             return self.network.p2p(max(one.pp for one in self.volumes), spread)
         return (1 - self.alpha) * self.counted(spread)
 
     def column_score(self, spread: int) -> float:
         """The columns' part: of eq. 2, or seconds along DP and among experts, who lie in no more minipods."""
-        if self.by == "seconds" and self.network:
+        if self.by == "seconds":
+            assert self.network
             among = self.network.collective(max(one.ep for one in self.volumes), min(spread, self.expert_cells))
             return self.network.collective(max(one.dp for one in self.volumes), spread) + among
         return self.alpha * self.counted(spread)

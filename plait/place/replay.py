@@ -104,7 +104,7 @@ class _Run:
         self.since: dict[int, float] = {}
         self.inside: dict[int, frozenset[int]] = {}  # who entered which zones while they were ones
         self.events: list[tuple[float, int, int, int]] = []
-        self.turn = [0] * len(jobs)  # starts of a job; an end of an earlier one does not count
+        self.turn = [0] * len(jobs)  # times a job was preempted: the end of a start before that does not count
         self.started, self.ended = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan)
         self.restarts = np.zeros(len(jobs), np.int64)
         self.now = 0.0
@@ -208,7 +208,6 @@ class _Run:
             for zone in zones:
                 self.reserved[zone - 1].count("admitted")
                 self.reserved[zone - 1].count("flexible", int(self.preemptible[job]))
-        self.turn[job] += 1
         assert held
         heappush(self.events, (self.now + self.left[job], END, job, self.turn[job]))
 

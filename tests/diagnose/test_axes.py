@@ -8,13 +8,16 @@ import polars as pl
 import pytest
 
 from plait.core.job import Job
+from plait.core.layout import Layout
 from plait.core.plan import Plan
 from plait.core.rollup import PROCESSOR
+from plait.core.sharding import Sharding
 from plait.diagnose.predicted import table_of
 from plait.diagnose.reading import recorded
-from plait.diagnose.recording import Recording, grid_of, with_axes
+from plait.diagnose.recording import Recording, grid_of, unknown_grid, with_axes
 from plait.plan.simulate import simulate_plan
 from tests.support.drawn import plan_of
+from tests.support.recordings.made import spans_of
 
 MODEL = {
     "family": "gpt", "num_layers": 4, "hidden": 16, "num_heads": 4, "ffn_hidden": 32, "vocab": 37, "max_sequence": 32,
@@ -124,3 +127,13 @@ def test_of_a_step_whose_spans_are_kept_sums_tell_only_the_processor() -> None:
     only = sums([(1, 0, "compute", "x", 9.0)], waits, dp=2).rollup
     assert set(only["site"]) == {"x"}, "spans without computation are no whole step"
     assert set(sums([], waits, dp=2).rollup["step"]) == {1}
+
+
+@pytest.mark.parametrize(("params", "groups"), [(None, {"0"}), (1, {"0"}), (2, {"0", "2"}), (4, {"0"})])
+def test_parameters_are_gathered_within_so_many_replicas(params: int | None, groups: set[str]) -> None:
+    """Of four; where nobody knows where ranks stand, among all."""
+    told = spans_of(*({"rank": rank, "kind": "comm", "name": "gather mlp0", "lane": "dp"} for rank in range(4)))
+    told = told.drop("axis", "group", "lane", "meeting")
+    grid = unknown_grid(range(4)) if params is None else grid_of(Layout.of(dp=4))
+    found = with_axes(told, grid, () if params is None else [Sharding(params=params, grads=params, optim=params)])
+    assert set(found["axis"]) == {"dp"} and set(found["group"]) == groups

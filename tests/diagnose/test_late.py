@@ -209,3 +209,17 @@ def test_the_worst_worker_costs_no_more_than_all_that_is_lost(tmp_path: Path) ->
     found = report(tmp_path, *traces).what_if
     assert found is not None
     assert (found.m_w, found.few, len(found.worst)) == (1.0, 1, 4)
+
+
+def test_the_axis_is_the_one_on_which_it_is_late() -> None:
+    """Of ten steps: once a step behind in its group, and three times as early as all others in another."""
+    rows = [
+        {"step": step, "rank": rank, "kind": "comm", "lane": axis, "axis": axis, "group": axis, "name": f"{axis} {n}",
+         "start": 10.0 * step + n + (0.5 if axis == "tp" and rank == 1 else 0.0), "end": 10.0 * step + n + 0.75,
+         "meeting": 100 * step + 10 * n + (axis == "tp")}
+        for step in range(1, 11) for rank in range(2) for axis, count in (("tp", 1), ("dp", 3)) for n in range(count)
+    ]  # fmt: skip
+    seen = recording_of(spans_of(*rows), Layout.of(dp=1, tp=2), seconds=dict.fromkeys(range(1, 11), 9.0))
+    found = late_of(seen, in_steps=True)
+    assert found is not None
+    assert (found.rank, found.axis, found.seconds, found.recurs) == (1, "tp", pytest.approx(0.5), 1.0)

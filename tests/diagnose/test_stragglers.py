@@ -317,3 +317,23 @@ def test_where_a_host_of_a_slow_link_is_not_known_its_ranks_are_told() -> None:
     [found] = verdicts(recording(slow, hosts)).stragglers
     assert (found.ranks, found.hosts) == ((4, 5, 8, 9), ("h0", "h1", "h2"))
     assert found.where.count("pp ") == 3, "of four, three are told"
+
+
+def test_whichever_way_a_rank_is_nearest_to_being_named_is_told() -> None:
+    """By the clock all are far from each other; by what they need of a processor one is a little apart."""
+    draw = random.Random(3)
+    seen = recording(Job(dp=4, pp=2, compute=slower(lambda at: draw.lognormvariate(0, 1.2)), steps=20))
+    needs = {(rank, step): 0.9 * draw.gauss(1, 0.001) for rank in range(8) for step in range(20)}
+    slow = {of: had * (1.02 if of[0] == 6 else 1.0) for of, had in needs.items()}
+    found = verdicts(with_processor(seen, slow))
+    assert found.stragglers == ()
+    assert found.spread.unit == 6 and found.spread.effect == pytest.approx(0.02, abs=0.002)
+
+
+def test_links_that_have_a_rank_in_common_are_that_ranks() -> None:
+    def transfer(at: At) -> float:
+        target = at.stage + (1 if at.way == "forward" else -1)
+        return TRANSFER * (40 if at.dp == 2 and 1 in (at.stage, target) else 1)
+
+    [found] = verdicts(recording(Job(dp=8, pp=3, transfer=transfer))).stragglers
+    assert (found.what, found.ranks) == ("slow link", (10,))

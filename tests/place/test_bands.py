@@ -58,6 +58,7 @@ def test_cuts_are_counted_where_most_meet() -> None:
     assert across(((0, 3), (1, 1), (2, 4)), widths=(2,)) == (2, 3)
     assert across(((0, 5), (1, 1), (2, 6)), widths=(3,)) == (2, 3), "the second cut is between rows"
     assert across(((0, 4), (1, 1), (2, 7)), widths=(3,)) == (3, 3), "two cuts in one row"
+    assert across(((0, 1), (1, 1), (2, 3), (3, 7)), widths=(3,)) == (3, 4), "two cuts in the first row, one in the next"
     assert across(((0, 3), (1, 5)), ((2, 3), (3, 5)), widths=(2, 2)) == (4, 2), "of both bands in the same row"
     assert across(((0, 3), (1, 5)), ((2, 5), (3, 3)), widths=(2, 2)) == (3, 2), "in different ones"
     assert Banding(4, (2,), (((0, 3), (1, 1), (2, 4)),), exchanged=True).spreads() == (3, 2)

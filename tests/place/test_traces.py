@@ -538,3 +538,13 @@ def test_durations_of_which_half_are_no_numbers() -> None:
     assert np.isnan(lengths(column, "s").values).tolist() == [False, True]
     three = pandas().Series(["60", "1:00:00", "2-00:00:00"], name="took")
     assert lengths(three).values[1:].tolist() == [3600, 2 * 86_400]
+
+
+def test_openbs_pods_of_which_none_was_deleted(tmp_path: Path) -> None:
+    head, *rows = OPENB.splitlines()
+    for index, row in enumerate(rows):
+        parts = row.split(",")
+        parts[9] = ""
+        rows[index] = ",".join(parts)
+    assert trace_of("\n".join([head, *rows]) + "\n", tmp_path).dropped == {"never started": 1, "no duration": 4}
+    assert trace_of(head + "\n", tmp_path).rows == 0

@@ -59,7 +59,8 @@ def countable(found: Mapping[str, Any]) -> bool:
 def kept_back(capacity: Mapping[str, Any], allocatable: Mapping[str, Any]) -> int:
     """GPUs that a node has and does not give away: they are sick, or kept for something."""
     had, given = ([str(told.get(key, 0)) for key in WHOLE] for told in (capacity, allocatable))
-    return sum(int(a) - int(b) for a, b in zip(had, given, strict=True) if _COUNT.fullmatch(a) and _COUNT.fullmatch(b))
+    known = [(int(a), int(b)) for a, b in zip(had, given, strict=True) if _COUNT.fullmatch(a) and _COUNT.fullmatch(b)]
+    return sum(max(0, has - gives) for has, gives in known)
 
 
 def _shared(labels: Mapping[str, str], device: str) -> str:

@@ -29,7 +29,7 @@ def read(frame: Any, path: Path) -> Trace:
     """The pods of a table of this form. Their quality of service stands for a group."""
     ended = seconds(frame["deletion_time"]).values
     asked, milli = (pandas().to_numeric(frame[name], errors="coerce") for name in ("num_gpu", "gpu_milli"))
-    over = ended == np.nanmax(ended) if len(frame) and np.isfinite(ended).any() else np.zeros(len(frame), bool)
+    over = ended == np.nanmax(ended) if np.isfinite(ended).any() else np.zeros(len(frame), bool)
     return build(
         frame,
         name=path.name,
