@@ -1,0 +1,161 @@
+"""What is advised where a job does not fit, what GPUs answer, and numbers in words."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.core.errors import InfeasiblePlan, PlaitError
+from plait.core.job import Job
+from plait.plan import fits
+from plait.plan.estimate import PlannedStep, estimate
+from plait.plan.fits import Room, changed_job, check_fits, check_size, gpus, in_words
+from plait.plan.nearest import Adjustable
+
+SMALL = {"family": "gpt", "num_layers": 4, "hidden": 64, "num_heads": 4, "max_sequence": 128, "vocab": 300}
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), ((1 << 20) - 1, "1024 KiB"),
+        (1 << 20, "1 MiB"), (GIB, "1 GiB"), (1234 * GIB, "1.205 TiB"), (1 << 50, "1 PiB"), (1 << 60, "1 EiB"),
+        (1 << 70, "1024 EiB"), (999_999 << 60, "1e+06 EiB"), (10**6 << 60, "1.0e+06 EiB"),
+        (3 * 10**6 << 60, "3.0e+06 EiB"),
+    ],
+)  # fmt: skip
+def test_bytes_in_words(size: int, told: str) -> None:
+    assert in_words(size) == told
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [(3_400_000, "3.4 million"), (10**9, "1 billion"), (2_345 * 10**9, "2345 billion"), (10**15, "1e+15")],
+)
+def test_parameters_in_words(monkeypatch: pytest.MonkeyPatch, parameters: int, told: str) -> None:
+    job = Job.from_dict({"model": SMALL})
+    model = SimpleNamespace(num_layers=10_001, num_parameters=parameters, hidden=1, levels=0)
+    monkeypatch.setattr(Job, "model_spec", lambda *_: model)
+    with pytest.raises(InfeasiblePlan, match=rf"of a model of {told.replace('+', '[+]')} parameters need at least"):
+        check_size(job, 300, Room(shared=1))
+
+
+def test_a_job_of_too_many_layers_that_just_fits_is_refused_for_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "least_bytes", lambda *_: GIB)
+    job = Job.from_dict({"model": SMALL | {"num_layers": 10_001}})
+    with pytest.raises(PlaitError, match="layers are more than"):
+        check_size(job, 300, Room(shared=GIB))
+    with pytest.raises(PlaitError, match="cannot fit"):
+        check_size(job, 300, Room(shared=GIB - 1))
+
+
+def test_keys_of_a_job_are_changed_and_its_rules_hold() -> None:
+    job = Job.from_dict({"model": SMALL, "strategy": {"dp": 2}})
+    found = changed_job(job, {"strategy.shard": "fsdp", "train.micro_batch_size": 1})
+    assert (found.strategy.shard, found.strategy.dp, found.train.micro_batch_size) == ("fsdp", 2, 1)
+    with pytest.raises(PlaitError):
+        changed_job(job, {"strategy.tp": 3})
+
+
+class Tried:
+    """Changes in place of the usual ones; what was asked for them, and what was estimated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *several: dict[str, Any]) -> None:
+        self.asked, self.more, self.walked = list[Adjustable](), list[Adjustable](), list[Job]()
+
+        def changes(now: Adjustable) -> Iterator[dict[str, Any]]:
+            self.asked.append(now)
+            yield from several
+
+        def more(now: Adjustable) -> Iterator[dict[str, Any]]:
+            self.more.append(now)
+            yield {"strategy.dp": 4}
+
+        of = PlannedStep.of
+
+        def step(job: Job, vocab: int, *, gpu: bool = False) -> PlannedStep:
+            self.walked.append(job)
+            return of(job, vocab, gpu=gpu)
+
+        monkeypatch.setattr(fits, "changes", changes)
+        monkeypatch.setattr(fits, "more_ranks", more)
+        monkeypatch.setattr(PlannedStep, "of", staticmethod(step))
+
+
+def refused(job: Job, there: Room) -> str:
+    with pytest.raises(InfeasiblePlan) as caught:
+        check_fits(job, estimate(PlannedStep.of(job, 300, gpu=bool(there.each))), 300, there)
+    return str(caught.value)
+
+
+def test_changes_that_rules_forbid_or_that_are_absurd_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than a million computations no schedule is written out."""
+    job = Job.from_dict({
+        "model": SMALL, "data": {"sequence_length": 64}, "strategy": {"pp": 2, "recompute": "selective", "dp": 3},
+        "train": {"global_batch_size": 1_800_000, "micro_batch_size": 3},
+    })  # fmt: skip
+    found = estimate(PlannedStep.of(job.changed(["train.global_batch_size=18"]), 300))
+    most = found.most.memory.total
+    tried = Tried(monkeypatch, {"strategy.tp": 3}, {"train.micro_batch_size": 1, "strategy.dp": 1},
+                  {"train.micro_batch_size": 2})  # fmt: skip
+    monkeypatch.setattr(PlannedStep, "of", lambda one, *_, **__: tried.walked.append(one))
+    monkeypatch.setattr(fits, "estimate", lambda _: found)
+    with pytest.raises(InfeasiblePlan) as caught:
+        check_fits(job, found, 300, Room(each=most - 1, what="each of 8 GPUs"))
+    said = str(caught.value)
+    assert said.endswith("Use a smaller model, shorter sequences or smaller micro-batches, or many more ranks.")
+    assert f"each of 8 GPUs has {in_words(most - 1)}. " in said
+    assert [(one.train.micro_batch_size, one.strategy.dp) for one in tried.walked] == [(2, 3), (3, 4)]
+    assert tried.asked == tried.more == [Adjustable(recompute="some", each=3, replicas=3, tp=1, pp=2, dp=3)]
+
+
+def test_of_unequal_places_no_degree_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = Tried(monkeypatch, {"strategy.shard": "zero1"})
+    job = Job.from_dict({
+        "model": SMALL, "data": {"sequence_length": 64}, "train": {"global_batch_size": 16, "micro_batch_size": 4},
+        "strategy": {"pp": 2, "dp": [4, 2], "tp": [1, 2], "cp": 2, "schedule": "1f1b"},
+    })  # fmt: skip
+    every = estimate(PlannedStep.of(job, 300)).bytes
+    said = refused(job, Room(shared=every - 1))
+    assert "would fit with strategy.shard=zero1." in said
+    assert f"are available on this machine, where all 16 ranks would need {in_words(every)}. " in said
+    assert tried.asked == [Adjustable(recompute="none", each=4, replicas=4, tp=None, pp=2, dp=None)]
+    assert tried.more == []  # on one machine more ranks bring no more memory
+    tried = Tried(monkeypatch)
+    assert refused(job, Room(shared=1)).endswith("smaller micro-batches, or more machines.")
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:
+    def run(_command: object, **_: object) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(stdout=answer)
+
+    monkeypatch.setattr(shutil, "which", lambda _: "/bin/nvidia-smi")
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ("81920\n81559\n", [81920 << 20, 81559 << 20]),
+        ("", []),
+        ("[N/A]\n", []),
+        (OSError(2, "no"), []),
+        (subprocess.TimeoutExpired("nvidia-smi", 10), []),
+        (subprocess.CalledProcessError(9, "nvidia-smi"), []),
+    ],
+)
+def test_memory_of_gpus_is_what_their_tool_says(
+    monkeypatch: pytest.MonkeyPatch, answer: str | Exception, found: list[int]
+) -> None:
+    answering(monkeypatch, answer)
+    assert gpus() == found
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert gpus() == []
