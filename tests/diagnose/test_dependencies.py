@@ -191,3 +191,12 @@ def test_of_what_a_wait_needed_the_last_to_end_held_it_up() -> None:
         found = links(spans, Key(0, 0, "idle", "x", 0))
         assert {one.key.kind for one in found.needs} == {"transfer", "compute"}
         assert found.held_up_by is not None and found.held_up_by.key.kind == kind
+
+
+def test_what_takes_no_time_does_not_need_itself() -> None:
+    spans = table(
+        [("compute", 0, "a", "", 0.0, 1.0), ("compute", 0, "b", "", 1.0, 1.0), ("compute", 0, "c", "", 1.0, 2.0)]
+    )
+    found = links(spans, Key(0, 0, "compute", "b", 0))
+    assert [one.key.name for one in found.needed_by] == ["c"]
+    assert [one.key.name for one in found.needs] == ["a"]

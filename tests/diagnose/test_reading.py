@@ -359,3 +359,17 @@ def test_a_timeline_that_may_not_be_looked_at(run: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(reading.os, "listdir", refused)
     with pytest.raises(PermissionError):
         read_run(run)
+
+
+def test_ranks_that_the_plan_does_not_have_are_left_out(run: Path) -> None:
+    own = pl.read_parquet(parts(run)[0])
+    for rank in (4, 9):
+        later = own.with_columns(rank=pl.lit(rank, own.schema["rank"]))
+        later.write_parquet(
+            run / "timeline" / f"rank-{rank:05d}-step-00000010.parquet",
+            metadata=dict(pl.read_parquet_metadata(parts(run)[0])),
+        )
+    found = read_run(run).recording
+    assert (found.ranks, found.grid.height) == (4, 4)
+    (run / "plan.json").unlink()
+    assert read_run(run).recording.ranks == 6

@@ -99,6 +99,7 @@ def test_more_free_nodes_are_never_worse(problem: Problem, more: int) -> None:
 def test_the_frontier_falls(problem: Problem) -> None:
     found = frontier(problem)
     assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(found))
+    assert all(rows <= min(len(problem.heights), len(problem.pools)) for rows, _ in found)
 
 
 def test_search_knows_what_it_has_not_proven() -> None:
