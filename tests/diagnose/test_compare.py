@@ -60,3 +60,21 @@ def test_nothing_predicted_has_no_ratio() -> None:
 def test_timelines_without_a_common_step_are_refused() -> None:
     with pytest.raises(DataError, match="no step of any rank in common"):
         compare(*(table_of(Timeline((span("wait", 1, 2, step=step),))) for step in (1, 2)))
+
+
+def test_of_kinds_without_costs_only_which_spans_there_are_is_compared() -> None:
+    predicted = Timeline((
+        span("compute", 0, 2), span("comm", 2, 5), span("comm", 5, 6, "gath 0"), span("compute", 6, 7, "mlp0.F0"),
+    ))  # fmt: skip
+    measured = Timeline((span("compute", 0, 3), span("comm", 3, 7)))
+    for timed, rows, seconds, hides in (
+        (None, {"compute": 2.0, "comm": 3.0}, {"gath": 1.0, "mlp0": 1.0}, True),
+        (("compute",), {"compute": 2.0, "comm": None}, {"gath": None, "mlp0": 1.0}, False),
+        (("comm",), {"compute": None, "comm": 3.0}, {"gath": 1.0, "mlp0": None}, True),
+        ((), {"compute": None, "comm": None}, {"gath": None, "mlp0": None}, False),
+    ):
+        found = compare(table_of(predicted), table_of(measured), timed=timed)
+        assert {row.kind: row.predicted for row in found.rows} == rows
+        assert {row.kind: row.measured for row in found.rows} == {"compute": 3.0, "comm": 4.0}
+        assert {one.site: one.seconds for one in found.never_seen} == seconds
+        assert (found.predicted is not None) == hides and found.measured.total == 4.0

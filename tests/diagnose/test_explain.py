@@ -1,0 +1,160 @@
+"""All that is said of a run, as programs read it: what counts from where, and what is left unsaid."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from plait.core.evidence import Verdict
+from plait.core.passed_over import PassedOver
+from plait.diagnose.explain import Report, explain
+from plait.diagnose.imported import Said
+from plait.diagnose.predicted import Overlap, Prediction, Row
+from plait.diagnose.reading import Run, read_run
+from plait.diagnose.recording import Recording
+from tests.diagnose.test_stragglers import recording, slower
+from tests.support.recordings.made import TRANSFER, At, Job, write_run
+
+SLOW = slower(lambda at: 1.5 if (at.dp, at.stage) == (1, 1) and at.step >= 10 else 1.0)
+
+
+@pytest.fixture(scope="module")
+def seen() -> Recording:
+    """A rank of eight is slow from the 11th step on."""
+    return recording(Job(dp=4, pp=2, micro_batches=4, compute=SLOW, steps=30))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    job = Job(dp=4, pp=2, micro_batches=4, compute=SLOW, steps=30)
+    return read_run(write_run(tmp_path_factory.mktemp("run") / "run", job))
+
+
+def of(run: Run, **more: Any) -> Report:
+    changed = replace(run, **more)
+    return explain(changed.recording, "run", run=changed)
+
+
+def test_steps_are_counted_from_one_for_programs(seen: Recording) -> None:
+    report = explain(seen, "a name", notes=["a note"])
+    told = report.to_dict()
+    json.dumps(told)
+    assert (told["version"], told["run"], told["ranks"], told["notes"]) == (told["version"], "a name", 8, ["a note"])
+    assert report.steps is not None
+    assert told["steps"] == report.steps._asdict() | {
+        "first": 2, "last": 30, "longest_at": report.steps.longest_at + 1,
+    }  # fmt: skip
+    [one] = told["stragglers"]
+    assert (one["ranks"], one["hosts"], one["since"], one["until"]) == ([5], [], 11, 30)
+    assert one["cost_seconds_per_step"] == report.costs[0] and one["what"] == "slow processor"
+    spread = report.verdicts.spread
+    assert told["healthiest"] == {"rank": spread.unit, "effect": spread.effect, "z": spread.z,
+                                  "named_from": spread.named_from}  # fmt: skip
+    assert told["comparable_ranks"] == 8 and told["arrivals"][0]["axis"] == "dp"
+    assert report.what_if is not None
+    assert told["what_if"]["slowdown"] == report.what_if.slowdown
+    assert told["what_if"]["costs"] == list(report.costs)
+    assert [tuple(one.values())[:2] for one in told["what_if"]["worst"]] == [
+        (one.pp, one.dp) for one in report.what_if.worst[:5]
+    ]  # fmt: skip
+    assert len(report.what_if.worst) == 8 and len(told["what_if"]["worst"]) == 5
+    assert told["drift"]["share"] == report.drift.share  # type: ignore[union-attr]
+    assert told["axes"] == {"pp": 2, "dp": 4}
+    assert [told[name] for name in ("hang", "late", "predicted", "loss", "checkpoints", "goodput")] == [None] * 6
+
+
+def test_a_prediction_and_a_hang_for_programs(seen: Recording) -> None:
+    prediction = Prediction(
+        rows=(Row("compute", "mlp", "forward", 2.0, 3.0),), overlap=(Overlap("tp", 0.5, 0.4, 2.0, 1.2),),
+        seconds=(2.0, 3.0), matched=0.5,
+    )  # fmt: skip
+    hang = Verdict(cause="crashed", why="it is gone.", ranks=(3,))
+    told = replace(explain(seen, "run", prediction=prediction), hang=hang).to_dict()
+    assert told["predicted"]["step_seconds"] == {"predicted": 2.0, "measured": 3.0}
+    assert told["predicted"]["matched"] == 0.5
+    assert told["predicted"]["rows"] == [prediction.rows[0]._asdict() | {"ratio": prediction.rows[0].ratio}]
+    assert told["predicted"]["overlap"] == [
+        prediction.overlap[0]._asdict() | {"missed": prediction.overlap[0].missed}
+    ]  # fmt: skip
+    assert told["hang"]["ranks"] == (3,)
+    untold = explain(seen, "run", prediction=prediction._replace(seconds=None)).to_dict()
+    assert untold["predicted"]["step_seconds"] is None
+
+
+def test_the_cost_is_of_the_time_since_the_last_began(seen: Recording) -> None:
+    found = explain(seen, "run").what_if
+    assert found is not None and found.steps == 20, "before, nobody was slow"
+    clean = explain(recording(Job(dp=4, pp=2, micro_batches=4, steps=30)), "run").what_if
+    assert clean is not None and clean.steps == 29, "all but the first"
+
+
+def test_axes_are_told_where_it_is_known_where_ranks_stand(run: Run, seen: Recording) -> None:
+    assert explain(seen, "run").axes == of(run).axes == {"pp": 2, "dp": 4}
+    assert of(run, plan=None).axes == {}
+
+
+def test_a_goodput_is_one_of_a_run_of_ours(run: Run) -> None:
+    assert of(run).goodput is not None
+    assert of(run, plan=None).goodput is None
+    assert of(run, plan=None, metrics=({"step": 1, "seconds": 1.0},)).goodput is not None
+    assert of(run, plan=None, attempts=({"started": 1.0},)).goodput is not None
+    assert explain(run.recording, "run").goodput is None
+
+
+def said(**more: Any) -> Said:
+    return Said((), PassedOver(), steps=True)._replace(**more)
+
+
+def test_of_recordings_of_others_only_what_they_tell_is_said(run: Run) -> None:
+    whole = of(run, said=said())
+    assert [one.ranks for one in whole.stragglers] == [(5,)] and whole.verdicts.arrivals
+    assert whole.steps is not None and whole.shares
+    assert whole.late is None, "it computes longer, and so is not late for another reason"
+    assert whole.costs[0] is not None
+    apart = of(run, said=said(one_clock=False))
+    assert apart.verdicts.arrivals == () and [one.ranks for one in apart.stragglers] == [(5,)]
+    stepless = of(run, said=said(steps=False))
+    assert (stepless.steps, stepless.shares) == (None, ())
+    for unknown, named in (({5: 3}, []), ({4: 3}, [(5,)])):
+        assert [one.ranks for one in of(run, said=said(unknown=unknown)).stragglers] == named
+
+
+def test_where_ends_of_transfers_are_not_known_a_cost_is_not_either(run: Run) -> None:
+    seen = run.recording
+    lost = replace(seen, spans=seen.spans.with_columns(
+        meeting=pl.when(pl.col("kind") == "transfer").then(None).otherwise("meeting")
+    ))  # fmt: skip
+    assert of(run, recording=lost, said=said()).costs == (None,)
+    assert of(run, recording=lost).costs[0] is not None, "of a run of ours they are"
+
+
+def test_a_link_has_no_cost_of_its_own() -> None:
+    """And the cost of the rank after it is that rank's."""
+
+    def transfer(at: At) -> float:
+        return TRANSFER * (200 if (at.dp, at.stage, at.way) == (2, 0, "forward") else 1)
+
+    slow = slower(lambda at: 1.3 if (at.dp, at.stage) == (1, 1) else 1.0)
+    report = explain(recording(Job(dp=8, pp=2, compute=slow, transfer=transfer, steps=20)), "run")
+    costs = {one.what: cost for one, cost in zip(report.stragglers, report.costs, strict=True)}
+    assert set(costs) == {"slow link", "slow processor"}
+    assert costs["slow link"] is None and costs["slow processor"] is not None
+
+
+def test_what_was_passed_over_is_the_runs_or_the_recordings(run: Run, seen: Recording) -> None:
+    over = PassedOver()
+    over.note("rows", "x", 3)
+    assert of(run, passed_over=over).to_dict()["passed_over"] == [{"what": "rows", "count": 3, "first": "x"}]
+    assert explain(replace(seen, passed_over=over), "run").passed_over.counts == {"rows": 3}
+
+
+def test_checkpoints_are_those_of_the_runs_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    found = of(run, folder=tmp_path).checkpoints
+    assert found is not None and found.count == 1
+    assert of(run).checkpoints is None and explain(run.recording, "run").checkpoints is None
