@@ -64,7 +64,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
     cells = [[printable(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
     columns = [list(column) for column in zip(*cells, strict=True)]
     widths = [max(map(len, column)) for column in columns]
-    to_right = [all(_NUMBER.fullmatch(cell) for cell in column[1:]) and len(column) > 1 for column in columns]
+    to_right = [all(_NUMBER.fullmatch(cell) for cell in column[1:]) for column in columns]
     groups = _groups(widths, width)
     indent = " " * min(widths[0] + len(_GAP), 6)
 

@@ -45,6 +45,8 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**GPT, "rope_theta": 5e5}, {}, "model.rope_theta"),
     ({**GPT, "tied_embeddings": "yes"}, {}, "model.tied_embeddings"),
     ({**LLAMA, "rope_scaling": {"factor": 2.0}}, {}, "model.rope_scaling"),
+    ({**GPT, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                              "original_max_positions": 64}}, {}, "model.rope_scaling"),
     ({**GPT, "colour": 1}, {}, "model.colour"),
     ({key: value for key, value in GPT.items() if key != "hidden"}, {}, "model.hidden"),
     ({"preset": "gpt5"}, {}, "model.preset"),

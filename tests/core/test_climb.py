@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -159,3 +160,25 @@ def test_slices_come_near_the_shortest_order(ratio: float) -> None:
     graph, cost = SegmentGraph(num_layers=2, p1=2), costs(ratio)
     found = makespan(simulate(graph, domino_order(graph, cost, 2), cost, 2))
     assert found <= shortest(graph, cost) * 1.06  # 1.08 without moves
+
+
+@pytest.mark.parametrize("ratio", [0.2, 1.0, 3.0])
+def test_of_a_lone_slice_going_forward_the_least_is_what_it_takes(ratio: float) -> None:
+    """There is one order, and nothing to hide behind."""
+    for layers in (1, 3):
+        graph = SegmentGraph(num_layers=layers, phase="F")
+        judge = Judge(NumberedOps(graph), [costs(ratio), costs(ratio).late(1.1)], 6, held_back=2)
+        order = list(range(len(judge.numbered.ops)))
+        assert judge.least == pytest.approx(judge.seconds(order))
+        assert judge.as_good_as_any(order)
+        assert judge.bound < judge.least
+
+
+def test_backward_the_last_weight_gradient_comes_after_all_that_it_needs() -> None:
+    graph = SegmentGraph(num_layers=1, phase="B", heads=False)
+    cost = SegmentCosts({"mlp.D": 1.0, "mlp.C": 2.0, "mlp.W": 4.0, "attn.D": 8.0, "attn.C": 16.0, "attn.W": 32.0},
+                        {"mlp.C": 64.0, "attn.C": 128.0})  # fmt: skip
+    judge = Judge(NumberedOps(graph), [cost], 1, held_back=9)
+    assert judge.least == 1 + 2 + 64 + 8 + 16 + 128  # the last collective; weight gradients run beside
+    quick = Judge(NumberedOps(graph), [replace(cost, collective={"mlp.C": 64.0})], 1, held_back=9)
+    assert quick.least == 1 + 2 + 64 + 8 + 16 + 32  # the last weight gradient

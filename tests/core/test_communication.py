@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,3 +152,15 @@ def test_the_mean_gpu_is_one_of_all_cells() -> None:
     assert matrix.mean == Volume(weights=4, dp=4, pp=4, ep=2)
     assert (matrix.vector(0), matrix.vector(1), matrix.vector(2)) == ((8, 6, 2), (2, 6, 5), (2, 6, 5))
     assert CommunicationMatrix(heights=(1, 2), ranks_per_node=8).mean == Volume()
+
+
+def test_who_shares_out_experts_is_as_the_job_says() -> None:
+    job = Job.from_dict({
+        "model": {"family": "llama", "num_layers": 2, "hidden": 32, "num_heads": 4, "max_sequence": 64,
+                  "ffn_hidden": 64,
+                  "experts": {"count": 8, "per_token": 2}},
+        "strategy": {"dp": 8, "ep": 4}, "train": {"global_batch_size": 8}, "data": {"sequence_length": 64},
+    })  # fmt: skip
+    plan = make_plan(job, HERE, vocab=257)
+    assert CommunicationMatrix.of(plan, ranks_per_node=1).expert_cells == 4
+    assert CommunicationMatrix.of(replace(plan, job=None), ranks_per_node=1).expert_cells == 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plait.core.dry_run import PipelineCosts, dry_run
+from plait.core.errors import ScheduleError
 from plait.core.gantt import Bar
 from plait.core.schedule_text import parse_schedule
 
@@ -26,3 +29,12 @@ def test_bars_are_computations_by_rank_and_transfers_that_take_time() -> None:
 def test_a_ranks_later_stages_have_small_letters() -> None:
     schedule = parse_schedule("rank 0: 0F0 1F0 1B0 0B0")
     assert [bar.label for bar in dry_run(schedule, PipelineCosts.uniform(2)).bars()] == ["F0", "f0", "b0", "B0"]
+
+
+def test_who_waits_for_a_circle_is_no_part_of_it() -> None:
+    schedule = parse_schedule("rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\nrank 2: 2F1 2B1 2F0 2B0")
+    with pytest.raises(ScheduleError) as caught:
+        dry_run(schedule)
+    assert str(caught.value) == (
+        "deadlock: rank 1 waits at 1B0 for 2SEND_B0 of rank 2; rank 2 waits at 2F1 for 1SEND_F1 of rank 1"
+    )

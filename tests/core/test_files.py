@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plait.core.errors import JobError, LaunchError
-from plait.core.files import check_path, check_target, contents, kind_of, replacing
+from plait.core.files import check_path, check_target, contents, kind_of, reason_of, replacing
 
 
 def test_the_file_appears_whole_with_ordinary_rights(tmp_path: Path) -> None:
@@ -84,3 +84,9 @@ def test_the_longest_name_of_a_path_is_told() -> None:
         check_path(longest + "y", "k")
     with pytest.raises(JobError, match="k: is empty"):
         check_path("", "k")
+
+
+def test_what_went_wrong_in_the_systems_words_or_the_errors_own() -> None:
+    assert reason_of(OSError(28, "No space left", "/a/b")) == "No space left"
+    assert reason_of(OSError("odd")) == "odd"
+    assert reason_of(ValueError("odd")) == "odd"

@@ -179,3 +179,28 @@ def test_checkpoints_are_counted_by_their_names(tmp_path: Path) -> None:
     for name in ("step-00000005", "step-00000010", "step-11.partial", "step-", "other-00000099", "step-x"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert newest_checkpoint(tmp_path) == 10
+
+
+def test_what_an_attempt_took_until_its_first_step_is_written_down(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    progress = Progress(1, stepped=lambda one: history.goes_on(one, pytest.fail))
+    progress.heard(0, 4, progress.began + 20.0)
+    progress.heard(0, 5, progress.began + 23.5)
+    progress.heard(0, 6, progress.began + 24.0, 5)
+    (found,) = read_attempts(tmp_path)
+    assert (found.restart_seconds, found.first_step_seconds) == (20.0, 3.5)
+    assert (found.resumed, found.step, found.steps) == (4, 5, 1)
+
+
+def test_of_an_attempt_that_never_trained_neither_is_known(tmp_path: Path) -> None:
+    def fails(progress: Progress) -> int:
+        raise RankFailure("Rank 0 ended.")
+
+    history = History(tmp_path)
+    history.begin(1, ("n1",), "abc")
+    with pytest.raises(RankFailure):
+        history.attempt(fails, Progress(1))
+    (found,) = read_attempts(tmp_path)
+    assert (found.restart_seconds, found.first_step_seconds, found.resumed) == (None, None, -1)
+    assert (found.outcome, found.cause, found.why) == ("failed", "unknown", "Rank 0 ended.")

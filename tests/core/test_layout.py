@@ -117,3 +117,17 @@ def test_groups_of_a_cut_of_rings_of_two() -> None:
     assert cut.tokens(12, 1) == [range(2, 3), range(9, 10)]
     assert cut.tokens(24, 0) == [range(4)] and cut.tokens(24, 2) == [range(20, 24)]
     assert SequenceCut(cp=3).tokens(12, 1) == [range(4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("cp", "ring", "runs"),
+    [
+        (1, 1, [[(0, 16)]]), (4, 1, [[(0, 4)], [(4, 8)], [(8, 12)], [(12, 16)]]),
+        (2, 2, [[(0, 4), (12, 16)], [(4, 8), (8, 12)]]),
+        (4, 2, [[(0, 4)], [(12, 16)], [(4, 8)], [(8, 12)]]),
+        (8, 2, [[(0, 2)], [(2, 4)], [(12, 14)], [(14, 16)], [(4, 6)], [(6, 8)], [(8, 10)], [(10, 12)]]),
+    ],
+)  # fmt: skip
+def test_positions_of_a_rank_of_sixteen_tokens(cp: int, ring: int, runs: list[list[tuple[int, int]]]) -> None:
+    cut = SequenceCut(cp=cp, ring=ring)
+    assert [[(run.start, run.stop) for run in cut.tokens(16, rank)] for rank in range(cp)] == runs

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.core.evidence import Thread
-from plait.core.parts import Part, ask, read_parts, write_part
+from plait.core.evidence import FILE, Thread
+from plait.core.parts import Part, ask, forget_hang, forget_parts, read_parts, write_part
 
 OWN = Part(rank=1, token=7, wall=5, thread=next(iter(Thread.__args__)), doing="step 2", step=1)  # type: ignore[attr-defined]
 
@@ -33,3 +33,16 @@ def test_one_that_is_damaged_counts_as_none(tmp_path: Path, bad: bytes) -> None:
     (tmp_path / "hang" / "rank-00000.json").write_bytes(bad)
     os.mkfifo(tmp_path / "hang" / "rank-00002.json")
     assert read_parts(tmp_path) == {1: OWN}
+
+
+def test_what_an_earlier_start_has_left_is_removed(tmp_path: Path) -> None:
+    forget_hang(tmp_path)
+    ask(tmp_path)
+    write_part(tmp_path, OWN)
+    (tmp_path / FILE).write_text("{}")
+    forget_parts(tmp_path)
+    assert read_parts(tmp_path) == {}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    ask(tmp_path)
+    forget_hang(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -59,6 +59,8 @@ def test_many_values_are_numbered_beyond_a_byte_and_what_comes_again_is_one(prot
 
 def test_a_value_may_be_kept_again_under_a_number_of_before() -> None:
     assert parsed(BEGIN + b"(K\1q\0K\2q\0h\0t.") == [1, 2, 2]
+    kept = b"(K\1q\0K\2q\1K\3q\2"
+    assert parsed(BEGIN + kept + b"K\4q\1h\0h\1h\2t.") == [1, 2, 3, 4, 1, 4, 3]
 
 
 def test_what_is_not_finite_or_no_utf_8_is_counted() -> None:
@@ -103,7 +105,7 @@ ONE_OF_A_TUPLE = b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(40))
     *((pickle.dumps(value, 4), "none that makes plain data") for value in ({1, 2}, frozenset({1}), b"ab")),
     (pickle.dumps(bytearray(b"ab"), 5), "none that makes plain data"),
     (BEGIN + b"]0.", "its instruction 0x30 at byte 3 is none"),
-    (pickle.dumps({1: 2}), "a key in it is no text"),
+    (pickle.dumps({1: 2}), "a key in it is no text"), (pickle.dumps({"a": 1, 2: 3}), "a key in it is no text"),
     (BEGIN + b"})q\0" + ONE_OF_A_TUPLE + b"K\1s.", "damaged pickle: keys are set in what is no dict"),
     (BEGIN + b"}(]K\1u.", "a key in it is no text"),
     (pickle.dumps(laughs(lambda value: [value, value])), "take more than 134217728 characters"),

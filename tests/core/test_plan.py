@@ -290,3 +290,15 @@ def test_slack_is_found_where_it_was_open() -> None:
             ([op for op in ops if op.computes] for ops in refined.ranks)]  # fmt: skip
     assert warm == [5, 4, 1]  # (1 + 1 + 2 x 0.9) / (1 + 3) is no more than 1
     assert any(not op.computes for ops in refined.ranks for op in ops)
+
+
+def test_plans_without_job_files_go_on_with_each_other_alone(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    bare = replace(plan, job=None)
+    bare.write(file)
+    assert bare.continued(file).strategy == bare.strategy
+    with pytest.raises(JobError, match="one of the two was planned without a job file"):
+        plan.continued(file)
+    plan.write(file)
+    with pytest.raises(JobError, match="one of the two was planned without a job file"):
+        bare.continued(file)

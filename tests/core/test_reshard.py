@@ -132,3 +132,23 @@ def test_boxes_count_from_the_corner_of_another() -> None:
     assert inner.within(outer) == Box((2, 0), (4, 2))
     assert [inner.meet(outer), str(inner)] == [inner, "[4:6, 3:5]"]
     assert not any(Box((0,), (2,)).meet(Box((a,), (a + 1,))).elements for a in (2, 5))
+
+
+def test_empty_tiles_stand_among_others() -> None:
+    """Of a dimension of one over two ranks every second tile is empty."""
+    source, destination = TensorLayout.parse("(1)@9 R R"), TensorLayout.parse("(2,2) S0 S1")
+    tasks = unit_tasks(source, destination, (4, 1))
+    assert [(str(task.box), task.receivers) for task in tasks] == [("[0:2, 0:1]", (0,)), ("[2:4, 0:1]", (2,))]
+    assert [rank for _, rank in local_copies(TensorLayout.parse("(4) R R"), destination, (4, 1))] == [0, 2]
+
+
+@pytest.mark.parametrize("ranks", [(-1, 3), (3, -1), (1, 1), (1,), (1, 2, 3)])
+def test_ranks_of_a_mesh_are_different_and_from_zero_up(ranks: tuple[int, ...]) -> None:
+    with pytest.raises(ReshardError, match="needs 2 different ranks from 0 up"):
+        TensorLayout((2,), ranks, ((0,),))
+
+
+@pytest.mark.parametrize("mesh", [(), (0,), (2, 0), (1,) * 30])
+def test_a_mesh_has_a_few_axes_of_some_ranks(mesh: tuple[int, ...]) -> None:
+    with pytest.raises(ReshardError, match="is no mesh"):
+        TensorLayout(mesh, tuple(range(prod(mesh))), ((),))

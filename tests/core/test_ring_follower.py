@@ -161,3 +161,62 @@ def test_a_file_that_cannot_be_read_any_more_is_named(tmp_path: Path) -> None:
     follower.close()
     with pytest.raises(DataError, match=r"rank-00000\.ring cannot be read: Bad file descriptor"):
         follower.advance()
+
+
+def test_what_is_open_anywhere_in_a_ring_is_looked_at_again(tmp_path: Path) -> None:
+    writer = ring(tmp_path)
+    step(writer, 0, 100)
+    late = [writer.begin(Kind.JOB, writer.name("gather"), 1, 150 + i, 150 + i) for i in range(3)]
+    step(writer, 1, 200)
+    follower = follow(tmp_path)
+    assert follower.advance() == 11
+    writer.end(late[1], 400)
+    assert follower.advance() == 0
+    assert follower.rows["number"].tolist() == list(range(1, 12))
+    assert follower.rows["ended"][follower.rows["started"] == 151].tolist() == [400]
+    writer.end(late[0], 500)
+    writer.end(late[2], 600)
+    follower.advance()
+    assert follower.rows["number"].tolist() == list(range(1, 12))
+    assert follower.take(0, 1)["ended"].tolist()[4:7] == [500, 400, 600]
+
+
+def test_a_record_that_is_half_written_is_not_taken(tmp_path: Path) -> None:
+    """Neither when it is new nor when it is looked at again."""
+    writer = ring(tmp_path)
+    step(writer, 0, 100)
+    number = writer.begin(Kind.COMPUTE, writer.name("op"), 0, 107, 107, 108)
+    closed = 4096 + number * RECORD.size - 4
+    whole, writer._map[closed : closed + 4] = writer._map[closed : closed + 4], bytes(4)
+    follower = follow(tmp_path)
+    follower.advance()
+    assert follower.rows["number"].tolist() == [1, 2, 3, 4]
+    step(writer, 0, 200)
+    for _ in range(2):
+        follower.advance()
+        assert follower.rows["number"].tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
+    writer._map[closed : closed + 4] = whole
+    follower.advance()
+    assert follower.rows["number"].tolist() == list(range(1, 10))
+
+
+def test_no_more_is_kept_than_is_asked_for(tmp_path: Path) -> None:
+    writer = ring(tmp_path)
+    step(writer, 0, 100)
+    follower = follow(tmp_path)
+    follower.advance()
+    follower.keep(2)
+    assert follower.rows["number"].tolist() == [3, 4]
+
+
+def test_what_has_not_ended_is_not_taken_and_not_kept(tmp_path: Path) -> None:
+    writer = ring(tmp_path)
+    step(writer, 0, 100)
+    writer.begin(Kind.JOB, writer.name("gather"), 1, 150, 150)
+    step(writer, 1, 200)
+    step(writer, 2, 300)
+    follower = follow(tmp_path)
+    follower.advance()
+    assert follower.steps == [0, 1, 2]
+    assert follower.take(1, 1)["started"].tolist() == [200, 201, 202, 200]
+    assert follower.rows["step"].tolist() == [2] * 4

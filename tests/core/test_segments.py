@@ -16,7 +16,7 @@ from plait.core.model import ModelSpec
 from plait.core.overlap import domino_order, segment_order
 from plait.core.segment_costs import SegmentCosts, makespan, simulate
 from plait.core.segment_lists import async_order, check, format_actions, insert_waits, parse, sync_order
-from plait.core.segments import Action, Phase, SegmentGraph, needs_table
+from plait.core.segments import Action, Phase, SegmentGraph, SegmentOp, needs_table
 from plait.core.stages import Stage
 from plait.core.strategy import Strategy
 
@@ -383,3 +383,11 @@ def test_what_an_overlap_is_asked_for_is_made() -> None:
     silent = replace(graph, communicates=False)
     for kind in ("sync", "async", "domino"):
         assert segment_order(silent, kind, EVEN, 8) == sync_order(silent)
+
+
+def test_a_last_stage_has_no_embedding_to_wait_for() -> None:
+    first = {need.op for need in needs_table(SegmentGraph(num_layers=1, p1=2))[SegmentOp("head", 0, "F", 0, 0)]}
+    last = needs_table(SegmentGraph(num_layers=1, p1=2, embeds=False))
+    assert SegmentOp("embed", 0, "R", 1, 0) in first
+    assert {need.op for need in last[SegmentOp("head", 0, "F", 0, 0)]} == {SegmentOp("head", 0, "N", 0, 0)}
+    assert all(need.op in last for needs in last.values() for need in needs)

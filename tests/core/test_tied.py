@@ -93,3 +93,11 @@ def test_nobody_sums_where_nothing_is_tied(stages: int) -> None:
     model = spec(40, tied=stages == 1)
     tie = tie_of(0, model=model, layout=layout, shardings=[Sharding()] * stages, schedule=schedule)
     assert tie == Tie((0,), 0, 0, True)
+
+
+def test_padding_between_ranks_of_a_place_parts_nobody() -> None:
+    """A row of six is cut in four for the optimizer, so that the last part of the first rank is empty."""
+    for rank, tie in enumerate(ties(2, [(4, 2), (4, 2)], [4, 4])):
+        mine = own_range(2, 2, 4, rank % 2, rank // 2 % 4)
+        assert tie.ranks == ((rank % 8, 8 + rank % 8) if mine else (rank,))
+        assert set(range(tie.start, tie.stop)) == mine

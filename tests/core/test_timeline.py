@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import DataError
-from plait.core.timeline import Span, SpanKind, Timeline, hidden
+from plait.core.timeline import SCHEMA_VERSION, Span, SpanKind, Timeline, hidden
 
 
 def span(
@@ -143,3 +144,23 @@ def test_the_fraction_lies_between_zero_and_one(several: list[Span]) -> None:
 def test_which_resource_a_span_occupies(kind: SpanKind, lane: str) -> None:
     one = Span(0, 0, kind, "a", 0, "", 0, 0, "", 1.5, 4.0)
     assert (one.lane, one.seconds) == (lane, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("drop", "version", "says"),
+    [
+        ("seq", SCHEMA_VERSION, "without seq"),
+        ("", "1", "a timeline of version 1; this"),
+        ("seq", "1", "version 1, without seq;"),
+    ],
+)
+def test_a_timeline_of_other_columns_or_another_version_is_refused(
+    tmp_path: Path, drop: str, version: str, says: str
+) -> None:
+    file = tmp_path / "t.parquet"
+    TIMELINE.write_parquet(file)
+    table = pq.read_table(file)
+    table = table.drop_columns([drop] if drop else [])
+    pq.write_table(table.replace_schema_metadata({"plait.timeline.version": version}), file)
+    with pytest.raises(DataError, match=says):
+        Timeline.read_parquet(file)

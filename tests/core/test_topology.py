@@ -197,3 +197,10 @@ def test_ten_thousand_nodes() -> None:
         best = min(best, time.process_time() - start)
     assert sum(len(names) for leaves in free.values() for names in leaves.values()) == 10_240
     assert best < 0.3  # 0.04 s alone
+
+
+def test_which_of_two_switches_is_on_top_is_part_of_the_hash() -> None:
+    one = build([Wiring("a", ["b"], ["n1"]), Wiring("b", nodes=["n2"])])
+    other = build([Wiring("b", ["a"], ["n2"]), Wiring("a", nodes=["n1"])])
+    assert one.key != other.key
+    assert one.fabric_key != other.fabric_key

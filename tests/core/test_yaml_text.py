@@ -42,6 +42,9 @@ def test_values_are_those_of_json(text: str, value: Any) -> None:
         ("a: 9223372036854775808", "line 1: not valid YAML: a number is too large"),
         ("a: 1.5e400", "line 1: not valid YAML: a number is too large"),
         ("a: !!binary aGk=", "line 1: not valid YAML"),
+        ("a: !!float .nan", "line 1: not valid YAML: a number is too large"),
+        ("a: !!float -.inf", "line 1: not valid YAML: a number is too large"),
+        ("a: -9223372036854775808", "line 1: not valid YAML: a number is too large"),
         ("a: !!timestamp 2026-13-45", "line 1: not valid YAML"),
         ("a: !!set {b}", "line 1: not valid YAML"),
         ("a: !!python/object/apply:os.system ['true']", "line 1: not valid YAML"),
@@ -53,7 +56,7 @@ def test_values_are_those_of_json(text: str, value: Any) -> None:
         ("- a\n" * 600_000, "more than 300000 values|more than 4 MiB"),
         ("a: " + "x" * (5 << 20), "more than 4 MiB"),
     ],
-    ids=range(19),
+    ids=range(22),
 )
 def test_all_else_is_one_sentence(text: str, says: str) -> None:
     with pytest.raises(JobError, match=says) as caught:
