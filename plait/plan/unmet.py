@@ -199,7 +199,10 @@ class _Unmet:
         if not refused:  # rules that only whole points break
             return _ranks(asked, self.found)
         said = [f"'{one.constraint.text}'" if one.constraint else one.key() for one in refused]
-        problem = f"{_listed(said)} leave no strategy for {asked.ranks:,} ranks with the rest that the job says"
+        problem = (
+            f"{_listed(said)} leave{'s' * (len(said) == 1)} no strategy for {asked.ranks:,} ranks with the rest that "
+            "the job says"
+        )
         changed = [f"{one.key()} = {_word_in(there, one.name, there.fixed[one.name][0]) or 'auto'}"
                    for one in refused if not one.constraint]  # fmt: skip
         fix = f"{_listed([*changed, *swaps])} would do" if self.fits(there) else self._much()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from plait.plan.asking import asked_of
 from plait.plan.points import SCHEDULES
 from plait.plan.search import search
 from plait.plan.space import SearchRequest, enumerate_space
-from plait.plan.unmet import KEYS, key_of
+from plait.plan.unmet import KEYS, Found, Unmet, column_of, key_of, nothing
 from tests.plan.test_space import space
 
 COLUMN_OF = {key: name for name, key in KEYS.items()}
@@ -223,3 +223,153 @@ def test_a_length_that_nothing_divides_is_shortened() -> None:
     with pytest.raises(InfeasiblePlan, match=r"data\.sequence_length = 1048576 would do"):
         searched(job)
     searched(job.changed(["data.sequence_length=1048576"]))
+
+
+# ---- where arrangements are what a table says ----
+
+
+def table(*rows: dict[str, int], ranks: set[int] | None = None) -> Found:
+    """Arrangements that there are, of which a request has those that it allows; ranks: of none other."""
+
+    def found(asked: SearchRequest) -> Iterator[dict[str, set[int]]]:
+        for row in rows:
+            if ranks and asked.ranks not in ranks:
+                return
+            columns = {column: value for column, value in row.items() if column in asked.fixed}
+            held = all(value in asked.fixed[name] for name, value in columns.items())
+            if held and all(one.holds(row[column_of(one)]) for one in asked.constraints):
+                yield {name: {value} for name, value in row.items()}
+
+    return found
+
+
+def told(asked: SearchRequest, found: Found, fits: Callable[[SearchRequest], bool] | None = None) -> str:
+    error: JobError = nothing(asked, found)
+    if fits:
+        assert isinstance(error, Unmet)
+        error = error.fitting(fits)
+    return f"{error.key}: {error.problem}. {error.fix}"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "there", "near"),
+    [
+        (1000, 96, {990, 1003}, "990 or 1,003 ranks would do"),
+        (1000, 96, {968, 1032}, "968 or 1,032 ranks would do"),
+        (1000, 96, {967, 1033, 500}, "500 ranks would do"),  # the half, not the nearest
+        (1000, 96, {1033, 62}, "62 ranks would do"),  # a sixteenth, rounded
+        (1000, 96, {1033, 200}, "200 ranks would do"),  # a fifth
+        (1000, 96, {1033, 8}, "8 ranks would do"),
+        (1000, 96, {1033, 768}, "768 ranks would do"),  # 3 x 256
+        (1000, 96, {1033, 512, 384}, "512 ranks would do"),  # 1 x 512
+        (1000, 96, {1033, 1}, "1 ranks would do"),
+        (1000, 96, {1033, 700}, "Use a number of ranks, or of sequences, with more divisors"),
+        (3, 2, {2}, "2 ranks would do"),
+        (3, 2, {1}, "1 ranks would do"),
+        (3, 2, {4}, "4 ranks would do"),
+    ],
+)
+def test_the_nearest_numbers_of_ranks(ranks: int, batch: int, there: set[int], near: str) -> None:
+    said = told(space(ranks, batch), table({"tp": 1}, ranks=there))
+    assert (
+        said == f"cluster.ranks: {ranks:,} ranks cannot share {batch} sequences of 2,048 tokens of this model. {near}"
+    )
+
+
+FEW = table({"tp": 1, "pp": 8, "micro": 1}, {"tp": 2, "pp": 4, "micro": 2}, {"tp": 4, "pp": 2, "micro": 4})
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (space(8, 8, "tp < 1"), "'tp < 1' leaves no strategy for 8 ranks: tp can be 1, 2, 4. 'tp <= 1' would do"),
+        (space(8, 8, "tp > 4"), "'tp > 4' leaves no strategy for 8 ranks: tp can be 1, 2, 4. 'tp >= 4' would do"),
+        (space(8, 8, "tp = 3"), "'tp = 3' leaves no strategy for 8 ranks: tp can be 1, 2, 4. 'tp = 4' would do"),
+        (space(8, 8, "tp in 8, 16"), "'tp in 8, 16' leaves no strategy for 8 ranks: tp can be 1, 2, 4. 'tp = 4' would "
+         "do"),
+        (space(8, 8, "pp >= 5", "tp >= 2"), "'pp >= 5' leaves no strategy for 8 ranks: pp can be 2, 4. 'pp >= 4' would "
+         "do"),
+        (space(8, 8, "micro_batch_size = 3"), "'micro_batch_size = 3' leaves no strategy for 8 ranks: micro_batch_size "
+         "can be 1, 2, 4. 'micro_batch_size = 4' would do"),
+    ],
+)  # fmt: skip
+def test_one_condition_alone(asked: SearchRequest, says: str) -> None:
+    assert told(asked, FEW) == f"plan.constraints: {says}"
+
+
+REST = "8 ranks with the rest that the job says"
+
+
+@pytest.mark.parametrize(
+    ("fixed", "says"),
+    [
+        ({"tp": [8]}, f"strategy.tp: 8 fits no arrangement of {REST}. 4 would do, or auto"),
+        ({"micro": [7], "tp": [2]}, f"train.micro_batch_size: 7 fits no arrangement of {REST}. 2 would do, or auto"),
+        # What the job did not say is left open first.
+        ({"pp": [1], "tp": [4]},
+         f"strategy.pp: 1 fits no arrangement of {REST}. strategy.pp=auto would do, or 2"),
+        ({"pp": [1], "tp": [1], "micro": [4]},
+         "strategy.pp: strategy.pp and strategy.tp as they are leave no strategy for 8 ranks. strategy.pp=auto and "
+         "strategy.tp=auto would do"),
+        ({"pp": [3], "tp": [3]},
+         f"strategy.pp: strategy.pp and strategy.tp leave no strategy for {REST}. strategy.pp = 4 and strategy.tp = 2 "
+         "would do"),
+    ],
+)  # fmt: skip
+def test_what_the_job_fixes(fixed: dict[str, list[int]], says: str) -> None:
+    assert told(space(8, 8, fixed=fixed), FEW) == says
+
+
+def test_sharding_that_nobody_asked_for_is_left_open_as_one_key() -> None:
+    asked = replace(space(8, 8, fixed={"tp": [4]}), shard="ddp")
+
+    def found(one: SearchRequest) -> Iterator[dict[str, set[int]]]:
+        yield from ({"tp": {4}},) if one.shard is None else ()
+
+    said = told(asked, found)
+    assert said == f"strategy.shard: ddp fits no arrangement of {REST}. strategy.shard=auto would do"
+    assert "cluster.ranks" in told(replace(asked, shard="zero1"), found)
+
+
+def fitting(**limits: int) -> Callable[[SearchRequest], bool]:
+    """Whether values that are fixed are so large at least, or left open."""
+    return lambda asked: all(asked.fixed.get(name, [99])[0] >= least for name, least in limits.items())
+
+
+def test_what_is_named_must_fit_into_memory() -> None:
+    asked = space(8, 8, fixed={"tp": [8]})
+    assert told(asked, FEW, fitting(tp=4)).endswith(". 4 would do, or auto")
+    assert told(asked, FEW, fitting(tp=5)).endswith(". auto would do")
+    assert told(asked, FEW, lambda one: not one.fixed).endswith(". auto would do")
+    never = told(asked, FEW, lambda _: False)
+    assert never.endswith("What would do in their place does not fit into memory: use more ranks, or a smaller model")
+
+
+def test_a_constraint_is_passed_over_where_what_would_do_does_not_fit() -> None:
+    assert told(space(8, 8, "tp = 3"), FEW, lambda one: not one.constraints) == (
+        f"plan.constraints: 'tp = 3' leaves no strategy for {REST}. A job without [strategy], and with nothing but "
+        "memory in plan.constraints, would do"
+    )
+    said = space(8, 8, "tp >= 2", fixed={"tp": [1], "pp": [8], "micro": [4]})
+    assert told(said, FEW, lambda one: not one.fixed).endswith(". A job without [strategy] would do")
+    limited = space(8, 8, "tp = 3", "pp = 3", "memory <= 1 GiB")
+
+    def only_memory(one: SearchRequest) -> bool:
+        return [each.quantity for each in one.constraints] == ["memory"]
+
+    there = table({"tp": 1, "pp": 8, "memory": 1}, {"tp": 2, "pp": 4, "memory": 1})
+    assert told(limited, there, only_memory).endswith(
+        "A job without [strategy], and with nothing but memory in plan.constraints, would do"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cp", "rings", "word"),
+    [(8, {1}, '"ulysses"'), (8, {8}, '"ring"'), (8, {2}, "{ ulysses = 4, ring = 2 }"), (None, {2}, "")],
+)
+def test_rings_in_the_words_of_a_job(cp: int | None, rings: set[int], word: str) -> None:
+    fixed = {"ring": [3], **({"cp": [cp]} if cp else {})}
+    rows = [{"ring": ring, **({"cp": cp} if cp else {})} for ring in rings]
+    said = told(space(64, 64, fixed=fixed), table(*rows))
+    assert said.startswith("strategy.cp_kind: ")
+    assert said.endswith(f". {word} would do, or auto" if word else ". auto would do")
