@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from plait.core.job import Job
 from plait.plan.estimate import PlannedStep, place_volume
 from plait.plan.expert_volumes import expert_volume
+from plait.plan.experts_memory import resident
 
 HIDDEN, FFN, LAYERS, SEQUENCE = 64, 96, 4, 32
 DENSE: dict[str, Any] = {
@@ -66,3 +68,56 @@ def test_only_layers_with_experts_send_tokens() -> None:
     first = expert_volume(step({"count": 8, "per_token": 2, "first_dense": 2}), 0, 4)
     second = expert_volume(step({"count": 8, "per_token": 2, "first_dense": 2}), 1, 4)
     assert first.ep == 0 < second.ep
+
+
+ROW = HIDDEN * 4
+"""Bytes of a token's row in fp32."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rows"),
+    [
+        ({}, 8 * SEQUENCE * 2),
+        ({"cp": 2, "dp": 2, "cp_kind": "ring"}, 8 * SEQUENCE // 2 * 2),
+        ({"tp": 2, "sequence_parallel": True}, 8 * SEQUENCE // 2 * 2),
+        ({"tp": 2}, 8 * SEQUENCE * 2),
+        ({"dp": 2}, 8 * SEQUENCE * 2),
+    ],
+)
+def test_rows_on_their_way(strategy: dict[str, Any], rows: int) -> None:
+    """There and back, forward and backward, of two layers and the micro-batches of a replica."""
+    one = step({"count": 8, "per_token": 2}, **strategy)
+    times = 4 * 2 * one.workload.num_micro_batches
+    assert expert_volume(one, 0, 4).ep == times * rows * ROW * 3 // 4
+    assert expert_volume(one, 0, 1).ep == 0
+
+
+def test_a_capacity_drops_rows_and_some_layers_are_computed_again() -> None:
+    full = {"count": 8, "per_token": 2}
+    whole = expert_volume(step(full), 0, 4).ep
+    assert expert_volume(step(full | {"capacity": 0.5}), 0, 4).ep == whole / 2  # type: ignore[arg-type]
+    for layers, times in ((0, 4), (1, 5), (2, 6), (4, 6)):
+        again = step(full, recompute={"kind": "full", "layers": layers})
+        assert expert_volume(again, 0, 4).ep == whole * times / 4
+    assert expert_volume(step(full, recompute="selective"), 0, 4).ep == whole
+
+
+def test_near_copies_of_experts_are_of_those_that_have_the_same() -> None:
+    """Of eight replicas that share out everything, with copies among four: of two sharers of experts, four
+    have the same and copies are of two."""
+    shard = {"params": 8, "grads": 8, "optim": 8, "secondary": 4}
+    many = {"count": 8, "per_token": 2}
+    one = step(many, cp=2, cp_kind="ring", shard=shard)
+    expert = 8 * 3 * HIDDEN * FFN // 2  # of a layer, on a rank
+    dense = place_volume(replace(one, model=resident(one.model)), 0)
+    own = expert_volume(one, 0, 2)
+    micro_batches = one.workload.num_micro_batches
+    gathered = expert * 4 * 3 // 4 + expert * 4 // 2  # forward among four, backward among two
+    reduced = expert * 4 * 3 // 4
+    assert own.dp - dense.dp == 2 * micro_batches * (gathered + reduced)
+    assert own.weights - dense.weights == 2 * expert * 4
+    none = expert_volume(one, 0, 4)  # copies of one rank are none
+    each = 8 * 3 * HIDDEN * FFN // 4
+    assert none.dp - dense.dp == 2 * micro_batches * 3 * (each * 4 // 2)
+    padded = expert_volume(step({"count": 3, "per_token": 1}, shard="fsdp", ffn=95), 0, 1)
+    assert padded.weights > 0

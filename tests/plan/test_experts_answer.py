@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.errors import JobError
 from plait.core.job import Job
 from plait.plan.answer import Planner
+from plait.plan.closed_form import Seconds
+from plait.plan.closed_memory import plait_on, step_memory, usable
 from plait.plan.estimate import estimate
+from plait.plan.experts_answer import closed_parts, closed_report
+from plait.plan.points import Points
 
 VALUES: dict[str, Any] = {
     "model": {"preset": "mixtral-8x7b"},
@@ -60,3 +66,32 @@ def test_experts_at_unequal_places_are_refused() -> None:
     asked = planner(strategy={"pp": 2, "dp": [2, 4], "tp": [4, 2], "schedule": "1f1b"})
     with pytest.raises(JobError, match=r"strategy\.dp: are unequal places; experts need equal ones\. Give one number"):
         asked.predict(asked.job)
+
+
+def test_the_report_of_a_closed_form_is_of_the_fullest_place() -> None:
+    h100, model = Cluster.preset("h100"), planner().model
+    point = Points.of([{"pp": 4, "dp": 2, "cp": 2, "tp": 2, "ring": 2, "micro": 3, "num_micro": 8, "ep": 2}]).row(0)
+    report = closed_report(model, point, h100, sequence=4096, precision="bf16-mixed")
+    found = step_memory(model, Points.of([point]), sequence=4096, options=plait_on(h100.device), overhead=h100.overhead)
+    (one,) = report.places
+    place, index = one.place, int(found.place[0])
+    assert (place.index, place.ranks) == (index, (index * 8, index * 8 + 7))
+    assert (place.dp, place.cp, place.tp, place.count, place.share, place.sent) == (2, 2, 2, 8, 3, {})
+    assert place.layers == {index: 8}
+    for kind in ("parameters", "gradients", "optimizer", "buffers", "activations"):
+        assert getattr(place.memory, kind) == int(getattr(found, kind)[0])
+    assert (one.overhead, report.usable) == (int(found.overhead[0]), int(usable(h100.device, h100.overhead)))
+    assert (place.memory.when, place.memory.alive) == ("the fullest moment", 1)
+    uneven = closed_report(model, {**point, "pp": 5, "tp": 1}, h100, sequence=4096, precision="bf16-mixed").places[0]
+    assert list(uneven.place.layers.values()) == [7]
+    never = closed_report(model, {**point, "pp": 64}, h100, sequence=4096, precision="bf16-mixed")
+    assert never.places[0].place.memory.parameters == 1 << 62
+    assert not never.fits
+
+
+def test_parts_of_a_closed_form_are_axes() -> None:
+    given = Seconds(**{field.name: np.array([float(1 << at)]) for at, field in enumerate(fields(Seconds))})
+    assert closed_parts(given) == {
+        "compute": 1 + 2 + 4 + 8, "tp": 16, "cp": 32, "ep": 64, "dp": 128 + 1024, "pp": 512, "optimizer": 2048 + 8192,
+        "idle": 256 + 4096,
+    }  # fmt: skip
