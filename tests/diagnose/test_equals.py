@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,6 +12,7 @@ from plait.core.layout import Layout
 from plait.core.rollup import PROCESSOR
 from plait.diagnose.equals import (
     crowded,
+    hosts_known,
     members_of,
     own_work,
     processor_work,
@@ -163,3 +166,12 @@ def test_two_that_are_alone_in_their_stage_are_twins() -> None:
     assert pairs[0] == pairs[1] != pairs[2] == pairs[3] and min(pairs) < 0
     all_four = own_work(works(seconds, dp=4)).twins(grid_of(Layout.of(dp=4))).tolist()
     assert all_four == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "known"),
+    [(["a", "a", "b", "b"], True), (["a", "a", "a", "a"], False), (["a", "a", "b", None], False), ([], False)],
+)
+def test_hosts_are_known_where_every_ranks_is_and_there_are_several(hosts: list[str | None], known: bool) -> None:
+    grid = grid_of(Layout.of(dp=4), hosts)
+    assert hosts_known(replace(recording_of(spans_of({}), Layout.of(dp=4)), grid=grid)) == known

@@ -15,9 +15,11 @@ import polars as pl
 import pytest
 
 from plait.core.errors import DataError
+from plait.core.numbers import LARGEST, MOST_RANKS
 from plait.diagnose.explain import Report, explain
-from plait.diagnose.operations import read_meta, read_operations
+from plait.diagnose.operations import LATEST, read_meta, read_operations
 from plait.diagnose.stragglers import verdicts
+from plait.diagnose.tables import LONGEST, LONGEST_TEXT
 from tests.support.recordings.made import At, Job, operation_trace, write_trace
 
 
@@ -147,6 +149,12 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 HARM: dict[str, pl.Expr] = {
     "no step": pl.lit(None, pl.Int64).alias("step"), "step is nothing": pl.lit(float("nan")).alias("step"),
     "step without end": pl.lit(2**62).alias("step"), "rank without end": pl.lit(2**40).alias("rank"),
+    "a rank too many": pl.lit(MOST_RANKS).alias("rank"), "rank below 0": pl.lit(-1).alias("rank"),
+    "a step too many": pl.lit(LARGEST + 1).alias("step"), "step below 0": pl.lit(-1).alias("step"),
+    "starts too late": pl.lit(LATEST * 1.01).alias("start_ts"),
+    "starts too early": pl.lit(-LATEST * 1.01).alias("start_ts"),
+    "takes too long": pl.lit(LONGEST * 1.01).alias("duration"),
+    "a type too long": pl.lit("x" * (LONGEST_TEXT + 1)).alias("optype"),
     "no type": pl.lit(None, pl.String).alias("optype"),
     "start is nothing": pl.lit(float("nan")).alias("start_ts"),
     "lasts for ever": pl.lit(float("inf")).alias("duration"),
@@ -184,3 +192,15 @@ def test_degrees_that_cannot_be_are_refused(tmp_path: Path, degree: str) -> None
     (tmp_path / "meta.yaml").write_text(f"dp_size: {degree}\npp_size: 2\ntp_size: 1\n")
     with pytest.raises(DataError, match="no number for dp_size"):
         read_meta(tmp_path / "meta.yaml")
+
+
+@pytest.mark.parametrize("column", ["stage", "dp_rank"])
+@pytest.mark.parametrize("other", [-1, 2, 1])
+def test_places_that_the_meta_file_does_not_have(tmp_path: Path, column: str, other: int) -> None:
+    """As many of them, but of other numbers."""
+    trace, meta = write_trace(tmp_path, Job(dp=2, pp=2, steps=4))
+    whole = pl.read_parquet(trace)
+    moved = whole.with_columns(pl.col(column).replace({1: other}))
+    moved.write_parquet(trace)
+    kept = whole.height if other == 1 else whole.filter(pl.col(column) == 0).height
+    assert read_operations(trace, read_meta(meta)).spans.height == kept

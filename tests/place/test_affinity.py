@@ -174,3 +174,41 @@ def test_a_users_own_jobs_come_before_those_that_ship(tmp_path: Path, monkeypatc
     own_rows().write_text("[[jobs]]\nname = 3\n")
     with pytest.raises(JobError, match=str(own_rows())):
         known_profiled()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("micro_batch", "true", "True is not a number"), ("micro_batch", "'x'", "'x' is not a number"),
+        ("micro_batch", "0", "0 is not positive"), ("weights", "-1.0", "-1.0 is not positive"),
+        ("dp", "0.0", "0.0 is not positive"), ("pp", "nan", "nan is not positive"), ("pp", "0", "0 is not positive"),
+        ("gain_dp", "false", "False is not a number"), ("gain_dp", "-0.5", ""), ("gain_pp", "0", ""),
+        ("name", "3", "3 is not a text"), ("gpu", "[]", "[] is not a text"), ("source", None, "None is not a text"),
+        ("date", None, "None is not a text"),
+    ],
+)  # fmt: skip
+def test_what_a_profiled_job_may_say(tmp_path: Path, key: str, value: str | None, says: str) -> None:
+    text = ROW.format(name="one", dp=0.02) + ROW.format(name="two", dp=0.02)
+    lines = text.splitlines()
+    last = max(at for at, line in enumerate(lines) if line.startswith(f"{key} = "))
+    lines[last] = "" if value is None else f"{key} = {value}"
+    file = tmp_path / "jobs.toml"
+    file.write_text("\n".join(lines) + "\n")
+    if not says:
+        assert [one.name for one in read_profiled(file)] == ["one", "two"]
+        return
+    with pytest.raises(JobError) as caught:
+        read_profiled(file)
+    assert (caught.value.key, caught.value.file) == (f"jobs[1].{key}", str(file))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "jobs = []", "jobs = 3", "[jobs]\nname = 'x'\n"])
+def test_a_file_without_profiled_jobs(tmp_path: Path, text: str) -> None:
+    (tmp_path / "jobs.toml").write_text(text)
+    with pytest.raises(JobError, match="lists no profiled jobs"):
+        read_profiled(tmp_path / "jobs.toml")
+    (tmp_path / "jobs.toml").write_text("jobs = [3]")
+    with pytest.raises(JobError, match="is no table") as caught:
+        read_profiled(tmp_path / "jobs.toml")
+    assert caught.value.key == "jobs[0]"

@@ -104,6 +104,8 @@ def test_a_model_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "model.json").mkdir()
     with pytest.raises(DataError, match=r"its model.json is no file"):
         load(tmp_path)
+    with pytest.raises(DataError, match=r"holds no model of plait queue fit: .*No such file"):
+        load(tmp_path / "nothing")
 
 
 def test_traces_that_are_not_asked_for_rightly(tmp_path: Path) -> None:
@@ -123,5 +125,9 @@ def test_more_jobs_than_can_be_played_back(tmp_path: Path) -> None:
     found = trace_of("submit,duration_s,gpus\n0,3600,1\n3600,3600,1\n", tmp_path)
     most = MOST_JOBS * found.span / float((found.duration + found.span).sum())
     assert copies_of(found, gpus=8, copies=most * 0.999, load=None, window=None)[2] == most * 0.999
+    short = MOST_JOBS * found.span / float((found.duration + found.span / 2).sum())
+    assert copies_of(found, gpus=8, copies=short * 0.999, load=None, window=found.span / 2)[2] == short * 0.999
+    with pytest.raises(DataError, match="a replay has at most 5,000,000"):
+        copies_of(found, gpus=8, copies=short * 1.001, load=None, window=found.span / 2)
     with pytest.raises(DataError, match="a replay has at most 5,000,000"):
         copies_of(found, gpus=8, copies=most * 1.001, load=None, window=None)
